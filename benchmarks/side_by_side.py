@@ -27,7 +27,7 @@ from compat_server import ScriptedServer
 import rove
 from rove.hub.client.hub import Hub
 from rove.hub.client.installed import Installed, all_installed, load
-from rove.hub.client.installing import fetch, look_up, place
+from rove.hub.client.installing import fetch, install, look_up
 from rove.hub.package.building import build
 from rove.hub.package.names import Reference
 from rove.remote import IsolatedEnv
@@ -133,7 +133,7 @@ def serve(work: Path) -> tuple[subprocess.Popen[str], str, dict[str, str]]:
 async def publish(name: str, folder: Path, work: Path, url: str, token: str) -> None:
     """Build a package and push it."""
     owner, _, short = name.partition("/")
-    built = build(folder, work / "built" / owner, playing=owner != "compat")
+    built = build(folder, work / "built" / owner, run_policies=owner != "compat")
     parts = {"manifest": built.folder / "manifest.json", "readme": built.folder / "README.md"}
     parts |= {entry.kind: built.folder / entry.filename for entry in built.manifest.files}
     async with Hub(url, token) as hub:
@@ -146,7 +146,7 @@ async def install(name: str, work: Path, url: str) -> Installed:
     async with Hub(url) as hub:
         offer = await look_up(hub, Reference(owner, short))
         with tempfile.TemporaryDirectory(dir=work) as folder:
-            return await asyncio.to_thread(place, offer, await fetch(hub, offer, Path(folder)))
+            return await asyncio.to_thread(install, offer, await fetch(hub, offer, Path(folder)))
 
 
 def ended(env: rove.Environment) -> None:

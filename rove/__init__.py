@@ -48,7 +48,7 @@ from rove.envs import (
     stop,
     teardown,
 )
-from rove.envs.loading import Elsewhere, finders, load_environment
+from rove.envs.loading import ExternalEnvironment, external_finders, load_environment
 from rove.parsers.parser import (
     MaybeThinkParser,
     Parser,
@@ -105,14 +105,14 @@ _LAZY = {
 """Names whose modules are imported on first use, to keep `import rove` fast."""
 
 
-def _installed_from_hub(env_id: str) -> Elsewhere | None:
+def _installed_from_hub(env_id: str) -> ExternalEnvironment | None:
     """Find environments with names like OWNER/NAME that were installed from a hub."""
     from rove.hub.client.installed import finder
 
     return finder(env_id)
 
 
-finders.append(_installed_from_hub)
+external_finders.append(_installed_from_hub)
 
 
 def __getattr__(name: str) -> Any:

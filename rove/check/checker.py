@@ -19,7 +19,7 @@ import msgspec
 
 from rove import compat
 from rove.check.package_files import Package, as_wheel, module_of, texts_of
-from rove.check.rollouts import Limited, RolloutResults, run_rollouts
+from rove.check.rollouts import CheckLimits, RolloutResults, run_rollouts
 from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, Deviation, deviations, generation
 from rove.check.source_reader import Reading, read
 from rove.compat.verifiers import errors as v0_errors
@@ -92,7 +92,7 @@ class Report(msgspec.Struct):
 def check(
     package: Package,
     env_args: Mapping[str, Any] | None = None,
-    limited: Limited | None = None,
+    limited: CheckLimits | None = None,
     on_stage: Callable[[str], None] = lambda stage: None,
 ) -> Report:
     """Check a package: its API, its requirements, and scripted rollouts.
@@ -109,7 +109,7 @@ def check(
     with tempfile.TemporaryDirectory(prefix="rove-check-") as name:
         folder = Path(name).resolve()
         try:
-            _check(package, report, folder, (env_args or {}, limited or Limited(), on_stage))
+            _check(package, report, folder, (env_args or {}, limited or CheckLimits(), on_stage))
         except ConfigError as error:
             _judge(report, str(error))
         except Exception as error:  # one package must not stop the check of the others
@@ -125,7 +125,9 @@ def check(
     return report
 
 
-def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Limited, Callable[[str], None]]) -> None:
+def _check(
+    package: Package, report: Report, folder: Path, given: tuple[Any, CheckLimits, Callable[[str], None]]
+) -> None:
     env_args, limited, on_stage = given
     on_stage("reading")
     reading = read(texts_of(package))

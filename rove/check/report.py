@@ -57,7 +57,7 @@ def as_markdown(reports: Sequence[Report]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def told_of(report: Report) -> list[str]:
+def report_notes(report: Report) -> list[str]:
     """Return notes on a package that its verdict does not contain."""
     rollouts = report.rollouts
     notes = [f"{one.times} × {one.phase}: {one.type}: {one.message}" for one in rollouts.failures]
@@ -81,7 +81,7 @@ def _row(report: Report, numbers: dict[Deviation, int]) -> tuple[str, ...]:
         f"{rollouts.rollouts}{failed}",
         rewards,
         ", ".join(str(numbers[one]) for one in report.deviations),
-        "; ".join(told_of(report)),
+        "; ".join(report_notes(report)),
     )
 
 

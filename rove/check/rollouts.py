@@ -109,7 +109,7 @@ MAX_ERROR_CHARS = 300
 """Maximum characters kept of an error message."""
 
 
-class Limited(msgspec.Struct, frozen=True, kw_only=True):
+class CheckLimits(msgspec.Struct, frozen=True, kw_only=True):
     """Limits of a check.
 
     Raises:
@@ -169,7 +169,7 @@ def run_rollouts(
     env_dir: Path | None,
     python: str | None,
     variables: Mapping[str, str],
-    limited: Limited,
+    limited: CheckLimits,
     prepare: str,
 ) -> RolloutResults:
     """Load an environment and run every scripted policy on its first examples; errors become part of the result."""
@@ -198,7 +198,7 @@ def run_rollouts(
     return results
 
 
-async def _run(env: IsolatedEnv, results: RolloutResults, limited: Limited) -> None:
+async def _run(env: IsolatedEnv, results: RolloutResults, limited: CheckLimits) -> None:
     policies = env.policies or PROBE_POLICIES
     results.policies, results.own_policies = sorted(policies), bool(env.policies)
     names = results.policies

@@ -15,8 +15,8 @@ from rich.text import Text
 
 from rove.check.checker import Report, check
 from rove.check.package_files import Package, packages_in
-from rove.check.report import as_json, as_markdown, told_of
-from rove.check.rollouts import Limited
+from rove.check.report import as_json, as_markdown, report_notes
+from rove.check.rollouts import CheckLimits
 from rove.cli.common import WIDTH, console_for, hint, print_json, progress
 from rove.cli.options import examples, json_object
 from rove.core.errors import ConfigError
@@ -66,7 +66,7 @@ def print_report(report: Report, console: Console) -> None:
             console.print(f"  {name}: {escape(text)}", soft_wrap=True)
     for one in report.deviations:
         console.print(f"  differs: {escape(one.what)}: {escape(one.here)}", soft_wrap=True)
-    for text in told_of(report):
+    for text in report_notes(report):
         console.print(f"  {escape(text)}", soft_wrap=True)
 
 
@@ -94,18 +94,24 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE...")
 @click.option("-a", "--env-args", help="Environment arguments as a JSON object, for every package.")
 @click.option(
-    "-n", "--num-examples", default=Limited().num_examples, show_default=True, help="Number of examples per package."
+    "-n",
+    "--num-examples",
+    default=CheckLimits().num_examples,
+    show_default=True,
+    help="Number of examples per package.",
 )
 @click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
 @click.option(
-    "--start-seconds", default=Limited().start_seconds, show_default=True, help="Time limit for loading a package."
+    "--start-seconds", default=CheckLimits().start_seconds, show_default=True, help="Time limit for loading a package."
 )
 @click.option(
-    "--hang-seconds", default=Limited().hang_seconds, show_default=True, help="Time limit for a single operation."
+    "--hang-seconds", default=CheckLimits().hang_seconds, show_default=True, help="Time limit for a single operation."
 )
-@click.option("--play-seconds", default=Limited().play_seconds, show_default=True, help="Time limit for all rollouts.")
 @click.option(
-    "--install-seconds", default=Limited().install_seconds, show_default=True, help="Time limit for installation."
+    "--play-seconds", default=CheckLimits().play_seconds, show_default=True, help="Time limit for all rollouts."
+)
+@click.option(
+    "--install-seconds", default=CheckLimits().install_seconds, show_default=True, help="Time limit for installation."
 )
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
@@ -124,7 +130,7 @@ def command(
     which sees the environment variables, including API keys. Exit status 1: a package does not run.
     """
     console = console_for(as_json_)
-    args, limited = json_object(env_args, "-a") or {}, Limited(**limits)
+    args, limited = json_object(env_args, "-a") or {}, CheckLimits(**limits)
     check_outputs(output)
     found = [one for given in packages for one in _packages(given)]
     reports: list[Report] = []

@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rove.core.digest import fingerprint
-from rove.core.errors import in_json
+from rove.core.errors import as_json
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
 
@@ -331,7 +331,7 @@ def environment_args(config: EnvironmentSettings) -> str:
     """Return the words of a command line that name the environment of these settings, with its arguments."""
     words = [config.env]
     words += ["--env-dir", config.env_dir] if config.env_dir else []
-    words += ["-a", in_json(config.env_args)] if config.env_args else []
+    words += ["-a", as_json(config.env_args)] if config.env_args else []
     if config.isolation.python is not None:
         words += ["--isolated-python", config.isolation.python]
     elif config.isolation.enabled:

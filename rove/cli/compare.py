@@ -31,7 +31,7 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
     """
     run = Run(path)
     config = run.config()
-    counted = {line.number for line in run.kept().values()}
+    counted = {line.number for line in run.scored_lines().values()}
     last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")

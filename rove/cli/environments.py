@@ -38,11 +38,11 @@ hub_option = click.option(
 
 def register_finder() -> None:
     """Let every command load environments by names like OWNER/NAME."""
-    loading.finders[:] = [_find]
+    loading.external_finders[:] = [_find]
     _reported.clear()
 
 
-def _find(env_id: str) -> loading.Elsewhere | None:
+def _find(env_id: str) -> loading.ExternalEnvironment | None:
     """Return an installed environment. The hub client is imported only for names of this kind."""
     from rove.hub.client import installed
 
@@ -58,7 +58,7 @@ def _install_missing(reference: Reference) -> Installed | None:
     from rove.cli.common import console_for
     from rove.cli.install import Installer
     from rove.hub.client.installed import find
-    from rove.hub.client.settings import hub_of
+    from rove.hub.client.settings import resolve_hub
 
     name = str(reference)
     if name in _reported:
@@ -68,7 +68,7 @@ def _install_missing(reference: Reference) -> Installed | None:
     install = f"rove install {name}" + (f" --hub {shlex.quote(given)}" if given else "")
     console = console_for(True)
     other_version = find(reference._replace(version=None))
-    if hub_of(given) is None:
+    if resolve_hub(given) is None:
         if other_version is not None:
             raise ConfigError(
                 f"{name} is not installed, {other_version.reference} is; install it: rove install {name} --hub HUB"
@@ -77,7 +77,7 @@ def _install_missing(reference: Reference) -> Installed | None:
         console.print(f"note: {name} is not installed; trying a module of that name", markup=False)
         return None
     question = f"{name} is not installed" + (f" ({other_version.version} is)." if other_version else ".")
-    if not confirmed(f"{question} Look it up on {hub_of(given)}?", f"install it first: {install}, or give --yes"):
+    if not confirmed(f"{question} Look it up on {resolve_hub(given)}?", f"install it first: {install}, or give --yes"):
         raise ConfigError(f"{name} is not installed: {install}")
     installed = Installer(console, given).from_hub(reference)
     if installed is None:

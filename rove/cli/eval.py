@@ -54,7 +54,7 @@ from rove.envs.loading import load_environment
 from rove.envs.questions import QuestionsEnv
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
-from rove.rollouts.rescore import CONCURRENT, rescore, rescored_identity, settings_of
+from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
 from rove.statistics import Price
 from rove.statistics.reward_errors import broken_reward
@@ -118,7 +118,7 @@ def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console
     plain = msgspec.to_builtins(config)
     del plain["overwrite"]  # `@ config.toml` of this folder continues the run
     run.start("eval", plain, identity, config.overwrite)
-    finished = len(run.kept())
+    finished = len(run.scored_lines())
     if finished:
         console.print(
             f"{run.path} already has {finished} rollouts; running those that are missing or failed", soft_wrap=True
@@ -384,7 +384,7 @@ def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into:
     "-c",
     "--max-concurrent",
     type=click.IntRange(min=1),
-    default=CONCURRENT,
+    default=DEFAULT_MAX_CONCURRENT,
     show_default=True,
     help="Maximum concurrent rollouts.",
 )
@@ -413,7 +413,7 @@ def rescore_command(
     env = environment_of(source, json_object(env_args, "-a"), env_dir)
     model = settings_of(source).get("model", "")
     folder = run_folder(into, env.env_id, model, "rescored", identity=rescored_identity(env, source))
-    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.kept())) as report:
+    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.scored_lines())) as report:
         watch = EvalProgress(report, console, ScriptedClient(lambda *_: ""))
         summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
     if as_json:

@@ -19,7 +19,7 @@ from rove.cli.hub_options import at, hub_option, with_hub
 from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
 from rove.hub.client.hub import Hub
-from rove.hub.client.settings import hub_of, is_url, keep, needed_server, normal
+from rove.hub.client.settings import is_url, normalize_address, require_server, resolve_hub, save_hub
 from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import key_file, load_key, make_key, public_key
 
@@ -197,8 +197,8 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
 @data_option
 def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
     """Serve a hub until Ctrl-C. Publishing is atomic."""
-    from rove.hub.server.app import make_hub, serve_hub
-    from rove.hub.server.uploads import Pace
+    from rove.hub.server.app import make_app, serve_hub
+    from rove.hub.server.uploads import UploadLimits
     from rove.server import is_loopback
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
@@ -226,7 +226,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
                 markup=False,
                 soft_wrap=True,
             )
-        app = make_hub(store, name, fallback=fallback, pace=Pace(uploads=uploads))
+        app = make_app(store, name, fallback=fallback, pace=UploadLimits(uploads=uploads))
         try:
             run_async(serve_hub(app, host, port, started))
         except KeyboardInterrupt:
@@ -273,12 +273,12 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
     Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
     """
     from rove.hub.client.hub import Hub
-    from rove.hub.server.mirror import Mirror, Mirrored, check_source
+    from rove.hub.server.mirror import Mirror, MirrorResult, check_source
 
     console = console_for(as_json)
     data = to or data
 
-    async def run(store: Any) -> Mirrored:
+    async def run(store: Any) -> MirrorResult:
         async with Hub(source) as hub:
             check_source(hub.where, store)
             return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
@@ -315,7 +315,7 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     Create tokens on the hub's machine: rove hub token OWNER --scope upload:OWNER/*
     """
     console = console_for(False)
-    where = normal(hub) if hub else hub_of()
+    where = normalize_address(hub) if hub else resolve_hub()
     if where is None:
         raise ConfigError("give the URL or folder of a hub: rove hub login http://localhost:8900")
     if not is_url(where):
@@ -326,7 +326,7 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
         token = click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
     token = (token or "").strip() or None
     account = run_async(_account(where, token))
-    file = keep(where, token)
+    file = save_hub(where, token)
     console.print(f"{where} is now your hub{account}; stored in {file}", markup=False, soft_wrap=True)
     if (
         where.startswith("http://")
@@ -390,7 +390,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
         raise ConfigError(f"name a version: {reference}@VERSION; rove info {reference} lists them")
     if undo == (reason is not None):
         raise ConfigError("give --reason TEXT, or --undo to undo a yank")
-    needed_server(hub)
+    require_server(hub)
     with_hub(hub, lambda one: one.yank(reference, reason))
     console = console_for(False)
     console.print(f"{reference} {'is available again' if undo else 'is yanked'}", markup=False, soft_wrap=True)
@@ -407,6 +407,6 @@ def visibility(environment: str, to: str, hub: str | None) -> None:
     reference = parse_reference(environment)
     if reference.version is not None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
-    needed_server(hub)
+    require_server(hub)
     with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
     console_for(False).print(f"{reference} is {to}", markup=False, soft_wrap=True)

@@ -12,8 +12,8 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import run_async
-from rove.hub.client.hub import Hub, Listed, Release
-from rove.hub.client.settings import needed_hub, token_for
+from rove.hub.client.hub import EnvironmentEntry, Hub, Release
+from rove.hub.client.settings import require_hub, token_for
 from rove.hub.package.manifest import Manifest
 
 T = TypeVar("T")
@@ -30,7 +30,7 @@ def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
     """
 
     async def query() -> T:
-        async with hub_at(needed_hub(where), where) as hub:
+        async with hub_at(require_hub(where), where) as hub:
             return await ask(hub)
 
     return run_async(query())
@@ -55,7 +55,7 @@ def plain(text: str) -> Text:
     return Text("".join(c if c.isprintable() else "�" for c in text))
 
 
-def listing(found: Iterable[Listed]) -> Table:
+def listing(found: Iterable[EnvironmentEntry]) -> Table:
     """Return a table of environments."""
     table = Table(width=100)
     table.add_column("environment", overflow="fold", ratio=3)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rove.cli.common import hint
 from rove.cli.options import examples
 from rove.core.errors import ConfigError
-from rove.hub.package.names import check_module, normalise_name
+from rove.hub.package.names import check_module, normalize_name
 
 TEMPLATES = Path(__file__).with_name("templates")
 """One folder per kind, and `every` for all: packages called my-task that work as they are."""
@@ -30,7 +30,7 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
     module = name.replace("-", "_")
     if not module.isidentifier() or module != module.lower():
         raise ConfigError(f"'{name}' cannot be a package name; use lower-case letters, digits and dashes, like my-task")
-    normalise_name(name)
+    normalize_name(name)
     check_module(module)
     target = folder / module
     if target.exists():

@@ -18,9 +18,9 @@ from rove.core.errors import ConfigError, HubError
 from rove.envs.loading import example_environments
 from rove.hub.client import known_keys, sources
 from rove.hub.client.installed import Installed, all_installed, find, uninstall
-from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
+from rove.hub.client.installing import Offer, check_compatible, fetch, install, install_into_current, look_up
 from rove.hub.client.lock import LOCK, Locked, read_lock, write_lock
-from rove.hub.client.settings import needed_hub
+from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
 
 
@@ -56,7 +56,7 @@ class Installer:
         if self.only_locked and (locked is None or reference.version not in (None, locked.version)):
             content = f"it has {locked.version}" if locked else "it has no such environment"
             raise ConfigError(f"{reference} is not in {self.lock} ({content}); omit --locked to add it")
-        where = needed_hub(self.hub or (locked.hub if locked else None))
+        where = require_hub(self.hub or (locked.hub if locked else None))
 
         async def get(folder: Path) -> tuple[Offer, Path] | None:
             async with hub_at(where, self.hub) as hub:
@@ -82,7 +82,7 @@ class Installer:
         if not confirmed(question, "give --yes to confirm"):
             return None
         with tempfile.TemporaryDirectory(prefix="rove-build-") as built:
-            wheel = sources.built(folder, Path(built))
+            wheel = sources.build_wheel(folder, Path(built))
             return self.from_wheel(wheel, origin or str(folder.resolve()))
 
     def from_git(self, target: str) -> Installed | Offer | None:
@@ -109,19 +109,19 @@ class Installer:
         return done
 
     def _confirmed(self, offer: Offer) -> bool:
-        check_runs(offer.manifest, str(offer.reference))
+        check_compatible(offer.manifest, str(offer.reference))
         more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
-        more.append(("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no"))
+        more.append(("signed", f"by {known_keys.fingerprint(offer.key)}" if offer.key else "no"))
         self.console.print(details_table(offer.manifest, str(offer.reference), more))
         show_notes(self.console, offer.notes)
         return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
 
     def _install(self, offer: Offer, wheel: Path) -> Installed | Offer:
         if self.into_current:
-            place_here(offer, wheel, self.allow_source)
+            install_into_current(offer, wheel, self.allow_source)
             made = offer
         else:
-            made = place(offer, wheel, self.allow_source)
+            made = install(offer, wheel, self.allow_source)
         self._update_lock(offer)
         return made
 

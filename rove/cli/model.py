@@ -18,7 +18,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.envs.loading import load_environment
-from rove.rollouts.evaluate import all_text, generate
+from rove.rollouts.evaluate import conversation_texts, generate
 
 if TYPE_CHECKING:
     from rove.models.load import LoadedModel
@@ -52,7 +52,7 @@ async def environment_text(config: ModelConfig) -> list[str]:
     env = load_environment(config.env, config.env_dir, **config.env_args)
     texts = [text_of(m) for example in env.get_dataset(1000) for m in as_messages(example["prompt"])]
     for name, policy in env.policies.items():
-        texts += all_text(
+        texts += conversation_texts(
             await generate(env, ScriptedClient(policy, name), num_examples=config.games, train=True, seed=config.seed)
         )
     return texts

@@ -30,7 +30,7 @@ from rove.cli.options import (
     trust_option,
 )
 from rove.cli.tables import message_text
-from rove.core.errors import ConfigError, RunError, in_json
+from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord
@@ -38,14 +38,14 @@ from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
 from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.games.replay_cases import ReplayCase, run_replay_cases
-from rove.remote.environment import AwayEnv
+from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 from rove.runs.run import Run
 from rove.viewer.format import number
-from rove.viewer.play_session import OWN_ROLES
+from rove.viewer.play_session import PERSON_ROLES
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 """The format in which a person types a tool call."""
@@ -189,7 +189,7 @@ class Person:
     async def respond(self, request: Request) -> Response:
         """Show new messages and read a line."""
         if request.tools and not self._shown:
-            tools = (in_json(definition["function"]) for definition in request.tools)
+            tools = (as_json(definition["function"]) for definition in request.tools)
             self.console.print("tools:", *tools, f"call one: {TOOL_CALL_EXAMPLE}", sep="\n  ", markup=False)
         self._shown = show_new(request.messages, self._shown, self.console, self.role)
         text, calls = read_calls(read_line(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
@@ -344,7 +344,7 @@ def replay(
     """
     run = Run(folder)
     recorded_role = run.config()["identity"].get("role", "")
-    role = "" if recorded_role in OWN_ROLES else str(recorded_role)
+    role = "" if recorded_role in PERSON_ROLES else str(recorded_role)
 
     async def collect() -> list[ReplayCase]:
         try:
@@ -388,7 +388,7 @@ def check_options(
         raise ConfigError(
             "--model-role and --replay exclude each other: a replay uses the recorded roles; omit one of them"
         )
-    if roles and isinstance(env, AwayEnv):
+    if roles and isinstance(env, RemoteEnv):
         raise ConfigError(
             f"--model-role {roles[0]}: '{env_id}' runs in a separate process and queries models there; load it in this "
             "process: without --isolated, and from its folder (--env-dir) or installed with pip"

@@ -20,7 +20,7 @@ from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.parsers.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening
-from rove.viewer.play_session import AtTable, Table, make_table
+from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 FOLDER_SUFFIXES: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
 """Suffixes of run folders for games in another role than the first, so that a person's games stay apart from the model's."""
@@ -59,11 +59,11 @@ def play_in_browser(
         return str(kept[-1])
 
     async def games() -> None:
-        at_table = AtTable(table, client)
-        roles = PlayRoles(others, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
+        at_table = PlayClient(table, client)
+        roles = PlayRoles(others, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None)
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
-            async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
+            async with listening(make_play_app(table, keep), "127.0.0.1", port) as runner:
                 console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C stops it)", soft_wrap=True)
                 while True:
                     game = env
@@ -71,7 +71,7 @@ def play_in_browser(
                         game = env_with_opponent(env, table.ask if table.role == "opponent" else None)
                     record = await one_game(game, at_table, model or "", sampling, chosen, roles)
                     if client is not None:
-                        table.offer(roles.used)
+                        table.add_roles(roles.used)
                     await table.finish(record)
                     chosen += 1
         finally:
@@ -95,7 +95,7 @@ def folder_of(role: str) -> str:
 
 def set_up_table(
     env: Environment, env_id: str, model: str | None, watch: bool, person_roles: Sequence[str] = ()
-) -> Table:
+) -> PlaySession:
     """Return the session of an environment: the roles that a person may play, and the fields of an answer.
 
     Args:
@@ -108,7 +108,7 @@ def set_up_table(
     parser = env.parser
     fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []
     answer = parser.answer_field if isinstance(parser, XMLParser) and parser.answer_field in fields else ""
-    return Table(env_id, model or "", roles, fields if answer else [], answer)
+    return PlaySession(env_id, model or "", roles, fields if answer else [], answer)
 
 
 def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRecord) -> Path:

@@ -15,8 +15,8 @@ from rove.cli.common import console_for, counted, hint, print_json, print_warnin
 from rove.cli.hub_options import at, details_table, hub_at, hub_option
 from rove.cli.options import confirmed, examples, json_option
 from rove.core.errors import ConfigError, HubError
-from rove.hub.client.run_results import results_of
-from rove.hub.client.settings import needed_server
+from rove.hub.client.run_results import collect_results
+from rove.hub.client.settings import require_server
 from rove.hub.package import signing
 from rove.hub.package.building import build
 from rove.hub.package.folder import MANIFEST, PARTS, SIGNATURE, verify
@@ -129,13 +129,13 @@ def push_command(
     settings and three rollouts of a run are published too, with API keys masked; also for an existing version.
     """
     console = console_for(as_json)
-    where = needed_server(hub)
+    where = require_server(hub)
     with tempfile.TemporaryDirectory(prefix="rove-push-") as built:
         package = _built_package(Path(folder)) if no_build else _build(Path(folder), Path(built), console)
         if sign:
             (package / SIGNATURE).write_bytes(signing.sign((package / MANIFEST).read_bytes(), signing.load_key()))
         manifest, parts = package_in(package)
-        results = [results_of(run, manifest, parts["wheel"]) for run in runs]
+        results = [collect_results(run, manifest, parts["wheel"]) for run in runs]
         owner = check_owner(owner) if owner else run_async(_owner(where, hub))
         reference = Reference(owner, manifest.name, manifest.version)
         console.print(

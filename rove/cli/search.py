@@ -16,7 +16,7 @@ from rove.hub.client import known_keys
 from rove.hub.client.hub import Releases
 from rove.hub.client.installed import find
 from rove.hub.client.installing import Offer, look_up
-from rove.hub.client.settings import needed_hub
+from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.format import interval, number
 
@@ -81,7 +81,7 @@ def _figure(value: Any) -> str:
 def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
     """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
     console = console_for(as_json)
-    reference, where = parse_reference(name), needed_hub(hub)
+    reference, where = parse_reference(name), require_hub(hub)
     offer, releases, results = run_async(_look_up(where, hub, reference))
     installed = find(offer.reference._replace(version=None))
     if as_json:
@@ -92,7 +92,7 @@ def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> Non
         }
         print_json({**content, "hub": where, "key": offer.key, "installed": installed and installed.version})
         return
-    more = [("hub", where), ("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no")]
+    more = [("hub", where), ("signed", f"by {known_keys.fingerprint(offer.key)}" if offer.key else "no")]
     more.append(("installed", installed.version if installed else "no"))
     console.print(details_table(offer.manifest, str(offer.reference), more))
     console.print(versions(releases.versions))

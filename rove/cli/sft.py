@@ -34,7 +34,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
 from rove.envs.environment import Environment
 from rove.envs.questions import is_question_file
-from rove.remote.loading import Isolation, looking_at
+from rove.remote.loading import Isolation, temporary_environment
 from rove.rubrics import JudgeRubric, RubricGroup
 from rove.runs.run import Run
 from rove.viewer.format import interval
@@ -262,7 +262,7 @@ def _measure_all(
     from rove.engine.client import EngineClient
     from rove.train.placement import turn_limit
 
-    with looking_at(target.env, target.env_dir, target.env_args, target.isolation) as env:
+    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         if config.env is None:
             _refuse_judges(env, target)
         names = sorted(env.policies)
@@ -289,7 +289,7 @@ def _measure(
     """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
     from rove.train.placement import measure_policy
 
-    with looking_at(target.env, target.env_dir, target.env_args, target.isolation) as env:
+    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         policy = client or ScriptedClient(env.policies[name], name)
         shown = name if client else f"scripted:{name}"
         rollouts = config.final_eval_rollouts

@@ -28,7 +28,7 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
-from rove.remote.loading import Isolation, looking_at
+from rove.remote.loading import Isolation, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
 from rove.statistics.reward_errors import broken_reward
@@ -224,7 +224,10 @@ def check(evaluations: Sequence[Evaluation]) -> None:
     for one in evaluations:
         config = one.config
         isolation = Isolation.of(config.isolation, config.ray)
-        with _error_source(one.source), looking_at(config.env, config.env_dir, config.env_args, isolation) as env:
+        with (
+            _error_source(one.source),
+            temporary_environment(config.env, config.env_dir, config.env_args, isolation) as env,
+        ):
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:

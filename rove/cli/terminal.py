@@ -58,7 +58,7 @@ class Viewer(App[None]):
             OSError: A file of the run cannot be read.
         """
         given = [*pairs, *params.items()]
-        return api.ENDPOINTS[name](self.store, api.Asked([(key, str(value)) for key, value in given]))
+        return api.ENDPOINTS[name](self.store, api.QueryParams([(key, str(value)) for key, value in given]))
 
 
 class Page(Screen[None]):
@@ -428,7 +428,7 @@ class Rollout(Page):
 
     def write(self, change: Mapping[str, Any]) -> None:
         """Store a tag or note."""
-        api.say(self.app.store, api.Wish(self.run, self.line, **change))
+        api.add_annotation(self.app.store, api.AnnotationRequest(self.run, self.line, **change))
 
     def close_field(self) -> None:
         """Hide the input field."""

@@ -12,7 +12,7 @@ from rich.text import Text
 from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
 from rove.viewer.format import interval, number, seconds, sparkline
-from rove.viewer.queries import SCORE, TAG
+from rove.viewer.queries import SCORE_PREFIX, TAG
 
 MAX_CELL_CHARS = 34
 """Maximum characters of a cell."""
@@ -80,10 +80,10 @@ def _condition(word: str, known: Sequence[str]) -> tuple[str, str]:
     if found is None:
         raise ConfigError(f"'{word}' is not a condition; expected one like reward>=0.5, turns<4 or stop=answered")
     name, sign, value = found.groups()
-    for candidate in (name, SCORE + name):
+    for candidate in (name, SCORE_PREFIX + name):
         if candidate in known:
             return f"{OPERATORS[sign]}.{candidate}", value
-    raise ConfigError(f"rollouts have no '{name}'; {nearest(name, [one.removeprefix(SCORE) for one in known])}")
+    raise ConfigError(f"rollouts have no '{name}'; {nearest(name, [one.removeprefix(SCORE_PREFIX) for one in known])}")
 
 
 # Cells

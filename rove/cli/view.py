@@ -11,7 +11,7 @@ from rove.cli.common import RUNS, console_for, hint, run_async
 from rove.cli.options import examples
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
-from rove.viewer.report import ROLLOUTS, markdown, write_report
+from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
 
 
 @click.command(
@@ -104,7 +104,7 @@ FILE = "report.html"
 @click.option(
     "--rollouts",
     type=click.IntRange(min=0),
-    default=ROLLOUTS,
+    default=MAX_ROLLOUTS,
     show_default=True,
     help="Maximum rollouts in the report.",
 )

@@ -222,7 +222,7 @@ class EndpointClient(ABC):
                 response = self._secrets.mask_response(self.read(request, await self._try(url, body)))
                 return msgspec.structs.replace(response, attempts=attempts) if attempts else response
             except _TemporaryError as error:
-                attempts.append(self._secrets.masked_in(str(error)))
+                attempts.append(self._secrets.mask_text(str(error)))
                 if not retries_left:
                     message = f"no answer from {url} in {len(attempts)} tries; last error: {attempts[-1]}"
                     failure = InfraError(message, attempts)
@@ -230,14 +230,14 @@ class EndpointClient(ABC):
                     raise failure from error.__cause__
                 retry_after = error.retry_after
             except ModelError as error:
-                attempts.append(self._secrets.masked_in(str(error)))
+                attempts.append(self._secrets.mask_text(str(error)))
                 if not retries_left or not isinstance(error, InvalidModelResponseError):
                     error.attempts = attempts
                     raise
             await asyncio.sleep(retry_delay(len(attempts), self.backoff, retry_after, self._jitter))
 
     @asynccontextmanager
-    async def opened(
+    async def open_stream(
         self, path: str, content: Mapping[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
         """Open a streaming reply: one try, outside of the limiter.
@@ -258,7 +258,7 @@ class EndpointClient(ABC):
                 yield reply
         except (_TemporaryError, aiohttp.ClientError, OSError) as error:
             message = str(error) if isinstance(error, _TemporaryError) else f"{type(error).__name__}: {error}"
-            raise InfraError(self._secrets.masked_in(message)) from None
+            raise InfraError(self._secrets.mask_text(message)) from None
         except ModelError as error:
             raise self._secrets.mask_error(error) from None
 

@@ -44,7 +44,7 @@ class Secrets:
             for form in sorted(forms, key=len, reverse=True)
         ]
 
-    def masked_in(self, text: str) -> str:
+    def mask_text(self, text: str) -> str:
         """Return the text with secrets masked: escaped any number of times, in any encoding, and truncated at the end."""
         # Complete secrets first, in all spellings: a quote that seems to truncate one spelling may be part of another.
         for truncated in (False, True):
@@ -77,13 +77,13 @@ class Secrets:
         """Return the error with its message masked, without causes that contain a secret; an `InfraError` if the class
         adds a secret.
         """
-        error.args = tuple(self.masked_in(part) if isinstance(part, str) else part for part in error.args)
+        error.args = tuple(self.mask_text(part) if isinstance(part, str) else part for part in error.args)
         trace = "".join(traceback.format_exception(error))
-        if self.masked_in(trace) != trace:
+        if self.mask_text(trace) != trace:
             error.__cause__ = error.__context__ = None
-        if self.masked_in(str(error)) == str(error):
+        if self.mask_text(str(error)) == str(error):
             return error
-        return InfraError(self.masked_in(f"{type(error).__name__}: {error}"))
+        return InfraError(self.mask_text(f"{type(error).__name__}: {error}"))
 
 
 def _secrets(key: str, headers: Mapping[str, str]) -> Iterator[str]:

@@ -183,7 +183,7 @@ def missing_train_package(package: str, needed_for: str = "running or training a
     )
 
 
-def in_json(value: object) -> str:
+def as_json(value: object) -> str:
     """Return a value as JSON for an error message; as Python prints it if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
@@ -256,7 +256,7 @@ def ends_task(error: BaseException) -> bool:
     return isinstance(error, (KeyboardInterrupt, GeneratorExit))
 
 
-def what_ended(error: BaseException) -> str:
+def end_reason(error: BaseException) -> str:
     """Return a description of the exception that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted by the user"

@@ -9,7 +9,7 @@ from typing import Any, Protocol, runtime_checkable
 import msgspec
 
 from rove.core.config import check_positive
-from rove.core.errors import ConfigError, OverlongPromptError, in_json
+from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
@@ -82,14 +82,14 @@ class SamplingParams(msgspec.Struct, frozen=True):
             more = given.pop(name, {})
             if not isinstance(more, Mapping):
                 raise ConfigError(
-                    f"{name} is {in_json(more)}; expected a dict of further fields for an endpoint's request"
+                    f"{name} is {as_json(more)}; expected a dict of further fields for an endpoint's request"
                 )
             extra |= more
         known = {key: given.pop(key) for key in list(given) if key in SamplingParams.__struct_fields__}
         try:
             sampling = msgspec.convert({**known, "extra": {**given, **extra}}, SamplingParams)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"sampling arguments {in_json(known | given)}: {error}") from error
+            raise ConfigError(f"sampling arguments {as_json(known | given)}: {error}") from error
         _check_ranges(sampling)
         return sampling
 
@@ -111,7 +111,7 @@ def _normalized(args: dict[str, Any]) -> dict[str, Any]:
         try:
             args["logit_bias"] = {int(token): bias for token, bias in args["logit_bias"].items()}
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"logit_bias is {in_json(args['logit_bias'])}; expected token ids as its keys") from error
+            raise ConfigError(f"logit_bias is {as_json(args['logit_bias'])}; expected token ids as its keys") from error
     return args
 
 
@@ -147,7 +147,7 @@ def _check_ranges(sampling: SamplingParams) -> None:
         raise ConfigError(f"min_tokens is {sampling.min_tokens}; expected max_tokens ({sampling.max_tokens}) or less")
     if sampling.response_format is not None and not isinstance(sampling.response_format.get("type"), str):
         raise ConfigError(
-            f"response_format is {in_json(sampling.response_format)}; expected "
+            f"response_format is {as_json(sampling.response_format)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}} or {"type": "json_object"}'
         )
 
@@ -366,7 +366,7 @@ class InferenceEngine(Protocol):
         ...
 
 
-def room_after(prompt_ids: Sequence[int], vocab: int, context: int, least: int = 1) -> int:
+def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_new_tokens: int = 1) -> int:
     """Return how many tokens may follow a prompt.
 
     Args:
@@ -385,9 +385,9 @@ def room_after(prompt_ids: Sequence[int], vocab: int, context: int, least: int =
         wrong = next(i for i in prompt_ids if not 0 <= i < vocab)
         raise ConfigError(f"the prompt has token {wrong}; expected ids from 0 to {vocab - 1}, the model's vocabulary")
     room = context - len(prompt_ids)
-    if room < least:
+    if room < min_new_tokens:
         raise OverlongPromptError(
-            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at most {context - least}: "
+            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at most {context - min_new_tokens}: "
             "shorten the prompt"
         )
     return room

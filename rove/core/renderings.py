@@ -6,7 +6,7 @@ import msgspec
 
 from rove.core.errors import ConfigError
 
-LOOKS = ("", "free", "first", "second", "right", "near", "wrong")
+CELL_STYLES = ("", "free", "first", "second", "right", "near", "wrong")
 """Styles of a cell: plain, selectable, belonging to the first or the second side, right, nearly right, or wrong."""
 MAX_SIZE = 40
 """Maximum number of rows, and of cells per row."""
@@ -32,7 +32,9 @@ class Rendering(msgspec.Struct, frozen=True):
             raise ConfigError(f"the rendering is too large; expected at most {MAX_SIZE} rows of {MAX_SIZE} cells")
         for row in self.rows:
             for text, look in row:
-                if look not in LOOKS:
-                    raise ConfigError(f"the style of a cell is {look!r}; expected one of {', '.join(map(repr, LOOKS))}")
+                if look not in CELL_STYLES:
+                    raise ConfigError(
+                        f"the style of a cell is {look!r}; expected one of {', '.join(map(repr, CELL_STYLES))}"
+                    )
                 if len(text) > MAX_CELL_CHARS:
                     raise ConfigError(f"the text of a cell is {text!r}; expected at most {MAX_CELL_CHARS} characters")

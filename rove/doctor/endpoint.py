@@ -126,7 +126,7 @@ async def list_models(client: EndpointClient) -> list[dict[str, Any]]:
         ModelError, InfraError: The request failed.
     """
     path = "v1/models" if client.translate(_request(client, "", HELLO))[0].startswith("v1/") else "models"
-    async with client.opened(path) as reply:
+    async with client.open_stream(path) as reply:
         try:
             content = msgspec.json.decode(await reply.read())
         except msgspec.DecodeError:
@@ -227,7 +227,7 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
     if path == "completions":
         body["logprobs"] = 1  # some servers treat 0 as none
     try:
-        async with client.opened(path, body) as reply:
+        async with client.open_stream(path, body) as reply:
             answer = msgspec.json.decode(await reply.read())
     except (Error, msgspec.DecodeError) as error:
         if isinstance(error, Error) and _timed_out(error):
@@ -299,7 +299,7 @@ async def check_streaming(client: EndpointClient, model: str) -> Finding:
     """Check whether responses are streamed."""
     path, body = client.translate(_request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
     started, first, events = time.perf_counter(), None, 0
-    async with client.opened(path, {**body, "stream": True}) as reply:
+    async with client.open_stream(path, {**body, "stream": True}) as reply:
         async for line in reply.content:
             if line.startswith(b"data:"):
                 first = first or time.perf_counter() - started

@@ -18,7 +18,7 @@ import torch
 from llguidance import LLMatcher, LLTokenizer
 from llguidance.hf import from_tokenizer
 
-from rove.core.errors import ConfigError, in_json
+from rove.core.errors import ConfigError, as_json
 from rove.core.protocols import SamplingParams, ToolChoice
 from rove.rendering.tool_calls import Format
 
@@ -121,7 +121,7 @@ def _of_response_format(given: Mapping[str, Any]) -> str | None:
     schema = given.get("json_schema")
     if kind != "json_schema" or not isinstance(schema, Mapping) or not isinstance(schema.get("schema"), Mapping):
         raise ConfigError(
-            f"response_format is {in_json(given)}; expected "
+            f"response_format is {as_json(given)}; expected "
             '{"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}, {"type": "json_object"} or {"type": "text"}'
         )
     return _json(schema["schema"])
@@ -145,7 +145,7 @@ def _of_structured_outputs(given: Mapping[str, Any]) -> str:
         case [("grammar", str() as lark)]:
             return LLMatcher.grammar_from_lark(lark)
     raise ConfigError(
-        f"structured_outputs is {in_json(dict(given))}; expected exactly one of "
+        f"structured_outputs is {as_json(dict(given))}; expected exactly one of "
         '{"json": schema}, {"json_object": true}, {"regex": text}, {"choice": [texts]}, {"grammar": Lark text}'
     )
 

@@ -19,7 +19,7 @@ import msgspec
 import torch
 
 from rove.core.errors import ConfigError, ModelError
-from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
+from rove.core.protocols import Generation, OnToken, SamplingParams, Token, available_tokens
 from rove.engine import decoder, lora, sampler
 from rove.engine.constraints import Constraint, constraint_for
 from rove.engine.runners import FastRunner, Runner, SlowRunner
@@ -176,7 +176,9 @@ class Engine:
             ModelError: The model's probabilities are not finite, or the grammar of a structured output failed.
         """
         lora_adapter = None if adapter is None else lora.find_adapter(self._adapters, adapter)
-        max_new_tokens = room_after(prompt_ids, self.vocab, self.context, least=0 if sampling.max_tokens == 0 else 1)
+        max_new_tokens = available_tokens(
+            prompt_ids, self.vocab, self.context, min_new_tokens=0 if sampling.max_tokens == 0 else 1
+        )
         request, max_tokens = self._new_request(sampling, seed, on_token, max_new_tokens)
         scored = None if sampling.prompt_logprobs is None else self._score_prompt(prompt_ids, sampling, lora_adapter)
         if max_tokens == 0:

@@ -31,7 +31,7 @@ from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
 from rove.tools.tool import as_content
 from rove.utils.functions import is_async, maybe_await, unwrapped
 from rove.utils.processes import run_command
-from rove.utils.threads import Threads, UnderWay
+from rove.utils.threads import PendingCalls, Threads
 
 Agent = Callable[[Access, State], Any]
 """A foreign agent, sync or async: (access to the model, state of the rollout) → its answer."""
@@ -158,7 +158,7 @@ class AgentEnv(Environment):
 
     async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
         """Run a sync function of the rollout in a thread and return its result."""
-        return await self._threads.run(call, state.setdefault("agent_threads", UnderWay()))
+        return await self._threads.run(call, state.setdefault("agent_threads", PendingCalls()))
 
     async def run(self, state: State, turn: Turn) -> None:
         """Give the agent access to the model and run it."""

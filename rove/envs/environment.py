@@ -250,7 +250,7 @@ class Environment(ABC):
         """Call `evaluate` from synchronous code."""
         return asyncio.run(self.evaluate(client, model, **options))
 
-    def admitted(self) -> AbstractAsyncContextManager[None]:
+    def rollout_slot(self) -> AbstractAsyncContextManager[None]:
         """Return a context manager that is held during one rollout; it may wait until the environment has capacity."""
         return nullcontext()
 

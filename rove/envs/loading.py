@@ -24,14 +24,14 @@ from rove.core.errors import ConfigError, Error, nearest
 from rove.envs.environment import Environment
 from rove.envs.questions import QuestionsEnv, is_question_file
 
-GROUP = "rove.environments"
+ENTRY_POINT_GROUP = "rove.environments"
 """Entry point group of packages with environments; the name of an entry point is that of the environment."""
 _PACKAGE_DIR = Path(__file__).resolve().parents[1]
 CHECKED_TYPES = {int, float, bool, str, NoneType}
 """Annotations of environment arguments whose values are checked."""
 
 
-class Elsewhere(NamedTuple):
+class ExternalEnvironment(NamedTuple):
     """An environment that is not a module of this interpreter."""
 
     file: Path
@@ -40,7 +40,7 @@ class Elsewhere(NamedTuple):
     """Called with a mapping of its arguments, and keywords of `rove.IsolatedEnv`."""
 
 
-finders: list[Callable[[str], Elsewhere | None]] = []
+external_finders: list[Callable[[str], ExternalEnvironment | None]] = []
 """Consulted first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for environments
 installed from a hub.
 """
@@ -70,7 +70,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     """
     if is_question_file(env_id):
         return _load_questions(env_id, env_args)
-    external = elsewhere(env_id, env_dir)
+    external = find_external_environment(env_id, env_dir)
     if external is not None:
         return external.load(env_args)
     name = _module_name(env_id)
@@ -98,11 +98,11 @@ def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
     return env
 
 
-def elsewhere(env_id: str, env_dir: str | Path | None = None) -> Elsewhere | None:
+def find_external_environment(env_id: str, env_dir: str | Path | None = None) -> ExternalEnvironment | None:
     """Return the environment that a finder knows by this name; None for a module name or with `env_dir`."""
     if env_dir is not None or "/" not in env_id:
         return None
-    return next((found for finder in finders if (found := finder(env_id)) is not None), None)
+    return next((found for finder in external_finders if (found := finder(env_id)) is not None), None)
 
 
 def as_environment(value: Any, prefix: str = "this is") -> Environment:
@@ -190,7 +190,7 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     """
     if is_question_file(env_id):
         return Path(env_id)
-    external = elsewhere(env_id, env_dir)
+    external = find_external_environment(env_id, env_dir)
     return _locate(_module_name(env_id), env_dir)[0] if external is None else external.file
 
 
@@ -288,7 +288,7 @@ def _entry_point_module(name: str) -> str | None:
 def _entry_points() -> dict[str, list[EntryPoint]]:
     """Return the entry points of environments by name."""
     points: dict[str, list[EntryPoint]] = {}
-    for point in importlib.metadata.entry_points(group=GROUP):
+    for point in importlib.metadata.entry_points(group=ENTRY_POINT_GROUP):
         points.setdefault(point.name.replace("-", "_"), []).append(point)
     return points
 

@@ -153,7 +153,7 @@ class SandboxEnv(StatefulToolEnv):
                 f"{given[0]} and backend are both given; expected one of them: pass {given[0]} to the backend"
             )
         self.backend: Backend = backend
-        self.limits = limited(limits or backend.limits, timeout_per_command_seconds, memory_gb, disk_size_gb)
+        self.limits = override_limits(limits or backend.limits, timeout_per_command_seconds, memory_gb, disk_size_gb)
         monitor = Rubric()
         for metric in (sandbox_ready_wait_time, sandbox_command_execution_time, sandbox_timeouts):
             monitor.add_metric(metric)
@@ -321,7 +321,7 @@ def package_names(given: str | Sequence[str]) -> list[str]:
     return names
 
 
-def limited(
+def override_limits(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
     """Return the limits with the given values replaced.

@@ -26,7 +26,7 @@ from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_m
 from rove.core.state import State
 from rove.envs.environment import Turn, stop
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.rendering.tool_calls import Call, read_calls, unreadable_call
+from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
 from rove.rubrics import Rubric
 from rove.tools.tool import (
     QUOTED,
@@ -40,12 +40,12 @@ from rove.tools.tool import (
     tool_identity,
 )
 from rove.utils.functions import is_async, maybe_await
-from rove.utils.threads import Threads, UnderWay
+from rove.utils.threads import PendingCalls, Threads
 
 CLEANUP_GRACE_S = 1.0
 """Seconds that a cleanup waits for running sync tools before it is postponed until they return."""
 
-_sync_calls: ContextVar[UnderWay | None] = ContextVar("rove_sync_calls", default=None)
+_sync_calls: ContextVar[PendingCalls | None] = ContextVar("rove_sync_calls", default=None)
 """The running sync calls of the current rollout."""
 
 
@@ -213,7 +213,7 @@ class ToolEnv(MultiTurnEnv):
         `setup_state` may change that list; the model can call only the tools in it.
         """
         state["tools"] = copy.deepcopy(self.tool_defs)
-        state["sync_calls"] = UnderWay()
+        state["sync_calls"] = PendingCalls()
         token = _sync_calls.set(state["sync_calls"])
         try:
             await super().run(state, turn)
@@ -226,7 +226,7 @@ class ToolEnv(MultiTurnEnv):
         A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
         the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
-        calls: UnderWay = state.get("sync_calls") or UnderWay()
+        calls: PendingCalls = state.get("sync_calls") or PendingCalls()
         is_late = bool(calls)
         try:
             if calls:
@@ -240,7 +240,7 @@ class ToolEnv(MultiTurnEnv):
         if not is_late:
             await super().clean_up(state)
 
-    async def _clean_up_later(self, state: State, calls: UnderWay) -> None:
+    async def _clean_up_later(self, state: State, calls: PendingCalls) -> None:
         while calls:
             await asyncio.wait(calls)
         try:
@@ -268,7 +268,7 @@ class ToolEnv(MultiTurnEnv):
         steps = state["trajectory"]
         if not steps or steps[-1].completion[-1].get("tool_calls"):
             return False
-        return steps[-1].finish_reason == "length" or not unreadable_call(text_of(steps[-1].completion[-1]))
+        return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(steps[-1].completion[-1]))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Return one tool message per call, in order; one user message if the calls cannot be parsed.
@@ -282,7 +282,7 @@ class ToolEnv(MultiTurnEnv):
         if not isinstance(calls, list):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
-        if not calls and (how := unreadable_call(text)):
+        if not calls and (how := unparsed_call_format(text)):
             steps = state["trajectory"]
             if steps and steps[-1].tokens is None and read_calls(text, how, self._tools_by_name)[1]:
                 raise ToolParseError(
@@ -318,7 +318,7 @@ class ToolEnv(MultiTurnEnv):
         call = functools.partial(func, **arguments)
         return await maybe_await(await self._in_thread(self._threads, call, _sync_calls.get()))
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: UnderWay | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
         return await threads.run(call, under_way)
 
     async def _attempt(self, call: Any, messages: Messages, state: State) -> Message | BaseException:
@@ -425,7 +425,7 @@ class StatefulToolEnv(ToolEnv):
             tool.check_call(updated)
             return dict(updated)
 
-    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: UnderWay | None) -> Any:
+    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: PendingCalls | None) -> Any:
         while under_way:  # the first task to resume registers its call, so the others wait again
             await asyncio.wait(under_way)
         return await super()._in_thread(threads, call, under_way)

@@ -19,7 +19,7 @@ from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.envs.multi_turn import Opponent
 from rove.remote.rollout import RemoteRollout, score_in_one_worker
 from rove.remote.worker_pool import WorkerPool, WorkerPools
-from rove.rollouts.runner import within
+from rove.rollouts.runner import run_with_limits
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
 from rove.workers import Workers
@@ -29,11 +29,11 @@ EXAMPLES_PER_CALL = 16_384
 """Examples per call of a worker."""
 ROWS_TIMEOUT_S = 600.0
 """Time limit of such a call."""
-NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 """Environment variables of this interpreter that another interpreter must not inherit."""
 
 
-class AwayEnv(Environment):
+class RemoteEnv(Environment):
     """An environment in worker processes, which run and score rollouts; this process queries the model.
 
     Args:
@@ -92,9 +92,9 @@ class AwayEnv(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Run the rollout in a worker, within the environment's time limit."""
         rollout = RemoteRollout(self.pools, state, turn, self.opponent if self.two_player else None)
-        await within(await rollout.time_limit(), state, rollout.run)
+        await run_with_limits(await rollout.time_limit(), state, rollout.run)
 
-    def admitted(self) -> AbstractAsyncContextManager[None]:
+    def rollout_slot(self) -> AbstractAsyncContextManager[None]:
         """Wait until a slot for one more rollout is free."""
         return self.pools.slot()
 
@@ -114,7 +114,7 @@ class AwayEnv(Environment):
         return answer
 
 
-class IsolatedEnv(AwayEnv):
+class IsolatedEnv(RemoteEnv):
     """An environment package in a worker process that runs and scores rollouts; this process queries the model.
 
     Effects of the package on its process (crashes, exit(), hangs, prints, global seeds, conflicting imports) stay in the worker.
@@ -164,12 +164,14 @@ class IsolatedEnv(AwayEnv):
             "prepare": prepare,
         }
         given = os.environ if environ is None else environ
-        inherited = {name: value for name, value in given.items() if python is None or name not in NOT_THEIRS}
+        inherited = {
+            name: value for name, value in given.items() if python is None or name not in INTERPRETER_VARIABLES
+        }
         self.workers = Workers(
             WORKER,
             args,
             python=python,
-            paths=None if python is None else [rove_alone().name],
+            paths=None if python is None else [rove_only_folder().name],
             env={**inherited, **(variables or {})},
             start_seconds=start_seconds,
             name=f"environment '{env_id}'",
@@ -199,7 +201,7 @@ class IsolatedEnv(AwayEnv):
 class _RemoteRubric(Rubric):
     """The environment's rubric in the worker; functions added to it run in this process."""
 
-    def __init__(self, env: AwayEnv):
+    def __init__(self, env: RemoteEnv):
         super().__init__()
         self.env = env
 
@@ -251,7 +253,7 @@ class _RemoteRubric(Rubric):
 
 
 @functools.cache
-def rove_alone() -> tempfile.TemporaryDirectory[str]:
+def rove_only_folder() -> tempfile.TemporaryDirectory[str]:
     """Return a folder that holds only rove, for the import path of another interpreter."""
     folder = tempfile.TemporaryDirectory(prefix="rove-alone-")
     (Path(folder.name) / "rove").symlink_to(Path(__file__).resolve().parents[1])

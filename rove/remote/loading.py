@@ -14,9 +14,9 @@ import msgspec
 from rove.core.config import check_positive
 from rove.core.errors import ConfigError
 from rove.envs.environment import Environment
-from rove.envs.loading import elsewhere, environment_file, load_environment
+from rove.envs.loading import environment_file, find_external_environment, load_environment
 from rove.envs.questions import is_question_file
-from rove.remote.environment import AwayEnv, IsolatedEnv
+from rove.remote.environment import IsolatedEnv, RemoteEnv
 from rove.remote.venv import StandIns, python_for
 from rove.workers.import_alias import active_import_alias
 
@@ -107,7 +107,7 @@ def open_environment(
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
     limits: dict[str, Any] = {"start_seconds": isolation.start_seconds, "hang_seconds": isolation.hang_seconds}
-    away = elsewhere(env_id, env_dir)
+    away = find_external_environment(env_id, env_dir)
     if away is not None:
         return away.load(env_args or {}, python=isolation.python, **limits)
     if not isolation.on or is_question_file(env_id):  # a file of questions has no code
@@ -116,7 +116,7 @@ def open_environment(
     return IsolatedEnv(env_id, env_args, env_dir, python, **limits, prepare=prepare)
 
 
-async def open_beside(
+async def open_environment_in_thread(
     env_id: str, env_dir: str | Path | None, env_args: Mapping[str, Any], isolation: Isolation
 ) -> Environment:
     """Call `open_environment` without blocking the event loop: starting processes and nodes takes seconds.
@@ -135,7 +135,7 @@ def _import_alias() -> tuple[str, StandIns]:
 
 
 @contextmanager
-def looking_at(
+def temporary_environment(
     env_id: str,
     env_dir: str | Path | None = None,
     env_args: Mapping[str, Any] | None = None,
@@ -146,7 +146,7 @@ def looking_at(
     try:
         yield env
     finally:
-        if isinstance(env, AwayEnv):
+        if isinstance(env, RemoteEnv):
             env.close()
 
 

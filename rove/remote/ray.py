@@ -25,7 +25,7 @@ from typing import Any
 from rove.core.errors import ConfigError, InfraError, WorkerError
 from rove.envs.loading import environment_file
 from rove.remote import node as node_module
-from rove.remote.environment import AwayEnv
+from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation
 from rove.remote.node_pool import NodePool
 from rove.remote.rollout import MAX_LOST_NODES
@@ -40,7 +40,7 @@ MAX_CONCURRENT_CALLS = 1000
 """Concurrent calls of an actor."""
 
 
-class RayEnv(AwayEnv):
+class RayEnv(RemoteEnv):
     """An environment in workers on the machines of a Ray cluster.
 
     Each actor loads the environment and forks workers (see `rove.IsolatedEnv`), which send their model requests to this process.

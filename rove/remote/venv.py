@@ -108,7 +108,7 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
         raise ConfigError("\n  ".join([f"{failed}:", *map(str.strip, lines)]))
 
 
-def standing_in(folder: Path, stand_ins: StandIns) -> list[str]:
+def stand_in_arguments(folder: Path, stand_ins: StandIns) -> list[str]:
     """Write empty wheels into `folder` and return the pip arguments that install them instead of the real distributions.
 
     The wheels have a local version part: of equal versions pip prefers the one with it.
@@ -153,7 +153,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
             "".join(FALLBACK_PTH.format(folder=folder) for folder in _fallback_folders())
         )
         if arguments:
-            words = ["install", *standing_in(new_folder / "stand_ins", stand_ins), *arguments]
+            words = ["install", *stand_in_arguments(new_folder / "stand_ins", stand_ins), *arguments]
             run_pip(_python(new_folder), words, f"{', '.join(arguments)} cannot be installed", seconds)
         (new_folder / "made").touch()
         new_folder.rename(folder)

@@ -240,7 +240,7 @@ class Renderer:
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
 
     def training_branches(
-        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, said_at: Collection[int] | None = None
+        self, messages: Sequence[Mapping[str, Any]], tools: Any = None, sampled_messages: Collection[int] | None = None
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
@@ -255,7 +255,7 @@ class Renderer:
         branches: list[tuple[list[int], list[bool]]] = []
         known = ""
         for i, message in enumerate(messages):
-            if message["role"] != "assistant" or (said_at is not None and i not in said_at):
+            if message["role"] != "assistant" or (sampled_messages is not None and i not in sampled_messages):
                 continue
             prompt = self.text(messages[:i], tools)
             answer = self._answer_text(prompt, messages[: i + 1], tools)

@@ -78,7 +78,7 @@ def read_calls(
     return text, []
 
 
-def unreadable_call(text: str) -> Format | None:
+def unparsed_call_format(text: str) -> Format | None:
     """The format of a call that an answer begins and `read_calls` left in its text; None where none is begun."""
     rest = text.rpartition("</think>")[2]
     begun = ((rest.find(mark), -i) for i, how in enumerate(FORMATS) for mark in how.marks if mark in rest)

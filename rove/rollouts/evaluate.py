@@ -27,7 +27,7 @@ from rove.rollouts.export_rows import dataset_row
 from rove.rollouts.filters import Filter
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Allowance, Job, plan
-from rove.runs.run import Run, in_one_piece
+from rove.runs.run import Run, are_consecutive
 from rove.statistics import Price, Tally
 from rove.statistics.reward_errors import RewardErrors
 
@@ -146,7 +146,7 @@ class _Evaluation:
         for group in plan(examples, options.rollouts_per_example, options.seed):
             self.planned += len(group)
             missing = [job for job in group if (job.key, job.index) not in self.kept]
-            if together and not missing and not in_one_piece([self.kept[job.key, job.index] for job in group]):
+            if together and not missing and not are_consecutive([self.kept[job.key, job.index] for job in group]):
                 missing = group  # its lines are of two attempts, the later one interrupted
             again = group if missing and together else missing
             if len(again) < len(group):
@@ -370,7 +370,7 @@ def make_dataset(
     return rows
 
 
-def all_text(records: Iterable[RolloutRecord]) -> list[str]:
+def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
     """Return all messages, tools and tool calls of the rollouts as texts, for training a tokenizer."""
     hermes = next(one for one in FORMATS if one.name == "hermes")
     texts: list[str] = []

@@ -16,7 +16,7 @@ from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.envs.environment import Environment
-from rove.rollouts.runner import Allowance, Job, make_turn, run_rollout, score, score_siblings, try_record
+from rove.rollouts.runner import Allowance, Job, make_turn, run_rollout, score, score_group, try_record
 
 
 async def run_groups(
@@ -119,7 +119,7 @@ class _Pool:
         try:
             while self._more():
                 self._waiting.add(me)
-                async with self.env.admitted():
+                async with self.env.rollout_slot():
                     await place.take()
                     self._waiting.discard(me)
                     if self._more():
@@ -202,7 +202,7 @@ class _Unit(msgspec.Struct):
         if len(self.played) < len(self.jobs):
             return []
         states, scores = zip(*(self.played[i] for i in range(len(self.jobs))), strict=True)
-        made = zip(self.jobs, states, await score_siblings(env, states, list(scores)), strict=True)
+        made = zip(self.jobs, states, await score_group(env, states, list(scores)), strict=True)
         return [try_record(job, state, given, temperature, step) for job, state, given in made]
 
 

@@ -24,11 +24,11 @@ from rove.core.state import State
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, make_turn, plan
-from rove.runs.run import Run, in_one_piece
+from rove.runs.run import Run, are_consecutive
 from rove.runs.serialization import decode_record, encode_record
 from rove.statistics import Price, Tally
 
-CONCURRENT = 32
+DEFAULT_MAX_CONCURRENT = 32
 """Default number of concurrent replays."""
 LIMITS = frozenset(
     {
@@ -54,7 +54,7 @@ async def rescore(
     source: Run,
     *,
     into: Run | str | Path,
-    max_concurrent: int = CONCURRENT,
+    max_concurrent: int = DEFAULT_MAX_CONCURRENT,
     max_scoring: int | None = None,
     on_record: Callable[[RolloutRecord | Outcome], None] | None = None,
     price: Price | None = None,
@@ -172,7 +172,7 @@ async def _play(
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
     """Yield the groups missing in `run`, whole groups if they are scored together."""
-    kept = {(key, index): line for (_, key, index), line in run.kept().items()}
+    kept = {(key, index): line for (_, key, index), line in run.scored_lines().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
         there = {
@@ -180,7 +180,7 @@ def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> I
         }
         held = {job.index for job in group if job.index in there and source.holds(job, there[job.index])}
         pieces = [kept[job.key, job.index] for job in group if job.index in held]
-        if together and (len(held) < len(group) or not in_one_piece(pieces)):
+        if together and (len(held) < len(group) or not are_consecutive(pieces)):
             held.clear()
         for index in held:
             on_kept(there[index])

@@ -137,7 +137,7 @@ def _continued(
     return found, most
 
 
-def over(sampling: SamplingParams, asked: SamplingParams) -> SamplingParams:
+def merge_sampling(sampling: SamplingParams, asked: SamplingParams) -> SamplingParams:
     """Return the run's sampling parameters overridden by an agent's, with the smaller `max_tokens` and both `stop` lists."""
     given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
     if sampling.max_tokens is not None and "max_tokens" in given:
@@ -237,7 +237,7 @@ def make_turn(
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, state.get("conversations"), turns.under_way)
-        how = sampling if asked is None else over(sampling, asked.sampling_params)
+        how = sampling if asked is None else merge_sampling(sampling, asked.sampling_params)
         if for_training:
             check_trainable(sampling, how)
         before, known = _continued(trajectory, messages)
@@ -295,7 +295,7 @@ async def run_rollout(
                 job.example
             )  # the group shares the example; a rollout must not change it for others
             limit = _shorter(env.time_limit(state), timeout_seconds)
-            await within(limit, state, lambda: env.run(state, turn))
+            await run_with_limits(limit, state, lambda: env.run(state, turn))
     finally:  # clean up also after a cancellation
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
@@ -303,7 +303,7 @@ async def run_rollout(
     return state
 
 
-async def within(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
+async def run_with_limits(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
     """Run a rollout until it ends or reaches a limit of turns, tokens or time, and set its stop condition."""
     limit = asyncio.timeout(timeout_seconds)
     try:
@@ -372,7 +372,7 @@ async def score(env: Environment, state: State) -> Scores | None:
     return scores
 
 
-async def score_siblings(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
+async def score_group(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
     """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
     alive = [i for i, given in enumerate(scores) if given is not None]
     if not alive or not env.rubric.has_group_rewards:

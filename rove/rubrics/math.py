@@ -82,7 +82,7 @@ class MathRubric(Rubric):
 
     async def teardown(self) -> None:
         """End the workers."""
-        await self._pool.end()
+        await self._pool.aclose()
 
 
 class MathPool:
@@ -144,7 +144,7 @@ class MathPool:
             return False
         return True
 
-    async def end(self) -> None:
+    async def aclose(self) -> None:
         """Close the pool without blocking the event loop; see `close`."""
         self._times_closed += 1
         await self.workers.aclose()

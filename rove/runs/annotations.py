@@ -15,7 +15,7 @@ from typing import NamedTuple
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
-from rove.utils.files import heal, open_regular, read_lines
+from rove.utils.files import open_regular, read_lines, truncate_torn_line
 
 try:
     import fcntl
@@ -31,7 +31,7 @@ Place = tuple[int | None, str, int]
 """A rollout: training step (None outside of RL), example key, position in its group."""
 
 
-class Subject(msgspec.Struct, frozen=True):
+class RolloutId(msgspec.Struct, frozen=True):
     """Identifies a rollout by values that stay the same when it is repeated."""
 
     example_key: str
@@ -39,7 +39,7 @@ class Subject(msgspec.Struct, frozen=True):
     step: int | None = None
 
     @property
-    def place(self) -> Place:
+    def key(self) -> Place:
         """The rollout as a dict key."""
         return self.step, self.example_key, self.rollout_index
 
@@ -61,7 +61,7 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
     """Tags to remove; missing ones are ignored."""
     note: str | None = None
     """New note; "" deletes the note, None leaves it unchanged."""
-    rollout: Subject | None = None
+    rollout: RolloutId | None = None
     """The rollout; None = the whole run."""
     at: float = 0.0
     """Time in seconds since 1970."""
@@ -81,17 +81,17 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
             raise ValueError("a note is written on a rollout; a run has tags only")
 
 
-class Said(NamedTuple):
+class Annotation(NamedTuple):
     """The current annotations of a run or of a rollout."""
 
     tags: tuple[str, ...] = ()
     """Tags, oldest first."""
     note: str = ""
 
-    def after(self, change: Change) -> Said:
+    def apply(self, change: Change) -> Annotation:
         """Return the annotations after a change."""
         left = [tag for tag in self.tags if tag not in change.remove]
-        return Said(tuple(dict.fromkeys([*left, *change.add])), self.note if change.note is None else change.note)
+        return Annotation(tuple(dict.fromkeys([*left, *change.add])), self.note if change.note is None else change.note)
 
 
 class Annotations:
@@ -103,16 +103,16 @@ class Annotations:
 
     def __init__(self, folder: Path):
         self.file = folder / FILE
-        self.run = Said()
-        self.rollouts: dict[Place, Said] = {}
+        self.run = Annotation()
+        self.rollouts: dict[Place, Annotation] = {}
         """Annotated rollouts only."""
         self.bad: list[tuple[int, str]] = []
         """Numbers of invalid lines, from 1, with the reason."""
         self.stamp: tuple[int, ...] = ()
         """Changes with the contents of the file."""
-        self.catch_up()
+        self.reload()
 
-    def catch_up(self) -> None:
+    def reload(self) -> None:
         """Read the file again if it has changed; an incomplete last line is ignored."""
         try:
             with open_regular(self.file) as lines:
@@ -122,10 +122,10 @@ class Annotations:
                     self._read(read_lines(lines))
                     self.stamp = stamp
         except FileNotFoundError:
-            self.run, self.rollouts, self.bad, self.stamp = Said(), {}, [], ()
+            self.run, self.rollouts, self.bad, self.stamp = Annotation(), {}, [], ()
 
     def _read(self, lines: Iterable[bytes]) -> None:
-        found: dict[Place | None, Said] = {}
+        found: dict[Place | None, Annotation] = {}
         bad = []
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
@@ -135,10 +135,10 @@ class Annotations:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 bad.append((number, str(error)))
                 continue
-            key = change.rollout.place if change.rollout else None
-            found[key] = found.get(key, Said()).after(change)
-        self.run = found.pop(None, Said())
-        self.rollouts = {key: one for key, one in found.items() if key is not None and one != Said()}
+            key = change.rollout.key if change.rollout else None
+            found[key] = found.get(key, Annotation()).apply(change)
+        self.run = found.pop(None, Annotation())
+        self.rollouts = {key: one for key, one in found.items() if key is not None and one != Annotation()}
         self.bad = bad
 
     def tags(self) -> list[str]:
@@ -170,7 +170,7 @@ def annotate(folder: Path, change: Change) -> None:
     with open_regular(folder / FILE, "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
-        heal(folder / FILE)  # an incomplete line was never confirmed
+        truncate_torn_line(folder / FILE)  # an incomplete line was never confirmed
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())

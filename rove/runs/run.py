@@ -45,11 +45,11 @@ from rove.utils.files import (
     atomic_write,
     check_tree,
     create_folders,
-    heal,
     open_regular,
     read_regular,
     recover_folders,
     remove,
+    truncate_torn_line,
 )
 
 try:
@@ -94,7 +94,7 @@ class Line(NamedTuple):
     failed: bool
 
 
-def in_one_piece(lines: Sequence[Line]) -> bool:
+def are_consecutive(lines: Sequence[Line]) -> bool:
     """Whether these lines follow each other: what is scored together is written together, or was cut short."""
     numbers = [line.number for line in lines]
     return not numbers or max(numbers) - min(numbers) + 1 == len(numbers)
@@ -158,7 +158,7 @@ class Run(RunFiles):
             if (self.path / old).is_file() and not (self.path / name).exists():
                 (self.path / old).rename(self.path / name)
         for name in ("rollouts.jsonl", "metrics.jsonl", "alerts.jsonl"):
-            heal(self.path / name)
+            truncate_torn_line(self.path / name)
         for folder in (self.path, self.path / "checkpoints"):
             recover_folders(folder)
         return continued and not changes
@@ -281,7 +281,7 @@ class Run(RunFiles):
             offset += len(line) + 1
         return lines, usage
 
-    def kept(self) -> dict[RolloutKey, Line]:
+    def scored_lines(self) -> dict[RolloutKey, Line]:
         """The lines that count of the rollouts that were scored."""
         return {key: line for key, line in self.ledger()[0].items() if not line.failed}
 
@@ -302,7 +302,7 @@ class Run(RunFiles):
 
     def finished(self) -> Iterator[RolloutRecord]:
         """The records that count of the rollouts that were scored, oldest first."""
-        counted = {line.number for line in self.kept().values()}
+        counted = {line.number for line in self.scored_lines().values()}
         return (record for number, record in enumerate(self.rollouts()) if number in counted)
 
     # whole files: written beside and renamed, so that a reader never sees half of one

@@ -62,7 +62,7 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
     model_roles: dict[str, list[_StoredRoleTurn]] = {}
 
 
-class Listed(Outcome, frozen=True):
+class RolloutListing(Outcome, frozen=True):
     """A rollout as shown in lists: an outcome with the prompt, the temperature and the schema version."""
 
     prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
@@ -71,7 +71,7 @@ class Listed(Outcome, frozen=True):
 
 
 class _StoredListed(msgspec.Struct, frozen=True):
-    record: Listed
+    record: RolloutListing
     steps: list[_StoredTurn]
     model_roles: dict[str, list[_StoredRoleTurn]] = {}
 
@@ -219,7 +219,7 @@ def decode_outcome(line: bytes) -> Outcome:
     return _with_turns(_decoded(_outcome_decoder, line))
 
 
-def decode_listed(line: bytes) -> Listed:
+def decode_listing(line: bytes) -> RolloutListing:
     """Return the rollout of a line as shown in lists, about as fast as its outcome.
 
     Raises:

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import what_ended
+from rove.core.errors import end_reason
 from rove.utils.files import atomic_write
 
 NO_RESULTS = ("config.toml", "versions.json", ".lock")
@@ -42,7 +42,7 @@ def stopped_report(folder: Path, error: BaseException, resume_command: str = "")
     Returns:
         `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
     """
-    report: dict[str, Any] = {"why": what_ended(error)}
+    report: dict[str, Any] = {"why": end_reason(error)}
     with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
         report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
         if last := _lines(folder / "metrics.jsonl")[1]:

@@ -16,9 +16,18 @@ from rove.core.protocols import Response, Token
 from rove.core.records import Usage
 from rove.server.request_queue import RequestQueue, tokens_of
 from rove.server.validation import error_response
-from rove.wire.chat import asked_messages, checked_template_kwargs
+from rove.wire.chat import checked_messages, checked_template_kwargs
 from rove.wire.common import excerpt
-from rove.wire.serving import Asked, Head, Question, TokenLogprob, new_head, prompt_logprobs_body, read_body, usage_of
+from rove.wire.serving import (
+    ChoiceRequest,
+    Head,
+    ServingRequest,
+    TokenLogprob,
+    new_head,
+    prompt_logprobs_body,
+    read_body,
+    usage_of,
+)
 from rove.wire.serving_anthropic import read_request
 
 Item = Token | str | Response | Exception
@@ -27,7 +36,7 @@ Item = Token | str | Response | Exception
 class Wire(Protocol):
     """The functions that a wire module offers to a server."""
 
-    def read_request(self, body: Any) -> Asked: ...  # noqa: D102
+    def read_request(self, body: Any) -> ServingRequest: ...  # noqa: D102
     def response_body(  # noqa: D102
         self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None
     ) -> dict[str, Any]: ...
@@ -96,13 +105,13 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
     head = new_head(prefix, parsed.model)
     if parsed.stream:
         return await _Stream(request, queue, wire, head, parsed).run()
-    responses = await queue.respond_all(parsed.questions)
+    responses = await queue.respond_all(parsed.choices)
     logprobs = (
         None if parsed.logprobs is None else [queue.token_logprobs(tokens_of(response)) for response in responses]
     )
     shown = responses
     if parsed.echo:
-        prompts = map(queue.prompt_text, parsed.questions)
+        prompts = map(queue.prompt_text, parsed.choices)
         shown = [_echoed(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
         logprobs = None if logprobs is None else [_with_prompt(queue, response) for response in responses]
     body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
@@ -145,7 +154,7 @@ class _Choice:
 class _Stream:
     """A response as server-sent events. The status is sent with the first event, so that a rejected request has a 4xx status."""
 
-    def __init__(self, request: web.Request, queue: RequestQueue, wire: Wire, head: Head, parsed: Asked):
+    def __init__(self, request: web.Request, queue: RequestQueue, wire: Wire, head: Head, parsed: ServingRequest):
         self.request = request
         self.queue = queue
         self.wire = wire
@@ -154,12 +163,12 @@ class _Stream:
         self.reply = web.StreamResponse(
             headers={"Content-Type": "text/event-stream", "Cache-Control": "no-cache", "X-Accel-Buffering": "no"}
         )
-        self.choices = [_Choice() for _ in parsed.questions]
+        self.choices = [_Choice() for _ in parsed.choices]
         self._items: asyncio.Queue[tuple[int, Item]] = asyncio.Queue()
         self._sent = 0
 
     async def run(self) -> web.StreamResponse:
-        questions = self.parsed.questions
+        questions = self.parsed.choices
         tasks = [asyncio.create_task(self._respond(i, question)) for i, question in enumerate(questions)]
         try:
             first = await self._items.get()
@@ -175,14 +184,14 @@ class _Stream:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _respond(self, index: int, question: Question) -> None:
+    async def _respond(self, index: int, question: ChoiceRequest) -> None:
         def emit(item: Item) -> None:
             self._items.put_nowait((index, item))
 
         parsed = self.parsed
         request = msgspec.structs.replace(
             question.request,
-            on_text=None if parsed.by_token else emit,
+            on_text=None if parsed.is_token_stream else emit,
             on_token=emit if parsed.logprobs is not None or parsed.return_token_ids else None,
         )
         try:
@@ -192,7 +201,7 @@ class _Stream:
         emit(item)
 
     async def _write_events(self, index: int, item: Item) -> None:
-        for i in range(len(self.parsed.questions)):
+        for i in range(len(self.parsed.choices)):
             await self._send(*self.wire.first_chunks(self.head, i))
         responses: dict[int, Response] = {}
         while True:
@@ -202,7 +211,7 @@ class _Stream:
             if isinstance(item, Response):
                 responses[index] = item
             await self._send(*self._chunks(index, item))
-            if len(responses) == len(self.parsed.questions):
+            if len(responses) == len(self.parsed.choices):
                 break
             index, item = await self._items.get()
         if self.parsed.include_usage and isinstance(self.wire, UsageWire):
@@ -221,7 +230,7 @@ class _Stream:
             return self._with_ids(chunks, ids, item)
         if isinstance(item, Token):
             choice.waiting.append(item)
-            if not self.parsed.by_token:
+            if not self.parsed.is_token_stream:
                 return []
             item = ""
         before, choice.text = choice.text, choice.text + item
@@ -295,7 +304,7 @@ async def tokenize(request: web.Request, queue: RequestQueue) -> web.Response:
         ids = queue.renderer.text_ids(body.prompt, context=queue.context)
     else:
         ids = queue.renderer.prompt_ids(
-            asked_messages(body.messages or []),
+            checked_messages(body.messages or []),
             tools=body.tools,
             context=queue.context,
             generation_prompt=body.add_generation_prompt,
@@ -309,7 +318,7 @@ async def count_tokens(request: web.Request, queue: RequestQueue) -> web.Respons
     body = await read_json(request)
     parsed = read_request({"max_tokens": 1, **body} if isinstance(body, dict) else body)
     queue.resolve_model(parsed.model)
-    one = parsed.questions[0].request
+    one = parsed.choices[0].request
     ids = queue.renderer.prompt_ids(one.messages, tools=one.tools, context=queue.context)
     return json_response({"input_tokens": len(ids)})
 

@@ -35,7 +35,7 @@ from rove.server.request_queue import RequestQueue
 from rove.server.validation import Refusal, refusal
 from rove.tools.tool import call_arguments, call_id, call_name
 from rove.wire.common import excerpt
-from rove.wire.serving import Asked
+from rove.wire.serving import ServingRequest
 
 MODEL = "rove"
 """The model's name; requests may give any other."""
@@ -199,11 +199,11 @@ class _AgentQueue(RequestQueue):
         """Return the given name."""
         return model or MODEL
 
-    def admit(self, parsed: Asked) -> Asked:
+    def admit(self, parsed: ServingRequest) -> ServingRequest:
         """See `RequestQueue.admit`."""
         questions = [
             msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, tool_choice=None))
-            for one in parsed.questions
+            for one in parsed.choices
         ]
         return super().admit(msgspec.structs.replace(parsed, questions=questions))
 

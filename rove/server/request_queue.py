@@ -16,7 +16,7 @@ from rove.core.messages import AssistantMessage
 from rove.core.protocols import Client, InferenceEngine, Response, Token
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
 from rove.server.validation import Refusal
-from rove.wire.serving import Asked, Question, TokenLogprob, check_known
+from rove.wire.serving import ChoiceRequest, ServingRequest, TokenLogprob, check_known
 
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
 """Upper bounds of the latency histogram, in seconds."""
@@ -139,7 +139,7 @@ class RequestQueue:
             raise Refusal(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
         return model or self.names[0]
 
-    def admit(self, parsed: Asked) -> Asked:
+    def admit(self, parsed: ServingRequest) -> ServingRequest:
         """Check that the client can answer a request; return the request with its full model name.
 
         Raises:
@@ -148,7 +148,7 @@ class RequestQueue:
                 a field; or a token id does not exist.
         """
         model = self.resolve_model(parsed.model)
-        choice = parsed.questions[0].request.tool_choice if parsed.questions else None
+        choice = parsed.choices[0].request.tool_choice if parsed.choices else None
         if choice is not None and not getattr(self.client, "forces_tool_calls", False):
             raise ConfigError(
                 f"tool_choice requires a call of {', '.join(choice.names)}; expected 'none' or 'auto': "
@@ -158,20 +158,20 @@ class RequestQueue:
             parsed = check_known(parsed)
         if parsed.logprobs is not None or parsed.echo or parsed.prompt_logprobs:
             _ = self.renderer
-        for question in parsed.questions:
+        for question in parsed.choices:
             if question.prompt_ids is not None:
                 self.check_ids(question.prompt_ids)
                 _ = self.engine
-        if self.metrics.queued + len(parsed.questions) > self.max_queued + self.client.max_concurrent:
+        if self.metrics.queued + len(parsed.choices) > self.max_queued + self.client.max_concurrent:
             raise Refusal(
                 503,
-                f"the request needs {len(parsed.questions)} responses, {self.metrics.queued} are queued and at most "
+                f"the request needs {len(parsed.choices)} responses, {self.metrics.queued} are queued and at most "
                 f"{self.max_queued} may be; retry later",
                 "queue_full",
             )
         questions = [
             msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
-            for question in parsed.questions
+            for question in parsed.choices
         ]
         return msgspec.structs.replace(parsed, model=model, questions=questions)
 
@@ -188,7 +188,7 @@ class RequestQueue:
                 f"{wrong} is not a token id of '{self.names[0]}'; expected ids from 0 to {(size or 0) - 1}"
             )
 
-    async def respond(self, question: Question) -> Response:
+    async def respond(self, question: ChoiceRequest) -> Response:
         """Wait for a slot and return the client's response.
 
         Raises:
@@ -213,7 +213,7 @@ class RequestQueue:
         for task in self.tasks:
             task.cancel()
 
-    async def _respond(self, question: Question) -> Response:
+    async def _respond(self, question: ChoiceRequest) -> Response:
         self.metrics.queued += 1
         try:
             await self._slots.acquire()
@@ -230,7 +230,7 @@ class RequestQueue:
         self.metrics.completion_tokens += response.usage.completion_tokens
         return response
 
-    async def respond_all(self, questions: Sequence[Question]) -> list[Response]:
+    async def respond_all(self, questions: Sequence[ChoiceRequest]) -> list[Response]:
         """Return all responses, in order; the first error, or cancellation, cancels the others."""
         if len(questions) == 1:
             return [await self.respond(questions[0])]
@@ -241,7 +241,7 @@ class RequestQueue:
             raise errors.exceptions[0] from None
         return [task.result() for task in tasks]
 
-    async def _complete(self, question: Question, ids: list[int]) -> Response:
+    async def _complete(self, question: ChoiceRequest, ids: list[int]) -> Response:
         request = question.request
         adapter = request.model if request.model in getattr(self.engine, "adapters", ()) else None
         detokenizer = IncrementalDetokenizer.of(self.renderer, request, ids)
@@ -258,7 +258,7 @@ class RequestQueue:
             offset += len(made[-1].token)
         return made
 
-    def prompt_text(self, question: Question) -> str:
+    def prompt_text(self, question: ChoiceRequest) -> str:
         """Return the prompt of a completion as text."""
         if question.request.text is not None:
             return question.request.text

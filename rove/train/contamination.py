@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.remote.loading import Isolation, looking_at
+from rove.remote.loading import Isolation, temporary_environment
 from rove.train.collect import rows_needed
 from rove.train.config import EvaluationConfig, RLConfig
 
@@ -56,7 +56,7 @@ def find_overlaps(
         if evaluation.evaluation_kind is not None:
             continue
         where = evaluation.environment_isolation(isolation)
-        with looking_at(evaluation.env, env_dir, evaluation.env_args, where) as env:
+        with temporary_environment(evaluation.env, env_dir, evaluation.env_args, where) as env:
             keys = [example_key(row) for row in islice(env.examples(evaluation.num_examples), MAX_ROWS)]
         found.append(Overlap(evaluation.label, sum(key in trained for key in keys), len(keys)))
     return found

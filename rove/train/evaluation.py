@@ -20,8 +20,8 @@ from rove.core.records import Outcome, RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
 from rove.models.load import LoadedModel
-from rove.remote.environment import AwayEnv
-from rove.remote.loading import Isolation, looking_at, open_beside
+from rove.remote.environment import RemoteEnv
+from rove.remote.loading import Isolation, open_environment_in_thread, temporary_environment
 from rove.rollouts.evaluate import evaluate
 from rove.rollouts.evaluation_kinds import EvaluationKind
 from rove.rollouts.groups import RolloutError
@@ -104,7 +104,9 @@ class HeldOutEvaluations:
         self.seed = seed
         self.isolation = isolation
         for config in configs:  # environments that cannot be loaded fail before training
-            with looking_at(config.env, env_dir, config.env_args, config.environment_isolation(isolation)) as env:
+            with temporary_environment(
+                config.env, env_dir, config.env_args, config.environment_isolation(isolation)
+            ) as env:
                 if (kind := config.evaluation_kind) is not None:
                     kind.check(env)
 
@@ -167,7 +169,9 @@ class HeldOutEvaluations:
         folder = self.run.path / FOLDER / config.label / str(step)
         shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, perhaps with other weights
         # Loaded for every evaluation: `evaluate` tears it down, and no state may pass from one evaluation to the next.
-        env = await open_beside(config.env, self.env_dir, config.env_args, config.environment_isolation(self.isolation))
+        env = await open_environment_in_thread(
+            config.env, self.env_dir, config.env_args, config.environment_isolation(self.isolation)
+        )
         self.client.engine.update_weights(step)
         failures: list[RolloutRecord | Outcome] = []
         total = (env.count_examples(config.num_examples) or 0) * config.rollouts_per_example
@@ -192,7 +196,7 @@ class HeldOutEvaluations:
                 seed=self.seed,
             )
         finally:
-            if isinstance(env, AwayEnv):
+            if isinstance(env, RemoteEnv):
                 env.close()
         if not summary["scored"] and failures:
             error = failures[0].error

@@ -184,7 +184,7 @@ def recover_folders(folder: Path) -> None:
             os.replace(old, target)
 
 
-def heal(file: Path) -> None:
+def truncate_torn_line(file: Path) -> None:
     """Remove an incomplete last line that a crash left behind."""
     if not file.exists():
         return

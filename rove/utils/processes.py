@@ -16,7 +16,7 @@ GRACE_SECONDS = 1.0
 KILLED_SECONDS = 5.0
 
 
-class Ended(NamedTuple):
+class CommandResult(NamedTuple):
     """The result of a command."""
 
     output: str
@@ -80,7 +80,7 @@ async def run_command(
     cwd: str | None = None,
     stdin: str = "",
     max_chars: int = 100_000,
-) -> Ended:
+) -> CommandResult:
     """Run a command in a new session and process group, and wait until it ends.
 
     When this returns or is cancelled, the whole group has ended: remaining processes get SIGTERM, then SIGKILL.
@@ -128,7 +128,7 @@ async def run_command(
             process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
             await asyncio.gather(*readers, writer, return_exceptions=True)
     assert process.returncode is not None
-    return Ended(tails[0].text, tails[1].text, process.returncode)
+    return CommandResult(tails[0].text, tails[1].text, process.returncode)
 
 
 async def _write(process: asyncio.subprocess.Process, text: bytes) -> None:

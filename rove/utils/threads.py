@@ -17,7 +17,7 @@ IDLE_SECONDS = 2.0
 
 _Outcome = tuple[Any, BaseException | None]
 
-UnderWay = set[asyncio.Future[_Outcome]]
+PendingCalls = set[asyncio.Future[_Outcome]]
 """Calls that wait for a thread or run in one, including abandoned ones."""
 
 
@@ -65,14 +65,14 @@ class Threads:
         most: Maximum number of concurrent calls.
     """
 
-    def __init__(self, most: int):
-        self.most = most
+    def __init__(self, max_threads: int):
+        self.max_threads = max_threads
         self._jobs: SimpleQueue[_Job] = SimpleQueue()
         self._lock = threading.Lock()
         self._threads = 0
         self._unfinished = 0
 
-    async def run(self, call: Callable[[], Any], under_way: UnderWay | None = None) -> Any:
+    async def run(self, call: Callable[[], Any], pending: PendingCalls | None = None) -> Any:
         """Run a function in a thread; return its value or raise its error.
 
         Args:
@@ -91,9 +91,9 @@ class Threads:
                 self._unfinished -= 1
                 raise
             self._jobs.put(job)
-        if under_way is not None:
-            under_way.add(job.future)
-            job.future.add_done_callback(under_way.discard)
+        if pending is not None:
+            pending.add(job.future)
+            job.future.add_done_callback(pending.discard)
         try:
             value, error = await asyncio.shield(job.future)
         except asyncio.CancelledError:
@@ -104,7 +104,7 @@ class Threads:
         return value
 
     def _grow(self) -> None:
-        if self._threads >= min(self._unfinished, self.most):
+        if self._threads >= min(self._unfinished, self.max_threads):
             return
         try:
             threading.Thread(target=self._work, name="rove-tool", daemon=True).start()

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
-from rove.runs.annotations import Annotations, Change, Said, Subject
+from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
 from rove.runs.run import Run
 from rove.viewer import queries
@@ -34,7 +34,7 @@ MAX_BAD_CHARS = 4000
 """Characters shown of an unreadable line."""
 
 
-class Asked:
+class QueryParams:
     """The query parameters of a URL.
 
     Args:
@@ -67,7 +67,7 @@ class Asked:
         return int(given)
 
 
-def runs(store: RunStore, params: Asked) -> dict[str, Any]:
+def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """List all runs, one row each."""
     found = []
     for name in store.names():
@@ -78,7 +78,7 @@ def runs(store: RunStore, params: Asked) -> dict[str, Any]:
     return {"folder": utf8_text(store.base.name), "annotate": store.annotate, "runs": found}
 
 
-def run(store: RunStore, params: Asked) -> dict[str, Any]:
+def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Describe one run: settings, versions, summary, and the columns of its rollouts."""
     name = params.text("run")
     folder = store.run(name)
@@ -121,14 +121,14 @@ def _progress(progress: Progress) -> dict[str, Any]:
     return {key: value for key, value in progress._asdict().items() if key != "stamp"}
 
 
-def _filtered(store: RunStore, params: Asked) -> tuple[Index, Progress, Filter]:
+def _filtered(store: RunStore, params: QueryParams) -> tuple[Index, Progress, Filter]:
     index, progress = store.index(params.text("run"))
     if not progress.size:
         return index, progress, Filter("1", [])
     return index, progress, queries.parse_filter(queries.columns(index), params.pairs)
 
 
-def rollouts(store: RunStore, params: Asked) -> dict[str, Any]:
+def rollouts(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return a page of rollouts."""
     index, progress, rows_filter = _filtered(store, params)
     offset, limit = params.integer("offset", 0), params.integer("limit", 50)
@@ -140,21 +140,21 @@ def rollouts(store: RunStore, params: Asked) -> dict[str, Any]:
     return {**found, "progress": _progress(progress)}
 
 
-def facet(store: RunStore, params: Asked) -> dict[str, Any]:
+def facet(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Count the rollouts per value of a column."""
     index, progress, rows_filter = _filtered(store, params)
     name = params.text("name")
     return queries.facet(index, rows_filter, name) if progress.size else {"name": name, "values": [], "others": 0}
 
 
-def histogram(store: RunStore, params: Asked) -> dict[str, Any]:
+def histogram(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the histogram of a number."""
     index, progress, rows_filter = _filtered(store, params)
     name = params.text("name")
     return queries.histogram(index, rows_filter, name) if progress.size else {"name": name, "count": 0, "bars": []}
 
 
-def bad_lines(store: RunStore, params: Asked) -> dict[str, Any]:
+def bad_lines(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """List the lines that are not rollouts, with the reason and their start."""
     index, progress = store.index(params.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
@@ -172,7 +172,7 @@ def _line(index: Index, progress: Progress, number: int) -> bytes:
     return read_line(index.file, *found[0])
 
 
-def rollout(store: RunStore, params: Asked) -> dict[str, Any]:
+def rollout(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Describe one rollout, with its advantage and the other members of its group.
 
     Its tokens have the trainer's statistics if the run recorded them; otherwise `kept` lists the rollouts of this step that
@@ -186,7 +186,9 @@ def rollout(store: RunStore, params: Asked) -> dict[str, Any]:
     rewards = [row["reward"] for row in members if row["reward"] is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
-    annotation = index.annotations.rollouts.get((found["step"], found["example_key"], found["rollout_index"]), Said())
+    annotation = index.annotations.rollouts.get(
+        (found["step"], found["example_key"], found["rollout_index"]), Annotation()
+    )
     trained = {(one.example_key, one.rollout_index): one for one in store.tokens(name, found["step"])}
     trained_tokens = trained.get((found["example_key"], found["rollout_index"]))
     if trained_tokens is not None:
@@ -213,7 +215,7 @@ def _group_members(index: Index, key: str, step: int | None) -> list[dict[str, A
     return queries.rows(index, [line for (line,) in index.query(sql, [key, step])])
 
 
-def group(store: RunStore, params: Asked) -> dict[str, Any]:
+def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout."""
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     first = group_of(_line(index, progress, params.integer("line")))
@@ -242,14 +244,14 @@ def group_of(line: bytes) -> tuple[str, int | None]:
     return record["example_key"], record.get("step")
 
 
-def raw(store: RunStore, params: Asked) -> dict[str, Any]:
+def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return a line as indented JSON, without its middle if it is too long for a page."""
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
     line = _line(index, progress, params.integer("line"))
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), MAX_RAW_CHARS)}
 
 
-def metrics(store: RunStore, params: Asked) -> dict[str, Any]:
+def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step.
 
     `life` counts how often the file was replaced.
@@ -273,7 +275,7 @@ def metrics(store: RunStore, params: Asked) -> dict[str, Any]:
     }
 
 
-def groups(store: RunStore, params: Asked) -> dict[str, Any]:
+def groups(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return statistics of the groups of some training steps."""
     index, progress = store.index(params.text("run"))
     if not progress.size:
@@ -281,7 +283,7 @@ def groups(store: RunStore, params: Asked) -> dict[str, Any]:
     return queries.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
 
 
-def compare(store: RunStore, params: Asked) -> dict[str, Any]:
+def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Compare two runs, example by example."""
     names = params.text("a"), params.text("b")
     indexes, readings = zip(*(store.index(name, READ_TIMEOUT_S) for name in names))
@@ -325,7 +327,7 @@ class ReadOnly(ConfigError):
     """The viewer does not accept annotations."""
 
 
-class Wish(msgspec.Struct, frozen=True):
+class AnnotationRequest(msgspec.Struct, frozen=True):
     """A change of the tags and notes of a run or a rollout."""
 
     run: str
@@ -346,13 +348,13 @@ def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
     if not store.annotate:
         raise ReadOnly("this viewer is read-only; start it with `rove view --annotate` to tag runs and rollouts")
     try:
-        request = msgspec.json.decode(body, type=Wish)
+        request = msgspec.json.decode(body, type=AnnotationRequest)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not an annotation: {error}") from error
-    return say(store, request)
+    return add_annotation(store, request)
 
 
-def say(store: RunStore, request: Wish) -> dict[str, Any]:
+def add_annotation(store: RunStore, request: AnnotationRequest) -> dict[str, Any]:
     """Tag a run or a rollout, or write a note; return its tags and note.
 
     Raises:
@@ -362,18 +364,18 @@ def say(store: RunStore, request: Wish) -> dict[str, Any]:
     about = None
     if request.line is not None:
         record = msgspec.json.decode(_line(index, progress, request.line))["record"]
-        about = Subject(record["example_key"], record["rollout_index"], record.get("step"))
+        about = RolloutId(record["example_key"], record["rollout_index"], record.get("step"))
     try:
         change = Change(request.add, request.remove, request.note, about)
     except ValueError as error:
         raise ConfigError(f"not an annotation: {error}") from error
     write_annotation(index.file.parent, change)
     annotation = Annotations(index.file.parent)
-    now = annotation.rollouts.get(about.place, Said()) if about else annotation.run
+    now = annotation.rollouts.get(about.key, Annotation()) if about else annotation.run
     return {"tags": now.tags, "note": now.note, "known_tags": annotation.tags()}
 
 
-ENDPOINTS: Mapping[str, Callable[[RunStore, Asked], dict[str, Any]]] = {
+ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], dict[str, Any]]] = {
     "runs": runs,
     "run": run,
     "rollouts": rollouts,

@@ -20,7 +20,7 @@ from aiohttp.typedefs import Handler, Middleware
 from rove.core.errors import ConfigError, RunError
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
-from rove.viewer.api import ENDPOINTS, Asked, ReadOnly, annotate
+from rove.viewer.api import ENDPOINTS, QueryParams, ReadOnly, annotate
 from rove.viewer.html import utf8_text
 from rove.viewer.run_store import RunStore
 from rove.viewer.search import Query
@@ -79,7 +79,7 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
         function = ENDPOINTS.get(request.match_info["name"])
         if function is None:
             raise Refusal(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
-        params = Asked(list(request.query.items()))
+        params = QueryParams(list(request.query.items()))
         found = await asyncio.to_thread(function, store, params)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
@@ -122,7 +122,7 @@ def file_response(files: dict[str, bytes], name: str) -> web.Response:
 
 async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
     """Stream hits as lines of JSON; the search ends when the browser disconnects."""
-    params = Asked(list(request.query.items()))
+    params = QueryParams(list(request.query.items()))
     folder = store.run(params.text("run"))
     query = Query(params.text("text"), params.text("regex", "") == "1", params.text("case", "") == "1")
     query.pattern()

@@ -19,7 +19,7 @@ from typing import Any, BinaryIO, NamedTuple, TypeVar
 from rove.core.errors import RunError
 from rove.core.messages import text_of
 from rove.runs.annotations import Annotations
-from rove.runs.serialization import Listed, decode_listed
+from rove.runs.serialization import RolloutListing, decode_listing
 from rove.utils.files import cache_folder, open_regular, read_lines
 from rove.viewer.html import excerpt, utf8_text
 from rove.viewer.jsonl_tail import prefix_fingerprint
@@ -213,7 +213,7 @@ class Index:
     # reading
 
     def _catch_up(self, deadline: float) -> Progress:
-        self.annotations.catch_up()
+        self.annotations.reload()
         if not self._in_memory and self._database is not None and self._inode() != self._born:
             self.close()  # another process has deleted it
         if self._database is None and not os.path.lexists(self.file):
@@ -301,7 +301,7 @@ class _Batch:
 
     def add(self, number: int, offset: int, line: bytes) -> None:
         try:
-            listed = decode_listed(line[:-1])
+            listed = decode_listing(line[:-1])
             row = [number, offset, len(line), 0, *_scalars(listed)]
         except (RunError, ValueError, RecursionError) as error:
             self.bad.append((number, offset, len(line), utf8_text(str(error))))
@@ -331,7 +331,7 @@ class _Batch:
         self.rows, self.asked, self.bad = [], [], []
 
 
-def _scalars(listed: Listed) -> Iterator[Any]:
+def _scalars(listed: RolloutListing) -> Iterator[Any]:
     """Yield the values of FIXED after the first four.
 
     Raises:
@@ -355,11 +355,11 @@ def _scalars(listed: Listed) -> Iterator[Any]:
     yield from (listed.timing.total, listed.timing.model, listed.retries, listed.temperature)
 
 
-def _tokens(listed: Listed) -> tuple[int, int]:
+def _tokens(listed: RolloutListing) -> tuple[int, int]:
     return listed.usage.prompt_tokens, listed.usage.completion_tokens
 
 
-def _question(listed: Listed) -> str:
+def _question(listed: RolloutListing) -> str:
     """Return the last message of the prompt, shortened."""
     try:
         return utf8_text(excerpt(text_of(listed.prompt[-1]), MAX_QUESTION_CHARS)) if listed.prompt else ""

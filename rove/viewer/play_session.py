@@ -20,7 +20,7 @@ from rove.games.replay_cases import OPPONENT
 from rove.viewer.app import Refusal, access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened
 
-OWN_ROLES = ("opponent", "model", "none")
+PERSON_ROLES = ("opponent", "model", "none")
 """Roles of the person: against the model, in its place, or watching. Any other role is a model role that the environment queries
 (`rove.query`); it may be a pattern of names.
 """
@@ -56,7 +56,7 @@ class PlayerPrompt(NamedTuple):
     """The conversation of that role."""
 
 
-class Table:
+class PlaySession:
     """A game between a person and a model, as the page sees it.
 
     Args:
@@ -153,11 +153,11 @@ class Table:
                 self.prompt = self._reply = None
                 self._notify()
 
-    def is_mine(self, role: str) -> bool:
+    def is_person_role(self, role: str) -> bool:
         """Return whether the person plays this model role."""
         return self.role not in ("model", "none") and fnmatchcase(role, self.role)
 
-    def offer(self, roles: Iterable[str]) -> None:
+    def add_roles(self, roles: Iterable[str]) -> None:
         """Add roles for later games."""
         self.model_roles += [role for role in roles if not any(fnmatchcase(role, one) for one in self.model_roles)]
 
@@ -225,7 +225,7 @@ def with_opponent(record: RolloutRecord, moves: Sequence[tuple[str, str]]) -> Ro
     return msgspec.structs.replace(record, model_roles={**record.model_roles, OPPONENT: steps}) if steps else record
 
 
-class AtTable:
+class PlayClient:
     """A client that shows its conversation in a game; the person answers if there is no other client.
 
     Args:
@@ -235,7 +235,7 @@ class AtTable:
             in the person's prompts.
     """
 
-    def __init__(self, session: Table, client: Client | None, role: str = ""):
+    def __init__(self, session: PlaySession, client: Client | None, role: str = ""):
         self.session = session
         self.client = client
         self.role = role
@@ -243,7 +243,7 @@ class AtTable:
 
     def in_role(self, role: str) -> Client:
         """Return a client for another role."""
-        return AtTable(self.session, self.client, role)
+        return PlayClient(self.session, self.client, role)
 
     async def respond(self, request: Request) -> Response:
         """Show the conversation and return the response."""
@@ -270,7 +270,7 @@ class AtTable:
             await self.client.close()
 
 
-def make_table(session: Table, save: Callable[[RolloutRecord], str]) -> web.Application:
+def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) -> web.Application:
     """Return the application of one game on this machine; it accepts moves only from its own page.
 
     Args:
@@ -300,7 +300,7 @@ def make_table(session: Table, save: Callable[[RolloutRecord], str]) -> web.Appl
     return app
 
 
-def _act(session: Table, name: str, body: bytes, save: Callable[[RolloutRecord], str]) -> None:
+def _act(session: PlaySession, name: str, body: bytes, save: Callable[[RolloutRecord], str]) -> None:
     try:
         if name == "again":
             session.new_game(msgspec.json.decode(body, type=NewGame))

@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 from rove.core.errors import ConfigError, nearest
 from rove.viewer.index import FIXED, Index
 
-SCORE = "score."
+SCORE_PREFIX = "score."
 NUMERIC_COLUMNS = (
     "reward",
     "turns",
@@ -69,7 +69,7 @@ class Filter(NamedTuple):
 
 def columns(index: Index) -> dict[str, str]:
     """Return everything that rollouts can be filtered or sorted by → its SQL expression."""
-    scores = {SCORE + name: column for name, column in index.columns().items()}
+    scores = {SCORE_PREFIX + name: column for name, column in index.columns().items()}
     return {name: name for name in (*NUMERIC_COLUMNS, *OTHER_COLUMNS)} | NOTED_COLUMN | scores
 
 

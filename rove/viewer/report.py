@@ -31,7 +31,7 @@ from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_store import describe_run
 
-ROLLOUTS = 200
+MAX_ROLLOUTS = 200
 """Default number of rollouts in a report."""
 MAX_EXAMPLES = 2000
 """Examples listed, those with the lowest mean reward first."""
@@ -125,7 +125,7 @@ class RunReport:
         return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
 
-def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
+def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
     """Write a run as one HTML file that loads nothing from the network; return `path`.
 
     Args:
@@ -346,11 +346,11 @@ def _histograms(index: Index) -> list[dict[str, Any]]:
     """Return the histograms of the reward, every score, and the turns of scored rollouts."""
     known = queries.columns(index)
     scored = queries.parse_filter(known, [("is.error", "")])
-    names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE)), "turns"]
+    names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE_PREFIX)), "turns"]
     histograms = [queries.histogram(index, scored, name) for name in names]
     titles = {"score.reward": "reward (function)", "score.turns": "turns (function)"}
     return [
-        {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE))}
+        {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE_PREFIX))}
         for one in histograms
         if one["count"]
     ]

@@ -17,7 +17,7 @@ import aiohttp
 import msgspec
 
 from rove.core.errors import ConfigError, InfraError, ModelError
-from rove.core.protocols import Generation, OnToken, SamplingParams, Token, room_after
+from rove.core.protocols import Generation, OnToken, SamplingParams, Token, available_tokens
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, ServedWeights
@@ -201,7 +201,7 @@ class VLLMEngine:
 
     def _params(self, prompt_ids: Sequence[int], sampling: SamplingParams) -> tuple[dict[str, Any], StopChecker]:
         """Return vLLM's sampling parameters and the stop checker of a request."""
-        max_new_tokens = room_after(prompt_ids, self.vocab, self.context)
+        max_new_tokens = available_tokens(prompt_ids, self.vocab, self.context)
         unknown = [name for name in UNSUPPORTED if getattr(sampling, name)]
         if unknown:
             raise ConfigError(

@@ -27,20 +27,20 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
-    Asked,
+    ChoiceRequest,
     Head,
-    Question,
+    ServingRequest,
     TokenLogprob,
     TokenOptions,
     completion_object,
+    expand_choices,
     logprobs_content,
     prompt_logprobs_of,
-    questions_of,
     read_body,
-    rest_of,
     sampling_of,
     token_ids_of,
     tool_choice_of,
+    unsent_text,
     usage_body,
 )
 
@@ -164,7 +164,7 @@ class _Body(TokenOptions):
     add_generation_prompt: bool | None = None
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ServingRequest:
     """Parse the body of a chat-completions request.
 
     Contents that consist of text parts become one text. `tool_choice` "none" drops the tools. Unknown fields
@@ -190,16 +190,16 @@ def read_request(body: Any) -> Asked:
     tools = None if options.tool_choice == "none" else options.tools or None
     choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
     request = Request(
-        asked_messages(options.messages),
+        checked_messages(options.messages),
         sampling,
         tools=tools,
         tool_choice=choice,
         add_generation_prompt=options.add_generation_prompt is not False,
         chat_template_kwargs=checked_template_kwargs(options.chat_template_kwargs),
     )
-    return Asked.of(
+    return ServingRequest.of(
         options,
-        questions_of(Question(request), options.n),
+        expand_choices(ChoiceRequest(request), options.n),
         (options.top_logprobs or 0) if options.logprobs else None,
         prompt_logprobs=options.prompt_logprobs is not None,
         return_token_ids=bool(options.return_token_ids),
@@ -264,7 +264,7 @@ def last_chunks(
     message = response.message
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
     fields = {name: message.get(name) or None for name in ("reasoning_content", "refusal")}
-    delta = without_none({"content": rest_of(response, sent) or None, "tool_calls": calls or None, **fields})
+    delta = without_none({"content": unsent_text(response, sent) or None, "tool_calls": calls or None, **fields})
     rest = [_chunk(head, index, delta, logprobs=logprobs)] if delta or logprobs else []
     return [*rest, _chunk(head, index, {}, response.finish_reason)]
 
@@ -304,7 +304,7 @@ def checked_template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | No
     return given or None
 
 
-def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
     """Check messages of a request and join lists of text parts.
 
     Raises:

@@ -7,7 +7,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, in_json
+from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelResponseError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
@@ -208,7 +208,7 @@ def finish_reason(hit_limit: bool, tool_calls: Any) -> str:
 def excerpt(value: Any, limit: int = 200) -> str:
     """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
     if value is None or isinstance(value, bool | dict | list):
-        value = in_json(value)
+        value = as_json(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
     line = " ".join(text.split())
     return (line if len(line) <= limit else line[:limit] + "…") or "(nothing)"

@@ -24,19 +24,19 @@ from rove.wire.common import (
 )
 from rove.wire.serving import (
     MAX_CHOICES,
-    Asked,
+    ChoiceRequest,
     Head,
-    Question,
+    ServingRequest,
     TokenLogprob,
     TokenOptions,
     completion_object,
+    expand_choices,
     prompt_logprobs_of,
-    questions_of,
     read_body,
     refuse,
-    rest_of,
     sampling_of,
     token_ids_of,
+    unsent_text,
     usage_body,
 )
 
@@ -126,7 +126,7 @@ class _Body(TokenOptions, kw_only=True):
     best_of: int | None = None
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ServingRequest:
     """Parse the body of a completions request: one text, several, one list of token ids, or several.
 
     Unknown fields are passed to the client as `sampling_params.extra`.
@@ -154,9 +154,9 @@ def read_request(body: Any) -> Asked:
     questions = []
     for prompt in prompts:
         is_text = isinstance(prompt, str)
-        question = Question(Request([], sampling, text=prompt if is_text else None), None if is_text else prompt)
-        questions += questions_of(question, options.n)
-    return Asked.of(
+        question = ChoiceRequest(Request([], sampling, text=prompt if is_text else None), None if is_text else prompt)
+        questions += expand_choices(question, options.n)
+    return ServingRequest.of(
         options,
         questions,
         options.logprobs,
@@ -216,7 +216,9 @@ def last_chunks(
     earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
-    return [completion_object(head, KIND, [_choice(index, rest_of(response, sent), response.finish_reason, logprobs)])]
+    return [
+        completion_object(head, KIND, [_choice(index, unsent_text(response, sent), response.finish_reason, logprobs)])
+    ]
 
 
 def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:

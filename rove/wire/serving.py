@@ -66,7 +66,7 @@ class TokenOptions(Options, kw_only=True):
 _SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "seed", "stop")
 
 
-class Question(msgspec.Struct, frozen=True):
+class ChoiceRequest(msgspec.Struct, frozen=True):
     """A request for one of the answers."""
 
     request: Request
@@ -74,12 +74,12 @@ class Question(msgspec.Struct, frozen=True):
     """The prompt, if it was given as token ids; the request then has neither messages nor a text."""
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ServingRequest(msgspec.Struct, frozen=True):
     """A parsed HTTP request of any of the APIs."""
 
     model: str
     """Name of the model; "" if none was given."""
-    questions: list[Question]
+    choices: list[ChoiceRequest]
     """One for each choice of the answer, in order."""
     n: int = 1
     """Number of consecutive choices that share a prompt."""
@@ -94,7 +94,7 @@ class Asked(msgspec.Struct, frozen=True):
     """Whether the log-probabilities of the prompt's tokens are returned."""
     return_token_ids: bool = False
     """Whether the ids of the prompt's and the sampled tokens are returned."""
-    by_token: bool = False
+    is_token_stream: bool = False
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
     """Fields that the API supports."""
@@ -102,9 +102,9 @@ class Asked(msgspec.Struct, frozen=True):
     """"responses" or "anthropic", which stream named events and have their own form of errors; "" for the other APIs."""
 
     @staticmethod
-    def of(options: Options, questions: list[Question], logprobs: int | None, **more: Any) -> Asked:
+    def of(options: Options, questions: list[ChoiceRequest], logprobs: int | None, **more: Any) -> ServingRequest:
         """Return the parsed request for options that the completions APIs share."""
-        return Asked(
+        return ServingRequest(
             options.model,
             questions,
             options.n or 1,
@@ -209,14 +209,14 @@ def fields_of(options: msgspec.Struct) -> frozenset[str]:
     return frozenset((*options.__struct_fields__, *SamplingParams.__struct_fields__, *IGNORED)) - {"extra"}
 
 
-def check_known(asked: Asked) -> Asked:
+def check_known(asked: ServingRequest) -> ServingRequest:
     """Return the request without fields that only some endpoints use.
 
     Raises:
         ConfigError: the API does not support a field; the message names the nearest one.
     """
     questions = []
-    for question in asked.questions:
+    for question in asked.choices:
         request = question.request
         extra = request.sampling_params.extra
         unknown = sorted(extra.keys() - ONLY_ENDPOINTS)
@@ -233,7 +233,7 @@ def check_known(asked: Asked) -> Asked:
     return msgspec.structs.replace(asked, questions=questions)
 
 
-def questions_of(question: Question, n: int | None) -> list[Question]:
+def expand_choices(question: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:
     """Return `n` requests with consecutive seeds, starting at the given seed or at a random one."""
     request = question.request
     given = request.sampling_params.seed
@@ -306,7 +306,7 @@ def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None],
     )
 
 
-def rest_of(response: Response, sent: str) -> str:
+def unsent_text(response: Response, sent: str) -> str:
     """Return the text of an answer after the prefix that was streamed; "" if the text does not start with it."""
     text = text_of(response.message)
     return text[len(sent) :] if text.startswith(sent) else ""

@@ -11,22 +11,22 @@ from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
 from rove.core.protocols import Request, Response, ToolChoice
 from rove.core.records import Usage
-from rove.wire.chat import asked_messages
+from rove.wire.chat import checked_messages
 from rove.wire.common import excerpt, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
-    Asked,
     AtLeastOne,
+    ChoiceRequest,
     Head,
-    Question,
+    ServingRequest,
     StopText,
     TokenLogprob,
+    expand_choices,
     fields_of,
     joined_content,
-    questions_of,
     read_body,
-    rest_of,
     sampling_of,
     tool_choice_of,
+    unsent_text,
 )
 
 _ERRORS = {
@@ -64,7 +64,7 @@ class _Body(msgspec.Struct, kw_only=True):
     thinking: Any = None
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ServingRequest:
     """Parse the body of a Messages request.
 
     Tool results become separate messages. `tool_choice` of type "none" drops the tools.
@@ -79,14 +79,14 @@ def read_request(body: Any) -> Asked:
     system = [SystemMessage(_content(options.system, "system"))] if options.system else []
     messages = [message for i, one in enumerate(options.messages) for message in _messages(one, i)]
     request = Request(
-        asked_messages([*system, *messages]),
+        checked_messages([*system, *messages]),
         sampling,
         tools=tools,
         tool_choice=_tool_choice(options.tool_choice, tools),
     )
-    return Asked(
+    return ServingRequest(
         options.model,
-        questions_of(Question(request), 1),
+        expand_choices(ChoiceRequest(request), 1),
         stream=bool(options.stream),
         fields=fields_of(options),
         api="anthropic",
@@ -144,7 +144,7 @@ def last_chunks(
     events: list[dict[str, Any]] = []
     for position, block in enumerate(blocks):
         begun = position == 0 and bool(sent)
-        events += _block_events(position, {**block, "text": rest_of(response, sent)} if begun else block, begun)
+        events += _block_events(position, {**block, "text": unsent_text(response, sent)} if begun else block, begun)
     ended = {"delta": _ended(response), "usage": _usage(response.usage)}
     return [*events, {"type": "message_delta", **ended}, {"type": "message_stop"}]
 

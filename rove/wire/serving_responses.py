@@ -14,23 +14,23 @@ from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMessage, UserMessage, text_of
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
-from rove.wire.chat import asked_messages
+from rove.wire.chat import checked_messages
 from rove.wire.common import excerpt, text_or_refusal, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
-    Asked,
     AtLeastOne,
+    ChoiceRequest,
     Head,
-    Question,
+    ServingRequest,
     TokenLogprob,
+    expand_choices,
     fields_of,
     joined_content,
     logprobs_content,
-    questions_of,
     read_body,
     refuse,
-    rest_of,
     sampling_of,
     tool_choice_of,
+    unsent_text,
 )
 
 LOGPROBS = "message.output_text.logprobs"
@@ -69,7 +69,7 @@ class _Body(msgspec.Struct, kw_only=True):
     truncation: Any = None
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ServingRequest:
     """Parse the body of a Responses request.
 
     Function calls and reasoning are joined to the adjacent assistant message. `tool_choice` "none" drops the tools.
@@ -97,10 +97,10 @@ def read_request(body: Any) -> Asked:
     )
     tools = None if options.tool_choice == "none" else [_tool(tool) for tool in options.tools or []] or None
     choice = tool_choice_of(options.tool_choice, tools, options.parallel_tool_calls)
-    request = Request(asked_messages(_messages(options)), sampling, tools=tools, tool_choice=choice)
-    return Asked(
+    request = Request(checked_messages(_messages(options)), sampling, tools=tools, tool_choice=choice)
+    return ServingRequest(
         options.model,
-        questions_of(Question(request), 1),
+        expand_choices(ChoiceRequest(request), 1),
         stream=bool(options.stream),
         logprobs=(options.top_logprobs or 0) if with_logprobs else None,
         fields=fields_of(options),
@@ -144,7 +144,7 @@ def last_chunks(
     events: list[dict[str, Any]] = []
     for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            rest = rest_of(response, sent), logprobs_content(logprobs or ())
+            rest = unsent_text(response, sent), logprobs_content(logprobs or ())
             events += _text_events(head, position, item, *rest, bool(sent))
         else:
             events += _item_events(position, item)

@@ -13,13 +13,13 @@ from rove.core.records import Usage
 from rove.wire.common import without_none
 from rove.wire.completions import Ids
 from rove.wire.serving import (
-    Asked,
+    ChoiceRequest,
     Head,
     Options,
-    Question,
+    ServingRequest,
     TokenLogprob,
     completion_object,
-    questions_of,
+    expand_choices,
     read_body,
     sampling_of,
     usage_body,
@@ -38,7 +38,7 @@ class _Body(Options, kw_only=True):
     prompt_logprobs: Likeliest | None = None
 
 
-def read_request(body: Any) -> Asked:
+def read_request(body: Any) -> ServingRequest:
     """Parse the body of a request with `prompt_ids` and the sampling fields of a completion.
 
     Raises:
@@ -46,8 +46,8 @@ def read_request(body: Any) -> Asked:
     """
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, logprobs=options.logprobs, prompt_logprobs=options.prompt_logprobs)
-    questions = questions_of(Question(Request([], sampling), options.prompt_ids), options.n)
-    return Asked.of(options, questions, options.logprobs or 0, by_token=True)
+    questions = expand_choices(ChoiceRequest(Request([], sampling), options.prompt_ids), options.n)
+    return ServingRequest.of(options, questions, options.logprobs or 0, by_token=True)
 
 
 def response_body(

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import Error, RemoteError, WorkerError, in_json
+from rove.core.errors import Error, RemoteError, WorkerError, as_json
 
 LENGTH = struct.Struct("<I")
 MAX_QUOTED_CHARS = 100
@@ -160,5 +160,5 @@ class _ConnectionClosedError(Exception):
 
 
 def _quote(name: str, args: dict[str, Any]) -> str:
-    text = in_json(args)
+    text = as_json(args)
     return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"

@@ -15,7 +15,7 @@ from commands import environment
 from rove.check.checker import Report, check
 from rove.check.package_files import module_of, packages_in, texts_of
 from rove.check.report import as_json, as_markdown
-from rove.check.rollouts import PROBE_POLICIES, Failure, Limited, RolloutResults, fitting
+from rove.check.rollouts import PROBE_POLICIES, CheckLimits, Failure, RolloutResults, fitting
 from rove.check.rules import GONE, RULES, V1, deviations, generation
 from rove.check.source_reader import read
 from rove.compat.verifiers.release import newest_allowed
@@ -25,7 +25,7 @@ from rove.core.state import State
 from rove.tools.tool import make_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = Limited(start_seconds=60.0, hang_seconds=5.0, play_seconds=60.0)
+QUICK = CheckLimits(start_seconds=60.0, hang_seconds=5.0, play_seconds=60.0)
 ENV = """
 import verifiers as vf
 {top}
@@ -48,7 +48,7 @@ def checked(folder: Path, source: str, **limits: float) -> Report:
     """The report of a module of this text."""
     (folder / "one.py").write_text(source)
     [package] = packages_in(str(folder / "one.py"))
-    limited = Limited(start_seconds=limits.get("start", 60.0), hang_seconds=5.0, play_seconds=60.0)
+    limited = CheckLimits(start_seconds=limits.get("start", 60.0), hang_seconds=5.0, play_seconds=60.0)
     return check(package, limited=limited)
 
 

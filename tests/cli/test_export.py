@@ -13,7 +13,7 @@ from commands import Rove, in_this_process
 from made import made_run, record
 
 import rove as vf
-from rove.runs.annotations import Change, Subject, annotate
+from rove.runs.annotations import Change, RolloutId, annotate
 
 RECORDS = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
 
@@ -139,7 +139,7 @@ def test_nothing_is_uploaded_unless_told_to(rove: Rove, monkeypatch: pytest.Monk
 
 def test_tags_choose_rollouts(rove: Rove):
     for rollout, tags in {("key0", 0): ["good"], ("key0", 1): ["good", "bad"], ("key1", 1): ["odd"]}.items():
-        annotate(Path("run"), Change(tags, rollout=Subject(*rollout)))
+        annotate(Path("run"), Change(tags, rollout=RolloutId(*rollout)))
 
     def rewards(*words: str) -> list[float]:
         assert rove("export", "run", *words, "-o", "out.jsonl").status == 0

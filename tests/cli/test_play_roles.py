@@ -19,7 +19,7 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
-from rove.viewer.play_session import AtTable, Table, make_table
+from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 HAGGLE = """
 import asyncio
@@ -80,19 +80,19 @@ async def at_table(
     """Games of that environment at a table: what asks for its state when that is as wanted, and what acts."""
     env = load_environment("haggle", str(folder / "mine"), **args)
     player: Client | None = vf.ScriptedClient(env.policies["buyer"]) if has_model else None
-    table = Table("haggle", "buyer" if has_model else "", roles)
+    table = PlaySession("haggle", "buyer" if has_model else "", roles)
 
     def keep(game: vf.RolloutRecord) -> str:
         return str(keep_game(folder / "kept", {"env": "haggle", "model": "buyer", "role": table.role}, game))
 
     async def games() -> None:
         for seed in range(10):
-            asked = PlayRoles({}, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
-            record = await one_game(env, AtTable(table, player), "m", SamplingParams(), seed, asked)
-            table.offer(asked.used if has_model else ())
+            asked = PlayRoles({}, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None)
+            record = await one_game(env, PlayClient(table, player), "m", SamplingParams(), seed, asked)
+            table.add_roles(asked.used if has_model else ())
             await table.finish(record)
 
-    async with TestClient(TestServer(make_table(table, keep))) as client:
+    async with TestClient(TestServer(make_play_app(table, keep))) as client:
 
         async def state(wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
             found = await (await client.get("/api/game")).json()

@@ -90,12 +90,12 @@ async def test_what_is_opened_is_refused_with_the_same_errors():
         client = OpenAIClient(server.base_url, "sk-something")
         for kind, said in ((ModelError, "HTTP 401"), (InfraError, "HTTP 500"), (InfraError, "Disconnected")):
             with pytest.raises(kind, match=said) as caught:
-                async with client.opened("chat/completions", {"messages": []}):
+                async with client.open_stream("chat/completions", {"messages": []}):
                     raise AssertionError("refused before")
             assert "sk-something" not in str(caught.value)
-        async with client.opened("chat/completions", {"messages": [{"content": "hello"}]}) as reply:
+        async with client.open_stream("chat/completions", {"messages": [{"content": "hello"}]}) as reply:
             assert b"hello" in await reply.read()
         with pytest.raises(ModelError, match="HTTP 405"):
-            async with client.opened("chat/completions"):
+            async with client.open_stream("chat/completions"):
                 raise AssertionError("there is nothing to GET")
         await client.close()

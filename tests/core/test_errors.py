@@ -22,7 +22,7 @@ from rove.core.errors import (
     ModelError,
     OverlongPromptError,
     RunError,
-    in_json,
+    as_json,
     nearest,
     phase,
     phase_of,
@@ -119,6 +119,6 @@ def test_a_traceback_names_the_place_and_a_long_one_loses_its_oldest_lines():
 
 
 def test_values_are_shown_as_json_where_it_has_words_for_them():
-    assert in_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
-    assert in_json({(1, 2): 3}) == "{(1, 2): 3}"
-    assert in_json({"a": Path("b")}) == '{"a": "b"}'
+    assert as_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
+    assert as_json({(1, 2): 3}) == "{(1, 2): 3}"
+    assert as_json({"a": Path("b")}) == '{"a": "b"}'

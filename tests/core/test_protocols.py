@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, OverlongPromptError
-from rove.core.protocols import SamplingParams, room_after
+from rove.core.protocols import SamplingParams, available_tokens
 
 
 def test_nothing_is_set_unless_it_is_given():
@@ -85,20 +85,20 @@ def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
 def test_room_after_a_prompt(ids: list[int], context: int):
     if len(ids) >= context:
         with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the model's context {context}"):
-            room_after(ids, 10, context)
+            available_tokens(ids, 10, context)
     else:
-        assert room_after(ids, 10, context) == context - len(ids)
+        assert available_tokens(ids, 10, context) == context - len(ids)
 
 
 def test_a_prompt_that_is_only_scored_may_fill_the_context():
-    assert room_after([1, 2, 3], 10, 3, least=0) == 0
+    assert available_tokens([1, 2, 3], 10, 3, min_new_tokens=0) == 0
     with pytest.raises(OverlongPromptError, match="expected at most 3"):
-        room_after([1, 2, 3, 4], 10, 3, least=0)
+        available_tokens([1, 2, 3, 4], 10, 3, min_new_tokens=0)
     with pytest.raises(OverlongPromptError, match="expected at most 2"):
-        room_after([1, 2, 3], 10, 3)
+        available_tokens([1, 2, 3], 10, 3)
 
 
 @pytest.mark.parametrize(("ids", "told"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
 def test_prompts_that_are_none(ids: list[int], told: str):
     with pytest.raises(ConfigError, match=told):
-        room_after(ids, 10, 99)
+        available_tokens(ids, 10, 99)

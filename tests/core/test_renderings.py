@@ -10,10 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rove as vf
-from rove.core.renderings import LOOKS, MAX_CELL_CHARS, MAX_SIZE, Rendering
+from rove.core.renderings import CELL_STYLES, MAX_CELL_CHARS, MAX_SIZE, Rendering
 from rove.runs.serialization import decode_record, encode_record
 
-cells = st.tuples(st.text(max_size=MAX_CELL_CHARS), st.sampled_from(LOOKS))
+cells = st.tuples(st.text(max_size=MAX_CELL_CHARS), st.sampled_from(CELL_STYLES))
 boards = st.builds(Rendering, st.lists(st.lists(cells, max_size=MAX_SIZE), max_size=MAX_SIZE))
 
 

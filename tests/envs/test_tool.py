@@ -21,7 +21,7 @@ import rove as vf
 from rove.core.errors import ToolParseError
 from rove.core.protocols import Request, Response
 from rove.rendering.tool_calls import FORMATS, Call, Format
-from rove.rollouts.evaluate import all_text
+from rove.rollouts.evaluate import conversation_texts
 from rove.runs.serialization import decode_record, encode_record
 from rove.tools.tool import make_tool
 
@@ -597,7 +597,7 @@ def test_a_timeout_ends_the_calls_too():
 
 def test_a_new_models_tokenizer_sees_tools_and_calls():
     env = env_of(add)
-    texts = all_text([play(env, calls(call("add", {"a": 1, "b": 2})))])
+    texts = conversation_texts([play(env, calls(call("add", {"a": 1, "b": 2})))])
     assert texts == [
         json.dumps(env.tool_defs[0]),
         "q0",

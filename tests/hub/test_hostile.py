@@ -32,7 +32,7 @@ from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import app
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, make_token
-from rove.hub.server.uploads import MAX_UPLOAD_BYTES, Pace
+from rove.hub.server.uploads import MAX_UPLOAD_BYTES, UploadLimits
 
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
@@ -75,7 +75,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
         "uploads": make_token(store.database, "acme", ["upload:acme/*"]),
     }
     store.close()
-    hub = InThread(place / "hub", pace=Pace(uploads=2, seconds=1.5, idle_seconds=0.5))
+    hub = InThread(place / "hub", pace=UploadLimits(uploads=2, seconds=1.5, idle_seconds=0.5))
     hub.asking.tokens = {**hub.asking.tokens, **made}
     try:
         yield Room(hub, place / "hub", package(place / "p", NAME), place, listing(place / "hub"))

@@ -20,7 +20,7 @@ from rove.core.errors import ConfigError, WorkerError
 from rove.core.protocols import Request, Response
 from rove.remote import node as node_module
 from rove.remote import node_pool
-from rove.remote.environment import AwayEnv
+from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig
 from rove.remote.node_pool import NodePool, NodeWorkers
 from rove.remote.rollout import MAX_LOST_NODES, RemoteRollout
@@ -77,7 +77,7 @@ class Near:
             self.real._envs["talk"].workers.kill(number)
 
 
-class Spread(AwayEnv):
+class Spread(RemoteEnv):
     """An environment on such nodes."""
 
     def __init__(self, real: node_module.NodeActor, count: int = 2, more: int = 0, most: int = 64):

@@ -27,7 +27,7 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import Request
 from rove.remote import node as node_module
 from rove.remote import ray as on_ray
-from rove.remote.loading import Isolation, looking_at, open_environment
+from rove.remote.loading import Isolation, open_environment, temporary_environment
 from rove.remote.rollout import MAX_LOST_NODES
 from rove.runs.run import Run
 from rove.train.config import RLConfig
@@ -108,7 +108,7 @@ def test_environments_of_a_process_share_its_actors(cluster: Any, tmp_path: Path
     assert (
         list(map(facts, one.generate_sync(Echo()))) == list(map(facts, two.generate_sync(Echo()))) == as_here(tmp_path)
     )
-    with looking_at("talk", tmp_path, {}, Isolation(on=True, ray=cluster.address)) as env:
+    with temporary_environment("talk", tmp_path, {}, Isolation(on=True, ray=cluster.address)) as env:
         assert len(env.nodes.nodes) == 1  # pyright: ignore[reportAttributeAccessIssue]
     one.close()
     two.close()

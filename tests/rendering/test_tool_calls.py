@@ -9,7 +9,16 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tiers import first_quick
 
-from rove.rendering.tool_calls import FORMATS, Call, Format, calls_of, format_of, read_calls, sure_of, unreadable_call
+from rove.rendering.tool_calls import (
+    FORMATS,
+    Call,
+    Format,
+    calls_of,
+    format_of,
+    read_calls,
+    sure_of,
+    unparsed_call_format,
+)
 
 BY_NAME = {one.name: one for one in FORMATS}
 IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
@@ -212,6 +221,6 @@ def test_what_is_begun_is_read_or_known_to_be_unreadable(how: Format, some: list
     text = "".join(some)
     _, told = read_calls(text, how, ("f",))
     begun = how.starts.search(text.rpartition("</think>")[2])
-    assert told or unreadable_call(text) if begun else not told
+    assert told or unparsed_call_format(text) if begun else not told
     if not any(mark in text for one in FORMATS for mark in one.marks):
-        assert unreadable_call(text) is None
+        assert unparsed_call_format(text) is None

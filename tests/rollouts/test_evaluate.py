@@ -13,7 +13,7 @@ from toys import Quiz, Talk, right, roll, says
 import rove as vf
 from rove.clients.limiter import Limiter
 from rove.core.records import Outcome
-from rove.rollouts.evaluate import all_text
+from rove.rollouts.evaluate import conversation_texts
 from rove.runs.run import Run
 from rove.statistics import Price
 
@@ -237,7 +237,7 @@ def test_a_dataset_becomes_a_hugging_face_dataset_and_asks_the_same_again():
 
 
 def test_all_text():
-    assert all_text(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
+    assert conversation_texts(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
         *("Be brief.", "q0", "hi"),
         *("Be brief.", "q1", "hi"),
     ]

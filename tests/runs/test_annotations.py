@@ -13,13 +13,22 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, RunError
-from rove.runs.annotations import FILE, MAX_NOTE_CHARS, MAX_TAG_CHARS, Annotations, Change, Said, Subject, annotate
+from rove.runs.annotations import (
+    FILE,
+    MAX_NOTE_CHARS,
+    MAX_TAG_CHARS,
+    Annotation,
+    Annotations,
+    Change,
+    RolloutId,
+    annotate,
+)
 
-ONE, OTHER = Subject("key", 0), Subject("key", 1, step=3)
+ONE, OTHER = RolloutId("key", 0), RolloutId("key", 1, step=3)
 
 
 def test_changes_add_up_per_rollout_and_for_the_run(tmp_path: Path):
-    assert Annotations(tmp_path).run == Said()
+    assert Annotations(tmp_path).run == Annotation()
     annotate(tmp_path, Change(["good", "odd"], rollout=ONE))
     annotate(tmp_path, Change(["keep"]))
     annotate(tmp_path, Change(["bad"], ["good", "never there"], "why?", OTHER))
@@ -29,7 +38,7 @@ def test_changes_add_up_per_rollout_and_for_the_run(tmp_path: Path):
     assert said.rollouts == {(None, "key", 0): (("good",), "look"), (3, "key", 1): (("bad",), "why?")}
     assert said.tags() == ["bad", "good"]
     annotate(tmp_path, Change(remove=["good"], note="", rollout=ONE))
-    said.catch_up()
+    said.reload()
     assert list(said.rollouts) == [(3, "key", 1)]
 
 
@@ -43,10 +52,10 @@ def test_whatever_is_torn_is_left_out_and_what_comes_after_is_kept(tmp_path_fact
     os.truncate(folder / FILE, min(size, len(whole)))
     left = tuple("abc"[: sum(end <= size for end in ends)])
     said = Annotations(folder)
-    assert (said.rollouts.get(ONE.place, Said()).tags, said.bad) == (left, [])
+    assert (said.rollouts.get(ONE.key, Annotation()).tags, said.bad) == (left, [])
     annotate(folder, Change(["d"], rollout=ONE))
-    said.catch_up()
-    assert (said.rollouts[ONE.place].tags, said.bad) == ((*left, "d"), [])
+    said.reload()
+    assert (said.rollouts[ONE.key].tags, said.bad) == ((*left, "d"), [])
 
 
 def test_several_people_at_once_lose_nothing(tmp_path: Path):
@@ -60,7 +69,7 @@ def test_several_people_at_once_lose_nothing(tmp_path: Path):
     for thread in threads:
         thread.join()
     said = Annotations(tmp_path)
-    assert len(said.rollouts[ONE.place].tags) == 80 and not said.bad
+    assert len(said.rollouts[ONE.key].tags) == 80 and not said.bad
 
 
 def test_lines_that_are_none_are_counted_and_data_does_not_go_on_without_them(tmp_path: Path):
@@ -121,4 +130,4 @@ def read_again(folder: Path, made: list[Change]) -> None:
                 tags = [tag for tag in tags if tag not in change.remove]
                 tags += [tag for tag in dict.fromkeys(change.add) if tag not in tags]
                 note = note if change.note is None else change.note
-        assert Annotations(folder).rollouts.get(place.place, Said()) == (tuple(tags), note)
+        assert Annotations(folder).rollouts.get(place.key, Annotation()) == (tuple(tags), note)

@@ -27,7 +27,7 @@ from rove.core.protocols import Request, SamplingParams
 from rove.engine.client import EngineClient
 from rove.server import base_url_of, listening, make_app
 from rove.server.app import QUEUE
-from rove.wire.serving import Asked
+from rove.wire.serving import ServingRequest
 from tests.server.test_server import post
 
 ASK: list[Any] = [{"role": "user", "content": "0 1 2"}]
@@ -753,8 +753,8 @@ async def test_a_large_crowd_leaves_nothing_behind():
 
 def test_what_is_asked_without_a_name_means_the_first_model():
     app = make_app(EngineClient.from_model(tiny_model(), max_batch=2), ["a", "b"])
-    assert app[QUEUE].admit(Asked("", [])).model == "a"
-    assert app[QUEUE].admit(Asked("b", [])).model == "b"
+    assert app[QUEUE].admit(ServingRequest("", [])).model == "a"
+    assert app[QUEUE].admit(ServingRequest("b", [])).model == "b"
 
 
 # In processes of their own

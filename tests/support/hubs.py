@@ -18,7 +18,7 @@ from packages import put_package
 from yarl import URL
 
 from rove.hub.package.manifest import Manifest
-from rove.hub.server.app import make_hub, serving
+from rove.hub.server.app import make_app, serving
 from rove.hub.server.checking import Session
 from rove.hub.server.results import read_run
 from rove.hub.server.store import Store, StoredFile
@@ -59,7 +59,7 @@ def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str =
     private = fields.pop("private", False)
     folder = store.folder.parent / "made" / owner / name / version
     manifest = put_package(folder, name, version, **fields)
-    draft = store.draft()
+    draft = store.new_draft()
     for part, content in parts_of(folder, manifest).items():
         (draft / part).write_bytes(content)
     kept = [StoredFile(**file) for file in Session().check(str(draft), owner, name, version, [])]
@@ -202,14 +202,14 @@ async def hub(folder: Path, owners: tuple[str, ...] = ("acme", "zeta"), **option
     """A hub at work with owners, each of which has a token of its name, and one to do everything: "acme-admin"."""
     store = Store(folder)
     try:
-        store.enter()
+        store.recover()
         tokens = {}
         for owner in owners:
             store.add_owner(owner)
             tokens[owner] = make_token(store.database, owner)
             tokens[f"{owner}-admin"] = make_token(store.database, owner, ["admin"])
         alone = TCPConnector(force_close=True)  # one that is used again may be closed at that moment, for being idle
-        async with serving(make_hub(store, "test", **options)) as url, ClientSession(connector=alone) as session:
+        async with serving(make_app(store, "test", **options)) as url, ClientSession(connector=alone) as session:
             yield Asking(url, session, tokens)
     finally:
         store.close()

@@ -23,7 +23,7 @@ from rove.cli.terminal import Terminal
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens
-from rove.viewer.api import Wish, say
+from rove.viewer.api import AnnotationRequest, add_annotation
 from rove.viewer.report import write_report
 from rove.viewer.run_store import RunStore
 
@@ -94,7 +94,10 @@ def mixed_line(run: Run) -> int:
 
 def remark(runs: Path) -> None:
     """Tag the first rollout of `teacher`, and write a note on it."""
-    say(RunStore(runs, annotate=True), Wish("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."))
+    add_annotation(
+        RunStore(runs, annotate=True),
+        AnnotationRequest("teacher", 0, ["good"], note="Blocks the diagonal and forces a draw."),
+    )
 
 
 def play(tab: Tab) -> None:

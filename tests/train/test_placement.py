@@ -103,9 +103,7 @@ def test_the_environment_is_that_of_the_data_without_what_it_could_smuggle_in(tm
     assert evaluation_target(config(env="mine", env_dir="envs"), data_run(tmp_path, told))[:3] == ("mine", {}, "envs")
 
 
-@pytest.mark.parametrize(
-    ("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")]
-)
+@pytest.mark.parametrize(("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")])
 def test_an_environment_that_is_not_known_is_said_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
     data = data_run(tmp_path / "games", told)
     with pytest.raises(ConfigError, match=message):

@@ -15,12 +15,12 @@ from rove.utils.files import (
     atomic_write,
     check_tree,
     create_folders,
-    heal,
     open_regular,
     read_lines,
     read_regular,
     recover_folders,
     remove,
+    truncate_torn_line,
 )
 
 
@@ -31,16 +31,16 @@ def test_only_a_torn_last_line_is_cut(tmp_path_factory: pytest.TempPathFactory, 
     file = tmp_path_factory.mktemp("heal") / "lines"
     whole = b"".join(line + b"\n" for line in lines)
     file.write_bytes(whole + torn.replace(b"\n", b""))
-    heal(file)
+    truncate_torn_line(file)
     assert file.read_bytes() == whole
 
 
 def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path):
     file = tmp_path / "lines"
     file.write_bytes(b"ok\n" + b"x" * 200_000)
-    heal(file)
+    truncate_torn_line(file)
     assert file.read_bytes() == b"ok\n"
-    heal(tmp_path / "nothing")
+    truncate_torn_line(tmp_path / "nothing")
 
 
 def test_a_file_is_replaced_whole(tmp_path: Path):

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rove.utils.processes import Ended, run_command, signal_group
+from rove.utils.processes import CommandResult, run_command, signal_group
 from tests.server.test_server import until
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -25,8 +25,8 @@ def has_ended(pid: int) -> bool:
 async def test_a_program_says_what_it_says(tmp_path: Path):
     assert await run_command(
         "cat; pwd; echo $WORD >&2; exit 3", env={**ENV, "WORD": "hi"}, cwd=str(tmp_path), stdin="in "
-    ) == (Ended(f"in {tmp_path}\n", "hi\n", 3))
-    assert await run_command(["echo", "a b", "$HOME"], env=ENV) == Ended("a b $HOME\n", "", 0)
+    ) == (CommandResult(f"in {tmp_path}\n", "hi\n", 3))
+    assert await run_command(["echo", "a b", "$HOME"], env=ENV) == CommandResult("a b $HOME\n", "", 0)
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1"), (10, "1234567890"), (500, "…" + "1234567890" * 5)])

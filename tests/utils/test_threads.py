@@ -10,7 +10,7 @@ import pytest
 
 from rove.core.errors import InfraError
 from rove.utils import threads
-from rove.utils.threads import Threads, UnderWay
+from rove.utils.threads import PendingCalls, Threads
 
 
 async def test_results_and_errors_come_back():
@@ -100,7 +100,7 @@ def test_a_loop_that_is_gone_is_not_told():
 
 
 async def test_a_call_is_under_way_until_it_has_ended_or_never_begins():
-    pool, release, under_way = Threads(1), threading.Event(), UnderWay()
+    pool, release, under_way = Threads(1), threading.Event(), PendingCalls()
     hanging, queued = (asyncio.ensure_future(pool.run(release.wait, under_way)) for _ in range(2))
     await asyncio.sleep(0.05)
     assert len(under_way) == 2

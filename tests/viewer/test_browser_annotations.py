@@ -10,7 +10,7 @@ import pytest
 from browser import NARROW, WIDE, Tab, chromium, viewing, violations
 from made import made_run, record
 
-from rove.runs.annotations import Annotations, Change, Subject, annotate
+from rove.runs.annotations import Annotations, Change, RolloutId, annotate
 
 pytestmark = pytest.mark.slow
 
@@ -86,7 +86,7 @@ def test_picked_runs_are_tagged_and_the_table_is_filtered_by_it(browser: Any, ru
 
 
 def test_without_leave_everything_is_shown_and_nothing_can_be_changed(browser: Any, runs: Path):
-    annotate(runs / "one", Change(["good"], note="see this", rollout=Subject("key0", 1)))
+    annotate(runs / "one", Change(["good"], note="see this", rollout=RolloutId("key0", 1)))
     annotate(runs / "one", Change(["keep"]))
     with viewing(runs) as url:
         tab = Tab(browser, url)

@@ -27,7 +27,7 @@ from rove.rollouts.rescore import rescore, settings_of
 from rove.runs.annotations import Change, annotate
 from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens, write_tokens
-from rove.viewer.api import ENDPOINTS, Asked
+from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.app import make_viewer
 from rove.viewer.index import Index
 from rove.viewer.report import markdown, write_report
@@ -116,7 +116,7 @@ def look(path: Path, output: Path) -> list[str]:
 
     def ask(name: str) -> None:
         params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good"}
-        msgspec.json.encode(ENDPOINTS[name](shelf, Asked(list(params.items()))))
+        msgspec.json.encode(ENDPOINTS[name](shelf, QueryParams(list(params.items()))))
 
     run = Run(path)
     for name in ENDPOINTS:
@@ -134,7 +134,7 @@ def look(path: Path, output: Path) -> list[str]:
 def check_listed(path: Path) -> dict[str, Any]:
     """The row of a run in the viewer's list, beside a good one."""
     shelf = RunStore(path.parent)
-    rows = {one["name"]: one for one in ENDPOINTS["runs"](shelf, Asked([]))["runs"]}
+    rows = {one["name"]: one for one in ENDPOINTS["runs"](shelf, QueryParams([]))["runs"]}
     shelf.close()
     assert rows["good"]["status"] == "stopped" and "trouble" not in rows["good"]
     return rows[path.name]
@@ -257,7 +257,7 @@ def test_a_forged_index_is_not_believed(tmp_path: Path):
     write_report(run, tmp_path / "report.html")
     assert "99" not in markdown(run)
     shelf = RunStore(run.path)
-    rows = ENDPOINTS["rollouts"](shelf, Asked([("run", "bad")]))["rows"]
+    rows = ENDPOINTS["rollouts"](shelf, QueryParams([("run", "bad")]))["rows"]
     shelf.close()
     assert [row["reward"] for row in rows] == [pytest.approx(1.2), pytest.approx(0.2), None]
 

@@ -20,7 +20,7 @@ from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import load_environment
 from rove.rollouts.export_rows import RunRows
 from rove.runs.run import Run
-from rove.viewer.play_session import AtTable, Table, make_table
+from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
 Asked = Callable[..., Any]
 
@@ -30,7 +30,7 @@ async def played(
     env: Any, role: str, player: Client | None, folder: Path, fields: Sequence[str] = ()
 ) -> AsyncIterator[tuple[Asked, Asked]]:
     """Games of `env` at a table: what asks for its state, and what acts."""
-    table = Table(env.env_id, "somebody" if player else "", [role, "none"], fields, fields[-1] if fields else "")
+    table = PlaySession(env.env_id, "somebody" if player else "", [role, "none"], fields, fields[-1] if fields else "")
     if role == "opponent":
         env.opponent = table.ask
 
@@ -42,9 +42,9 @@ async def played(
 
     async def games() -> None:
         for seed in range(10):
-            await table.finish(await one_game(env, AtTable(table, player), "m", SamplingParams(), seed))
+            await table.finish(await one_game(env, PlayClient(table, player), "m", SamplingParams(), seed))
 
-    async with TestClient(TestServer(make_table(table, keep))) as client:
+    async with TestClient(TestServer(make_play_app(table, keep))) as client:
 
         async def state(after: int | str = "") -> dict[str, Any]:
             return await (await client.get("/api/game", params={"after": after})).json()
@@ -147,8 +147,8 @@ async def test_one_can_watch_and_a_failure_is_told(tmp_path: Path):
 
 
 async def test_only_its_own_page_may_act():
-    table = Table("quiz", "m", ["none"])
-    async with TestClient(TestServer(make_table(table, lambda game: "nowhere"))) as client:
+    table = PlaySession("quiz", "m", ["none"])
+    async with TestClient(TestServer(make_play_app(table, lambda game: "nowhere"))) as client:
         json = {"Content-Type": "application/json"}
         assert (await client.post("/api/again", data=b"{}", headers={"Content-Type": "text/plain"})).status == 415
         assert (
@@ -177,9 +177,9 @@ async def test_only_its_own_page_may_act():
     st.booleans(),
 )
 async def test_nothing_that_is_sent_makes_it_fail(name: str, body: bytes, over: bool):
-    table = Table("quiz", "m", ["none"])
+    table = PlaySession("quiz", "m", ["none"])
     table.record = record() if over else None
-    async with TestClient(TestServer(make_table(table, lambda game: "nowhere"))) as client:
+    async with TestClient(TestServer(make_play_app(table, lambda game: "nowhere"))) as client:
         answer = await client.post(f"/api/{name}", data=body, headers={"Content-Type": "application/json"})
         assert answer.status in (200, 400)
         assert (await client.get("/api/game", params={"after": body.decode("latin-1")})).status == 200

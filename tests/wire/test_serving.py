@@ -15,7 +15,7 @@ from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 from rove.wire import chat, completions
 from rove.wire.common import tool_call
-from rove.wire.serving import Question, TokenLogprob, error_body, new_head, questions_of, read_body, usage_of
+from rove.wire.serving import ChoiceRequest, TokenLogprob, error_body, expand_choices, new_head, read_body, usage_of
 
 TOOL: dict[str, Any] = {"type": "function", "function": {"name": "f", "parameters": {"type": "object"}}}
 HEAD = new_head("chatcmpl", "toy")
@@ -53,7 +53,7 @@ def test_a_chat_request_is_read_as_it_was_meant(
 ):
     request = Request([dict(message) for message in messages], sampling, model, tools)
     asked = chat.read_request(over_json(chat.request_body(request)))
-    (question,) = asked.questions
+    (question,) = asked.choices
     # null is what is not there, in a message too
     wanted = [{key: value for key, value in message.items() if value is not None} for message in messages]
     assert (question.request.messages, question.request.tools, asked.model) == (wanted, tools, model)
@@ -66,7 +66,7 @@ def test_a_chat_request_is_read_as_it_was_meant(
 @given(st.text(), samplings)
 def test_a_completion_request_is_read_as_it_was_meant(text: str, sampling: SamplingParams):
     body = over_json(completions.request_body(Request([UserMessage(text)], sampling, "toy")))
-    (question,) = completions.read_request(body).questions
+    (question,) = completions.read_request(body).choices
     assert (question.request.text, question.request.messages, question.request.sampling_params) == (text, [], sampling)
 
 
@@ -125,16 +125,16 @@ def test_log_probabilities_are_asked_for():
 
 
 def test_seeds_count_up_from_the_one_given():
-    given = questions_of(Question(Request([], SamplingParams(seed=7))), 3)
+    given = expand_choices(ChoiceRequest(Request([], SamplingParams(seed=7))), 3)
     assert [one.request.seed for one in given] == [one.request.sampling_params.seed for one in given] == [7, 8, 9]
-    free = questions_of(Question(Request([])), 3)
+    free = expand_choices(ChoiceRequest(Request([])), 3)
     assert len({one.request.seed for one in free}) == 3
     assert {one.request.sampling_params.seed for one in free} == {None}
 
 
 def test_prompts_of_completions():
     def prompts(given: Any) -> list[Any]:
-        return [one.request.text or one.prompt_ids for one in completions.read_request({"prompt": given}).questions]
+        return [one.request.text or one.prompt_ids for one in completions.read_request({"prompt": given}).choices]
 
     assert [prompts(given) for given in ("a", ["a", "b"], [1, 2], [[1], [2]])] == [
         ["a"],

@@ -49,7 +49,7 @@ def test_a_request_is_read_as_it_was_meant(system: str | None, turns: list[Any],
         messages.append(UserMessage([{"type": "text", "text": "look"}, image]))
     request = Request([dict(m) for m in messages], SamplingParams(max_tokens=9, stop=["x"]), "toy", tools)
     asked = read_request(over_json(anthropic.request_body(request)))
-    (question,) = asked.questions
+    (question,) = asked.choices
     assert question.request.messages == messages
     assert (question.request.sampling_params, asked.model, asked.api) == (request.sampling_params, "toy", "anthropic")
     assert question.request.tools == tools
@@ -114,7 +114,7 @@ def test_results_come_before_what_the_user_says_beside_them():
         "max_tokens": 5,
         "messages": [{"role": "assistant", "content": said}, {"role": "user", "content": blocks}],
     }
-    assert read_request(body).questions[0].request.messages == [
+    assert read_request(body).choices[0].request.messages == [
         AssistantMessage(None, tool_calls=[tool_call("1", "f", "{}")], reasoning_content="hm"),
         ToolMessage("sunny", "1"),
         ToolMessage("", "2"),
@@ -136,14 +136,14 @@ def test_which_tool_has_to_be_called():
     }
 
     def choice(**given: Any) -> ToolChoice | None:
-        return read_request({**body, "tool_choice": given}).questions[0].request.tool_choice
+        return read_request({**body, "tool_choice": given}).choices[0].request.tool_choice
 
     assert choice(type="any") == ToolChoice(("f",))
     assert (
         choice(type="any", disable_parallel_tool_use=True) == choice(type="tool", name="f") == ToolChoice(("f",), False)
     )
     assert choice(type="auto") is None
-    assert read_request({**body, "tool_choice": {"type": "none"}}).questions[0].request.tools is None
+    assert read_request({**body, "tool_choice": {"type": "none"}}).choices[0].request.tools is None
     for wrong, message in (
         ({"type": "some"}, 'tool_choice is {"type": "some"}'),
         ({"type": "tool", "name": "g"}, "names 'g'"),

@@ -41,7 +41,7 @@ def merged(messages: list[Message]) -> list[dict[str, Any]]:
 def test_a_request_is_read_as_it_was_meant(messages: list[Message], tools: Any, most: int | None, heat: float | None):
     request = Request([dict(m) for m in messages], SamplingParams(max_tokens=most, temperature=heat), "toy", tools)
     asked = read_request(over_json(responses.request_body(request)))
-    (question,) = asked.questions
+    (question,) = asked.choices
     assert plain(question.request.messages) == merged(messages)
     assert (question.request.sampling_params.max_tokens, question.request.sampling_params.temperature) == (most, heat)
     assert (asked.model, asked.api, question.request.sampling_params.extra) == ("toy", "responses", {})
@@ -86,7 +86,7 @@ def test_instructions_reasoning_and_calls_become_messages():
         ],
     }
     calls = [tool_call("1", "f", "{}"), tool_call("2", "g", "{}")]
-    assert read_request(body).questions[0].request.messages == [
+    assert read_request(body).choices[0].request.messages == [
         SystemMessage("be brief"),
         UserMessage("ab"),
         AssistantMessage("I look", reasoning_content="hm", tool_calls=calls),
@@ -100,14 +100,14 @@ def test_forms_and_choices():
     tools = [{"type": "function", "name": "f", "parameters": {}}]
     asked = read_request({"input": "a", "text": {"format": form}, "tools": tools, "tool_choice": "required"})
     inner = {"name": "trip", "schema": {"type": "object"}}
-    sampling = asked.questions[0].request.sampling_params
+    sampling = asked.choices[0].request.sampling_params
     assert sampling.response_format == {"type": "json_schema", "json_schema": inner}
-    assert asked.questions[0].request.tool_choice == ToolChoice(("f",))
+    assert asked.choices[0].request.tool_choice == ToolChoice(("f",))
     named = read_request({"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "f"}})
-    assert named.questions[0].request.tool_choice == ToolChoice(("f",), False)
+    assert named.choices[0].request.tool_choice == ToolChoice(("f",), False)
     none = read_request({"input": "a", "text": {"format": {"type": "text"}}, "tools": tools, "tool_choice": "none"})
-    assert (none.questions[0].request.tool_choice, none.questions[0].request.tools) == (None, None)
-    assert none.questions[0].request.sampling_params.response_format is None
+    assert (none.choices[0].request.tool_choice, none.choices[0].request.tools) == (None, None)
+    assert none.choices[0].request.sampling_params.response_format is None
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ RESPONSE = Response(AssistantMessage("ab"), Usage(3, 2), "length", StepTokens([1
 
 def test_what_a_body_asks_for():
     asked = read_request({"prompt_ids": [1, 2], "n": 2, "seed": 7, "top_k": 3, "logprobs": 2, "stream": True, "own": 1})
-    assert [(one.prompt_ids, one.request.seed) for one in asked.questions] == [([1, 2], 7), ([1, 2], 8)]
-    assert asked.questions[0].request.sampling_params == SamplingParams(seed=7, top_k=3, logprobs=2, extra={"own": 1})
-    assert (asked.n, asked.stream, asked.logprobs, asked.by_token) == (2, True, 2, True)
+    assert [(one.prompt_ids, one.request.seed) for one in asked.choices] == [([1, 2], 7), ([1, 2], 8)]
+    assert asked.choices[0].request.sampling_params == SamplingParams(seed=7, top_k=3, logprobs=2, extra={"own": 1})
+    assert (asked.n, asked.stream, asked.logprobs, asked.is_token_stream) == (2, True, 2, True)
     assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always told
 
 

@@ -17,7 +17,7 @@ from rove.compat.verifiers.messages import Messages
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.tools import StatefulToolEnv
 from rove.compat.verifiers.types import State
-from rove.envs.sandbox import limited, package_names
+from rove.envs.sandbox import override_limits, package_names
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
 
 # fmt: off
@@ -132,7 +132,7 @@ class SandboxEnv(StatefulToolEnv):
         self.timeout_per_command_seconds = timeout_per_command_seconds
         self.start_command = "" if start_command == "tail -f /dev/null" else start_command
         if backend is None:
-            limits = limited(SandboxLimits(), timeout_per_command_seconds, memory_gb, None)
+            limits = override_limits(SandboxLimits(), timeout_per_command_seconds, memory_gb, None)
             backend = LocalBackend(limits, packages=package_names(packages), environment=environment_vars)
         self.backend = backend
         self.sandbox_client = SandboxClient(self)

@@ -14,13 +14,13 @@ import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, HubError, TrustError
-from rove.hub.client.settings import is_url, normal, token_for
+from rove.hub.client.settings import is_url, normalize_address, token_for
 from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
 
 
-class Listed(msgspec.Struct, kw_only=True):
+class EnvironmentEntry(msgspec.Struct, kw_only=True):
     """An entry in a hub's list of environments."""
 
     owner: str
@@ -44,7 +44,7 @@ class Index(msgspec.Struct, kw_only=True):
 
     schema: int
     hub: str = ""
-    environments: list[Listed]
+    environments: list[EnvironmentEntry]
     search: str | None = None
 
 
@@ -142,7 +142,7 @@ class Hub:
     """
 
     def __init__(self, where: str, token: str | None = None, **options: Any):
-        self.where = normal(where)
+        self.where = normalize_address(where)
         if is_url(self.where):
             self._transport: HttpTransport | FolderTransport = HttpTransport(
                 self.where, token_for(self.where) if token is None else token, **options
@@ -178,7 +178,7 @@ class Hub:
         compatibility: str | None = None,
         limit: int = 50,
         offset: int = 0,
-    ) -> tuple[list[Listed], int]:
+    ) -> tuple[list[EnvironmentEntry], int]:
         """Search for environments that contain all words; return at most `limit` from `offset` on, and the total number.
 
         The hub's search API is used if it has one; otherwise the whole list is downloaded and filtered here.
@@ -196,7 +196,7 @@ class Hub:
             return await self._search_server(index.search, given)
         wanted = words.lower().split()
 
-        def matches(one: Listed) -> bool:
+        def matches(one: EnvironmentEntry) -> bool:
             text = " ".join([one.owner, one.name, one.description, *one.tags]).lower()
             return (
                 all(word in text for word in wanted)
@@ -330,7 +330,7 @@ class Hub:
         """Return "owner" and "scopes" of the token."""
         return await self._transport.call("GET", "/api/me")
 
-    async def _search_server(self, path: str, given: Mapping[str, Any]) -> tuple[list[Listed], int]:
+    async def _search_server(self, path: str, given: Mapping[str, Any]) -> tuple[list[EnvironmentEntry], int]:
         """Query the hub's search API."""
         if not path.startswith("/") or path.startswith("//"):
             raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
@@ -358,7 +358,7 @@ class Hub:
 
 
 class _SearchResult(msgspec.Struct):
-    environments: list[Listed]
+    environments: list[EnvironmentEntry]
     total: int
 
 

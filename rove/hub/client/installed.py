@@ -196,7 +196,9 @@ def module_file(found: Installed) -> Path:
     return file
 
 
-def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None = None) -> loading.Elsewhere | None:
+def finder(
+    env_id: str, absent: Callable[[Reference], Installed | None] | None = None
+) -> loading.ExternalEnvironment | None:
     """Find an installed environment; a finder for `rove.envs.loading.finders`.
 
     Args:
@@ -213,7 +215,7 @@ def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None =
     if found is None:
         return None
     name = str(found.reference)
-    return loading.Elsewhere(module_file(found), lambda env_args, **options: load(name, env_args, **options))
+    return loading.ExternalEnvironment(module_file(found), lambda env_args, **options: load(name, env_args, **options))
 
 
 def _environ(found: Installed) -> dict[str, str] | None:

@@ -32,7 +32,7 @@ from rove.hub.client.requirements import (
 from rove.hub.package.archives import check_package
 from rove.hub.package.manifest import V0, Manifest, read_manifest
 from rove.hub.package.names import Reference
-from rove.remote.venv import make_venv, run_pip, standing_in
+from rove.remote.venv import make_venv, run_pip, stand_in_arguments
 from rove.utils.files import atomic_write
 
 INSTALL = ("install", "--quiet", "--no-input")
@@ -108,7 +108,7 @@ async def look_up(
     if release.yanked is not None:
         notes.append(f"this version is yanked: {release.yanked}")
     if key is not None and known_keys.known_key(hub.where, reference.owner) is None:
-        notes.append(f"signed; the key of '{reference.owner}' ({known_keys.short(key)}) is new and will be saved")
+        notes.append(f"signed; the key of '{reference.owner}' ({known_keys.fingerprint(key)}) is new and will be saved")
     if manifest.needs.secrets:
         notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
     return Offer(
@@ -136,7 +136,7 @@ def _check_matches(manifest: Manifest, reference: Reference, release: Release) -
         )
 
 
-def check_runs(manifest: Manifest, subject: str) -> None:
+def check_compatible(manifest: Manifest, subject: str) -> None:
     """Check that a package can run with this Python and this rove.
 
     Raises:
@@ -160,7 +160,7 @@ async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
     return wheel
 
 
-def place(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
+def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
     """Install a package into its own virtual environment, replacing another version. Installation is atomic.
 
     Args:
@@ -201,7 +201,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
         *(undeclared_v0_requirements(wheel) if is_v0 else []),
     ]
     with tempfile.TemporaryDirectory() as empty:
-        pip_options = standing_in(Path(empty) / "wheels", PROVIDED)
+        pip_options = stand_in_arguments(Path(empty) / "wheels", PROVIDED)
         _install(python, requirements, wheel, allow_source, pip_options)
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
@@ -212,7 +212,7 @@ def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) ->
     raise HubError(f"{subject} does not contain the module '{module}' that its manifest names")
 
 
-def place_here(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
+def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     """Install a package into the current interpreter, where its dependencies can conflict with others.
 
     Raises:

@@ -10,7 +10,7 @@ import tomli_w
 
 from rove.core.config import read_toml
 from rove.core.errors import TrustError
-from rove.hub.client.settings import normal
+from rove.hub.client.settings import normalize_address
 from rove.hub.package import signing
 from rove.utils.files import atomic_write, config_folder
 
@@ -20,7 +20,7 @@ FILE = "known_keys.toml"
 def known_key(hub: str, owner: str) -> str | None:
     """Return the saved public key of an owner on a hub, or None."""
     file = _file()
-    owners = read_toml(file).get(normal(hub), {}) if file.is_file() else {}
+    owners = read_toml(file).get(normalize_address(hub), {}) if file.is_file() else {}
     return owners.get(owner)
 
 
@@ -28,7 +28,7 @@ def remember(hub: str, owner: str, key: str) -> None:
     """Save an owner's public key."""
     file = _file()
     content = read_toml(file) if file.is_file() else {}
-    content.setdefault(normal(hub), {})[owner] = key
+    content.setdefault(normalize_address(hub), {})[owner] = key
     file.parent.mkdir(parents=True, exist_ok=True)
     atomic_write(file, tomli_w.dumps(content).encode())
 
@@ -60,26 +60,26 @@ def check_signature(
     if signature is None:
         if known is not None or listed:
             raise TrustError(
-                f"this version is not signed, but '{owner}' signs packages (key {short(known or listed[0])}); it may not be from "
+                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(known or listed[0])}); it may not be from "
                 "the owner; installation was cancelled. Ask the owner"
             )
         return None
     key = signing.check_signature(manifest, signature)
     if known is not None and key != known:
         raise TrustError(
-            f"this version is signed with the key {short(key)}; the saved key of '{owner}' on {hub} is {short(known)}. Either "
+            f"this version is signed with the key {fingerprint(key)}; the saved key of '{owner}' on {hub} is {fingerprint(known)}. Either "
             "the owner has a new key, or the version is not from the owner; installation was cancelled. Ask the owner over "
             f"another channel; if the key is new, add --trust-key {key}"
         )
     if known is None and listed and key not in listed:
         raise TrustError(
-            f"this version is signed with the key {short(key)}, which is not one of the keys of '{owner}' on the hub "
-            f"({', '.join(map(short, listed))}); installation was cancelled. Ask the owner"
+            f"this version is signed with the key {fingerprint(key)}, which is not one of the keys of '{owner}' on the hub "
+            f"({', '.join(map(fingerprint, listed))}); installation was cancelled. Ask the owner"
         )
     return key
 
 
-def short(key: str) -> str:
+def fingerprint(key: str) -> str:
     """Return a short fingerprint of a key."""
     return hashlib.sha256(key.encode()).hexdigest()[:16]
 

@@ -38,7 +38,7 @@ _SECRET_VALUE = re.compile(
 """API keys in the formats of common providers, and credentials in URLs."""
 
 
-def results_of(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> dict[str, Any]:
+def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> dict[str, Any]:
     """Return the publishable results of a finished evaluation, without secrets.
 
     Args:
@@ -107,7 +107,7 @@ def _masked(value: Any, secrets: Secrets, field: str) -> Any:
     if isinstance(value, str):
         if value and _SECRET_FIELD.search(field):
             return MASK
-        return _SECRET_VALUE.sub(MASK, secrets.masked_in(value))
+        return _SECRET_VALUE.sub(MASK, secrets.mask_text(value))
     return value
 
 

@@ -16,19 +16,19 @@ from rove.utils.files import config_folder
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 
 
-def hub_of(given: str | None = None) -> str | None:
+def resolve_hub(given: str | None = None) -> str | None:
     """Return the address of the hub: `given`, else `$ROVE_HUB`, else the one saved by `rove hub login`, else None."""
     where = given or os.environ.get(HUB_VAR, "").strip() or _content().get("hub")
-    return None if where is None else normal(str(where))
+    return None if where is None else normalize_address(str(where))
 
 
-def needed_hub(given: str | None = None) -> str:
+def require_hub(given: str | None = None) -> str:
     """Return the address of the hub as `hub_of`, but require one.
 
     Raises:
         ConfigError: No hub is configured.
     """
-    where = hub_of(given)
+    where = resolve_hub(given)
     if where is None:
         raise ConfigError(
             f"no hub is configured: add --hub URL_OR_FOLDER, set {HUB_VAR}, or run `rove hub login URL_OR_FOLDER`. "
@@ -37,13 +37,13 @@ def needed_hub(given: str | None = None) -> str:
     return where
 
 
-def needed_server(given: str | None = None) -> str:
+def require_server(given: str | None = None) -> str:
     """Return the address of a hub that accepts uploads.
 
     Raises:
         ConfigError: No hub is configured, or it is a folder.
     """
-    where = needed_hub(given)
+    where = require_hub(given)
     if not is_url(where):
         raise ConfigError(f"the hub {where} is a read-only folder; start `rove hub serve` and add --hub URL")
     return where
@@ -59,18 +59,18 @@ def token_for(where: str, given: str | None = None) -> str | None:
         given: The hub that the user named in the command, if any.
     """
     token = os.environ.get(TOKEN_VAR, "").strip()
-    if token and hub_of(given) == normal(where):
+    if token and resolve_hub(given) == normalize_address(where):
         return token
     tokens = _content().get("tokens", {})
-    return tokens.get(normal(where)) if isinstance(tokens, dict) else None
+    return tokens.get(normalize_address(where)) if isinstance(tokens, dict) else None
 
 
-def keep(where: str, token: str | None) -> Path:
+def save_hub(where: str, token: str | None) -> Path:
     """Save a hub as the default with its token, in a file that only the user can read; return the file."""
     content = _content()
-    content["hub"] = normal(where)
+    content["hub"] = normalize_address(where)
     if token is not None:
-        content["tokens"] = {**content.get("tokens", {}), normal(where): token}
+        content["tokens"] = {**content.get("tokens", {}), normalize_address(where): token}
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
     handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # created with mode 0600
@@ -84,7 +84,7 @@ def keep(where: str, token: str | None) -> Path:
     return file
 
 
-def normal(where: str) -> str:
+def normalize_address(where: str) -> str:
     """Normalize a hub's address: a URL without trailing slash, or an absolute path."""
     where = where.strip()
     if is_url(where):

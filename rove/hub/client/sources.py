@@ -65,13 +65,13 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
     return below, commit
 
 
-def built(folder: Path, output: Path) -> Path:
+def build_wheel(folder: Path, output: Path) -> Path:
     """Build a wheel with the package's build backend, without running the package itself.
 
     Raises:
         PackageError: The build fails, or its result is not an environment package.
     """
-    package = build(folder, output, playing=False)
+    package = build(folder, output, run_policies=False)
     return package.folder / package.manifest.wheel.filename
 
 

@@ -191,7 +191,7 @@ class HttpTransport:
             except aiohttp.InvalidURL as error:
                 raise ConfigError(f"{self.where} is not the address of a hub: {error}") from None
             except (aiohttp.ClientError, OSError) as error:
-                message = self._secrets.masked_in(f"{type(error).__name__}: {error}")
+                message = self._secrets.mask_text(f"{type(error).__name__}: {error}")
             if attempts > self.retries:
                 raise InfraError(
                     f"no response from the hub {self.where} ({path}) after {attempts} attempts; last error: {message}"
@@ -211,7 +211,7 @@ class HttpTransport:
         return self.where + path if "?" in path else self.where + quote(path)
 
     async def _error_for(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
-        message = self._secrets.masked_in(_error_text(await reply.content.read(1 << 14)))
+        message = self._secrets.mask_text(_error_text(await reply.content.read(1 << 14)))
         what = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
         if reply.status in RETRYABLE_STATUSES:
             return _TemporaryError(what, _retry_after(reply.headers))

@@ -23,7 +23,7 @@ from rove.core.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.contents import check_contents, within_limit
 from rove.hub.package.manifest import Manifest, check_requirements, filename
-from rove.hub.package.names import normalise_name, normalize_version
+from rove.hub.package.names import normalize_name, normalize_version
 from rove.hub.package.unpacking import Members, tar_members, zip_members
 
 
@@ -243,7 +243,7 @@ def _check_tags(members: Members, info: str, name: str) -> None:
 
 def project_of(metadata: Metadata) -> tuple[str, str]:
     """Return the normalized name and version from metadata."""
-    return normalise_name(metadata.name), normalize_version(str(metadata.version))
+    return normalize_name(metadata.name), normalize_version(str(metadata.version))
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:

@@ -37,7 +37,7 @@ class Built:
     warnings: list[str] = field(default_factory=list)
 
 
-def build(folder: Path, output: Path | None = None, playing: bool = True, python: str | None = None) -> Built:
+def build(folder: Path, output: Path | None = None, run_policies: bool = True, python: str | None = None) -> Built:
     """Build the package in a folder into OUTPUT/NAME-VERSION/, atomically and reproducibly.
 
     The build backend named in pyproject.toml makes a source archive of a copy of the folder, and a wheel of that archive. rove
@@ -73,7 +73,7 @@ def build(folder: Path, output: Path | None = None, playing: bool = True, python
         code = read_code(members)
         check_api(code)
         facts = None
-        if playing:
+        if run_policies:
             write_members(work / "installed", members)
             facts = measure(work / "installed", wheel.module, python)
         manifest, warnings = describe(wheel, members, code, table, facts, files, commit_of(folder))

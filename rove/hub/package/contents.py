@@ -13,9 +13,9 @@ import re
 import warnings
 
 from rove.core.errors import ConfigError, PackageError
-from rove.envs.loading import GROUP
+from rove.envs.loading import ENTRY_POINT_GROUP
 from rove.hub.package import limits
-from rove.hub.package.names import check_module, module_of, normalise_name
+from rove.hub.package.names import check_module, module_of, normalize_name
 from rove.hub.package.unpacking import Members
 
 LOAD = "load_environment"
@@ -143,22 +143,26 @@ def _check_entry_points(content: bytes, project: str, module: str, name: str) ->
         for line in text.split("\n"):
             line = line.removesuffix("\r")
             if line.strip(" \t") and not _SECTION.fullmatch(line) and not _ENTRY.fullmatch(line):
-                raise PackageError(f"{where} has the line {line[:80]!r}; expected [{GROUP}] or NAME = MODULE")
+                raise PackageError(
+                    f"{where} has the line {line[:80]!r}; expected [{ENTRY_POINT_GROUP}] or NAME = MODULE"
+                )
         parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=True, default_section="\0")
         parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue] # names keep their case
         parser.read_string(text)
     except (configparser.Error, UnicodeError) as error:
         raise PackageError(f"{where} cannot be read: {str(error)[:200]}") from None
     for group in parser.sections():
-        if group != GROUP:
-            raise PackageError(f"{where} declares the group [{group[:80]}]; an environment may declare only [{GROUP}]")
+        if group != ENTRY_POINT_GROUP:
+            raise PackageError(
+                f"{where} declares the group [{group[:80]}]; an environment may declare only [{ENTRY_POINT_GROUP}]"
+            )
         for point, value in parser.items(group):
             _check_entry_point(point, value, project, module, where)
 
 
 def _check_entry_point(point: str, value: str, project: str, module: str, where: str) -> None:
     try:
-        is_own = normalise_name(point) == project
+        is_own = normalize_name(point) == project
     except ConfigError:
         is_own = False
     if not is_own:

@@ -9,7 +9,7 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import PackageError, RemoteError, WorkerError
-from rove.remote.environment import NOT_THEIRS, rove_alone
+from rove.remote.environment import INTERPRETER_VARIABLES, rove_only_folder
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("facts_worker.py")
@@ -57,13 +57,13 @@ def measure(
     Raises:
         PackageError: The environment cannot be loaded, or takes too long.
     """
-    ours = [path for path in sys.path if path] if python is None else [rove_alone().name]
+    ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
     workers = Workers(
         WORKER,
         {"folder": str(folder), "module": module, "examples": examples, "seed": SEED},
         python=python,
         paths=[str(folder), *ours],
-        env={name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS},
+        env={name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES},
         start_seconds=seconds,
         name=f"environment '{module}'",
     )

@@ -62,7 +62,7 @@ def parse_reference(text: str) -> Reference:
     owner, slash, name = path.partition("/")
     if not slash:
         raise ConfigError(f"{text!r} is not an environment on a hub; write OWNER/NAME or OWNER/NAME@VERSION")
-    return Reference(check_owner(owner), normalise_name(name), normalize_version(version) if at else None)
+    return Reference(check_owner(owner), normalize_name(name), normalize_version(version) if at else None)
 
 
 def check_owner(owner: str) -> str:
@@ -79,7 +79,7 @@ def check_owner(owner: str) -> str:
     return _check_not_reserved(owner, "an owner name")
 
 
-def normalise_name(name: str) -> str:
+def normalize_name(name: str) -> str:
     """Normalize an environment's name: lower case, "-" for every run of "-", "_" and "." (PEP 503).
 
     Raises:
@@ -99,8 +99,8 @@ def check_name(name: str) -> str:
     Raises:
         ConfigError: It is invalid or not normalized.
     """
-    if normalise_name(name) != name:
-        raise ConfigError(f"the environment's name {_quoted(name)} is not normalized; write '{normalise_name(name)}'")
+    if normalize_name(name) != name:
+        raise ConfigError(f"the environment's name {_quoted(name)} is not normalized; write '{normalize_name(name)}'")
     return name
 
 

@@ -15,8 +15,8 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, in_json
-from rove.hub.package.names import normalise_name
+from rove.core.errors import ConfigError, as_json
+from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
 from rove.hub.server.checking import find_markup
@@ -35,7 +35,7 @@ from rove.hub.server.responses import (
 )
 from rove.hub.server.results import MAX_RUN_BYTES, read_run
 from rove.hub.server.store import Store
-from rove.hub.server.uploads import Pace, Uploads, body_timeout
+from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
 
 T = TypeVar("T")
 
@@ -61,7 +61,9 @@ class _Visibility(msgspec.Struct):
     visibility: str
 
 
-def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace: Pace | None = None) -> web.Application:
+def make_app(
+    store: Store, name: str = "", *, fallback: str | None = None, pace: UploadLimits | None = None
+) -> web.Application:
     """Create the web application of a hub; docs/hub_server.md describes its API.
 
     Args:
@@ -70,7 +72,7 @@ def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace:
         fallback: Address of a simple index to which requests for unknown projects are redirected; None disables this.
         pace: Limits of uploads.
     """
-    hub = _Hub(store, name or store.folder.resolve().name, fallback, pace or Pace())
+    hub = _Hub(store, name or store.folder.resolve().name, fallback, pace or UploadLimits())
     app = web.Application(middlewares=[auth_middleware(store)], client_max_size=MAX_RUN_BYTES)
     root = "/{owner}/{name}"
     app.add_routes(
@@ -105,7 +107,7 @@ def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace:
 class _Hub:
     """Request handlers of a hub."""
 
-    def __init__(self, store: Store, name: str, fallback: str | None, pace: Pace):
+    def __init__(self, store: Store, name: str, fallback: str | None, pace: UploadLimits):
         self.store, self.name, self.pace = store, name, pace
         self.fallback = fallback.rstrip("/") if fallback else None
         self.uploads = Uploads(store, pace)
@@ -134,7 +136,7 @@ class _Hub:
         if not counted:
             return
         try:
-            await asyncio.to_thread(self.store.count, counted)
+            await asyncio.to_thread(self.store.add_downloads, counted)
         except sqlite3.Error as error:  # for example a full disk; downloads still work
             logger.warning("%d downloads are not counted yet: %s", counted.total(), error)
             self.downloads += counted
@@ -232,7 +234,7 @@ class _Hub:
     async def project(self, request: web.Request) -> web.StreamResponse:
         """Return the files of a project."""
         form, (owner, name) = _negotiated_type(request), _owner_and_name(request)
-        normalized = normalise_name(name)
+        normalized = normalize_name(name)
         if normalized != name:
             return redirect(f"../{normalized}/")
         reader = request[ACCESS].reads
@@ -296,7 +298,7 @@ class _Hub:
             request[ACCESS].check_upload(owner, name)
         visibility = (await self._body(request, _Visibility)).visibility
         if visibility not in ("public", "private"):
-            raise Refused(400, f'visibility is {in_json(visibility[:80])}; expected "public" or "private"')
+            raise Refused(400, f'visibility is {as_json(visibility[:80])}; expected "public" or "private"')
         await asyncio.to_thread(self.store.set_private, owner, name, visibility == "private", request[ACCESS])
         return json_response({"owner": owner, "name": name, "visibility": visibility})
 

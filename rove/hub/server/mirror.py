@@ -21,7 +21,7 @@ from rove.hub.server.store import Store
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
-class Mirrored(NamedTuple):
+class MirrorResult(NamedTuple):
     """Result of mirroring."""
 
     new: int
@@ -51,7 +51,7 @@ class Mirror:
         self._problems: list[str] = []
         self._skipped_owners: set[str] = set()
 
-    async def run(self, owners: Collection[str] = ()) -> Mirrored:
+    async def run(self, owners: Collection[str] = ()) -> MirrorResult:
         """Copy the environments of the given owners (default: all).
 
         Raises:
@@ -64,7 +64,7 @@ class Mirror:
                     await self._environment(listed.owner, listed.name)
         finally:
             await self._checkers.close()
-        return Mirrored(self._new, self._known, self._problems)
+        return MirrorResult(self._new, self._known, self._problems)
 
     async def _environment(self, owner: str, name: str) -> None:
         reference = Reference(owner, name)
@@ -130,7 +130,7 @@ class Mirror:
 
     async def _copy(self, reference: Reference, release: Release) -> None:
         assert reference.version is not None
-        draft = self.store.draft()
+        draft = self.store.new_draft()
         try:
             content = await self.source.manifest(reference, release.manifest)
             (draft / "manifest").write_bytes(content)

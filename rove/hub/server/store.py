@@ -101,7 +101,7 @@ class Store:
 
     # versions
 
-    def draft(self) -> Path:
+    def new_draft(self) -> Path:
         """Create a folder for the files of a new version."""
         path = self.drafts / secrets.token_hex(8)
         path.mkdir()
@@ -212,7 +212,7 @@ class Store:
         Raises:
             Refused: The version does not exist or has too many runs.
         """
-        draft = self.draft()
+        draft = self.new_draft()
         try:
             (draft / run.id).write_bytes(run.content)
             _sync(draft / run.id)
@@ -230,7 +230,7 @@ class Store:
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    def count(self, downloads: Mapping[tuple[str, str], int]) -> None:
+    def add_downloads(self, downloads: Mapping[tuple[str, str], int]) -> None:
         """Add to the download counts of environments, by owner and name."""
         with self.database.write() as change:
             change.executemany(
@@ -240,7 +240,7 @@ class Store:
 
     # recovery
 
-    def enter(self) -> list[str]:
+    def recover(self) -> list[str]:
         """Open the folder for serving and delete what a crash left behind.
 
         Nothing is deleted while another process uses the folder, because its unfinished uploads look the same.

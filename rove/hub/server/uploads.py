@@ -40,7 +40,7 @@ MALFORMED_BODY = (ValueError, RuntimeError, EOFError, AssertionError, HttpProces
 CHUNK_BYTES = 256 << 10
 
 
-class Pace(msgspec.Struct, frozen=True):
+class UploadLimits(msgspec.Struct, frozen=True):
     """Limits of concurrent and slow uploads."""
 
     uploads: int = 8
@@ -61,7 +61,7 @@ class Uploads:
         pace: Limits of uploads.
     """
 
-    def __init__(self, store: Store, pace: Pace):
+    def __init__(self, store: Store, pace: UploadLimits):
         self.store, self.pace = store, pace
         self._slots = asyncio.Semaphore(pace.uploads)
         self._waiting = 0
@@ -82,7 +82,7 @@ class Uploads:
         _check_head(request)
         await self._in_thread(lambda: self.store.check_new(owner, name, version))
         async with self._slot():
-            draft = await self._in_thread(self.store.draft)
+            draft = await self._in_thread(self.store.new_draft)
             try:
                 await self._read_parts(request, draft)
                 keys = await self._in_thread(lambda: catalogue.keys(self.store, owner))
@@ -167,7 +167,7 @@ def _check_head(request: web.Request) -> None:
 
 
 @asynccontextmanager
-async def body_timeout(pace: Pace) -> AsyncIterator[None]:
+async def body_timeout(pace: UploadLimits) -> AsyncIterator[None]:
     """Reading a body, for as long as it may receive.
 
     Raises:

@@ -23,7 +23,7 @@ from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
-from rove.utils.threads import Threads, UnderWay
+from rove.utils.threads import PendingCalls, Threads
 
 MAX_STEPS = 100
 """Maximum steps of an episode whose environment sets no limit."""
@@ -190,7 +190,7 @@ class GymEnv(MultiTurnEnv):
         return state["gym_invalid"] / max(1, len(state["trajectory"]))
 
     async def _run_in_thread(self, state: State, call: Callable[[], Any]) -> Any:
-        running: UnderWay = state["gym_calls"]
+        running: PendingCalls = state["gym_calls"]
         return await maybe_await(await self._threads.run(call, running))
 
     def _action_prompt(self, env: Any) -> str:

@@ -14,7 +14,7 @@ from hubs import code, list_again, publish, tampered
 
 from rove.core.errors import ConfigError, HubError, InfraError, TrustError
 from rove.hub.client.hub import Hub, HubFile, check_filename
-from rove.hub.client.settings import keep
+from rove.hub.client.settings import save_hub
 from rove.hub.client.transport import NotFoundError
 from rove.hub.package.names import Reference
 
@@ -311,7 +311,7 @@ async def test_a_kept_token_can_be_left_out(
 ) -> None:
     server, url = static
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
-    keep(url, "rove_revoked")
+    save_hub(url, "rove_revoked")
     for token, shown in ((None, "Bearer rove_revoked"), ("", None)):
         async with Hub(url, token) as one:
             await one.index()

@@ -22,7 +22,7 @@ from rove.envs import loading
 from rove.hub.client import installed
 from rove.hub.client.hub import Hub
 from rove.hub.client.installed import Installed, all_installed, environment_folder, find, load, uninstall
-from rove.hub.client.installing import fetch, look_up, place
+from rove.hub.client.installing import fetch, install, look_up
 from rove.hub.package.names import Reference, parse_reference
 
 SEES = """
@@ -45,7 +45,7 @@ def put(hub: Path, name: str, tmp: Path) -> Installed:
     async def get() -> Installed:
         async with Hub(str(hub)) as one:
             offer = await look_up(one, parse_reference(name))
-            return place(offer, await fetch(one, offer, tmp))
+            return install(offer, await fetch(one, offer, tmp))
 
     return asyncio.run(get())
 
@@ -70,10 +70,10 @@ def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 
 @pytest.fixture
 def finders() -> Iterator[None]:
-    before = list(loading.finders)
-    loading.finders[:] = [installed.finder]
+    before = list(loading.external_finders)
+    loading.external_finders[:] = [installed.finder]
     yield
-    loading.finders[:] = before
+    loading.external_finders[:] = before
 
 
 def scored(env: rove.Environment) -> float:

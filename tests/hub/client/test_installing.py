@@ -19,7 +19,7 @@ from packages import put_wheel, wheel_files, with_record
 from rove.core.errors import ConfigError, HubError, PackageError, TrustError
 from rove.hub.client import installing, known_keys
 from rove.hub.client.hub import Hub
-from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
+from rove.hub.client.installing import Offer, check_compatible, fetch, install, install_into_current, look_up
 from rove.hub.client.lock import Locked
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
@@ -212,7 +212,7 @@ def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
     signed(hub / "alice/doubling/1.0", key)
     monkeypatch.setattr(installing, "run_pip", lambda *words: None)
     offer, wheel = got(hub)
-    installing.place_here(offer, wheel)
+    installing.install_into_current(offer, wheel)
     assert known_keys.known_key(str(hub), "alice") == offer.key is not None
 
 
@@ -262,7 +262,7 @@ def test_the_keys_that_the_hub_lists_are_looked_at_where_none_is_known(hub: Path
 def test_what_cannot_run_here_is_told_before_anything_is_fetched(hub: Path, fields: dict[str, Any], said: str) -> None:
     manifest = msgspec.structs.replace(got(hub)[0].manifest, **fields)
     with pytest.raises(ConfigError, match=said):
-        check_runs(manifest, "alice/doubling@1.0")
+        check_compatible(manifest, "alice/doubling@1.0")
 
 
 @pytest.mark.broad
@@ -274,7 +274,7 @@ def test_rove_answers_for_verifiers_to_dependencies_too(
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     publish(hub, name="old", module=V0_CODE.encode(), dependencies=("verifiers<0.2", "helper"), compatibility=V0)
-    made = place(*got(hub, "alice/old"))
+    made = install(*got(hub, "alice/old"))
     asked = "from importlib.metadata import version; print(version('verifiers'))"
     done = subprocess.run([str(made.python), "-c", asked], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "0.1.5+rove"
@@ -295,8 +295,8 @@ def test_nothing_of_this_interpreter_is_replaced(hub: Path, tmp_path: Path, monk
     with pytest.raises(
         ConfigError, match=r"doubling\.py, which is not an environment; install it without --into-current"
     ):
-        place_here(offer, wheel)
+        install_into_current(offer, wheel)
     assert ran == []
     (tmp_path / "site" / "doubling.py").write_bytes(code())
-    place_here(offer, wheel)
+    install_into_current(offer, wheel)
     assert str(wheel) in ran

@@ -13,7 +13,7 @@ from packages import put_wheel, wheel_files, with_record
 
 import rove
 from rove.core.errors import RunError
-from rove.hub.client.run_results import code_digest, results_of, without_secrets
+from rove.hub.client.run_results import code_digest, collect_results, without_secrets
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
@@ -54,7 +54,7 @@ def test_figures_settings_and_rollouts_from_worst_to_best(tmp_path: Path, packag
         "base_url": "http://me:pw@intern/v1",
         "run_dir": "/home/me",
     }
-    told = results_of(evaluated(tmp_path, **config), *package)
+    told = collect_results(evaluated(tmp_path, **config), *package)
     assert told["model"] == "scripted:oracle" and told["content"] == package[0].content and len(told["sha256"]) == 64
     assert told["summary"]["scored"] == 6 and told["summary"]["reward"]["mean"] == pytest.approx(5 / 6)
     assert told["settings"] == {"env": "doubling", "env_args": {"num_examples": 6, "judge_api_key": "***"}}
@@ -66,15 +66,15 @@ def test_figures_settings_and_rollouts_from_worst_to_best(tmp_path: Path, packag
 
 def test_only_a_finished_evaluation_of_this_code(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
     with pytest.raises(RunError, match="whose code differs from doubling 1.0; evaluate the current version"):
-        results_of(evaluated(tmp_path, "other", code(weight=0.5)), *package)
+        collect_results(evaluated(tmp_path, "other", code(weight=0.5)), *package)
     path = evaluated(tmp_path)
     Run(path).reopen()
     with pytest.raises(RunError, match="is not complete; run the same `rove eval` command again"):
-        results_of(path, *package)
+        collect_results(path, *package)
     file = path / "config.toml"
     file.write_text(file.read_text().replace('kind = "eval"', 'kind = "rl"'))
     with pytest.raises(RunError, match="is a run of `rove rl`"):
-        results_of(path, *package)
+        collect_results(path, *package)
 
 
 def test_a_package_of_several_files_is_known_again(tmp_path: Path) -> None:

@@ -95,7 +95,7 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
                 (folder / made / "left.py").write_text("load_environment = 1")
         before = os.umask(umask)
         try:
-            built[place] = build(folder, playing=False).folder
+            built[place] = build(folder, run_policies=False).folder
         finally:
             os.umask(before)
         assert sorted(path.name for path in folder.iterdir() if "." not in path.name) == (
@@ -209,7 +209,7 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
 @pytest.mark.broad
 def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
     folder = put(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
-    built = build(folder, playing=False)
+    built = build(folder, run_policies=False)
     kept = contents(built.folder)
     with pytest.raises(PackageError, match=r"--no-play"):
         build(folder)
@@ -227,7 +227,7 @@ def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
     ):
         project.write_text(right.replace(old, new))
         with pytest.raises((PackageError, ConfigError), match=words):
-            build(folder, playing=False)
+            build(folder, run_policies=False)
     assert contents(built.folder) == kept
     assert [path.name for path in (folder / "dist").iterdir()] == ["my-task-0.1.0"]
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packages import MODULE, wheel_files
 
 from rove.core.errors import PackageError
-from rove.hub.package.contents import GROUP, LOAD, check_contents
+from rove.hub.package.contents import ENTRY_POINT_GROUP, LOAD, check_contents
 
 INFO = "my_sums-1.0.dist-info"
 
@@ -207,7 +207,7 @@ def test_importlib_reads_no_other_entry_point_in_what_passes(text: str):
     except PackageError:
         return
     for point in Written(text).entry_points:
-        assert point.group == GROUP
+        assert point.group == ENTRY_POINT_GROUP
         assert point.name.lower().replace("_", "-") == "my-sums"
         assert point.value in ("my_sums", f"my_sums:{LOAD}")
 

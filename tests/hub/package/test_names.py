@@ -26,7 +26,7 @@ ANYTHING = st.one_of(st.text(max_size=80), WRITTEN, st.text("aA1-_./\\%\0\n\u212
 @settings(max_examples=50)
 @given(ANYTHING)
 def test_a_name_that_passes_is_safe_in_paths_and_urls_and_a_fixed_point(text: str):
-    for check in (names.normalise_name, names.check_owner):
+    for check in (names.normalize_name, names.check_owner):
         try:
             name = check(text)
         except ConfigError as error:
@@ -41,7 +41,7 @@ def test_a_name_that_passes_is_safe_in_paths_and_urls_and_a_fixed_point(text: st
 @given(WRITTEN)
 def test_names_are_normalised_as_pip_does(text: str):
     try:
-        assert names.normalise_name(text) == canonicalize_name(text)
+        assert names.normalize_name(text) == canonicalize_name(text)
     except ConfigError:
         assert text[0] in "-_." or text[-1] in "-_." or len(text) > 64 or canonicalize_name(text) in names.RESERVED
 
@@ -77,7 +77,7 @@ def test_owners_that_are_refused(bad: str):
 )
 def test_names_that_are_refused(bad: str):
     with pytest.raises(ConfigError, match="environment name"):
-        names.normalise_name(bad)
+        names.normalize_name(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "one", "1.0+local", "1.0/..", "1" * 65, "1.0\u0661x", "latest"])
@@ -159,4 +159,4 @@ def test_no_module_may_hide_what_rove_depends_on():
     for module in found:
         with pytest.raises(ConfigError):
             names.check_module(module.lower())
-            names.normalise_name(module)  # a module that begins with "_" cannot have a package's name
+            names.normalize_name(module)  # a module that begins with "_" cannot have a package's name

@@ -137,7 +137,7 @@ async def test_a_search_finds_words_tags_owners_and_kinds(tmp_path: Path):
     add(store, "acme", "chess", description="A game of kings: ÄRGER", tags=["game"])
     add(store, "acme", "go", description="Stones", tags=["game", "board"])
     add(store, "zeta", "sums", description="No game at all", compatibility="verifiers v0")
-    store.count({("acme", "go"): 5})
+    store.add_downloads({("acme", "go"): 5})
     store.close()
     async with hub(tmp_path / "hub") as asking:
 
@@ -190,7 +190,7 @@ async def test_downloads_are_there_after_a_restart(tmp_path: Path):
 
 async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     counted: list[int] = []
-    count, loop, done = Store.count, asyncio.get_running_loop(), asyncio.Event()
+    count, loop, done = Store.add_downloads, asyncio.get_running_loop(), asyncio.Event()
 
     def failing(store: Store, downloads: Counter[tuple[str, str]]) -> None:
         counted.append(downloads.total())
@@ -270,7 +270,7 @@ async def test_fifty_uploads_and_five_hundred_downloads_at_once(tmp_path: Path):
         assert len((await asking.get("/index.json"))["environments"]) == 60
     store = Store(tmp_path / "hub")
     try:
-        assert store.enter() == []
+        assert store.recover() == []
         for name, parts in made.items():
             for file in catalogue.environment(store, "acme", name)["versions"][0]["files"]:
                 path = store.files / "acme" / name / "1.0" / file["filename"]

@@ -15,7 +15,7 @@ from rove.hub.client.hub import Hub
 from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import catalogue
 from rove.hub.server.export import export
-from rove.hub.server.mirror import Mirror, Mirrored, check_source
+from rove.hub.server.mirror import Mirror, MirrorResult, check_source
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import make_token
 
@@ -31,12 +31,12 @@ def there(tmp_path: Path):
 @pytest.fixture
 def here(tmp_path: Path):
     store = Store(tmp_path / "here")
-    store.enter()
+    store.recover()
     yield store
     store.close()
 
 
-async def mirrored(source: str | Path, store: Store, *owners: str) -> Mirrored:
+async def mirrored(source: str | Path, store: Store, *owners: str) -> MirrorResult:
     async with Hub(str(source), retries=0) as one:
         return await Mirror(one, store).run(owners)
 
@@ -50,21 +50,21 @@ def told(store: Store) -> list[object]:
 
 async def test_what_is_public_comes_over_and_then_what_is_new(there: Store, here: Store):
     async with hub(there.folder) as asking:
-        assert await mirrored(asking.url, here) == Mirrored(3, 0, [])
+        assert await mirrored(asking.url, here) == MirrorResult(3, 0, [])
         assert told(here) == told(there)
         before = listing(here.folder)
-        assert await mirrored(asking.url, here) == Mirrored(0, 3, [])
+        assert await mirrored(asking.url, here) == MirrorResult(0, 3, [])
         assert listing(here.folder) == before
         add(there, version="1.2")
         there.yank("acme", "my-sums", "1.0", None)
-        assert await mirrored(asking.url, here) == Mirrored(1, 3, [])
+        assert await mirrored(asking.url, here) == MirrorResult(1, 3, [])
         assert told(here) == told(there)
     assert not list(here.drafts.iterdir())
 
 
 async def test_an_export_is_a_source_too(there: Store, here: Store, tmp_path: Path):
     export(there, tmp_path / "site")
-    assert await mirrored(tmp_path / "site", here, "zeta") == Mirrored(1, 0, [])
+    assert await mirrored(tmp_path / "site", here, "zeta") == MirrorResult(1, 0, [])
     assert [card["name"] for card in catalogue.listing(here, "")["environments"]] == ["chess"]
 
 

@@ -28,7 +28,7 @@ ADMIN = Access("acme", ("admin",))
 @pytest.fixture
 def store(tmp_path: Path):
     store = Store(tmp_path / "hub")
-    store.enter()
+    store.recover()
     store.add_owner("acme")
     yield store
     store.close()
@@ -97,12 +97,12 @@ def test_a_start_throws_away_what_was_on_its_way(store: Store):
     (store.files / "acme/my-sums/notes.txt").write_bytes(b"no version")
     (store.drafts / ".DS_Store").write_bytes(b"no draft")
     other = Store(store.folder)
-    assert other.enter() == []
+    assert other.recover() == []
     assert listing(store.folder) != before  # somebody is at work: nothing is thrown away
     store.close()
     other.close()
     last = Store(store.folder)
-    assert last.enter() == []
+    assert last.recover() == []
     last.close()
     assert listing(store.folder) == before
 
@@ -113,7 +113,7 @@ def test_what_nobody_of_us_has_deleted_is_told(store: Store):
     (store.files / "acme/my-sums/1.0/README.md").write_bytes(b"")
     store.close()
     again = Store(store.folder)
-    assert sorted(Path(file).name for file in again.enter()) == ["README.md", "my_sums-1.0.tar.gz"]
+    assert sorted(Path(file).name for file in again.recover()) == ["README.md", "my_sums-1.0.tar.gz"]
     again.close()
 
 
@@ -137,7 +137,7 @@ def test_an_upload_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.M
     monkeypatch.undo()
     store.close()
     again = Store(store.folder)
-    again.enter()
+    again.recover()
     assert listing(store.folder) == before
     add(again, name="others")
     again.close()
@@ -190,7 +190,7 @@ def test_an_upload_that_dies_at_any_step_is_there_whole_or_not_at_all(tmp_path: 
         ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         step += 1
         again = Store(tmp_path / "hub")
-        assert again.enter() == []
+        assert again.recover() == []
         versions = [release.version for release in catalogue.releases(again, "acme", "my-sums")]
         if versions != ["1.0"]:
             for file in catalogue.releases(again, "acme", "my-sums")[-1].files:
@@ -210,7 +210,7 @@ def _die_at(step: int, place: Path) -> None:
     """Upload, and die when the step of this number begins. Never returns."""
     try:
         store = Store(place / "hub")
-        store.enter()
+        store.recover()
         steps = itertools.count()
 
         def die(*_: object) -> None:

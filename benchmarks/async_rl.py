@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import rove as vf
-from rove.models.new import new_model
+from rove.models.from_scratch import new_model
 from rove.runs.run import Run
 from rove.train.config import RLConfig
 from rove.train.rl import train_rl

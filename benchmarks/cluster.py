@@ -151,7 +151,7 @@ async def _played(rollouts: int) -> tuple[list[Any], float]:
     import rove
     from rove.core.protocols import Generation, SamplingParams
     from rove.engine.client import EngineClient
-    from rove.models.new import new_model
+    from rove.models.from_scratch import new_model
     from rove.rollouts.groups import run_groups
     from rove.rollouts.runner import plan
 

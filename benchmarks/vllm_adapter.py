@@ -24,8 +24,8 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
+from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel
-from rove.models.new import new_model
 from rove.train.backends import VLLMBackend, make_backend
 from rove.train.config import LoRAConfig, RLConfig
 from rove.vllm.server import VLLMConfig

@@ -61,7 +61,7 @@ async def environment_text(config: ModelConfig) -> list[str]:
 def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
     """Create and save the model; return its folder, number of parameters and vocabulary size."""
     with needs_train_extra():
-        from rove.models.new import new_model
+        from rove.models.from_scratch import new_model
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     check_empty(path)
     texts = run_async(environment_text(config))
@@ -96,7 +96,7 @@ def check_empty(path: Path) -> None:
 
 def save_atomically(loaded: LoadedModel, path: Path) -> None:
     """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
-    from rove.models.new import save_new_model
+    from rove.models.from_scratch import save_new_model
 
     draft = path.with_name(f".{path.name}.draft")
     shutil.rmtree(draft, ignore_errors=True)

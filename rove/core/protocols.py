@@ -387,7 +387,7 @@ def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_ne
     room = context - len(prompt_ids)
     if room < min_new_tokens:
         raise OverlongPromptError(
-            f"the prompt has {len(prompt_ids)} tokens, the model's context {context}; expected at most {context - min_new_tokens}: "
+            f"the prompt has {len(prompt_ids)} tokens, the context is {context}; expected at most {context - min_new_tokens}: "
             "shorten the prompt"
         )
     return room

@@ -18,7 +18,7 @@ class State(dict[str, Any]):
     - `tools`: tools offered to the model, in a `ToolEnv`
     - `seed`, `env_seed`: seeds of this rollout and of its group
     - `stop_condition`, `is_truncated`, `error`
-    - `drawn_boards`: see `MultiTurnEnv.render`
+    - `renderings`: see `MultiTurnEnv.render`
 
     Environments add any other key.
 

@@ -168,7 +168,7 @@ class MultiTurnEnv(Environment):
                 return
             if not isinstance(rendering, Rendering):
                 raise ConfigError(f"render() returned a {type(rendering).__name__}; expected a rove.Rendering or None")
-            state.setdefault("drawn_boards", {})[len(messages) - 1] = rendering
+            state.setdefault("renderings", {})[len(messages) - 1] = rendering
 
     def _visible(self, messages: Messages) -> Any:
         """Return messages as environments and rubrics see them: in completion mode, their concatenated text."""

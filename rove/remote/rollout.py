@@ -245,7 +245,7 @@ class RemoteRollout:
         state["stop_condition"] = state["stop_condition"] or reply["stop_condition"]
         state["is_truncated"] = state["is_truncated"] or reply["is_truncated"]
         state["tools"] = reply["tools"]
-        state["drawn_boards"] = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
+        state["renderings"] = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
         requests = self._requests
         state["model_roles"] = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
         if reply["env_id"]:

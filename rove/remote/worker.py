@@ -105,7 +105,7 @@ class WorkerRollout:
             "tools": state.get("tools"),
             "model_roles": {role: encode_steps(steps) for role, steps in (state.get("model_roles") or {}).items()},
             "trajectory": encode_steps(state["trajectory"]),
-            "renderings": msgspec.to_builtins(state.get("drawn_boards") or {}, str_keys=True),
+            "renderings": msgspec.to_builtins(state.get("renderings") or {}, str_keys=True),
             "step_rewards": [step.reward for step in state["trajectory"]],
             "env_id": state.get("env_id", ""),
         }

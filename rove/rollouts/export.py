@@ -18,7 +18,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, InfraError
 from rove.core.messages import text_of
-from rove.rollouts.export_rows import Row
+from rove.rollouts.dataset_rows import Row
 from rove.utils.files import atomic_replace, remove
 
 ROW_GROUP = 1000

@@ -412,7 +412,7 @@ def make_record(
         step=step,
         env_id=state.get("env_id", ""),
         model_roles=state.get("model_roles") or {},
-        renderings=state.get("drawn_boards") or {},
+        renderings=state.get("renderings") or {},
         tools=state.get("tools") or None,
     )
 
@@ -427,7 +427,7 @@ def try_record(
         state,
         trajectory=[],
         model_roles={},
-        drawn_boards={},
+        renderings={},
         completion=[],
         prompt=job.example["prompt"],
         error=state["error"],

@@ -3,7 +3,7 @@
 from rove.statistics.compare import Comparison, Difference, Mover, compare
 from rove.statistics.estimates import mean, needed_examples, pass_at_k, pass_hat_k, percentiles
 from rove.statistics.intervals import Estimate, clopper_pearson, mean_estimate, sample_variance, t_quantile
-from rove.statistics.tally import Column, Price, Tally
+from rove.statistics.summary import Column, Price, Tally
 
 __all__ = [
     "Column",

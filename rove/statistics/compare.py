@@ -22,7 +22,7 @@ from rove.statistics.intervals import (
     no_interval,
     sample_variance,
 )
-from rove.statistics.tally import TOLERANCE, Column, Columns
+from rove.statistics.summary import TOLERANCE, Column, Columns
 
 REWARD = "reward"
 MOVERS = 10

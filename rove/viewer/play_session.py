@@ -249,7 +249,7 @@ class PlayClient:
         """Show the conversation and return the response."""
         if self.role:
             return await self._respond_in_role(request)
-        messages, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
+        messages, boards = [*request.messages], (request.state or {}).get("renderings") or {}
         self.session.show(messages, boards)
         if self.client is None or self.session.role == "model":
             newest = boards.get(max(boards, default=0))

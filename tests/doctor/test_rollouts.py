@@ -24,7 +24,7 @@ from rove.doctor.rollouts import (
     check_truncation,
     lengths_of,
 )
-from rove.models.new import train_tokenizer
+from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import Renderer
 
 TURNS = [StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])]

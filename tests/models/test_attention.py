@@ -16,8 +16,8 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, Llama
 
 from rove import kernels
 from rove.models.attention import Packing, attend_chunk, attend_decode, grouped_attention, is_plain, packed_attention
+from rove.models.from_scratch import train_tokenizer
 from rove.models.load import prepare
-from rove.models.new import train_tokenizer
 
 SHAPES = st.sampled_from([(4, 2, 16), (2, 2, 8), (8, 1, 32), (3, 1, 24)])
 

@@ -10,9 +10,9 @@ import torch
 from fakes import tiny_model
 
 from rove.core.errors import ConfigError
+from rove.models.from_scratch import new_model
 from rove.models.linear import FastLinear
 from rove.models.load import default_threads, load_model, pick_device
-from rove.models.new import new_model
 
 
 def test_a_saved_model_comes_back_with_rove_attention_and_stop_tokens(tmp_path: Path) -> None:

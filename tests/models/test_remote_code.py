@@ -12,8 +12,8 @@ from click.testing import CliRunner
 
 from rove.cli.main import cli
 from rove.core.errors import ConfigError
+from rove.models.from_scratch import new_model
 from rove.models.load import load_model, remote_code
-from rove.models.new import new_model
 
 CODE = """
 import os

@@ -12,7 +12,7 @@ from transformers import PreTrainedTokenizerFast
 
 from rove.core.errors import ConfigError
 from rove.core.records import StepTokens
-from rove.models.new import train_tokenizer
+from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import CACHE_SIZE, MAX_CACHED_LENGTH, Renderer
 
 TOKENIZER: Any = train_tokenizer(TEXTS, 320)

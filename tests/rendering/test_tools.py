@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
 from rove.core.records import StepTokens
-from rove.models.new import train_tokenizer
+from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import SAMPLED, Renderer
 from rove.rendering.tool_calls import Call, calls_of
 

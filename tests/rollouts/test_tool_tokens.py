@@ -16,8 +16,8 @@ from toys import roll, rows
 import rove as vf
 from rove.cli.model import ModelConfig, environment_text
 from rove.engine.client import EngineClient
+from rove.models.from_scratch import CHAT_TEMPLATE, new_model
 from rove.models.load import LoadedModel
-from rove.models.new import CHAT_TEMPLATE, new_model
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call
 from rove.runs.serialization import decode_record, encode_record

@@ -11,8 +11,8 @@ from transformers import Gemma2Config, Gemma2ForCausalLM
 from rove.core.protocols import Generation
 from rove.core.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
 from rove.engine.sampler import apply_temperature, sample_ids, uniforms
+from rove.models.from_scratch import ARCHITECTURES, train_tokenizer
 from rove.models.load import LoadedModel, prepare
-from rove.models.new import ARCHITECTURES, train_tokenizer
 
 torch.set_num_threads(1)
 

@@ -11,8 +11,8 @@ from fakes import TEXTS, sample
 
 from rove.core.protocols import Generation
 from rove.engine.sampler import uniforms
+from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel, prepare
-from rove.models.new import train_tokenizer
 
 TOLERANCE = 1e-4
 FAMILIES = {

@@ -21,8 +21,8 @@ from vllm_server import FakeVLLM
 from rove.core.errors import ConfigError, RunError
 from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
+from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
-from rove.models.new import new_model
 from rove.runs.run import Run
 from rove.train.backends import VLLMBackend, make_backend, parity_check
 from rove.train.config import RLConfig

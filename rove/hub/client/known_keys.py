@@ -60,14 +60,15 @@ def check_signature(
     if signature is None:
         if known is not None or listed:
             raise TrustError(
-                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(known or listed[0])}); it may not be from "
-                "the owner; installation was cancelled. Ask the owner"
+                f"this version is not signed, but '{owner}' signs packages (key {fingerprint(known or listed[0])}); it may not "
+                "be from the owner; installation was cancelled. Ask the owner"
             )
         return None
     key = signing.check_signature(manifest, signature)
     if known is not None and key != known:
         raise TrustError(
-            f"this version is signed with the key {fingerprint(key)}; the saved key of '{owner}' on {hub} is {fingerprint(known)}. Either "
+            f"this version is signed with the key {fingerprint(key)}; the saved key of '{owner}' on {hub} "
+            f"is {fingerprint(known)}. Either "
             "the owner has a new key, or the version is not from the owner; installation was cancelled. Ask the owner over "
             f"another channel; if the key is new, add --trust-key {key}"
         )

@@ -12,8 +12,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
+from rove.models.from_scratch import CHAT_TEMPLATE, new_model, save_new_model, train_tokenizer
 from rove.models.load import LoadedModel, load_model
-from rove.models.new import CHAT_TEMPLATE, new_model, save_new_model, train_tokenizer
 from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call, calls_of, format_of
 

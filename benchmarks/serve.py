@@ -21,7 +21,7 @@ from typing import Any
 
 import aiohttp
 
-from rove.cli.main import KERNELS
+from rove.cli.main import CPU_CACHE_SIZES
 from rove.server import base_url_of, listening, make_app
 
 WAVE = 250
@@ -74,7 +74,7 @@ async def ask(session: aiohttp.ClientSession, path: str, body: Any, seconds: flo
 
 async def main(count: int) -> None:
     """Ask, and print a line now and then."""
-    os.environ.update(KERNELS)  # as the command line does, before torch is imported
+    os.environ.update(CPU_CACHE_SIZES)  # as the command line does, before torch is imported
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fakes import tiny_model
 

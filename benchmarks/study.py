@@ -78,7 +78,9 @@ VARIANTS = {
     "weak-no-format": Variant(
         "no format reward, from a short SFT", {"format_reward": False}, env=VARIANT, start="weak"
     ),
-    "weak-no-bonus": Variant("from a short SFT, no entropy bonus", settings={"loss": {"entropy_bonus": 0.0}}, start="weak"),
+    "weak-no-bonus": Variant(
+        "from a short SFT, no entropy bonus", settings={"loss": {"entropy_bonus": 0.0}}, start="weak"
+    ),
     "first-best": Variant("perfect opponent, always its first best move", {"first_best": True, **PERFECT}, env=VARIANT),
     "T-1.25": Variant("T = 1.25", settings={"temperature": 1.25}),
     "T-1.4": Variant("T = 1.4", settings={"temperature": 1.4}),

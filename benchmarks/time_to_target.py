@@ -89,9 +89,9 @@ class Clock:
 
 def train_with_rove(config: Any, folder: Path) -> None:
     """Be the process that trains with rove."""
-    from rove.cli.main import KERNELS
+    from rove.cli.main import CPU_CACHE_SIZES
 
-    os.environ.update(KERNELS)  # as `rove rl` does, before torch is imported
+    os.environ.update(CPU_CACHE_SIZES)  # as `rove rl` does, before torch is imported
     from rove import Run, load_environment, load_model
     from rove.train.rl import train_rl
 

@@ -73,7 +73,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     from rove.models.linear import use_fast_linear
     from rove.models.load import prepare
     from rove.train.advantages import group_advantages
-    from rove.train.batch import can_pack, micro_batches, count_trained_tokens
+    from rove.train.batch import can_pack, count_trained_tokens, micro_batches
     from rove.train.losses import cross_entropy, make_loss
     from rove.train.sequences import TrainingSequence
     from rove.train.trainer import Trainer
@@ -232,9 +232,9 @@ class Peer:
 def serve(case: str, setting: str) -> None:
     """Be a `Peer`."""
     if not setting.startswith("TRL"):
-        from rove.cli.main import KERNELS
+        from rove.cli.main import CPU_CACHE_SIZES
 
-        os.environ.update(KERNELS)  # as the command line does, before torch is imported
+        os.environ.update(CPU_CACHE_SIZES)  # as the command line does, before torch is imported
     import torch
 
     torch.set_num_threads(1)

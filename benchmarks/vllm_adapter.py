@@ -26,7 +26,7 @@ from rove.core.protocols import SamplingParams
 from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel
 from rove.models.new import new_model
-from rove.train.backends import Served, make_sampler
+from rove.train.backends import VLLMBackend, make_backend
 from rove.train.config import LoRAConfig, RLConfig
 from rove.vllm.server import VLLMConfig
 
@@ -61,7 +61,7 @@ def change(loaded: LoadedModel, seed: int) -> None:
                 parameter.normal_(std=0.02)
 
 
-async def answers(sampler: Served) -> float:
+async def answers(sampler: VLLMBackend) -> float:
     """Seconds that 32 answers take."""
     started = time.perf_counter()
     sampling = SamplingParams(max_tokens=64, ignore_eos=True)
@@ -69,7 +69,7 @@ async def answers(sampler: Served) -> float:
     return time.perf_counter() - started
 
 
-async def measure(samplers: dict[str, Served], loaded: LoadedModel, updates: int) -> None:
+async def measure(samplers: dict[str, VLLMBackend], loaded: LoadedModel, updates: int) -> None:
     """Update and ask all of them in turn, and print the medians."""
     took: dict[str, list[float]] = {name: [] for name in samplers}
     asked: dict[str, list[float]] = {name: [] for name in samplers}
@@ -101,14 +101,14 @@ def main() -> None:
     loaded = model_of(args.width, args.layers, args.rank)
     command = f"{args.python} -m vllm.entrypoints.openai.api_server"
     with tempfile.TemporaryDirectory() as folder:
-        samplers: dict[str, Served] = {}
+        samplers: dict[str, VLLMBackend] = {}
         for name, merged in (("whole weights", True), ("adapter alone", False)):
             vllm = VLLMConfig(command=command, args=["--enforce-eager"], merge_adapter=merged)
             config = RLConfig(
                 env="tictactoe", model="nowhere", lora=LoRAConfig(rank=args.rank), backend="vllm", vllm=vllm
             )
-            sampler = make_sampler(config, loaded, Path(folder) / name.replace(" ", "_"), copies=False)
-            assert isinstance(sampler, Served)
+            sampler = make_backend(config, loaded, Path(folder) / name.replace(" ", "_"), separate_weights=False)
+            assert isinstance(sampler, VLLMBackend)
             samplers[name] = sampler
         asyncio.run(measure(samplers, loaded, args.updates))
 

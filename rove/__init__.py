@@ -65,13 +65,11 @@ from rove.statistics import Price, compare
 
 if TYPE_CHECKING:
     from rove.clients.anthropic import AnthropicClient
-    from rove.clients.openai import OpenAIClient, as_client
-    from rove.clients.responses import ResponsesClient
+    from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
     from rove.engine.client import EngineClient as EngineClient
     from rove.envs.agent import AgentEnv
-    from rove.envs.python import CodeMathEnv, PythonEnv
     from rove.envs.rlm import RLMEnv
-    from rove.envs.sandbox import SandboxEnv
+    from rove.envs.sandbox import CodeMathEnv, PythonEnv, SandboxEnv
     from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.open_env import OpenEnvEnv
@@ -86,16 +84,16 @@ __version__ = "0.1.0"
 _LAZY = {
     "AgentEnv": "rove.envs.agent",
     "AnthropicClient": "rove.clients.anthropic",
-    "CodeMathEnv": "rove.envs.python",
+    "CodeMathEnv": "rove.envs.sandbox",
     "EngineClient": "rove.engine.client",
     "GymEnv": "rove.integrations.environments.gym",
     "IsolatedEnv": "rove.remote",
     "OpenAIClient": "rove.clients.openai",
     "OpenEnvEnv": "rove.integrations.environments.open_env",
-    "PythonEnv": "rove.envs.python",
+    "PythonEnv": "rove.envs.sandbox",
     "RLMEnv": "rove.envs.rlm",
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
-    "ResponsesClient": "rove.clients.responses",
+    "ResponsesClient": "rove.clients.openai",
     "SandboxEnv": "rove.envs.sandbox",
     "SmolaAgentEnv": "rove.envs.smola",
     "SmolaToolEnv": "rove.envs.smola",
@@ -104,11 +102,11 @@ _LAZY = {
     "as_client": "rove.clients.openai",
     "load_model": "rove.models.load",
 }
-"""Names that cost an import most users of the core do not need."""
+"""Names whose modules are imported on first use, to keep `import rove` fast."""
 
 
 def _installed_from_hub(env_id: str) -> Elsewhere | None:
-    """What `load_environment` asks about names like OWNER/NAME."""
+    """Find environments with names like OWNER/NAME that were installed from a hub."""
     from rove.hub.client.installed import finder
 
     return finder(env_id)

@@ -41,7 +41,7 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     """A cache folder of the test session for the viewer's indexes."""
     folder = tmp_path_factory.mktemp("cache")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("rove.viewer.index_store.cache_folder", lambda: folder)
+        patch.setattr("rove.viewer.index.cache_folder", lambda: folder)
         yield folder / "indexes"
 
 

@@ -131,7 +131,7 @@ def test_the_other_examples_are_there_too(machine: Machine, tmp_path: Path, env:
 def test_recipes_come_along(machine: Machine, tmp_path: Path):
     words = ("rove", "demo", "tictactoe", "--recipe", "configs/tictactoe_lfm2.toml", "-m", "nothing")
     done, _ = machine.run(*words, cwd=tmp_path)
-    assert "-m is 'nothing'; expected the folder of a model" in done.stderr
+    assert "-m is 'nothing'; expected a model folder" in done.stderr
 
 
 def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_path: Path):

@@ -1,4 +1,4 @@
-"""Look up, then answer: what the question asks for is nowhere but in what a tool says."""
+"""Lookup: the answer to each question is only available through a tool."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
 ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
 GUESSES, LOOKS_ON = 0.5, 0.85
-"""Shares of its games in which the novice guesses, and of the others in which it looks on."""
+"""Probabilities that the novice guesses, and else that it looks up a second name."""
 
 
 def lookup(who: str, state: vf.State) -> str:
@@ -20,7 +20,7 @@ def lookup(who: str, state: vf.State) -> str:
     rooms = state["info"]["rooms"]
     if who not in rooms:
         raise ValueError("nobody has that name")
-    if "answered" not in state:  # calls of the turn that answered may follow
+    if "answered" not in state:  # further calls of the answering turn do not count
         state["looked_up"].append(who)
     return rooms[who]
 
@@ -32,17 +32,17 @@ def answer(room: str, state: vf.State) -> str:
 
 
 def correct(state: vf.State, answer: str) -> float:
-    """1 for the right room, if it was looked up before."""
+    """Return 1 for the right room, if it was looked up before."""
     return looked_up(state) * float(state.get("answered") == answer)
 
 
 def looked_up(state: vf.State) -> float:
-    """1 when the room asked for was looked up, whatever came of it."""
+    """Return 1 if the right name was looked up."""
     return float(state["info"]["who"] in state["looked_up"])
 
 
 def answered(state: vf.State) -> float:
-    """1 when it called `answer`."""
+    """Return 1 if the model called `answer`."""
     return float("answered" in state)
 
 
@@ -52,14 +52,14 @@ def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Looks up, then answers."""
+    """Look up the name, then answer."""
     if state["trajectory"]:
         return _call("answer", room=messages[-1].content)
     return _call("lookup", who=state["info"]["who"])
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Often guesses; and when it has been told, it mostly looks up somebody else too, and answers with that one's room."""
+    """Guess often; otherwise mostly look up a second name too, and answer with that room."""
     turn = len(state["trajectory"])
     if turn == 0 and rng.random() < GUESSES:
         return _call("answer", room=ROOMS[0])
@@ -69,7 +69,7 @@ def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 class LookupEnv(vf.StatefulToolEnv):
-    """Two tools, which know the rollout's state; the second ends it."""
+    """An environment with two tools that use the rollout's state; the second ends the rollout."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(max_threads=0, parallel_calls=False, **kwargs)
@@ -78,7 +78,7 @@ class LookupEnv(vf.StatefulToolEnv):
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state["looked_up"] = []
-        functions = [tool["function"] for tool in state["tools"]]  # names alone: a tiny model reads fewer tokens
+        functions = [tool["function"] for tool in state["tools"]]  # names only: fewer tokens for a tiny model
         state["tools"] = [{"type": "function", "function": {"name": function["name"]}} for function in functions]
 
     def update_tool_args(
@@ -88,7 +88,7 @@ class LookupEnv(vf.StatefulToolEnv):
 
     @vf.stop
     def has_answered(self, state: vf.State) -> bool:
-        """`answer` was called."""
+        """Stop after a call of `answer`."""
         return "answered" in state
 
 
@@ -103,12 +103,12 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
 
 
 def load_environment(num_examples: int = 1000, seed: int = 0, max_turns: int = 4) -> vf.Environment:
-    """Questions whose answers are in a table that only a tool can see.
+    """Return an environment whose answers are in a table that only a tool can read.
 
     Args:
-        num_examples: questions in the dataset; each has a table of its own.
-        seed: of the dataset; the evaluation questions are drawn apart from the training questions.
-        max_turns: most model turns.
+        num_examples: Number of questions; each has its own table.
+        seed: Random seed of the dataset; evaluation questions differ from training questions.
+        max_turns: Maximum model turns.
     """
     rubric = vf.Rubric([correct])
     rubric.add_metric(looked_up)

@@ -1,4 +1,4 @@
-"""Needle: facts hidden in a long text that is not in the prompt but in the model's Python, with sub-models to read for it."""
+"""Needle: facts hidden in a long text, which the model explores with Python code and sub-models."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ WORDINGS = {
         "{what} pounds: so heavy is the {of}.",
     ],
 }
-"""How facts are told; no two kinds can be taken for each other."""
+"""Sentences for facts; no two kinds can be confused."""
 FILLERS = [
     "{person} walked from {town} to {other} in {n} hours and said nothing of it.",
     "In {town} it rained for {n} days.",
@@ -49,14 +49,14 @@ FILLERS = [
 ]
 LEVELS = ("code", "seen", "keeper", "weight")
 PIECE = 20_000
-"""Characters that the player `recursive` has a sub-model read."""
+"""Characters of a piece that the policy `recursive` gives to a sub-model."""
 
 Fact = tuple[str, str, str]
-"""Kind, of whom or of what town, what."""
+"""Kind, subject (a creature or town), and value."""
 
 
 def hidden(rng: random.Random, kind: str) -> tuple[str, str, list[Fact], list[str]]:
-    """Question, answer, facts to hide (the first ones needed, then decoys), and what the question is about."""
+    """Return question, answer, facts to hide (needed ones, then decoys), and the subjects of the question."""
     creatures = rng.sample([f"{colour} {animal}" for colour in COLOURS for animal in ANIMALS], 60)
     of, others = creatures[0], creatures[1:]
     towns = rng.sample(TOWNS, len(TOWNS))
@@ -84,22 +84,22 @@ def hidden(rng: random.Random, kind: str) -> tuple[str, str, list[Fact], list[st
     heaviest, *rest = others[50:54]
     weights = sorted(rng.sample(range(10, 999), 4), reverse=True)
     facts = [(kind, one, str(n)) for one, n in zip([heaviest, *rest], weights, strict=True)]
-    asked = sorted([heaviest, *rest])
-    return f"Which weighs most: the {', the '.join(asked)}?", heaviest, [*facts, *decoys], asked
+    subjects = sorted([heaviest, *rest])
+    return f"Which weighs most: the {', the '.join(subjects)}?", heaviest, [*facts, *decoys], subjects
 
 
-def told(fact: Fact, rng: random.Random) -> str:
-    """A fact as a sentence."""
+def sentence_of(fact: Fact, rng: random.Random) -> str:
+    """Return a fact as a sentence."""
     kind, of, what = fact
     sentence = rng.choice(WORDINGS[kind]).format(of=of, what=what)
     return sentence[0].upper() + sentence[1:]
 
 
 def haystack(state: vf.State) -> str:
-    """The text of a row: about `length` characters, in paragraphs."""
+    """Return the text of a row: about `length` characters, in paragraphs."""
     info = state["info"]
     rng = random.Random(f"{info['seed']}:text")
-    needles = [told(fact, rng) for fact in hidden(random.Random(info["seed"]), info["kind"])[2]]
+    needles = [sentence_of(fact, rng) for fact in hidden(random.Random(info["seed"]), info["kind"])[2]]
     sentences, left = [], info["length"] - sum(map(len, needles))
     while left > 0:
         names = {
@@ -118,15 +118,15 @@ def haystack(state: vf.State) -> str:
 
 
 def correct(state: vf.State, answer: str) -> float:
-    """1 when the variable `answer` says the answer, whatever its case and a full stop."""
+    """Return 1 if the variable `answer` holds the answer, ignoring case and a full stop."""
     return float(state["final_answer"].strip().strip(".").casefold() == answer.casefold())
 
 
-# Players
+# Scripted policies
 
 
 def _pattern(kind: str, of: str) -> str:
-    """A regular expression of every way to tell a fact; its groups are what is told."""
+    """Return a regular expression for every wording of a fact; its groups are the values."""
     words = [re.escape(words.format(of=of, what="@")).replace("@", "(\\w+)") for words in WORDINGS[kind]]
     return "(?i)" + "|".join(words)
 
@@ -136,7 +136,7 @@ READY = "\nanswer['ready'] = True"
 
 
 def _program(kind: str, about: list[str]) -> str:
-    """Finds the answer in the text `notes`."""
+    """Return a program that finds the answer in the text `notes`."""
     found = f"find({_pattern(kind, about[0])!r})"
     if kind == "code":
         return f"{FIND}answer['content'] = {found}[0]{READY}"
@@ -155,13 +155,13 @@ def _python(code: str) -> vf.AssistantMessage:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Searches the whole text with regular expressions."""
+    """Search the whole text with regular expressions."""
     info = state["info"]
     return _python("notes = context\n" + _program(info["kind"], info["about"]))
 
 
 def recursive(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Has sub-models copy what may matter, piece by piece, and searches that; as a sub-model it copies."""
+    """Let sub-models copy relevant sentences piece by piece, then search those; as a sub-model, copy."""
     if messages[0].role != "system":
         words, _, piece = messages[0].content.partition("\n\n")
         wanted = words.removeprefix("Copy what has one of these: ").split(", ")
@@ -179,7 +179,7 @@ def recursive(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Looks at nothing and guesses."""
+    """Guess without reading the text."""
     info = state["info"]
     guess = {"code": str(rng.randint(10_000, 99_999)), "seen": str(rng.randint(3, 15)), "keeper": rng.choice(PEOPLE)}
     return _python(f"answer['content'] = {guess.get(info['kind'], rng.choice(info['about']))!r}{READY}")
@@ -207,16 +207,16 @@ def load_environment(
     train_sub_calls: bool = False,
     unsafe: bool = False,
 ) -> vf.Environment:
-    """Questions about facts that are hidden in a long text.
+    """Return an environment with questions about facts hidden in a long text.
 
     Args:
-        num_examples: questions in the dataset; each has a text of its own.
-        seed: of the dataset; the evaluation questions are drawn apart from the training questions.
-        length: characters of a text, about.
+        num_examples: Number of questions; each has its own text.
+        seed: Random seed of the dataset; evaluation questions differ from training questions.
+        length: Approximate number of characters of a text.
         min_level, max_level: 1 = one fact, 2 = how many, 3 = two facts that belong together, 4 = the largest of four.
-        max_turns: most turns of the model, sub-calls not counted.
-        max_depth, max_sub_calls, train_sub_calls: see `rove.RLMEnv`.
-        unsafe: run code even where this machine cannot contain it, see docs/sandbox.md.
+        max_turns: Maximum model turns, without sub-calls.
+        max_depth, max_sub_calls, train_sub_calls: See `rove.RLMEnv`.
+        unsafe: Run code even if this machine cannot contain it, see docs/sandbox.md.
     """
     if not 1 <= min_level <= max_level <= len(LEVELS):
         raise vf.ConfigError(
@@ -228,7 +228,7 @@ def load_environment(
         eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", levels, length),
         context=haystack,
         rubric=vf.Rubric([correct]),
-        players={"solver": solver, "recursive": recursive, "novice": novice},
+        policies={"solver": solver, "recursive": recursive, "novice": novice},
         max_turns=max_turns,
         max_depth=max_depth,
         max_sub_calls=max_sub_calls,

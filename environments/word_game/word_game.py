@@ -69,7 +69,7 @@ WORDS = """
     vital vivid vocal voice voter vowel wagon waist waste watch water weary weave wedge weigh weird whale wheat
     wheel where which while whirl white whole whose widow width woman world worry worse worst worth would wound
     woven wrist write wrong wrote yacht yearn yeast yield young youth zebra
-""".split()  # noqa: SIM905  nobody wants to read 858 quoted words
+""".split()  # noqa: SIM905  858 quoted words would be unreadable
 LETTERS = Counter(letter for word in WORDS for letter in set(word))
 
 History = list[tuple[str, str]]
@@ -78,7 +78,7 @@ History = list[tuple[str, str]]
 
 @functools.lru_cache(maxsize=50_000)
 def hint(guess: str, word: str) -> str:
-    """What a guess tells: of a letter written more often than the word has it, green ones count first, then from the left."""
+    """Return the hint for a guess; repeated letters are marked only as often as the word has them, green first."""
     rest = Counter(mine for theirs, mine in zip(guess, word) if theirs != mine)
     colors = []
     for theirs, mine in zip(guess, word):
@@ -91,27 +91,27 @@ def hint(guess: str, word: str) -> str:
 
 
 def fits(word: str, history: History) -> bool:
-    """Whether the secret word could be this one."""
-    return all(hint(guess, word) == told for guess, told in history)
+    """Return whether the secret word could be this one."""
+    return all(hint(guess, word) == known for guess, known in history)
 
 
 def commonness(word: str) -> int:
-    """How many words share its letters: many for "alert", few for "fuzzy"."""
+    """Return how many words share the letters of this one: many for "alert", few for "fuzzy"."""
     return sum(LETTERS[letter] for letter in set(word))
 
 
 @functools.cache
 def levels() -> list[list[str]]:
-    """The words in five equal parts, from those of common letters to those of rare and repeated ones."""
+    """Return the words in five equal parts, from common letters to rare and repeated ones."""
     ranked = sorted(WORDS, key=lambda word: (-commonness(word), word))
     return [
         sorted(ranked[len(ranked) * level // LEVELS : len(ranked) * (level + 1) // LEVELS]) for level in range(LEVELS)
     ]
 
 
-def show(guess: str, told: str) -> str:
-    """A hint as the model sees it, letter by letter, as its tokens would hide them."""
-    return "\n".join(f"{letter.upper()} {COLORS[color]}" for letter, color in zip(guess, told))
+def show(guess: str, colors: str) -> str:
+    """Return a hint as the model sees it: one letter per line, because tokens would hide the letters."""
+    return "\n".join(f"{letter.upper()} {COLORS[color]}" for letter, color in zip(guess, colors))
 
 
 def count_left(left: int) -> str:
@@ -123,7 +123,7 @@ def _answer(reason: str, guess: str) -> str:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Guesses a word that fits all hints, of some such words the one whose own hint would tell most."""
+    """Guess a word that fits all hints; among a sample of them, the most informative one."""
     possible = [word for word in WORDS if fits(word, state["history"])]
     if not state["history"]:
         return _answer("Common letters first.", max(possible, key=commonness))
@@ -133,21 +133,21 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 def random_word(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Any word, whatever the hints."""
+    """Guess any word, ignoring the hints."""
     return _answer("Any word.", rng.choice(WORDS))
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Keeps what is green and forgets the rest."""
-    kept = ["."] * 5
-    for guess, told in state["history"]:
-        kept = [letter if color == "g" else old for letter, color, old in zip(guess, told, kept)]
-    possible = [word for word in WORDS if all(old in (".", letter) for letter, old in zip(word, kept))]
-    return _answer(f"Green: {' '.join(kept).upper()}", rng.choice(possible))
+    """Use only the green letters."""
+    green = ["."] * 5
+    for guess, colors in state["history"]:
+        green = [letter if color == "g" else old for letter, color, old in zip(guess, colors, green)]
+    possible = [word for word in WORDS if all(old in (".", letter) for letter, old in zip(word, green))]
+    return _answer(f"Green: {' '.join(green).upper()}", rng.choice(possible))
 
 
 class WordGameEnv(vf.MultiTurnEnv):
-    """Answers guesses with hints, until the word is found or no guess is left."""
+    """An environment that answers guesses with hints, until the word is found or no guess is left."""
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state.update(history=[], invalid=False)
@@ -157,40 +157,40 @@ class WordGameEnv(vf.MultiTurnEnv):
         left = state["info"]["guesses"] - len(state["trajectory"])
         if len(guess) == 5 and guess.isascii() and guess.isalpha():
             history.append((guess, hint(guess, word)))
-            told = show(*history[-1])
+            reply = show(*history[-1])
         else:
             state["invalid"] = True
-            told = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>."
+            reply = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>."
         if guess != word and left:
-            return f"{told}\n{count_left(left)}"
+            return f"{reply}\n{count_left(left)}"
         ending = "You found it." if guess == word else f"No guess left. The word was {word.upper()}."
-        state["final_env_response"] = f"{told}\n{ending}"
+        state["final_env_response"] = f"{reply}\n{ending}"
         return None
 
     def render(self, state: vf.State) -> vf.Rendering:
-        """Every guess with its hint, and the rows of those that are left."""
+        """Return the guesses with their hints, and empty rows for the remaining ones."""
         rows = [[(letter.upper(), LOOKS[c]) for letter, c in zip(*guess)] for guess in state["history"]]
         left = state["info"]["guesses"] - len(state["trajectory"])
         return vf.Rendering(rows + [[("", "")] * 5] * max(0, left))
 
 
 def solved(state: vf.State) -> float:
-    """1 when the word was found."""
+    """Return 1 if the word was found."""
     return float((state["answer"], "ggggg") in state["history"])
 
 
 def early(state: vf.State) -> float:
-    """The share of the guesses that were left when the word was found; 0 when it was not."""
+    """Return the fraction of guesses left when the word was found, else 0."""
     return solved(state) * (1 - len(state["trajectory"]) / state["info"]["guesses"])
 
 
 def invalid_guess(state: vf.State) -> float:
-    """1 if any guess was not five letters."""
+    """Return 1 if any guess was not five letters."""
     return float(state["invalid"])
 
 
 def fitting(state: vf.State) -> float:
-    """The share of the guesses, of those that were valid, that all hints before them allowed; 0 without any."""
+    """Return the fraction of valid guesses that all earlier hints allowed; 0 without any."""
     history = state["history"]
     return sum(fits(guess, history[:turn]) for turn, (guess, _) in enumerate(history)) / max(1, len(history))
 
@@ -198,7 +198,7 @@ def fitting(state: vf.State) -> float:
 def _rows(count: int, seed: str, words: list[str], guesses: int) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     level_of = {word: level for level, some in enumerate(levels(), start=1) for word in some}
-    while len(rows) < count:  # every word once before any comes again
+    while len(rows) < count:  # use every word once before repeating any
         for word in random.Random(f"{seed}:{len(rows)}").sample(words, len(words)):
             info = {"level": level_of[word], "guesses": guesses}
             rows.append({"question": f"Guess the word. {count_left(guesses)}", "answer": word, "info": info})
@@ -212,13 +212,13 @@ def load_environment(
     max_level: int = LEVELS,
     max_turns: int = 6,
 ) -> vf.Environment:
-    """Five-letter words to be found by guessing.
+    """Return an environment in which the model guesses five-letter words.
 
     Args:
-        num_examples: games in the dataset; those beyond the number of words repeat them, in another order.
-        seed: of the dataset. Every fifth word is for evaluation alone, whatever the seed.
-        min_level, max_level: difficulty, from 1 (words of common letters) to 5 (of rare and repeated ones).
-        max_turns: guesses, invalid ones included.
+        num_examples: Number of games; beyond the number of words they repeat in another order.
+        seed: Random seed of the dataset. Every fifth word is for evaluation only, whatever the seed.
+        min_level, max_level: Difficulty, from 1 (common letters) to 5 (rare and repeated letters).
+        max_turns: Maximum guesses, including invalid ones.
     """
     if not 1 <= min_level <= max_level <= LEVELS:
         raise vf.ConfigError(

@@ -1,1 +1,1 @@
-"""What an environment package is written for, what it needs, and whether it runs here."""
+"""Compatibility check of environment packages: the API they are written for, their requirements, and scripted rollouts."""

@@ -1,6 +1,6 @@
-"""Which words of a package mean which generation of the library, and which rows of docs/compat.md's tables concern it.
+"""Rules that derive a package's API generation, and the rows of docs/compat.md that apply to it, from what its code uses.
 
-A row of a table here is: what `reading` notes, then the words of the page. Nothing else in rove decides about deviations.
+Each rule holds the two cells of a row in docs/compat.md and the features (see `source_reader`) that make the row apply.
 """
 
 from __future__ import annotations
@@ -11,57 +11,59 @@ from typing import NamedTuple
 import msgspec
 from packaging.version import Version
 
-from rove.compat.verifiers.pins import RELEASES
+from rove.compat.verifiers.release import RELEASES
 
 G0, G1, G2, G3 = "G0", "G1", "G2", "G3"
 V1, ROVE, NEITHER = "verifiers v1", "rove", "neither"
-ANSWERED = "0.1.0 to 0.3.1"
-"""The versions of `verifiers` that rove answers for."""
-OTHER_API = f"it is written for {V1}, which has another API: rove answers for {ANSWERED}"
-"""Said of packages of that generation."""
+SUPPORTED_VERSIONS = "0.1.0 to 0.3.1"
+"""The versions of `verifiers` whose API rove provides."""
+OTHER_API = f"it is written for {V1}, which has another API; rove provides the API of {SUPPORTED_VERSIONS}"
+"""Reason shown for packages written for verifiers v1."""
 GENERATIONS = {
     G0: "verifiers 0.1.0 to 0.1.2",
     G1: "verifiers 0.1.3 to 0.1.7",
     G2: "verifiers 0.1.8 to 0.1.10",
     G3: "verifiers 0.1.11 to 0.3.1",
     V1: "verifiers 0.4 and later",
-    ROVE: "rove's own names",
+    ROVE: "rove's API",
     NEITHER: "imports neither",
 }
 
 BEFORE = {G0: Version("0.1.3"), G1: Version("0.1.8"), G2: Version("0.1.11")}
-"""Generation → the release that begins the next one."""
+"""Generation → first release of the next generation."""
 
 
 class Deviation(msgspec.Struct, frozen=True):
-    """A row of docs/compat.md that concerns a package."""
+    """A row of docs/compat.md that applies to a package."""
 
     what: str
-    """Its first cell."""
+    """First cell of the row."""
     here: str
-    """What happens here, or the newer way to write it."""
+    """What rove does instead, or the newer way to write it."""
 
 
 class Rule(NamedTuple):
-    """A row of the page, and what has to be noted of a package for it to concern it: one of these."""
+    """A row of docs/compat.md and the features that make it apply; any one of them suffices."""
 
     what: str
     here: str
     noted: tuple[str, ...]
     until: str = ""
-    """The last generation in which it could be written so; "" where it still can."""
+    """Last generation that supports this usage; "" if it is still supported."""
 
 
 RULES = (
-    # what differs always
+    # differences in every generation
     Rule(
         "the question that `JudgeRubric` asks about", "the content of the prompt's last message", ("name:JudgeRubric",)
     ),
-    Rule("an exception in environment code that is not a `vf.Error`", "is that rollout's error", ("played:own error",)),
+    Rule(
+        "an exception in environment code that is not a `vf.Error`", "is that rollout's error", ("rollout:own error",)
+    ),
     Rule(
         "rollouts with an error",
         "the same in `env.evaluate`; under rove's commands and functions failed, and left out",
-        ("played:error",),
+        ("rollout:error",),
     ),
     Rule(
         "`partial`s and objects as reward functions",
@@ -223,14 +225,14 @@ GONE = {
     "name:SmolaToolRubric": G0,
     "name:VLLMClient": G0,
 }
-"""What rove.compat has no more → the last generation that had it."""
+"""Names that rove.compat lacks → the last generation that had them."""
 
 
 def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
-    """What a package is written for, by what was noted of it: the newest generation in which it could be written so.
+    """Return the newest API generation that is consistent with a package's features.
 
     Args:
-        newest: the newest release that its requirement allows.
+        newest: The newest release that its requirement allows.
     """
     modules = [name.removeprefix("module:").split(".") for name in names if name.startswith("module:")]
     if "name:v1" in names or ["verifiers", "v1"] in [module[:2] for module in modules]:
@@ -244,6 +246,6 @@ def generation(names: Collection[str], newest: Version = RELEASES[-1]) -> str:
 
 
 def deviations(names: Collection[str]) -> list[Deviation]:
-    """The rows of docs/compat.md that concern a package, in the order of the page."""
+    """Return the rows of docs/compat.md that apply to a package, in the order of the page."""
     hits = (Deviation(rule.what, rule.here) for rule in RULES if not set(rule.noted).isdisjoint(names))
     return list(dict.fromkeys(hits))

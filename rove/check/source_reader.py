@@ -1,4 +1,4 @@
-"""What Python files say of the libraries that they are written for, read and never run."""
+"""Read which library names and environment variables Python files use, without running them."""
 
 from __future__ import annotations
 
@@ -12,37 +12,37 @@ import msgspec
 import rove.compat.verifiers as compat
 
 LIBRARIES = {"rove.compat.verifiers": "verifiers", "verifiers": "verifiers", "rove": "rove"}
-"""Where names of an API come from → what the API is called."""
+"""Module that provides an API → name of the API."""
 V0 = ("verifiers", "rove.compat.verifiers")
 CLIENTS = {"OpenAI": "api_key", "AsyncOpenAI": "api_key", "JudgeRubric": "judge_client"}
-"""What takes its key from the environment → the keyword with which it does not."""
+"""Class that reads its API key from the environment → keyword argument that overrides this."""
 OPENAI_KEY = "OPENAI_API_KEY"
 KEY_VARS = ("api_key_var", "key_var")
-"""Keywords that take the name of an environment variable."""
-TABLES = {"state", "info", "results", "inputs", "row", "step"}
-"""Names of variables whose keys are looked at."""
+"""Keyword arguments whose value is the name of an environment variable."""
+TRACKED_NAMES = {"state", "info", "results", "inputs", "row", "step"}
+"""Variables whose accessed keys are recorded."""
 FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef)
 
 
 class Reading(msgspec.Struct):
-    """What a package's files say."""
+    """What a package's files use."""
 
     names: dict[str, set[str]] = {}
-    """API → names of it that are used, with the path to them: {"verifiers": {"Rubric", "types.State"}}."""
+    """API → its names that are used, by path in the API: {"verifiers": {"Rubric", "types.State"}}."""
     features: set[str] = set()
-    """What may be a deviation, as "kind:name"; see `rules`."""
+    """Features that `rules` refers to, as "kind:name"."""
     keys: dict[str, bool] = {}
-    """Environment variables that are read → whether there is no other value for them."""
+    """Environment variables that are read → whether they have no default."""
     imports: dict[str, bool] = {}
-    """Modules of others, by their first name → whether nothing is done where they are missing."""
+    """Imported top-level modules of other packages → whether the import is required."""
     datasets: set[str] = set()
-    """Names of data sets that are loaded."""
+    """Names of the datasets that are loaded."""
     broken: dict[str, str] = {}
-    """Files that are not Python → why not."""
+    """Files that cannot be parsed → error."""
 
 
 def read(texts: Mapping[str, str]) -> Reading:
-    """What the files of a package say, by path."""
+    """Read the files of a package, given as text by path."""
     reading = Reading(names={"verifiers": set(), "rove": set()})
     own = {path.replace("/", ".").removesuffix(".py").split(".")[0] for path in texts}
     for path, text in texts.items():
@@ -56,24 +56,24 @@ def read(texts: Mapping[str, str]) -> Reading:
 
 
 class _File(ast.NodeVisitor):
-    """Walks over one file."""
+    """Visitor of one file."""
 
     def __init__(self, reading: Reading):
         self.reading = reading
         self.known: dict[str, str] = {}
-        """Names of the file → what they are of a library's, "verifiers.types.State"."""
+        """Names in the file → the library name they refer to, such as "verifiers.types.State"."""
         self.environments: set[str] = set()
-        """Classes of the file that are environments."""
+        """Environment classes defined in the file."""
         self.functions: dict[str, Any] = {}
         self.values: list[dict[str, str]] = [{}]
-        """Texts that names stand for, by scope."""
+        """String constants by variable name, one dict per scope."""
         self.classes: list[bool] = []
-        """Whether the classes around are environments."""
+        """Whether each enclosing class is an environment."""
         self.may_fail = 0
         self.is_async = [False]
-        """Whether the functions around are async."""
+        """Whether each enclosing function is async."""
         self.awaited: set[int] = set()
-        """Calls that are awaited, or returned as they are."""
+        """Ids of calls that are awaited or returned directly."""
 
     def note(self, kind: str, name: str) -> None:
         self.reading.features.add(f"{kind}:{name}")
@@ -117,7 +117,7 @@ class _File(ast.NodeVisitor):
             self.visit(child)
 
     def _dotted(self, node: ast.AST) -> str | None:
-        """What an expression is of a library's."""
+        """Return the library name that an expression refers to, or None."""
         if isinstance(node, ast.Name):
             return self.known.get(node.id)
         if isinstance(node, ast.Attribute):
@@ -146,7 +146,7 @@ class _File(ast.NodeVisitor):
             return
         self.note("attribute", node.attr)
         if isinstance(node.value, ast.Name):
-            if node.value.id in TABLES:
+            if node.value.id in TRACKED_NAMES:
                 self.note(node.value.id, node.attr)
             if (node.value.id, node.attr) == ("os", "environ"):
                 return
@@ -174,7 +174,7 @@ class _File(ast.NodeVisitor):
         self.classes.pop()
 
     def _is_environment(self, node: ast.AST) -> bool:
-        """Whether an expression is the class of an environment."""
+        """Return whether an expression is an environment class."""
         name = _tail(node)
         return not isinstance(node, ast.Call) and (name in self.environments or name.endswith(("Env", "Environment")))
 
@@ -216,13 +216,13 @@ class _File(ast.NodeVisitor):
                 self.note("assigned", "reward of a step")
         self.generic_visit(node)
 
-    def _said(self, node: ast.AST | None) -> str | None:
-        """A text, or the text that a name stands for."""
+    def _text_of(self, node: ast.AST | None) -> str | None:
+        """Return a string constant, or the string constant assigned to a name."""
         if isinstance(node, ast.Name):
             return next((scope[node.id] for scope in reversed(self.values) if node.id in scope), None)
         return _text(node)
 
-    # what is called, and with what
+    # calls and their arguments
 
     def visit_Call(self, node: ast.Call) -> None:
         keywords = {keyword.arg or "**": keyword.value for keyword in node.keywords}
@@ -241,9 +241,9 @@ class _File(ast.NodeVisitor):
     def _keyword(self, keyword: str, value: ast.AST) -> None:
         self.note("keyword", keyword)
         if keyword in ("message_type", "client_type"):
-            self.note(keyword, self._said(value) or "")
+            self.note(keyword, self._text_of(value) or "")
         if keyword in KEY_VARS:
-            self._key(self._said(value), False)
+            self._key(self._text_of(value), False)
         if keyword == "sampling_args" and isinstance(value, ast.Dict):
             for key in value.keys:
                 self.note("sampling", _text(key) or "")
@@ -253,7 +253,7 @@ class _File(ast.NodeVisitor):
             self._tools(value)
 
     def _positional(self, node: ast.Call, called: str) -> None:
-        """What is given without a keyword."""
+        """Record features of positional arguments."""
         first, *others = node.args
         if called.endswith((".SingleTurnEnv", ".MultiTurnEnv")):
             self.note("positional", "environment")
@@ -275,7 +275,7 @@ class _File(ast.NodeVisitor):
 
     def visit_BinOp(self, node: ast.BinOp) -> None:
         left: ast.AST = node
-        while isinstance(left, ast.BinOp):  # sums may be longer than Python's stack is deep
+        while isinstance(left, ast.BinOp):  # a long sum would exceed the recursion limit
             self.visit(left.right)
             left = left.left
         self.visit(left)
@@ -288,19 +288,19 @@ class _File(ast.NodeVisitor):
             self.note("column", "task")
         self.generic_visit(node)
 
-    # environment variables and data sets
+    # environment variables and datasets
 
     def _keys(self, node: ast.Call, name: str, keywords: Mapping[str, ast.AST]) -> None:
         of_environ = isinstance(node.func, ast.Attribute) and _tail(node.func.value) == "environ"
         given = CLIENTS.get(name)
         if name == "getenv" or (of_environ and name in ("get", "pop", "setdefault")):
             for one in node.args[:1]:
-                self._key(self._said(one), False)
+                self._key(self._text_of(one), False)
         elif name == "load_dataset":
-            self.reading.datasets |= {text for one in node.args[:1] if (text := self._said(one))}
+            self.reading.datasets |= {text for one in node.args[:1] if (text := self._text_of(one))}
         elif name == "ensure_keys":
             for one in _elements(node.args[0]) if node.args else ():
-                self._key(self._said(one), True)
+                self._key(self._text_of(one), True)
         elif given is not None and not {given, "**"} & set(keywords) and not node.args:
             self._key(OPENAI_KEY, True)
 
@@ -309,7 +309,7 @@ class _File(ast.NodeVisitor):
             self.reading.keys[name] = self.reading.keys.get(name, False) or is_needed
 
     def visit_Subscript(self, node: ast.Subscript) -> None:
-        text = self._said(node.slice)
+        text = self._text_of(node.slice)
         table = _tail(node.value)
         if table == "environ" and text and isinstance(node.ctx, ast.Load):
             self._key(text, True)
@@ -320,7 +320,7 @@ class _File(ast.NodeVisitor):
 
 
 def _library(dotted: str) -> tuple[str, str] | None:
-    """The API that a path is of, and the path inside it."""
+    """Return the API that a dotted path belongs to, and the path within it."""
     for root, name in LIBRARIES.items():
         if dotted == root or dotted.startswith(f"{root}."):
             return name, dotted[len(root) + 1 :]
@@ -328,7 +328,7 @@ def _library(dotted: str) -> tuple[str, str] | None:
 
 
 def _tail(node: ast.AST | None) -> str:
-    """The last name of an expression: "get" of `os.environ.get`, "environ" of `os.environ`."""
+    """Return the last name of an expression: "get" for `os.environ.get`, "environ" for `os.environ`."""
     if isinstance(node, ast.Subscript):
         return _tail(node.value)
     if isinstance(node, ast.Call):
@@ -345,7 +345,7 @@ def _elements(node: ast.AST) -> list[ast.AST]:
 
 
 def _is_step(node: ast.AST) -> bool:
-    """Whether an expression is a step of a trajectory, by its looks."""
+    """Return whether an expression looks like a trajectory step."""
     return isinstance(node, ast.Subscript) or (isinstance(node, ast.Name) and "step" in node.id)
 
 
@@ -359,7 +359,7 @@ def _may_be_import_error(kind: ast.AST | None) -> bool:
 
 
 def _returned_pairs(function: ast.AST) -> Iterator[ast.Tuple]:
-    """What its own return statements, not those of functions in it, return as two values, the second a state."""
+    """Yield the (messages, state) tuples that a function returns, excluding nested functions."""
     for child in ast.iter_child_nodes(function):
         if isinstance(child, (*FUNCTIONS, ast.Lambda, ast.ClassDef)):
             continue

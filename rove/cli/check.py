@@ -1,4 +1,4 @@
-"""`rove check`: what environment packages are written for, what they need, whether they run here."""
+"""`rove check`: check whether environment packages run here, and what they need."""
 
 from __future__ import annotations
 
@@ -13,11 +13,12 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from rove.check.matrix import as_json, as_markdown, told_of
-from rove.check.package import Report, check
-from rove.check.packages import Package, packages_in
-from rove.check.run import Limited
-from rove.cli.common import WIDTH, console_for, hint, json_object, print_json, progress
+from rove.check.checker import Report, check
+from rove.check.package_files import Package, packages_in
+from rove.check.report import as_json, as_markdown, told_of
+from rove.check.rollouts import Limited
+from rove.cli.common import WIDTH, console_for, hint, print_json, progress
+from rove.cli.options import examples, json_object
 from rove.core.errors import ConfigError
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
@@ -27,22 +28,20 @@ STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "
 
 
 def check_outputs(outputs: tuple[str, ...]) -> None:
-    """Refuse a file that could not be written, before any work.
+    """Refuse output files that could not be written, before any work.
 
     Raises:
-        ConfigError: its name or its folder is wrong.
+        ConfigError: The file's suffix or folder is wrong.
     """
     for output in outputs:
         if Path(output).suffix not in (".md", ".json"):
-            raise ConfigError(
-                f"-o {output}: the matrix is written as Markdown or JSON; give a name that ends in .md or .json"
-            )
+            raise ConfigError(f"-o {output}: expected a file name that ends in .md or .json")
         if not Path(output).parent.is_dir():
-            raise ConfigError(f"-o {output}: there is no folder {Path(output).parent}")
+            raise ConfigError(f"-o {output}: the folder {Path(output).parent} does not exist")
 
 
 def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
-    """The matrix so far, into every file."""
+    """Write the matrix so far into every file."""
     for output in outputs:
         if Path(output).suffix == ".md":
             content = as_markdown(reports).encode()
@@ -52,15 +51,15 @@ def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
 
 
 def print_report(report: Report, console: Console) -> None:
-    """One package in a few lines."""
+    """Print one package in a few lines."""
     style = STYLES[report.status]
     console.print(f"[bold]{escape(report.package)}[/bold]  [{style}]{escape(report.verdict)}[/{style}]", soft_wrap=True)
     lines = {"written for": report.generation}
     lines |= {f"names of {api}": ", ".join(names) for api, names in report.names.items()}
-    played = report.played
-    if played.rollouts:
-        rewards = ", ".join(f"{name} {value:g}" for name, value in played.rewards.items())
-        lines["rollouts"] = f"{played.rollouts}, {played.failed} failed"
+    result = report.rollouts
+    if result.rollouts:
+        rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
+        lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
         lines["mean reward"] = rewards
     for name, text in lines.items():
         if text:
@@ -72,28 +71,43 @@ def print_report(report: Report, console: Console) -> None:
 
 
 def print_summary(reports: Sequence[Report], console: Console) -> None:
-    """Many packages, a line each."""
+    """Print many packages, one line each."""
     table = Table(width=min(WIDTH, console.width))
     for name in ("package", "written for", "rollouts", "failed"):
         table.add_column(name, overflow="fold")
     table.add_column("verdict", ratio=1, overflow="fold")
     for report in reports:
-        played = report.played
-        numbers = (str(played.rollouts), str(played.failed)) if played.rollouts else ("–", "–")
+        result = report.rollouts
+        numbers = (str(result.rollouts), str(result.failed)) if result.rollouts else ("–", "–")
         table.add_row(report.package, report.generation, *numbers, Text(report.verdict, STYLES[report.status]))
     console.print(table)
 
 
-@click.command(options_metavar="[OPTIONS]")
+@click.command(
+    options_metavar="[OPTIONS]",
+    epilog=examples(
+        "rove check tictactoe",
+        "rove check ./my-environment",
+        "rove check environments/ -o matrix.md   # every package in a folder",
+    ),
+)
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE...")
-@click.option("-a", "--env-args", help="Environment arguments as JSON, for every package.")
-@click.option("-n", "--num-examples", default=Limited().num_examples, show_default=True, help="Examples to play.")
-@click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; may be given twice.")
-@click.option("--start-seconds", default=Limited().start_seconds, show_default=True, help="For loading a package.")
-@click.option("--hang-seconds", default=Limited().hang_seconds, show_default=True, help="For one thing it does.")
-@click.option("--play-seconds", default=Limited().play_seconds, show_default=True, help="For all its rollouts.")
-@click.option("--install-seconds", default=Limited().install_seconds, show_default=True, help="For what it needs.")
-@click.option("--json", "as_json_", is_flag=True, help="Print what was found as JSON.")
+@click.option("-a", "--env-args", help="Environment arguments as a JSON object, for every package.")
+@click.option(
+    "-n", "--num-examples", default=Limited().num_examples, show_default=True, help="Number of examples per package."
+)
+@click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
+@click.option(
+    "--start-seconds", default=Limited().start_seconds, show_default=True, help="Time limit for loading a package."
+)
+@click.option(
+    "--hang-seconds", default=Limited().hang_seconds, show_default=True, help="Time limit for a single operation."
+)
+@click.option("--play-seconds", default=Limited().play_seconds, show_default=True, help="Time limit for all rollouts.")
+@click.option(
+    "--install-seconds", default=Limited().install_seconds, show_default=True, help="Time limit for installation."
+)
+@click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context
 def command(
     ctx: click.Context,
@@ -103,27 +117,27 @@ def command(
     as_json_: bool,
     **limits: Any,
 ) -> None:
-    """Say whether environment packages run here, and what they are written for and need.
+    """Check whether environment packages run here, which API they are written for, and what they need.
 
-    PACKAGE is a project's folder, a wheel, a source distribution, a module, the name of an installed environment or of an
-    example, or a folder of such. Each is installed into a virtual environment of its own and plays scripted rollouts in a
-    process of its own. It sees the environment variables, keys included. Exit status 1: not all of them run.
+    PACKAGE is a project folder, a wheel, a source distribution, a module, the name of an installed or example environment, or a
+    folder of packages. Each is installed into its own virtual environment and runs scripted rollouts in a separate process,
+    which sees the environment variables, including API keys. Exit status 1: a package does not run.
     """
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, Limited(**limits)
     check_outputs(output)
     found = [one for given in packages for one in _packages(given)]
     reports: list[Report] = []
-    with progress(console, "check", len(found)) as tell:
+    with progress(console, "check", len(found)) as report_progress:
         for package in found:
 
             def step(words: str, name: str = package.name) -> None:
                 if console.is_terminal:
-                    tell(len(reports), escape(f"{name}: {words}"))
+                    report_progress(len(reports), escape(f"{name}: {words}"))
 
             reports.append(check(package, args, limited, step))
             write(reports, output)
-            tell(len(reports), escape(f"{package.name}: {reports[-1].verdict}"))
+            report_progress(len(reports), escape(f"{package.name}: {reports[-1].verdict}"))
     if as_json_:
         print_json(as_json(reports))
     elif len(reports) == 1:
@@ -136,7 +150,7 @@ def command(
 
 
 def _packages(given: str) -> list[Package]:
-    """What a word of the command line means; an environment of a hub is its wheel, beside its virtual environment."""
+    """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
     installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
     if installed is None:
         return packages_in(given)
@@ -151,9 +165,9 @@ def _hints(
     output: tuple[str, ...],
     console: Console,
 ) -> None:
-    steps = [f"the matrix: {', '.join(output)}"] if output else []
+    steps = [f"matrix: {', '.join(output)}"] if output else []
     if len(reports) > 1 and not output:
-        steps.append("the matrix with all that was found: the same command with -o matrix.md")
+        steps.append("write a matrix with all details: repeat the command with -o matrix.md")
     if len(reports) == 1 and reports[0].runs:
         steps.append(_next(given[0], packages[0]))
     if steps:
@@ -161,8 +175,8 @@ def _hints(
 
 
 def _next(given: str, package: Package) -> str:
-    """What to do with a package that runs, so that it works where it was checked."""
+    """Return a hint for a package that runs."""
     if Path(given).exists() and package.kind != "module":
-        return f"install it, in a virtual environment of its own: rove install {given}"
+        return f"install it in its own virtual environment: rove install {given}"
     where = f" --env-dir {package.env_dir}" if package.env_dir is not None else ""
-    return f"evaluate it in a process of its own: rove eval --isolated {package.name}{where} -m MODEL"
+    return f"evaluate it in a separate process: rove eval --isolated {package.name}{where} -m MODEL"

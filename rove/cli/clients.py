@@ -1,4 +1,4 @@
-"""Who `-m` means: a scripted policy, a name in endpoints.toml, a model folder, or a model behind an endpoint."""
+"""The client for `-m MODEL`: a scripted policy, a named endpoint, a model folder, or a model behind an endpoint."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ def make_client(
     endpoints: str | Path | None = None,
     trust_remote_code: bool = False,
 ) -> Client:
-    """The client for `-m MODEL`.
+    """Return the client for `-m MODEL`.
 
-    "scripted:NAME" is a player the environment ships; a name in endpoints.toml is what that file says; an existing folder
-    (or anything that looks like a path) is loaded into the embedded engine; anything else is a model's name at `base_url`,
-    and so is everything but a player where a `base_url` is given.
+    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; an existing folder (or
+    anything that looks like a path) is loaded into the embedded engine; anything else is a model's name at `base_url`. With a
+    `base_url`, everything but a scripted policy is a model's name there.
 
     Args:
-        api_key_var: environment variable with the key; one that is not the default wins over that of endpoints.toml.
-        endpoints: see `find_endpoint`.
-        trust_remote_code: see `rove.models.load.load_model`.
+        api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
+        endpoints: See `find_endpoint`.
+        trust_remote_code: See `rove.models.load.load_model`.
 
     Raises:
-        ConfigError: no such player or folder, or the file of endpoints cannot be used.
-        MissingKeyError: OpenAI's own endpoint without a key, or another variable was named and is not set.
+        ConfigError: The scripted policy or folder does not exist, or the file of endpoints is invalid.
+        MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     if model.startswith(SCRIPTED):
         name = model.removeprefix(SCRIPTED)
         if name not in env.policies:
             raise ConfigError(
-                f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. An environment has "
-                "those of policies={'name': fn(messages, state, rng)}, a group those that all its members have"
+                f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "
+                "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
             )
         return ScriptedClient(env.policies[name], name)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
@@ -69,15 +69,15 @@ def make_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
-        players = ", ".join(SCRIPTED + name for name in sorted(env.policies))
-        hint = f". '{model}' is neither a folder here nor a scripted policy" + (f" ({players})" if players else "")
+        scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies))
+        hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"
         raise MissingKeyError(str(error) + hint) from error
 
 
 def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint | None:
-    """What endpoints.toml says of a name; None when it has no such name, or there is no such file.
+    """Return an endpoint of endpoints.toml; None if the name or the file does not exist.
 
     Args:
         endpoints: the file; default: ./endpoints.toml, else ./configs/endpoints.toml.
@@ -86,7 +86,7 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
         ConfigError: the file does not exist or is not as it should be.
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
-        return None  # whatever the file is like, it is not asked for
+        return None  # the default file is optional
     from rove.clients.endpoints import known_endpoints
 
     return known_endpoints(endpoints).get(model)
@@ -99,15 +99,15 @@ def _endpoint_names(endpoints: str | Path | None) -> list[str]:
 
 
 def is_folder(model: str) -> bool:
-    """Whether `model` names a folder, or was plainly meant to."""
+    """Return whether `model` is a folder or looks like a path."""
     return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 
 def embedded(model: str, trust_remote_code: bool = False) -> Client:
-    """A model folder in the embedded engine; `trust_remote_code` as for `rove.models.load.load_model`.
+    """Return a client that runs a model folder in the embedded engine.
 
     Raises:
-        ConfigError: there is no such folder, or no torch.
+        ConfigError: The folder does not exist, or torch is not installed.
     """
     path = Path(model).expanduser()
     if not path.is_dir():
@@ -120,13 +120,13 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
 
 def _key(variable: str) -> str | None:
     key = os.environ.get(variable)
-    if not key and variable != API_KEY_VAR:  # that key must not go where another one was meant for
-        raise MissingKeyError(f"environment variable {variable} is not set, which was to hold the API key")
+    if not key and variable != API_KEY_VAR:  # never send the default key to another provider
+        raise MissingKeyError(f"environment variable {variable} is not set; it should hold the API key")
     return key or None
 
 
 class needs_train_extra:
-    """Context in which a missing heavy package becomes advice."""
+    """Context manager that turns a missing package of the `train` extra into an error with advice."""
 
     def __enter__(self) -> None:
         return None

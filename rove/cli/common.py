@@ -1,4 +1,4 @@
-"""What the commands share: settings from flags, where runs live, progress on the terminal."""
+"""Helpers that the commands share: console, progress, run folders, hints."""
 
 from __future__ import annotations
 
@@ -6,6 +6,8 @@ import asyncio
 import inspect
 import shlex
 import signal
+import threading
+import time
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,85 +21,114 @@ from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
-from rove.cli.live import Heartbeat, StepProgress
-from rove.core.config import load, parse_value
 from rove.core.digest import fingerprint
-from rove.core.errors import ConfigError, in_json
+from rove.core.errors import in_json
+from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
 
 RUNS = Path("runs")
 CURVES = "curves.png"
-"""The plot of a training run, in its folder."""
+"""File name of a training run's plot."""
 WIDTH = 100
-"""Columns when the output is no terminal."""
-LINES = 5
-"""Without a terminal a progress line is printed about so many times in a run."""
+"""Columns if the output is not a terminal."""
+PROGRESS_LINES = 5
+"""Progress lines that a run prints if the output is not a terminal (approximately)."""
+SHOW_AFTER_S = 10.0
+"""Seconds after which a step shows the progress within it."""
+LOG_EVERY_S = 30.0
+"""Maximum seconds between two lines of a plain log."""
 
 T = TypeVar("T")
-F = TypeVar("F", bound=Callable[..., Any])
 
-SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
-"""click settings of commands that take `@ file.toml` and dotted overrides."""
+
+class StepProgress:
+    """Progress within the current step: the latest count of each kind. Thread-safe.
+
+    Args:
+        clock: Returns seconds; tests pass their own.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.monotonic):
+        self._clock = clock
+        self.start_next()
+
+    def start_next(self) -> None:
+        """Start the next step."""
+        self._started = self._clock()
+        self._counts: dict[str, tuple[int, int]] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        """Record that `done` of `total` are done (0 = unknown total); see `rove.train.callbacks.OnProgress`."""
+        self._counts = {**self._counts, what: (done, total)}
+
+    def text(self) -> str:
+        """Return the progress within the step, such as "rollouts 12/256, 42 s in this step"."""
+        counts = [
+            f"{what} {done}/{total}" if total else f"{what} {done}" for what, (done, total) in self._counts.items()
+        ]
+        return ", ".join([*counts, f"{self._clock() - self._started:.0f} s in this step"])
+
+    def __rich__(self) -> Text:
+        """Return the text, or nothing until the step takes longer than `SHOW_AFTER_S`."""
+        is_long = self._clock() - self._started > SHOW_AFTER_S
+        return Text(f"  {self.text()}" if is_long else "", style="dim")
+
+
+class Heartbeat:
+    """Prints a line to a plain log if nothing else was printed for a while.
+
+    Args:
+        print_line: Prints the line.
+        every_s: Maximum seconds between two lines.
+    """
+
+    def __init__(self, print_line: Callable[[], None], every_s: float = LOG_EVERY_S):
+        self._print_line = print_line
+        self._every_s = every_s
+        self._last = time.monotonic()
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="rove-heartbeat", daemon=True)
+
+    def printed(self) -> None:
+        """Record that a line was printed now."""
+        self._last = time.monotonic()
+
+    def _run(self) -> None:
+        while not self._ended.wait(max(0.0, self._last + self._every_s - time.monotonic())):
+            if time.monotonic() - self._last >= self._every_s:
+                self._print_line()
+                self.printed()
+
+    def __enter__(self) -> Heartbeat:
+        self._thread.start()
+        return self
+
+    def __exit__(self, *error: object) -> None:
+        self._ended.set()
+        self._thread.join()
+
+
+@contextmanager
+def working(console: Console, what: str, every_s: float = LOG_EVERY_S) -> Iterator[None]:
+    """Print what is being done, such as "loading models/x", and show that it is still running until it is done."""
+    if console.is_terminal:
+        with console.status(escape(what)):
+            yield
+        return
+    step = StepProgress()
+    console.print(what, markup=False, soft_wrap=True)
+    with Heartbeat(lambda: console.print(f"{what}: {step.text()}", markup=False, soft_wrap=True), every_s):
+        yield
 
 
 def console_for(json: bool) -> Console:
-    """Where people read; with --json that is stderr, so that stdout holds JSON alone."""
+    """Return the console for messages: stderr with --json, so that stdout holds only JSON."""
     console = Console(stderr=json, highlight=False)
     return console if console.is_terminal else Console(stderr=json, highlight=False, width=WIDTH)
 
 
-trust_option = click.option(
-    "--trust-remote-code",
-    is_flag=True,
-    default=None,
-    help="Run Python files that come with the model.  [default: refuse such a model]",
-)
-"""The option of commands that load a model folder."""
-
-
-FLAG_SETTINGS = {
-    "isolated": "isolation.enabled",
-    "isolated_python": "isolation.python",
-    "loss": "loss.kind",
-    "ray": "ray.address",
-}
-"""Flags that are shorter than the dotted name of their setting."""
-
-
-def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
-    """A command's settings from its named flags and its remaining words; a bare word is the setting `bare`."""
-    flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
-    named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
-    return load(kind, named, _long_flags(ctx.args), bare, flags)
-
-
-def _long_flags(words: list[str]) -> list[str]:
-    for word in words:
-        if word.startswith("-") and not word.startswith("--") and not _is_number(word):
-            raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")
-    return list(words)
-
-
-def _is_number(word: str) -> bool:
-    return isinstance(parse_value(word), (int, float))
-
-
-def json_object(text: str | None, flag: str) -> dict[str, Any] | None:
-    """The value of a flag that takes a JSON object.
-
-    Raises:
-        ConfigError: it is not one.
-    """
-    if text is None:
-        return None
-    value = parse_value(text)
-    if not isinstance(value, dict):
-        raise ConfigError(f"{flag} takes a JSON object like '{{\"seed\": 1}}', got {text!r}")
-    return value
-
-
 def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any]) -> Path:
-    """The run's folder: as given, else runs/ and a name made of `parts` and the identity, the same for the same command."""
+    """Return the run folder: `given`, or a name under runs/ that is the same for the same parts and identity."""
     if given is not None:
         return Path(given)
     name = "--".join(_file_name(part) for part in parts)
@@ -105,42 +136,42 @@ def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any
 
 
 def _file_name(part: str) -> str:
-    """A model or environment name as a file name: the last two parts of a path, separators made harmless."""
+    """Return the last two parts of a model or environment name, with unsafe characters replaced."""
     tail = "-".join(part.strip("/").split("/")[-2:])
     return "".join(c if c.isalnum() or c in "-_." else "-" for c in tail)
 
 
 def short(model: str) -> str:
-    """A model's name for a progress line: the last two parts of a path."""
+    """Return the last two parts of a model's path, for progress lines."""
     return "/".join(model.rstrip("/").split("/")[-2:])
 
 
 def print_json(value: Any) -> None:
-    """One JSON value on stdout."""
+    """Print a value as JSON on stdout."""
     click.echo(msgspec.json.encode(value).decode())
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
-    """`asyncio.run`, but Ctrl-C is never kept waiting.
+    """Run a coroutine like `asyncio.run`, but react to Ctrl-C immediately.
 
-    asyncio alone cancels `main` at its next await, which is as far away as a wave of sampled tokens or a training step
-    takes. Here Ctrl-C also interrupts Python code where it stands. Then `main` cleans up; another Ctrl-C cuts that short.
+    asyncio alone cancels `main` at its next await, which a wave of sampled tokens or a training step delays. Here Ctrl-C also
+    interrupts the running Python code. `main` then cleans up; a second Ctrl-C interrupts the cleanup.
 
     Raises:
-        KeyboardInterrupt: Ctrl-C.
+        KeyboardInterrupt: On Ctrl-C.
     """
     with asyncio.Runner() as runner:
         loop = runner.get_loop()
         task = loop.create_task(main)
         interrupted = False
 
-        def hush() -> None:
-            loop.set_exception_handler(lambda *_: None)  # what is cut off has nothing more to say
+        def ignore_errors() -> None:
+            loop.set_exception_handler(lambda *_: None)  # errors of cancelled tasks are not reported
 
         def interrupt(*_: object) -> None:
             nonlocal interrupted
             interrupted = True
-            hush()
+            ignore_errors()
             current = asyncio.current_task(loop)
             for other in asyncio.all_tasks(loop) - {current}:
                 if other is task or not _has_started(other):
@@ -153,7 +184,7 @@ def run_async(main: Coroutine[Any, Any, T]) -> T:
         try:
             return loop.run_until_complete(task)
         except (KeyboardInterrupt, asyncio.CancelledError) as error:
-            hush()
+            ignore_errors()
             if not interrupted:
                 raise
             if not task.done():
@@ -168,19 +199,19 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
     return not inspect.iscoroutine(coroutine) or inspect.getcoroutinestate(coroutine) != inspect.CORO_CREATED
 
 
-class Tell(Protocol):
-    """Reports progress: how many are done, what to say, and how many there are if that was not known before."""
+class ReportProgress(Protocol):
+    """Reports progress: the number of finished items, a status text, and the total if it was unknown before."""
 
     def __call__(self, count: int, words: str, total: int | None = None) -> None:
-        """Show it."""
+        """Report progress."""
         ...
 
 
 class ProgressDisplay:
-    """Shows the progress of a command; see `progress`.
+    """The progress of a command; see `progress`.
 
     Args:
-        show: called after every change.
+        show: Called after every change.
     """
 
     def __init__(self, title: str, total: int, show: Callable[[ProgressDisplay], None]):
@@ -193,22 +224,22 @@ class ProgressDisplay:
         self._show = show
 
     def __call__(self, count: int, words: str, total: int | None = None) -> None:
-        """A step is done: `count` of them in all."""
+        """Record that `count` steps are done."""
         self.count, self.words, self.total = count, words, total or self.total
         self.step.start_next()
         self._show(self)
 
     @property
     def line(self) -> str:
-        """One line for a plain log, in rich markup."""
+        """Return one line for a plain log, in rich markup."""
         return f"{self.title} {self.count}/{self.total or '?'}  {self.words}"
 
 
 @contextmanager
 def progress(console: Console, title: str, total: int = 0) -> Iterator[ProgressDisplay]:
-    """A live bar with a few words below it, and progress within a step that takes long.
+    """Show a live progress bar with a status text and the progress within long steps.
 
-    Without a terminal it prints about `LINES` lines in all, and one every `LOG_EVERY_S` seconds where that is more.
+    Without a terminal, print about `PROGRESS_LINES` lines in total, and one every `LOG_EVERY_S` seconds in long steps.
     """
     if not console.is_terminal:
         with _log_lines(console, title, total) as display:
@@ -237,7 +268,7 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[ProgressD
 @contextmanager
 def _log_lines(console: Console, title: str, total: int) -> Iterator[ProgressDisplay]:
     def show(display: ProgressDisplay) -> None:
-        if display.count % max(1, display.total // LINES) == 0 or display.count == display.total:
+        if display.count % max(1, display.total // PROGRESS_LINES) == 0 or display.count == display.total:
             console.print(display.line, soft_wrap=True)
             heartbeat.printed()
 
@@ -249,13 +280,13 @@ def _log_lines(console: Console, title: str, total: int) -> Iterator[ProgressDis
 
 
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
-    """What is allowed but rarely wise."""
+    """Print warnings."""
     for warning in warnings:
         console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
 
 
 def alert_printer(console: Console) -> Callable[[Any], None]:
-    """A function that prints an alert of `rove.train.alerts`."""
+    """Return a function that prints alerts of `rove.train.alerts`."""
 
     def show(alert: Any) -> None:
         console.print(f"step {alert.step}: {alert.text}", style="yellow", markup=False, soft_wrap=True)
@@ -263,8 +294,8 @@ def alert_printer(console: Console) -> Callable[[Any], None]:
     return show
 
 
-def tell_goal(run: Run, console: Console) -> None:
-    """What was best in a training run, and why it ended early if it did."""
+def print_best_step(run: Run, console: Console) -> None:
+    """Print the best evaluation of a training run, and why the run ended early if it did."""
     summary = run.summary() or {}
     best = summary.get("best")
     if best is not None:
@@ -277,14 +308,27 @@ def tell_goal(run: Run, console: Console) -> None:
 
 
 def hint(console: Console, *lines: str) -> None:
-    """What to do next."""
+    """Print suggestions for the next step."""
     console.print()
     for line in lines:
         console.print(f"[dim]→[/dim] {escape(line)}", soft_wrap=True)
 
 
-def environment_words(config: Any) -> str:
-    """How a command line names the environment of these settings: with the flags without which it would be another."""
+class EnvironmentSettings(Protocol):
+    """Settings that name an environment: those of `rove eval` or `rove rl`."""
+
+    @property
+    def env(self) -> str: ...  # noqa: D102
+    @property
+    def env_dir(self) -> str | None: ...  # noqa: D102
+    @property
+    def env_args(self) -> Mapping[str, Any]: ...  # noqa: D102
+    @property
+    def isolation(self) -> IsolationConfig: ...  # noqa: D102
+
+
+def environment_args(config: EnvironmentSettings) -> str:
+    """Return the words of a command line that name the environment of these settings, with its arguments."""
     words = [config.env]
     words += ["--env-dir", config.env_dir] if config.env_dir else []
     words += ["-a", in_json(config.env_args)] if config.env_args else []
@@ -296,5 +340,5 @@ def environment_words(config: Any) -> str:
 
 
 def counted(count: int, what: str) -> str:
-    """A number of things in words."""
+    """Return a count with its noun in the singular or plural."""
     return f"{count:,} {what}" if count == 1 else f"{count:,} {what}s"

@@ -1,8 +1,10 @@
-"""`rove compare`: is run B better than run A?"""
+"""`rove compare`: compare two runs, example by example."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import unicodedata
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,19 +14,20 @@ from rich.console import Console
 from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
-from rove.cli.markdown import comparison_markdown
-from rove.cli.tables import comparison_table, movers_table
+from rove.cli.options import examples, json_option
+from rove.cli.tables import comparison_row, comparison_table, movers_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import Outcome
 from rove.runs.run import Run
 from rove.statistics import Comparison, compare
+from rove.viewer.format import caveats
 
 
 def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
-    """What a run folder was made with, as flat settings, and its scored rollouts; of one that was repeated, the last.
+    """Return a run's settings under dotted names, and its scored rollouts; of repeated rollouts the last counts.
 
     Raises:
-        RunError: it is no run folder, or has no scored rollout.
+        RunError: The folder is not a run, or has no scored rollouts.
     """
     run = Run(path)
     config = run.config()
@@ -36,7 +39,7 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings under dotted names, as the command line has them."""
+    """Return nested settings under dotted names, as on the command line."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         found |= _flat(value, f"{prefix}{name}.") if isinstance(value, Mapping) else {f"{prefix}{name}": value}
@@ -44,18 +47,18 @@ def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def run_names(path_a: str, path_b: str) -> tuple[str, str]:
-    """What to call two runs: the names of their folders, or where they lie when those are the same."""
+    """Return names for two runs: those of their folders, or the paths if these are equal."""
     a, b = Path(path_a).resolve().name, Path(path_b).resolve().name
     return (a, b) if a != b else (path_a, path_b)
 
 
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
-    """The settings that are not the same, with both values; None where a run does not have one."""
+    """Return the settings that differ, with both values; None if a run does not have one."""
     return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
 
 
 def print_comparison(comparison: Comparison, settings: Mapping[str, list[Any]], console: Console) -> None:
-    """The verdict, the tables behind it, and what differs between the runs."""
+    """Print the verdict, the tables, and the settings that differ."""
     console.print(f"[bold]{escape(comparison.verdict)}[/bold]", soft_wrap=True)
     if comparison.paired:
         b = escape(comparison.names[1])
@@ -76,31 +79,39 @@ def _shown(value: Any) -> str:
 
 
 def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -> list[str]:
-    """What to do with the answer."""
+    """Return hints for the next step."""
     steps: list[str] = []
     needed = comparison.needed_examples or 0
     if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
-        steps.append(f"more examples, in both runs: rove eval @ {runs[0]}/config.toml -n {needed}")
+        steps.append(f"evaluate more examples in both runs: rove eval @ {runs[0]}/config.toml -n {needed}")
     if comparison.others:
         name = comparison.others[0].name
-        steps.append(f"another value: rove compare {' '.join(runs)} --value {name}")
+        steps.append(f"compare another value: rove compare {' '.join(runs)} --value {name}")
     return steps
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove compare runs/before runs/after",
+        "rove compare runs/before runs/after --value win",
+        "rove compare runs/before runs/after --markdown   # for a pull request",
+    )
+)
 @click.argument("run_a")
 @click.argument("run_b")
-@click.option("--value", default="reward", show_default=True, help="The reward, a reward function or a metric.")
-@click.option("--json", "as_json", is_flag=True, help="Print the comparison as JSON.")
+@click.option(
+    "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
+)
+@json_option
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
 def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool) -> None:
-    """Say whether RUN_B is better than RUN_A, both run folders, example by example.
+    """Compare RUN_B with RUN_A, both run folders, example by example.
 
-    Only examples that both runs have scored count; the interval is of the difference between the runs. Of a rollout that
-    was repeated the last one counts, of one that failed none.
+    Only examples that both runs scored count; the interval is that of the difference. Of repeated rollouts the last counts;
+    failed rollouts are excluded.
     """
     if as_json and as_markdown:
-        raise ConfigError("--json and --markdown were given; choose one of them")
+        raise ConfigError("--json and --markdown exclude each other; choose one")
     console = console_for(as_json or as_markdown)
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
     (settings_a, a), (settings_b, b) = read_run(run_a), read_run(run_b)
@@ -115,5 +126,69 @@ def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool
         print_comparison(comparison, settings, console)
     kinds = {settings_a["kind"], settings_b["kind"]}
     if "rl" in kinds:
-        console.print("rollouts of RL are of a model that changes while it runs: compare evaluations instead")
+        console.print("the model of an RL run changes during the run: compare evaluations instead")
     hint(console, *next_steps(comparison, kinds, (run_a, run_b)))
+
+
+MAX_TEXT = 200
+"""Characters of one name, value or note; longer ones end with "…"."""
+
+
+def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[Any]]) -> str:
+    """Return a comparison as Markdown: the verdict, a table of all values, notes, and the settings that differ.
+
+    Args:
+        settings: Both values of each setting that differs, by name; None where a run does not have it.
+    """
+    head = ["value", *comparison.names, "difference", "95 % interval", ""]
+    align = ["---", "---:", "---:", "---:", "---:", "---"]
+    values = (comparison.main, *comparison.others)
+    rows = [comparison_row(one) for one in values]
+    noted = caveats({"caveat": one.caveat} for one in values)
+    lines = [
+        f"**{plain(comparison.verdict)}**",
+        "",
+        _line([head[0], *map(code, head[1:3]), *head[3:]]),
+        _line(align),
+        *(_line([code(name), *map(plain, cells)]) for name, *cells in rows),
+    ]
+    if comparison.paired:
+        counts = f"higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}"
+        lines += ["", f"{code(comparison.names[1])}: {counts} examples"]
+    notes = [*comparison.notes, *([noted] if noted else [])]
+    if notes:
+        lines += ["", *(f"- {plain(note)}" for note in notes)]
+    if settings:
+        lines += ["", "Settings that differ:", ""]
+        lines += [f"- {code(name)}: {_value(old)} → {_value(new)}" for name, (old, new) in settings.items()]
+    return "\n".join(lines) + "\n"
+
+
+def plain(text: str) -> str:
+    """Escape text so that Markdown shows it as it is, on one line, and GitHub links and notifies nothing."""
+    escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
+    escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
+    return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text
+
+
+def code(text: str) -> str:
+    """Return text as inline code, also for a table's cell; in code GitHub interprets no markup, links or names."""
+    line = _one_line(text).replace("|", "\u2502") or " "  # a "|" would end the cell
+    fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
+    pad = " " if line.startswith("`") or line.endswith("`") else ""
+    return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _value(value: Any) -> str:
+    return "not set" if value is None else code(repr(value))
+
+
+def _line(cells: Sequence[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def _one_line(text: str) -> str:
+    """Return text without line ends, control and formatting characters, cut off after `MAX_TEXT` characters."""
+    cut = text if len(text) <= MAX_TEXT else f"{text[: MAX_TEXT - 1]}…"
+    hidden = ("Cc", "Cf", "Cs", "Zl", "Zp")
+    return " ".join("".join(" " if unicodedata.category(c) in hidden else c for c in cut).split())

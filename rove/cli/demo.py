@@ -1,8 +1,9 @@
-"""`rove demo`: the whole loop in an environment, every stage a rove command, every stage resumed where it was stopped."""
+"""`rove demo`: the whole loop in one environment; each stage is a rove command and can be resumed."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -12,14 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 import rove
-from rove.cli.clients import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_json, short
+from rove.cli.clients import make_client, needs_train_extra
+from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
 from rove.cli.eval import EvalConfig, run_eval
-from rove.cli.exhaustive import ProofConfig, proof_table, run_proof, verdict
 from rove.cli.model import ModelConfig, print_model, run_model_new
+from rove.cli.options import examples, json_option
 from rove.core.config import convert, merge, read_toml
 from rove.core.errors import ConfigError
-from rove.envs.loading import environment_file
+from rove.core.messages import as_messages, text_of
+from rove.core.protocols import Client, SamplingParams
+from rove.envs.loading import environment_file, load_environment
+from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -29,28 +33,28 @@ if TYPE_CHECKING:
 
 _ROVE = Path(rove.__file__).resolve().parent
 SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
-"""Recipes that come with rove: in its package, in a checkout beside it."""
+"""Recipes that come with rove: inside the installed package, or in a checkout next to it."""
 FULL = "full"
-"""The folder of the stage that `--full` adds."""
+"""Folder of the stage that `--full` adds."""
 SAMPLED = "the same at T = 1"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `demo.toml`: the settings of every stage of the loop, and how its table looks."""
+    """A `demo.toml`: the settings of each stage, and the columns of the results table."""
 
     model: dict[str, Any] = {}
-    """Of a new model, with random weights; where there is none, `-m` names the model."""
+    """Settings of a new model with random weights; without them, `-m` names the model."""
     data: dict[str, Any]
     sft: dict[str, Any]
     rl: list[dict[str, Any]]
     full: dict[str, Any] = {}
-    """The stage that `--full` adds to `rl`; its evaluations are of every line of play, with the goals of `proof`."""
-    proof: ProofConfig | None = None
-    """What `--prove` and `--full` show."""
+    """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
+    exhaustive: ExhaustiveConfig | None = None
+    """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
     evaluation: dict[str, Any]
     opponents: list[dict[str, Any]]
     columns: list[dict[str, Any]]
-    record: list[dict[str, Any]] = []
+    baseline: list[dict[str, Any]] = []
     smoke: dict[str, Any] = {}
 
 
@@ -58,14 +62,14 @@ class Demo:
     """The stages of one demo in one folder.
 
     Args:
-        env: name of the environment.
-        recipe: of its demo.toml.
-        folder: where the stages' run folders live.
-        seed: of everything.
-        console: where progress is shown.
-        ranks: the processes that train together, of which this is one.
-        model: folder of the model to begin with; a new one, as the recipe says, when not given.
-        full: with the recipe's `full` stage.
+        env: Name of the environment.
+        recipe: Settings of all stages.
+        folder: Contains the run folder of each stage.
+        seed: Random seed of all stages.
+        console: Shows progress.
+        ranks: The training processes, one of which is this process.
+        model: Folder of the initial model; None creates the recipe's new model.
+        full: Whether to run the recipe's `full` stage.
     """
 
     def __init__(
@@ -91,27 +95,27 @@ class Demo:
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> list[dict[str, Any]]:
-        """Run every stage; returns the rows of the table."""
+        """Run all stages; return the rows of the results table."""
         from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
 
         teacher = self.recipe.data["model"]
         if self.is_new:
-            self._say("1. a new model, random weights")
+            self._say("1. Create a new model with random weights")
             self._new_model()
         else:
-            self._say(f"1. the model is {self.model}")
-        self._say("2. the teacher plays")
+            self._say(f"1. Start from the model {self.model}")
+        self._say("2. Collect rollouts of the teacher")
         self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
         self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
         self.measure("base", self.model)
-        self._say("3. SFT on the teacher's games that were not lost")
+        self._say("3. SFT on the teacher's games, without losses")
         trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
         self.measure("+ SFT", trained)
         for number, (folder, stage) in enumerate(self.stages(), start=4):
             if folder == FULL:
                 self.measure(SAMPLED, trained, temperature=1.0)
-            self._say(f"{number}. {stage['name']}: the model plays and learns")
+            self._say(f"{number}. {stage['name']}: RL on the model's own games")
             trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
             self.measure(f"+ {stage['name']}", trained)
         if not self.full:
@@ -120,7 +124,7 @@ class Demo:
         return self.rows
 
     def follow(self) -> None:
-        """Be one of the other processes: train with the first one in every stage that it trains in."""
+        """Train as one of the other processes, stage by stage, together with the first."""
         from rove.models.load import load_model
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
@@ -135,14 +139,14 @@ class Demo:
             before = folder
 
     def sft_config(self) -> SFTConfig:
-        """Settings of SFT."""
+        """Return the settings of the SFT stage."""
         from rove.train.config import SFTConfig
 
         given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
-        """Settings of a stage of RL."""
+        """Return the settings of an RL stage."""
         from rove.train.config import RLConfig
 
         values = {key: value for key, value in stage.items() if key != "name"}
@@ -150,12 +154,12 @@ class Demo:
         return convert(RLConfig, {**given, **values})
 
     def stages(self) -> list[tuple[str, dict[str, Any]]]:
-        """Those of RL, each with the name of its folder."""
+        """Return the RL stages, each with the name of its folder."""
         stages = [(f"rl{number}", stage) for number, stage in enumerate(self.recipe.rl, start=1)]
         return [*stages, (FULL, self._full_stage())] if self.full else stages
 
     def measure(self, name: str, model: str, **over: Any) -> None:
-        """Evaluate a player against every opponent and add its row to the table."""
+        """Evaluate a model against every opponent and add a row to the results table."""
         seen: dict[str, dict[str, Any]] = {}
         for opponent in self.recipe.opponents:
             values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
@@ -166,9 +170,13 @@ class Demo:
         self.rows.append({"name": name, "model": model, "opponents": seen})
 
     def _full_stage(self) -> dict[str, Any]:
-        """The recipe's `full`, which ends as soon as what is to be proven holds."""
-        assert self.recipe.proof is not None
-        lines = {"env": self.env, "kind": "exhaustive", "goals": msgspec.to_builtins(self.recipe.proof.goals)}
+        """Return the recipe's `full` stage, which ends as soon as the goals of the exhaustive evaluation are reached."""
+        assert self.recipe.exhaustive is not None
+        lines = {
+            "env": self.env,
+            "kind": "exhaustive",
+            "goals": msgspec.to_builtins(self.recipe.exhaustive.goals),
+        }
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
     def _say(self, text: str) -> None:
@@ -186,20 +194,20 @@ class Demo:
 
 
 def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
-    """The rows measured, above those of the public record."""
+    """Return the results table: measured rows, then the published baseline."""
     opponents = [o["name"] for o in recipe.opponents]
     table = Table(
         title=f"{games} games per row, %; " + ", then ".join(f"against {name}" for name in opponents), width=98
     )
-    table.add_column("player")
+    table.add_column("model")
     for column in recipe.columns:
         table.add_column(column["title"], justify="right")
     for row in rows:
         table.add_row(row["name"], *(_cell(row["opponents"][c["opponent"]], c["values"]) for c in recipe.columns))
-    if recipe.record:
+    if recipe.baseline:
         table.add_section()
-        table.add_row("[dim]the public record[/dim]")
-    for row in recipe.record:
+        table.add_row("[dim]published baseline[/dim]")
+    for row in recipe.baseline:
         table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
     return table
 
@@ -209,12 +217,12 @@ def _cell(summary: dict[str, Any], names: list[str]) -> str:
 
 
 def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe:
-    """A recipe: the demo.toml beside the environment's module, if no other file is given.
+    """Load a recipe: `file`, by default the demo.toml next to the environment's module.
 
-    What is no file here may be one of those that come with rove, by its name in a checkout: configs/NAME.toml.
+    A file that does not exist here may be a recipe that comes with rove: configs/NAME.toml.
 
     Raises:
-        ConfigError: there is none, or it is not a recipe.
+        ConfigError: There is no such file, or it is not a recipe.
     """
     values = read_toml(_recipe_file(env, file))
     if smoke:
@@ -235,25 +243,37 @@ def _recipe_file(env: str, given: str | Path | None) -> Path:
         return Path(given)
     shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
     if str(given) not in shipped:
-        raise ConfigError(f"no recipe: {given} does not exist; with rove come {', '.join(shipped)}")
+        raise ConfigError(f"no recipe: {given} does not exist; rove comes with {', '.join(shipped)}")
     return shipped[str(given)]
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove demo tictactoe --smoke   # check in a minute that everything runs",
+        "rove demo tictactoe           # train from random weights: minutes on a CPU",
+        "rove demo tictactoe --full    # continue until exhaustive evaluation finds no lost game",
+    )
+)
 @click.argument("env")
-@click.option("-m", "--model", help="Model folder to begin with.  [default: a new one, if the recipe has one]")
+@click.option("-m", "--model", help="Folder of the initial model.  [default: a new one, if the recipe has one]")
 @click.option(
     "--recipe",
     "file",
     type=click.Path(),
-    help="A recipe of your own, or one that comes with rove.  [default: the environment's demo.toml]",
+    help="Recipe file, or the name of one that comes with rove.  [default: the environment's demo.toml]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Of everything random.")
-@click.option("--run-dir", type=click.Path(), help="Folder of the stages.  [default: runs/demo-ENV-seedSEED]")
-@click.option("--full", is_flag=True, help="Go on to mastery, and prove it in every line of play.")
-@click.option("--prove", "players", multiple=True, metavar="MODEL", help="Only prove this player; may be repeated.")
-@click.option("--smoke", is_flag=True, help="Tiny sizes: shows that everything runs, learns nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/demo-ENV-seedSEED]")
+@click.option("--full", is_flag=True, help="Train until the goals hold in every possible game.")
+@click.option(
+    "--exhaustive",
+    "models",
+    multiple=True,
+    metavar="MODEL",
+    help="Only evaluate MODEL in every possible game; repeatable.",
+)
+@click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
+@json_option
 def command(
     env: str,
     model: str | None,
@@ -261,31 +281,29 @@ def command(
     seed: int,
     run_dir: str | None,
     full: bool,
-    players: tuple[str, ...],
+    models: tuple[str, ...],
     smoke: bool,
     as_json: bool,
 ) -> None:
-    """Run the whole loop in ENV: a model, the teacher's games, SFT, RL, and the table of how they play.
+    """Run the whole loop in ENV: a model, the teacher's rollouts, SFT, RL, and a table of results.
 
-    Stop it whenever you like: the same command continues where it was, and --full where it ended.
+    You can stop at any time: repeat the command to continue.
     """
     console = console_for(as_json)
     recipe = load_recipe(env, smoke, file)
-    if (full or players) and recipe.proof is None:
-        raise ConfigError(f"the demo of '{env}' has no [proof]: what --full and --prove are to show")
-    if players:
-        proofs = _prove(env, recipe, {short(player): player for player in players}, console)
+    if (full or models) and recipe.exhaustive is None:
+        raise ConfigError(f"the demo of '{env}' has no [exhaustive] table, which --full and --exhaustive need")
+    if models:
+        results = evaluate_exhaustively(env, recipe, {short(name): name for name in models}, console)
         if as_json:
-            print_json(proofs)
+            print_json(results)
         return
     if model is None and not recipe.model:
         raise ConfigError(
-            f"{file or 'the recipe'} has no [model]: name the folder of the model to begin with: -m FOLDER"
+            f"{file or 'the recipe'} has no [model] table; name the folder of the initial model: -m FOLDER"
         )
     if model is not None and not (Path(model) / "config.json").exists():
-        raise ConfigError(
-            f"-m is '{model}'; expected the folder of a model, and {Path(model) / 'config.json'} does not exist"
-        )
+        raise ConfigError(f"-m is '{model}'; expected a model folder, but {Path(model) / 'config.json'} does not exist")
     with needs_train_extra():
         import torch
 
@@ -304,28 +322,110 @@ def command(
     shown: dict[str, Any] = {"rows": rows, "folder": str(folder)}
     if full:
         trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
-        shown["proofs"] = _prove(env, recipe, trained, console)
+        shown["exhaustive"] = evaluate_exhaustively(env, recipe, trained, console)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     spent = f"{cpu_minutes:.1f} CPU-minutes, {minutes:.1f} minutes, {torch.get_num_threads()} thread"
-    console.print(f"this run took {spent}; a run that was continued counts from there")
+    console.print(f"this run took {spent}, without earlier runs that it continued")
     if as_json:
         print_json(shown)
     final = rows[-1]["model"]
     hint(
         console,
         f"curves: {folder}/*/curves.png",
-        f"repeat any row: rove eval --overwrite @ {folder}/eval/ROW/config.toml",
+        f"repeat a row: rove eval --overwrite @ {folder}/eval/ROW/config.toml",
         f"play against it: rove play {env} -m {final}",
     )
 
 
-def _prove(env: str, recipe: Recipe, players: dict[str, str], console: Console) -> list[dict[str, Any]]:
-    """Play every line with each player, by name; print the table and what is to be said of the last."""
-    config = recipe.proof
+def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], console: Console) -> list[dict[str, Any]]:
+    """Evaluate models in every possible game, print the table and verdicts, and return the results as JSON."""
+    config = recipe.exhaustive
     assert config is not None
-    proofs = {name: run_proof(env, model, config) for name, model in players.items()}
+    results = {name: run_exhaustive(env, model, config) for name, model in models.items()}
     console.print()
-    console.print(proof_table(config, proofs))
-    for name, proof in proofs.items():
-        console.print(f"{name}: {verdict(proof)}", soft_wrap=True)
-    return list(proofs.values())
+    console.print(exhaustive_table(config, results))
+    for name, result in results.items():
+        console.print(f"{name}: {verdict(result)}", soft_wrap=True)
+    return list(results.values())
+
+
+class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
+
+    values: list[str]
+    """Reward functions and metrics (0 or 1) that the table shows."""
+    goals: Goals = Goals()
+    """Goals that the model should reach."""
+    max_tokens: int | None = None
+    """Maximum tokens per response."""
+
+
+def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig) -> dict[str, Any]:
+    """Evaluate a model's greedy policy in every possible game; return the result as `--json` shows it.
+
+    Raises:
+        ConfigError: There is no such model or environment, or it does not support exhaustive evaluation.
+    """
+    env = load_environment(env_id)
+    game = as_exhaustive_game(env)
+
+    sampling = SamplingParams.from_args({"temperature": 0.0, "max_tokens": config.max_tokens})
+
+    async def play(client: Client) -> list[Line]:
+        try:
+            return await play_all_games(env, client, sampling, model)
+        finally:
+            await client.close()
+
+    lines = run_async(play(make_client(model, env)))
+    result = summarize(env, lines)
+    shown = [_line_as_json(line, _failed_goals(game, line, config.goals)) for line in lines]
+    failed, missed = [line for line in shown if line["failed"]], [one.text for one in config.goals.missed(result)]
+    return {"model": model, **msgspec.to_builtins(result), "missed": missed, "failed_lines": failed}
+
+
+def _failed_goals(game: ExhaustiveGame, line: Line, goals: Goals) -> list[str]:
+    """Return the goals that one game violates."""
+    values = values_of(line.record)
+    failed = {name: True for name in goals.never if values[name]}
+    for step in line.record.steps:
+        seen = game.check_answer(as_messages(step.prompt), text_of(step.completion[0]))
+        failed |= {name: True for name in goals.checks if not seen.get(name, True)}
+    return list(failed)
+
+
+def _line_as_json(line: Line, failed: Sequence[str]) -> dict[str, Any]:
+    return {
+        "opening": line.record.info,
+        "replies": list(line.replies),
+        "answers": [text_of(step.completion[0]) for step in line.record.steps],
+        "probability": line.probability,
+        "failed": failed,
+    }
+
+
+def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, Mapping[str, Any]]) -> Table:
+    """Return a table with a column per model."""
+    table = Table(title="every possible game, greedy", title_justify="left")
+    table.add_column("")
+    for name in results:
+        table.add_column(name, justify="right", overflow="fold")
+    shown = list(results.values())
+    table.add_row("games", *(str(result["lines"]) for result in shown))
+    for name in config.values:
+        table.add_row(f"  {name}", *(str(result["counts"][name]) for result in shown))
+    table.add_section()
+    for name in dict.fromkeys(name for result in shown for name in result["checks"]):
+        checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in shown]
+        table.add_row(name, *(f"{check['seen']}/{check['total']}" for check in checks))
+    table.add_section()
+    table.add_row("[dim]exact means against a random opponent, %[/dim]")
+    for name in config.values:
+        table.add_row(f"  {name}", *(f"{100 * result['expected'][name]:.2f}" for result in shown))
+    return table
+
+
+def verdict(result: Mapping[str, Any]) -> str:
+    """Return whether the model reached all goals, and which it missed."""
+    missed = result["missed"]
+    return f"[yellow]goals missed: {'; '.join(missed)}[/yellow]" if missed else "[green]all goals reached[/green]"

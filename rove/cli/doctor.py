@@ -1,4 +1,4 @@
-"""`rove doctor`: what is wrong with an endpoint, or with a training run, before it costs anything."""
+"""`rove doctor`: check an endpoint, a model folder, or a training run before it starts."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import shlex
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -15,19 +15,17 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra
-from rove.cli.common import (
-    RUNS,
+from rove.cli.common import RUNS, WIDTH, ReportProgress, console_for, hint, print_json, progress, run_async, short
+from rove.cli.options import (
     SETTINGS,
-    WIDTH,
-    Tell,
-    console_for,
-    hint,
+    api_key_var_option,
+    base_url_option,
+    endpoints_option,
+    env_args_option,
+    examples,
     json_object,
-    print_json,
-    progress,
-    run_async,
+    json_option,
     settings,
-    short,
     trust_option,
 )
 from rove.clients.endpoint import EndpointClient
@@ -37,30 +35,34 @@ from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.server import base_url_of, listening, make_app
 
+if TYPE_CHECKING:
+    from rove.train.config import RLConfig
+
 SIGNS = {OK: ("✓", "green"), WARN: ("!", "yellow"), FAIL: ("✗", "red"), SKIP: ("–", "dim")}
-TIMEOUT, RETRIES = 600.0, 1
-"""Of a request to an endpoint, in seconds: slow servers are not broken; tries after the first."""
+TIMEOUT_S, MAX_RETRIES = 600.0, 1
+"""Per request to an endpoint; the timeout is long because slow servers are not broken."""
 GROUPS = 8
+"""Groups that are sampled by default."""
 
 
 def endpoint_clients(
     model: str, base_url: str | None, api_key_var: str, endpoints: str | None
 ) -> list[tuple[EndpointClient, str]]:
-    """Clients for `-m MODEL`, and what the model is called there: of a name in endpoints.toml one for each replica.
+    """Return clients for `-m MODEL` with the model's name there: one per replica of a name in endpoints.toml.
 
     Raises:
-        ConfigError: it is a scripted policy.
-        MissingKeyError: the variable of the key is not set.
+        ConfigError: The model is a scripted policy.
+        MissingKeyError: The variable that should hold the API key is not set.
     """
     if model.startswith(SCRIPTED):
         raise ConfigError(
-            f"{model} is a scripted policy, which always answers; give a model folder or an endpoint's model"
+            f"{model} is a scripted policy and needs no check; give a model folder or an endpoint's model"
         )
     named = api_key_var != API_KEY_VAR
     key = os.environ.get(api_key_var) or None
     if named and key is None:
-        raise MissingKeyError(f"environment variable {api_key_var} is not set, which was to hold the API key")
-    options: dict[str, Any] = {"timeout": TIMEOUT, "max_retries": RETRIES}
+        raise MissingKeyError(f"environment variable {api_key_var} is not set; it should hold the API key")
+    options: dict[str, Any] = {"timeout": TIMEOUT_S, "max_retries": MAX_RETRIES}
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:
         return [(one.client(key if named else None, **options), one.model) for one in endpoint.addresses]
@@ -69,11 +71,11 @@ def endpoint_clients(
 
 @asynccontextmanager
 async def served(folder: str, trust_remote_code: bool = False) -> AsyncIterator[EndpointClient]:
-    """A client of the model folder, served at a free port of this machine: the embedded engine as others meet it."""
+    """Serve a model folder on a free port of this machine, and yield a client for it."""
     engine = embedded(folder, trust_remote_code)
     try:
         async with listening(make_app(engine, folder)) as runner:
-            client = OpenAIClient(base_url_of(runner), "none", timeout=TIMEOUT, max_retries=0)
+            client = OpenAIClient(base_url_of(runner), "none", timeout=TIMEOUT_S, max_retries=0)
             try:
                 yield client
             finally:
@@ -87,48 +89,48 @@ async def diagnose_endpoint(
     base_url: str | None,
     api_key_var: str,
     endpoints: str | None,
-    tell: Tell,
+    report: ReportProgress,
     trust_remote_code: bool = False,
 ) -> list[Finding]:
-    """All findings about `-m MODEL`; those of several replicas one after another, named by their address."""
+    """Return all findings about `-m MODEL`; those of several replicas are named by their address."""
     findings: list[Finding] = []
     total = CHECKS
 
-    async def ask(client: EndpointClient, name: str, title: str = "") -> None:
-        async for finding in check_endpoint(client, name, lambda check: tell(len(findings), f"{check} …", total)):
+    async def collect(client: EndpointClient, name: str, title: str = "") -> None:
+        async for finding in check_endpoint(client, name, lambda check: report(len(findings), f"{check} …", total)):
             findings.append(msgspec.structs.replace(finding, name=f"{title}{finding.name}"))
-            tell(len(findings), finding.name, total)
+            report(len(findings), finding.name, total)
 
     if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
         async with served(model, trust_remote_code) as client:
-            await ask(client, model)
+            await collect(client, model)
         return findings
     clients = endpoint_clients(model, base_url, api_key_var, endpoints)
     total = CHECKS * len(clients)
     for client, name in clients:
         try:
-            await ask(client, name, f"{client.base_url} " if len(clients) > 1 else "")
+            await collect(client, name, f"{client.base_url} " if len(clients) > 1 else "")
         finally:
             await client.close()
     return findings
 
 
-async def diagnose_training(config: Any, groups: int, tell: Tell) -> list[Finding]:
-    """All findings about an RL run."""
+async def diagnose_training(config: RLConfig, groups: int, report: ReportProgress) -> list[Finding]:
+    """Return all findings about an RL run."""
     from rove.doctor.training import check_training
 
-    def watch(what: str, done: int, total: int) -> None:
-        tell(done, what, total or None)
+    def on_progress(what: str, done: int, total: int) -> None:
+        report(done, what, total or None)
 
-    return [finding async for finding in check_training(config, groups, RUNS, watch)]
+    return [finding async for finding in check_training(config, groups, RUNS, on_progress)]
 
 
 def findings_table(findings: Sequence[Finding], title: str, width: int = WIDTH) -> Table:
-    """What was found, so many columns wide."""
+    """Return a table of findings with this many columns."""
     table = Table(title=title, title_justify="left", width=width)
     table.add_column("")
     table.add_column("check", style="bold", max_width=22)
-    table.add_column("what was seen", ratio=1, overflow="fold")
+    table.add_column("result", ratio=1, overflow="fold")
     table.add_column("advice", ratio=1, overflow="fold")
     for finding in findings:
         sign, style = SIGNS[finding.status]
@@ -137,50 +139,59 @@ def findings_table(findings: Sequence[Finding], title: str, width: int = WIDTH) 
 
 
 def print_findings(findings: Sequence[Finding], title: str, as_json: bool, console: Console, next_step: str) -> None:
-    """The table, or JSON; how many of each, and what to do next."""
+    """Print the findings as a table or JSON, with counts and a hint."""
     if as_json:
         print_json({"failed": failed(findings), "findings": findings})
         return
     console.print(findings_table(findings, title, min(WIDTH, console.width)))
     counts = [(sum(f.status == status for f in findings), SIGNS[status][0], status) for status in SIGNS]
     console.print("  ".join(f"{sign} {count} {status}" for count, sign, status in counts if count))
-    hint(console, "put right what is marked ✗, then repeat this command" if failed(findings) else next_step)
+    hint(console, "fix what is marked ✗, then repeat this command" if failed(findings) else next_step)
 
 
-def _with_at(words: Sequence[str]) -> Iterator[str]:
-    """The words, a settings file given as it is marked as one: rl.toml is @rl.toml."""
-    before = ""
+def _mark_files(words: Sequence[str]) -> Iterator[str]:
+    """Yield the words, with "@" before settings files: rl.toml becomes @rl.toml."""
+    previous = ""
     for word in words:
-        yield f"@{word}" if word.endswith(".toml") and not before.startswith(("@", "-")) else word
-        before = word
+        yield f"@{word}" if word.endswith(".toml") and not previous.startswith(("@", "-")) else word
+        previous = word
 
 
-def _as_rl(words: Sequence[str], given: Mapping[str, Any]) -> str:
-    """The command that trains with these settings."""
+def _rl_command(words: Sequence[str], given: Mapping[str, Any]) -> str:
+    """Return the command that trains with these settings."""
     given = {f"--{name.replace('_', '-')}": value for name, value in given.items() if value is not None}
     flags = [[flag] if value is True else [flag, str(value)] for flag, value in given.items()]
     return "rove rl " + shlex.join([*words, *(word for flag in flags for word in flag)])
 
 
-@click.command(context_settings=SETTINGS, options_metavar="[CONFIG.toml | ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...")
+@click.command(
+    epilog=examples(
+        "rove doctor -m tiny -b http://localhost:8000/v1   # an endpoint",
+        "rove doctor -m models/tiny                        # a model folder",
+        "rove doctor rl.toml                               # a training run",
+        "rove doctor tictactoe -m models/tiny --steps 150 --quick",
+    ),
+    context_settings=SETTINGS,
+    options_metavar="[CONFIG.toml | ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
+)
 @click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or a model's name at -b.")
-@click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
-@click.option("-k", "--api-key-var", default=API_KEY_VAR, show_default=True, help="Environment variable with the key.")
-@click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
+@base_url_option
+@api_key_var_option
+@endpoints_option
 @trust_option
-@click.option("-a", "--env-args", help="Environment arguments as JSON.")
-@click.option("-r", "--rollouts-per-example", type=int, help="As of rove rl, like every other setting of it.")
-@click.option("-T", "--temperature", type=float)
-@click.option("-t", "--max-tokens", type=int)
-@click.option("--groups", default=GROUPS, show_default=True, help="Groups to sample for a try.")
-@click.option("--quick", is_flag=True, help="Sample nothing: settings, memory and disk alone.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was found as JSON.")
+@env_args_option
+@click.option("-r", "--rollouts-per-example", type=int, help="As for rove rl, like all its other settings.")
+@click.option("-T", "--temperature", type=float, help="As for rove rl.")
+@click.option("-t", "--max-tokens", type=int, help="As for rove rl.")
+@click.option("--groups", default=GROUPS, show_default=True, help="Number of groups to sample.")
+@click.option("--quick", is_flag=True, help="Sample nothing: check only settings, memory and disk.")
+@json_option
 @click.pass_context
 def command(
     ctx: click.Context,
     model: str | None,
     base_url: str | None,
-    api_key_var: str,
+    api_key_var: str | None,
     endpoints: str | None,
     trust_remote_code: bool | None,
     env_args: str | None,
@@ -191,14 +202,15 @@ def command(
 ) -> None:
     """Check an endpoint (-m MODEL -b URL), a model folder (-m FOLDER), or the settings of `rove rl` before it runs.
 
-    For the latter give what `rove rl` would get: rove doctor rl.toml, or rove doctor ENV -m FOLDER --steps 200. A few
-    groups are sampled, one micro-batch is tried, nothing is changed. Exit status 1: something would surely fail.
+    For a training run, give the arguments of `rove rl`: rove doctor rl.toml, or rove doctor ENV -m FOLDER --steps 200. A few
+    groups are sampled and one micro-batch is computed; nothing is changed. Exit status 1: a check failed.
     """
     console = console_for(as_json)
-    ctx.args = list(_with_at(ctx.args))
+    api_key_var = api_key_var or API_KEY_VAR
+    ctx.args = list(_mark_files(ctx.args))
     if ctx.args:
         if base_url is not None:
-            raise ConfigError("-b names an endpoint, whose weights are not here to train; give a model folder with -m")
+            raise ConfigError("-b is an endpoint, whose weights cannot be trained here; give a model folder with -m")
         with needs_train_extra():
             from rove.train.config import RLConfig
         given = {
@@ -209,14 +221,14 @@ def command(
         }
         config = settings(RLConfig, ctx, bare="env", **given)
         title = f"rl {config.env} · {short(config.model)}"
-        with progress(console, f"doctor {title}") as tell:
-            findings = run_async(diagnose_training(config, 0 if quick else max(1, groups), tell))
-        next_step = "train: " + _as_rl(ctx.args, given | {"env_args": env_args})
+        with progress(console, f"doctor {title}") as report:
+            findings = run_async(diagnose_training(config, 0 if quick else max(1, groups), report))
+        next_step = "train: " + _rl_command(ctx.args, given | {"env_args": env_args})
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")
-        with progress(console, f"doctor {title}", CHECKS) as tell:
+        with progress(console, f"doctor {title}", CHECKS) as report:
             findings = run_async(
-                diagnose_endpoint(model, base_url, api_key_var, endpoints, tell, bool(trust_remote_code))
+                diagnose_endpoint(model, base_url, api_key_var, endpoints, report, bool(trust_remote_code))
             )
         where = f" -b {base_url}" if base_url else ""
         where += f" -k {api_key_var}" if api_key_var != API_KEY_VAR else ""

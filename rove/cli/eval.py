@@ -1,10 +1,11 @@
-"""`rove eval`: a model in an environment, summed up."""
+"""`rove eval` and `rove rescore`: evaluate a model in an environment, and score a run again."""
 
 from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
+from pathlib import Path
 from typing import Any
 
 import click
@@ -13,29 +14,47 @@ from rich.console import Console
 
 from rove.cli.clients import API_KEY_VAR, find_endpoint, make_client
 from rove.cli.common import (
-    SETTINGS,
-    Tell,
+    ReportProgress,
     console_for,
-    environment_words,
+    environment_args,
     hint,
-    json_object,
     print_json,
     progress,
     run_async,
     run_folder,
     short,
-    trust_option,
 )
 from rove.cli.environments import hub_option
+from rove.cli.options import (
+    SETTINGS,
+    api_key_var_option,
+    base_url_option,
+    endpoints_option,
+    env_args_option,
+    examples,
+    isolated_option,
+    isolated_python_option,
+    json_object,
+    json_option,
+    max_tokens_option,
+    overwrite_option,
+    ray_option,
+    trust_option,
+)
+from rove.cli.settings_help import help_all_option
 from rove.cli.suite import check, print_settings, resolve, run_suite
 from rove.cli.tables import counts_line, summary_table
-from rove.core.errors import RunError
+from rove.clients.scripted import ScriptedClient
+from rove.core.config import merge
+from rove.core.errors import ConfigError, RunError
 from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
+from rove.envs.loading import load_environment
 from rove.envs.questions import QuestionsEnv
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
+from rove.rollouts.rescore import CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
 from rove.statistics import Price
 from rove.statistics.reward_errors import broken_reward
@@ -43,84 +62,93 @@ from rove.viewer.format import number
 
 
 class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of an evaluation: those of `rove.evaluate.Options`, and who plays where."""
+    """Settings of `rove eval`: those of `rove.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
-    """Environment to evaluate in."""
+    """Environment, or a file of questions and answers (.jsonl, .csv or .parquet)."""
     model: str
-    """scripted:NAME, a model folder, an alias of endpoints.toml, or a model's name at `base_url`."""
+    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
     trust_remote_code: bool = False
-    """Run the Python files that come with a model folder, where it needs any."""
+    """Run Python files that the model folder contains."""
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Arguments of the environment."""
     num_examples: int = 5
-    """Examples, from the start of the dataset; -1 = all."""
+    """Number of examples from the start of the dataset; -1 = all."""
     rollouts_per_example: int = 3
+    """Rollouts of each example (≥ 1)."""
     max_tokens: int | None = None
+    """Maximum tokens per response (≥ 1); by default the endpoint decides."""
     temperature: float | None = None
+    """Sampling temperature (≥ 0; 0 is greedy); by default the endpoint decides."""
     base_url: str | None = None
+    """URL of an OpenAI-compatible endpoint."""
     endpoints: str | None = None
-    """File of endpoint names; default: endpoints.toml, else configs/endpoints.toml, where there is one."""
+    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
     api_key_var: str = API_KEY_VAR
-    """Environment variable that holds the key."""
+    """Environment variable that holds the API key."""
     timeout: float = 600.0
-    """Seconds one request may take."""
+    """Timeout of one request, in seconds (> 0)."""
     max_retries: int = 4
-    """Retries of one request."""
+    """Maximum retries of one request (≥ 0)."""
     env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
     isolation: IsolationConfig = IsolationConfig()
     """Run the environment in a worker process: the `[isolation]` table."""
     ray: RayConfig = RayConfig()
     """Run the environment on a Ray cluster: the `[ray]` table."""
     run_dir: str | None = None
+    """The run folder; by default runs/ENV--MODEL--hash."""
     save: bool = True
-    """Keep the rollouts in a run folder."""
+    """Save the rollouts in a run folder."""
     overwrite: bool = False
-    """Throw an earlier run of this folder away."""
+    """Discard an earlier run in this folder."""
 
     @property
     def options(self) -> dict[str, Any]:
-        """The keyword arguments of `rove.evaluate`."""
+        """Return the keyword arguments of `rove.evaluate`."""
         options = {name: getattr(self, name) for name in Options.__struct_fields__}
-        asked = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in asked.items() if value is not None}
+        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in sampling.items() if value is not None}
         return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
 def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
-    """Start the run folder of these settings, new or resumed."""
+    """Start or resume the run folder of these settings."""
     run.resume_command = f"rove eval --resume {shlex.quote(str(run.path))}"
     plain = msgspec.to_builtins(config)
     del plain["overwrite"]  # `@ config.toml` of this folder continues the run
     run.start("eval", plain, identity, config.overwrite)
-    kept = len(run.kept())
-    if kept:
-        console.print(f"{run.path} has {kept} rollouts already; only what is missing or failed is run", soft_wrap=True)
+    finished = len(run.kept())
+    if finished:
+        console.print(
+            f"{run.path} already has {finished} rollouts; running those that are missing or failed", soft_wrap=True
+        )
 
 
-class Watch:
-    """Shows an evaluation as it goes: how far, the mean reward, and the first failure at once.
+class EvalProgress:
+    """Shows the progress of an evaluation: count, mean reward, and the first failure in full.
 
     Args:
-        tell: of `rove.cli.common.progress`.
-        console: where the first failure is told.
-        client: whose limit is shown, if it finds its own.
+        report: See `rove.cli.common.progress`.
+        console: Prints the first failure.
+        client: Its concurrency limit is shown if it is adaptive.
     """
 
-    def __init__(self, tell: Tell, console: Console, client: Client):
-        self.tell = tell
+    def __init__(self, report: ReportProgress, console: Console, client: Client):
+        self.report = report
         self.console = console
-        limiter = getattr(client, "limiter_now", None)
+        limiter = getattr(client, "limiter_now", None)  # only clients over HTTP have one
         self.limiter = limiter if limiter is not None and limiter.adaptive else None
         self.count = self.failed = 0
         self.rewards = 0.0
 
     def __call__(self, record: RolloutRecord | Outcome) -> None:
-        """Count one more."""
+        """Count a finished rollout."""
         self.count += 1
         if record.error is not None and not self.failed:
-            said = f"{record.error.type}: {record.error.message}{place_of(record.error)}"
-            said = f"first failure, in {record.error.phase}: {said}"
-            self.console.print(said, soft_wrap=True, markup=False)
+            message = f"{record.error.type}: {record.error.message}{source_line(record.error)}"
+            message = f"first failure, in {record.error.phase}: {message}"
+            self.console.print(message, soft_wrap=True, markup=False)
         self.failed += record.error is not None
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
@@ -128,12 +156,12 @@ class Watch:
         if self.failed:
             words.append(f"[red]{self.failed} failed[/red]")
         if self.limiter is not None:
-            words.append(f"{self.limiter.limit} at once")
-        self.tell(self.count, "  ".join(words))
+            words.append(f"{self.limiter.limit} concurrent")
+        self.report(self.count, "  ".join(words))
 
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
-    """Evaluate, with progress under `title`; an earlier run of the same identity is continued."""
+    """Evaluate with progress under `title`; an earlier run with the same settings is continued."""
     env = open_environment(config.env, config.env_dir, config.env_args, Isolation.of(config.isolation, config.ray))
     if isinstance(env, QuestionsEnv):
         console.print(f"{config.env}: {env.description}", markup=False, soft_wrap=True)
@@ -160,58 +188,59 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
 def _evaluate(
     config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
 ) -> dict[str, Any]:
-    """Evaluate with progress; return the summary."""
-    examples = env.count_examples(config.num_examples, config.train)
-    if examples is not None and config.num_examples > examples:
-        console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {examples}[/yellow]")
+    """Run the evaluation and return its summary."""
+    available = env.count_examples(config.num_examples, config.train)
+    if available is not None and config.num_examples > available:
+        console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {available}[/yellow]")
 
-    async def go(watch: Watch) -> dict[str, Any]:
+    async def run_all(watch: EvalProgress) -> dict[str, Any]:
         try:
             return await evaluate(env, client, config.model, run=run, on_record=watch, **config.options)
         finally:
             await client.close()
 
     title = title or f"{config.env} · {short(config.model)}"
-    with progress(console, title, (examples or 0) * config.rollouts_per_example) as tell:
-        return run_async(go(Watch(tell, console, client)))
+    with progress(console, title, (available or 0) * config.rollouts_per_example) as report:
+        return run_async(run_all(EvalProgress(report, console, client)))
 
 
 def _with_price(config: EvalConfig) -> EvalConfig:
-    """The same settings with the price that endpoints.toml tells for the model, unless one is given."""
+    """Return the settings with the price from endpoints.toml, unless one is given."""
     endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
     if config.price is not None or endpoint is None or endpoint.price is None:
         return config
     return msgspec.structs.replace(config, price=Price(**endpoint.price))
 
 
-def place_of(error: ErrorInfo) -> str:
-    """Where in whose file an error was raised, for people who write environments."""
-    places = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
-    return f" ({places[-1]})" if places else ""
+def source_line(error: ErrorInfo) -> str:
+    """Return the innermost file and line of an error's traceback."""
+    lines = [line.strip() for line in error.traceback.splitlines() if line.strip().startswith("File ")]
+    return f" ({lines[-1]})" if lines else ""
 
 
 def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
-    """The table, the counts, and what to do next."""
+    """Print the table, the counts, and hints."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
     console.print(counts_line(summary), soft_wrap=True)
     for name, error in summary.get("broken_rewards", {}).items():
         console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
     next_steps = []
     if run is not None:
-        next_steps.append(
-            f"rollouts: {run.path}/rollouts.jsonl; the same command again runs only what is missing or failed"
-        )
+        next_steps += [
+            f"look at the rollouts: rove view {run.path}",
+            "repeat the command to run what is missing or failed",
+        ]
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
-    next_steps.append(f"play it: rove play {environment_words(config)} {shlex.join(words)}")
+    next_steps.append(f"play it yourself: rove play {environment_args(config)} {shlex.join(words)}")
     hint(console, *next_steps)
 
 
-def _of_run(folder: str) -> list[str]:
-    """The words that give the settings of an evaluation's run folder again.
+def _resume_words(folder: str) -> list[str]:
+    """Return the command-line words for the settings of an evaluation's run folder.
 
     Raises:
-        RunError: it is no such folder.
+        RunError: The folder is not a run of `rove eval`.
     """
     kind = Run(folder).config()["kind"]
     if kind != "eval":
@@ -220,50 +249,52 @@ def _of_run(folder: str) -> list[str]:
 
 
 @click.command(
-    epilog="All settings: " + ", ".join(EvalConfig.__struct_fields__) + ".",
+    epilog=examples(
+        "rove eval tictactoe -m scripted:teacher",
+        "rove eval reverse_text -m gpt-5-mini -n 20 -r 4      # needs OPENAI_API_KEY",
+        "rove eval questions.csv -m MODEL -b http://localhost:8000/v1 --scorer numeric",
+        "rove eval @ evaluations.toml                         # a file with [[eval]] tables",
+        note="rove eval --help-all lists every setting.",
+    ),
     context_settings=SETTINGS,
     options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="scripted:NAME, a model folder, or a model's name at -b.")
-@click.option("-n", "--num-examples", type=int, help="Examples; -1 = all.  [default: 5]")
+@click.option("-m", "--model", help="scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at -b.")
+@click.option("-n", "--num-examples", type=int, help="Number of examples; -1 = all.  [default: 5]")
 @click.option("-r", "--rollouts-per-example", type=int, help="Rollouts of each example.  [default: 3]")
-@click.option("-c", "--max-concurrent", type=int, help="Rollouts at a time.  [default: endpoints find their own]")
-@click.option("-t", "--max-tokens", type=int, help="Most tokens in one answer.")
-@click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 = greedy.")
-@click.option("-a", "--env-args", help="Environment arguments as JSON.")
 @click.option(
-    "--scorer", help="For a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]"
+    "-c", "--max-concurrent", type=int, help="Maximum concurrent rollouts.  [default: adapts to the endpoint]"
 )
-@click.option("--judge-model", help="For --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL.")
-@click.option("-S", "--sampling-args", help="Further sampling arguments under OpenAI's names, as JSON.")
-@click.option("-b", "--base-url", help="An OpenAI-compatible endpoint, like http://localhost:8000/v1.")
-@click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
-@click.option("-k", "--api-key-var", help="Environment variable with the key.  [default: OPENAI_API_KEY]")
+@max_tokens_option
+@click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 is greedy.")
+@env_args_option
+@click.option(
+    "--scorer",
+    help="Scorer for a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]",
+)
+@click.option(
+    "--judge-model", help="Model for --scorer judge: a name in endpoints.toml, or a model at OPENAI_BASE_URL."
+)
+@click.option("-S", "--sampling-args", help="Further sampling parameters under OpenAI's names, as a JSON object.")
+@base_url_option
+@endpoints_option
+@api_key_var_option
 @trust_option
-@click.option("-s", "--save/--no-save", default=None, help="Keep the rollouts in a run folder.  [default: save]")
-@click.option(
-    "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."
-)
-@click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
+@click.option("-s", "--save/--no-save", default=None, help="Save the rollouts in a run folder.  [default: save]")
+@isolated_option
+@isolated_python_option
 @hub_option
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    is_flag=False,
-    flag_value="local",
-    help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
-)
+@ray_option
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
-@click.option(
-    "--max-errors", type=float, help="Stop after more failed rollouts than this: a count, or a share below 1."
-)
-@click.option("--budget", type=float, help="Start no rollout once the run has cost this much (needs a price).")
-@click.option("--resume", metavar="RUN", help="Run what is missing or failed in this run folder, with its settings.")
-@click.option("--overwrite", is_flag=True, default=None, help="Throw an earlier run of this folder away.")
+@click.option("--max-errors", type=float, help="Stop after this many failed rollouts: a count, or a fraction below 1.")
+@click.option("--budget", type=float, help="Maximum cost of the run; no rollout starts beyond it (needs a price).")
+@click.option("--resume", metavar="RUN", help="Resume this run folder with its settings.")
+@overwrite_option
 @click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@json_option
+@help_all_option(lambda: EvalConfig)
 @click.pass_context
-def command(
+def eval_command(
     ctx: click.Context,
     as_json: bool,
     env_args: str | None,
@@ -274,17 +305,17 @@ def command(
     dry_run: bool,
     **named: Any,
 ) -> None:
-    """Evaluate MODEL in ENV and keep every rollout.
+    """Evaluate MODEL in ENV and save every rollout.
 
     ENV is an environment, or a file of questions and answers: .jsonl, .csv or .parquet.
 
-    Every setting can also be given as @ file.toml or --key value (--env_args.seed 3, --sampling_args.top_p 0.9, --seed 1).
-    A file with [[eval]] tables is as many evaluations, each table's [eval.sweep] crossed; flags go for all of them.
+    Give any setting as --KEY VALUE (--env_args.seed 3, --sampling_args.top_p 0.9) or in a TOML file: @ FILE. Each [[eval]] table
+    of a file is one evaluation; [eval.sweep] expands to its cross product; flags apply to all.
     Repeat the command to continue a stopped run.
     """
     console = console_for(as_json)
     if resume is not None:
-        ctx.args = [*_of_run(resume), *ctx.args]
+        ctx.args = [*_resume_words(resume), *ctx.args]
     scoring = {
         name: value for name, value in {"scorer": scorer, "judge_model": judge_model}.items() if value is not None
     }
@@ -306,4 +337,88 @@ def command(
     else:
         print_summary(config, summary, run, console)
     if summary.get("broken_rewards") or (summary["failed"] and not summary["scored"]):
+        ctx.exit(1)
+
+
+def environment_of(source: Run, env_args: dict[str, Any] | None, env_dir: str | None) -> Environment:
+    """Load the environment of a run as it is now.
+
+    Args:
+        env_args: Override the run's arguments.
+        env_dir: Folder of the environment; by default that of the run.
+
+    Raises:
+        ConfigError: The run does not name its environment, or it cannot be loaded.
+        RunError: The run is not an evaluation.
+    """
+    config = settings_of(source)
+    if not config.get("env"):
+        raise ConfigError(f"{source.path} does not name its environment; call rove.rescore from Python instead")
+    args = merge(dict(config.get("env_args", {})), env_args or {})
+    return load_environment(config["env"], env_dir or config.get("env_dir"), **args)
+
+
+def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into: Path, console: Console) -> None:
+    """Print the table, the counts, what was left out, and hints."""
+    counts = summary["rescored"]
+    console.print(summary_table(summary, f"{env.env_id} · {source.path}, rescored"))
+    console.print(counts_line(summary), soft_wrap=True)
+    if counts["failed"]:
+        console.print(f"left out: {counts['failed']} failed rollouts; `rove eval` runs them again")
+    if counts["gone"]:
+        console.print(f"[yellow]left out: {counts['gone']} rollouts whose examples the dataset no longer has[/yellow]")
+    hint(console, f"compare the two: rove compare {source.path} {into}")
+
+
+@click.command(
+    epilog=examples(
+        "rove rescore runs/tictactoe--gpt-5-mini--1a2b3c",
+        "rove rescore runs/mine --into runs/mine-strict -a '{\"strict\": true}'",
+    )
+)
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override those of RUN.")
+@click.option("--into", "--run-dir", "into", help="New run folder.  [default: runs/ENV--MODEL--rescored--hash]")
+@click.option("--env-dir", help="Folder of the environment.  [default: as for RUN]")
+@click.option(
+    "-c",
+    "--max-concurrent",
+    type=click.IntRange(min=1),
+    default=CONCURRENT,
+    show_default=True,
+    help="Maximum concurrent rollouts.",
+)
+@click.option(
+    "--max-scoring", type=click.IntRange(min=1), help="Maximum rollouts scored concurrently.  [default: no limit]"
+)
+@overwrite_option
+@json_option
+@click.pass_context
+def rescore_command(
+    ctx: click.Context,
+    run: Path,
+    env_args: str | None,
+    into: str | None,
+    env_dir: str | None,
+    as_json: bool,
+    **options: Any,
+) -> None:
+    """Score the rollouts of RUN again with the environment's current rubric, without querying the model.
+
+    Each rollout is replayed with its recorded responses, so that the rubric sees the complete state. A rollout fails instead of
+    being scored if the environment now shows the model something else. Repeat the command to continue a stopped run.
+    """
+    console = console_for(as_json)
+    source = Run(run)
+    env = environment_of(source, json_object(env_args, "-a"), env_dir)
+    model = settings_of(source).get("model", "")
+    folder = run_folder(into, env.env_id, model, "rescored", identity=rescored_identity(env, source))
+    with source, progress(console, f"{env.env_id} · {short(model)}, rescored", len(source.kept())) as report:
+        watch = EvalProgress(report, console, ScriptedClient(lambda *_: ""))
+        summary = run_async(rescore(env, source, into=folder, on_record=watch, **options))
+    if as_json:
+        print_json({**summary, "run": str(folder)})
+    else:
+        print_rescored(summary, env, source, folder, console)
+    if not summary["scored"]:
         ctx.exit(1)

@@ -1,4 +1,4 @@
-"""`rove export`: the rollouts of a run as a dataset."""
+"""`rove export`: export the rollouts of a run as a dataset."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import click
 from rich.console import Console
 
 from rove.cli.common import console_for, hint, print_json
+from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
 from rove.rollouts.export import WRITERS, check_name, check_target, push, write_rows
 from rove.rollouts.export_rows import RunRows
@@ -21,7 +22,7 @@ LOADING = {
     "parquet": 'datasets.load_dataset("parquet", data_files="{}")',
     "hf-dir": 'datasets.load_from_disk("{}")',
 }
-"""How others read each form."""
+"""Python expressions that load each format."""
 
 
 def form_of(to: str | None, output: Path | None, upload: bool) -> str:
@@ -44,43 +45,50 @@ def form_of(to: str | None, output: Path | None, upload: bool) -> str:
 
 
 def target_of(run: Path, output: Path | None, form: str) -> Path:
-    """Where the rows go.
+    """Return the file or folder to write.
 
     Raises:
-        ConfigError: that is a part of the run itself, or something that is not replaced.
+        ConfigError: The target is part of the run itself, or must not be replaced.
     """
     target = output or run / f"data{SUFFIXES[form]}"
     if target.resolve() in {(run / name).resolve() for name in (*OWNED, "")}:
-        raise ConfigError(f"{target} is a part of the run; give another -o")
+        raise ConfigError(f"{target} is part of the run; give another -o")
     check_target(target, form)
     return target
 
 
 def print_rows(console: Console, run: Path, target: Path, form: str, count: int, rows: RunRows) -> None:
-    """What was written, and what to do with it."""
-    failed = f" ({rows.failed} failed rollouts are left out)" if rows.failed else ""
-    said = f"{count} of {rows.scored} scored rollouts → {target}{failed}"
-    console.print(said, soft_wrap=True, markup=False)
+    """Print the counts and hints."""
+    failed = f" ({rows.failed} failed rollouts excluded)" if rows.failed else ""
+    message = f"{count} of {rows.scored} scored rollouts → {target}{failed}"
+    console.print(message, soft_wrap=True, markup=False)
     hint(
         console,
         f"load it: {LOADING[form].format(target)}",
-        f"train on the whole run: rove sft --data {run} -m MODEL --min-reward R",
+        f"or train on the run directly: rove sft --data {run} -m MODEL --min-reward R",
     )
 
 
-@click.command(epilog=f"Names in a filter: {', '.join(NAMES)}. Functions: {', '.join(FUNCTIONS)}.")
+@click.command(
+    epilog=examples(
+        "rove export runs/mine -o data.jsonl",
+        "rove export runs/mine --filter 'reward >= 1 and not is_truncated' --to parquet",
+        "rove export runs/mine --push me/my-dataset",
+        note=f"Names in a filter: {', '.join(NAMES)}. Functions: {', '.join(FUNCTIONS)}.",
+    )
+)
 @click.argument("run", type=click.Path(path_type=Path))
 @click.option(
-    "--filter", "expression", help="Which rollouts, like 'metrics.win > 0 and not is_truncated'.  [default: all]"
+    "--filter", "expression", help="Filter, such as 'metrics.win > 0 and not is_truncated'.  [default: all rollouts]"
 )
 @click.option(
-    "--tag", "tags", multiple=True, help="Only rollouts with this tag, or another --tag (rove view --annotate)."
+    "--tag", "tags", multiple=True, help="Only rollouts with this tag (rove view --annotate); repeatable: any of them."
 )
-@click.option("--not-tag", "not_tags", multiple=True, help="No rollout with this tag.")
-@click.option("--to", type=click.Choice(list(WRITERS)), help="The form.  [default: jsonl, or as -o says]")
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder.  [default: RUN/data…]")
-@click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload it to the Hugging Face Hub, private if new.")
-@click.option("--json", "as_json", is_flag=True, help="Print the counts as JSON.")
+@click.option("--not-tag", "not_tags", multiple=True, help="Exclude rollouts with this tag; repeatable.")
+@click.option("--to", type=click.Choice(list(WRITERS)), help="File format.  [default: jsonl, or the suffix of -o]")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="File or folder to write.  [default: RUN/data…]")
+@click.option("--push", "upload", metavar="OWNER/NAME", help="Also upload to the Hugging Face Hub; private if new.")
+@json_option
 def command(
     run: Path,
     expression: str | None,
@@ -91,9 +99,9 @@ def command(
     upload: str | None,
     as_json: bool,
 ) -> None:
-    """Write the scored rollouts of the folder RUN as dataset rows: prompt, completion, answer, reward, info, metrics, ….
+    """Export the scored rollouts of the folder RUN as dataset rows: prompt, completion, answer, reward, info, metrics, ….
 
-    Failed rollouts never come out. In a filter metrics.NAME is the value of a reward function or metric.
+    Failed rollouts are excluded. In a filter, metrics.NAME is the value of a reward function or metric.
     """
     passes = None if expression is None else Filter(expression)
     if upload is not None:

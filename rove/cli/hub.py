@@ -1,10 +1,11 @@
-"""`rove hub`: a hub of your own, where environments are shared as packages."""
+"""`rove hub`: run a hub, log in to one, and manage what is published there."""
 
 from __future__ import annotations
 
 import base64
 import binascii
 import logging
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,10 +14,14 @@ from typing import Any
 import click
 from rich.table import Table
 
-from rove.cli import hub_key, hub_login, hub_owner
 from rove.cli.common import console_for, counted, hint, print_json, run_async
-from rove.cli.hub_options import at
+from rove.cli.hub_options import at, hub_option, with_hub
+from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
+from rove.hub.client.hub import Hub
+from rove.hub.client.settings import hub_of, is_url, keep, needed_server, normal
+from rove.hub.package.names import Reference, parse_reference
+from rove.hub.package.signing import key_file, load_key, make_key, public_key
 
 DATA = Path("hub")
 KEY_BYTES = 32
@@ -29,21 +34,19 @@ data_option = click.option(
     show_default=True,
     help="The hub's folder.",
 )
-json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
 
 
 @contextmanager
 def opened(data: Path, new: bool = False) -> Iterator[Any]:
-    """The store in a folder.
-
+    """Open the store of a hub.
     Raises:
-        ConfigError: there is none, and it is not to be made.
+        ConfigError: The folder has no hub, and `new` is not set.
     """
     from rove.hub.server.database import FILE
     from rove.hub.server.store import Store
 
     if not new and not (data / FILE).is_file():
-        raise ConfigError(f"there is no hub in {data}; name its folder with --data, or make one: rove hub user OWNER")
+        raise ConfigError(f"there is no hub in {data}; name its folder with --data, or create one: rove hub user OWNER")
     store = Store(data)
     try:
         yield store
@@ -51,25 +54,22 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
         store.close()
 
 
-@click.group()
+@click.group(epilog=examples("rove hub token me", "rove hub serve", "rove hub login http://localhost:8900"))
 def command() -> None:
-    """Run a hub: environments shared as packages, for rove, pip and uv.
-
-    Begin with: rove hub token OWNER; rove hub serve
-    """
+    """Run a hub: environments shared as packages, for rove, pip and uv."""
 
 
-@command.command("user")
+@command.command("user", epilog=examples("rove hub user me", "rove hub user me --key BASE64_KEY"))
 @click.argument("owner")
 @click.option(
-    "--key", "keys", multiple=True, help="A public key, in base64, that signs this owner's packages; may be repeated."
+    "--key", "keys", multiple=True, help="Public key (base64) that must sign this owner's packages; repeatable."
 )
-@click.option("--no-keys", is_flag=True, help="Take packages without a signature again.")
+@click.option("--no-keys", is_flag=True, help="Accept unsigned packages again.")
 @data_option
 def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
-    """Make OWNER, in whose name environments are shared, or set the keys that have to sign their packages."""
+    """Create OWNER, or set the keys that must sign the owner's packages."""
     if keys and no_keys:
-        raise ConfigError("--key and --no-keys say opposite things; give one of them")
+        raise ConfigError("--key and --no-keys exclude each other; give one of them")
     for key in keys:
         check_key(key)
     console = console_for(False)
@@ -77,15 +77,15 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
         new = store.add_owner(owner, list(keys) if keys or no_keys else None)
     console.print(f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}", markup=False, soft_wrap=True)
     if keys:
-        console.print(f"every upload has to be signed by one of {counted(len(keys), 'key')}", markup=False)
-    hint(console, f"give them a token: rove hub token {owner}{_data(data)}")
+        console.print(f"every upload must be signed by one of {counted(len(keys), 'key')}", markup=False)
+    hint(console, f"create a token for them: rove hub token {owner}{_data(data)}")
 
 
 def check_key(text: str) -> None:
     """Check that a text is a public Ed25519 key in base64.
 
     Raises:
-        ConfigError: it is not.
+        ConfigError: It is not.
     """
     try:
         size = len(base64.b64decode(text, validate=True))
@@ -93,22 +93,30 @@ def check_key(text: str) -> None:
         size = 0
     if size != KEY_BYTES:
         raise ConfigError(
-            f"{text[:80]!r} is no public key; expected the base64 of {KEY_BYTES} bytes, as rove prints it"
+            f"{text[:80]!r} is not a public key; expected the base64 of {KEY_BYTES} bytes, as rove hub key prints it"
         )
 
 
-@command.command("token")
+@command.command(
+    "token",
+    epilog=examples(
+        "rove hub token me",
+        "rove hub token ci --scope upload:me/my-task --days 90",
+        "rove hub token --list",
+        "rove hub token --revoke 3",
+    ),
+)
 @click.argument("owner", required=False)
 @click.option(
     "--scope",
     "scopes",
     multiple=True,
-    help="read, upload:OWNER/NAME, upload:OWNER/* or admin; may be repeated.  [default: read and upload:OWNER/*]",
+    help="read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read and upload:OWNER/*]",
 )
-@click.option("--days", type=float, default=365, show_default=True, help="For how long; 0 = for ever.")
-@click.option("--note", default="", help="What it is for.")
-@click.option("--list", "listed", is_flag=True, help="List tokens instead, of OWNER or of all.")
-@click.option("--revoke", type=int, metavar="ID", help="Make a token good for nothing instead.")
+@click.option("--days", type=float, default=365, show_default=True, help="Days until the token expires; 0 = never.")
+@click.option("--note", default="", help="Purpose of the token.")
+@click.option("--list", "listed", is_flag=True, help="List tokens instead, of OWNER or of all owners.")
+@click.option("--revoke", type=int, metavar="ID", help="Revoke a token instead.")
 @data_option
 @json_option
 def token(
@@ -121,7 +129,7 @@ def token(
     data: Path,
     as_json: bool,
 ) -> None:
-    """Make an API token for OWNER, who is made, too, if need be. It is shown once; the hub keeps its hash only."""
+    """Create an API token for OWNER, and OWNER if necessary. The token is shown once; the hub stores only its hash."""
     from rove.hub.server import tokens
 
     console = console_for(as_json)
@@ -136,7 +144,7 @@ def token(
         _list_tokens(found, as_json)
         return
     if owner is None:
-        raise ConfigError("whose token? rove hub token OWNER, or --list")
+        raise ConfigError("name the owner: rove hub token OWNER, or give --list")
     with opened(data, new=True) as store:
         new = store.add_owner(owner)
         text = tokens.make_token(store.database, owner, scopes, days or None, note)
@@ -147,14 +155,14 @@ def token(
     if new:
         console.print(f"{owner}: new owner of the hub in {data}", markup=False, soft_wrap=True)
     console.print(
-        f"{', '.join(made.scopes)}; until {made.expires or 'it is revoked'} (token {made.id})",
+        f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})",
         markup=False,
         soft_wrap=True,
     )
     click.echo(text)
     hint(
         console,
-        "nobody can show it again; on the machine that uses it: rove hub login",
+        "copy it now, it is not shown again; on the machine that uses it: rove hub login",
         f"start the hub: rove hub serve{_data(data)}",
     )
 
@@ -165,24 +173,30 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
         return
     table = Table("id", "owner", "scopes", "note", "until", box=None)
     for token in found:
-        until = f"revoked {token.revoked}" if token.revoked else token.expires or "for ever"
+        until = f"revoked {token.revoked}" if token.revoked else token.expires or "never"
         table.add_row(str(token.id), token.owner, ", ".join(token.scopes), token.note, until)
     console_for(False).print(table)
 
 
-@command.command("serve")
-@click.option("--host", default="127.0.0.1", show_default=True, help="Where to listen.")
-@click.option("--port", type=click.IntRange(0, 65535), default=8900, show_default=True, help="0 = any that is free.")
-@click.option("--name", default="", help="Of the hub.  [default: the folder's]")
+@command.command("serve", epilog=examples("rove hub serve", "rove hub serve --data /srv/hub --host 0.0.0.0 --port 80"))
+@click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8900,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
 @click.option(
     "--fallback",
     metavar="URL",
-    help="Simple index where pip is sent for what an owner does not have, like https://index.example/simple/.",
+    help="Package index for pip for everything an owner does not have, such as https://index.example/simple/.",
 )
-@click.option("--uploads", type=click.IntRange(1, 64), default=8, show_default=True, help="Uploads at once; more wait.")
+@click.option("--uploads", type=click.IntRange(1, 64), default=8, show_default=True, help="Maximum concurrent uploads.")
 @data_option
 def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
-    """Serve a hub until Ctrl-C. Whatever stops it, a version is there whole or not at all."""
+    """Serve a hub until Ctrl-C. Publishing is atomic."""
     from rove.hub.server.app import make_hub, serve_hub
     from rove.hub.server.uploads import Pace
     from rove.server import is_loopback
@@ -195,19 +209,19 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
     def started(url: str) -> None:
         console.print(f"the hub in {data} is at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
         if not is_loopback(host):
-            console.print("tokens are not encrypted on their way; put a web server with TLS before it", style="yellow")
+            console.print("warning: tokens are sent unencrypted; put a web server with TLS in front", style="yellow")
         hint(
             console,
             f"publish: rove hub login {url}; rove push",
-            f"look: rove search{at(url)}",
-            *([] if owners else [f"nobody can publish yet: rove hub token OWNER{_data(data)}"]),
+            f"search it: rove search{at(url)}",
+            *([] if owners else [f"create an owner and a token first: rove hub token OWNER{_data(data)}"]),
         )
 
     with opened(data, new=True) as store:
-        owners = store.database.ask("SELECT 1 FROM owners LIMIT 1")
+        owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.enter():
             console.print(
-                f"{file} is not there, or not whole; restore it from a backup",
+                f"{file} is missing or damaged; restore it from a backup",
                 style="red",
                 markup=False,
                 soft_wrap=True,
@@ -219,13 +233,13 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
             console.print("stopped")
 
 
-@command.command("export")
+@command.command("export", epilog=examples("rove hub export public/"))
 @click.argument("folder", type=click.Path(path_type=Path))
-@click.option("--name", default="", help="Of the hub.  [default: the folder's]")
+@click.option("--name", default="", help="Name of the hub.  [default: the folder's]")
 @data_option
 @json_option
 def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
-    """Write what is public into FOLDER, as files for any web server, for pip and for rove itself."""
+    """Export all public environments into FOLDER, as static files for any web server, pip and rove."""
     from rove.hub.server.export import export as write
 
     console = console_for(as_json)
@@ -241,22 +255,22 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     )
     hint(
         console,
-        f"look: rove search{at(str(folder))}",
+        f"search it: rove search{at(str(folder))}",
         f"install: pip install --index-url file://{folder.resolve()}/OWNER/simple/ NAME",
-        f"serve: any web server will do, like python -m http.server -d {folder}",
+        f"serve it with any web server: python -m http.server -d {folder}",
     )
 
 
-@command.command("mirror")
+@command.command("mirror", epilog=examples("rove hub mirror https://hub.example --owner alice"))
 @click.argument("source", metavar="URL_OR_FOLDER")
 @click.argument("to", metavar="[DATA]", required=False, type=click.Path(path_type=Path))
-@click.option("--owner", "owners", multiple=True, help="Only this owner's environments; may be repeated.")
+@click.option("--owner", "owners", multiple=True, help="Only this owner's environments; repeatable.")
 @data_option
 @json_option
 def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as_json: bool) -> None:
-    """Copy the public environments of another hub, or what is new there since the last time.
+    """Copy the public environments of another hub; later calls copy only what is new.
 
-    Hashes and archives are checked; manifests, signatures, results and what was yanked are kept. DATA is this hub's folder.
+    Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
     """
     from rove.hub.client.hub import Hub
     from rove.hub.server.mirror import Mirror, Mirrored, check_source
@@ -276,7 +290,7 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
         print_json(done._asdict())
     else:
         console.print(
-            f"{data}: {counted(done.new, 'new version')}, {done.known} that were there", markup=False, soft_wrap=True
+            f"{data}: {counted(done.new, 'new version')}, {done.known} already present", markup=False, soft_wrap=True
         )
         hint(console, f"serve it: rove hub serve{_data(data)}")
     for problem in done.problems:
@@ -289,7 +303,110 @@ def _data(data: Path) -> str:
     return "" if data == DATA else f" --data {data}"
 
 
-command.add_command(hub_login.command)
-command.add_command(hub_key.command)
-command.add_command(hub_owner.yank)
-command.add_command(hub_owner.visibility)
+@command.command(
+    "login", epilog=examples("rove hub login http://localhost:8900", "rove hub login shared/hub --no-token")
+)
+@click.argument("hub", required=False, metavar="[URL_OR_FOLDER]")
+@click.option("--token", help="The API token.  [default: prompt, or read from a pipe]")
+@click.option("--no-token", is_flag=True, help="Store only the address: reading public environments needs no token.")
+def login(hub: str | None, token: str | None, no_token: bool) -> None:
+    """Store the address of a hub and your token for it in a file that only you can read.
+
+    Create tokens on the hub's machine: rove hub token OWNER --scope upload:OWNER/*
+    """
+    console = console_for(False)
+    where = normal(hub) if hub else hub_of()
+    if where is None:
+        raise ConfigError("give the URL or folder of a hub: rove hub login http://localhost:8900")
+    if not is_url(where):
+        if token:
+            raise ConfigError(f"{where} is a folder and needs no token; omit --token")
+        no_token = True
+    if not no_token and not token:
+        token = click.prompt("token", hide_input=True, err=True) if sys.stdin.isatty() else sys.stdin.readline()
+    token = (token or "").strip() or None
+    account = run_async(_account(where, token))
+    file = keep(where, token)
+    console.print(f"{where} is now your hub{account}; stored in {file}", markup=False, soft_wrap=True)
+    if (
+        where.startswith("http://")
+        and token
+        and not where.removeprefix("http://").startswith(("localhost", "127.", "[::1]"))
+    ):
+        console.print("note: without https, others on the network can read the token", style="yellow")
+    hint(
+        console,
+        "search it: rove search",
+        "publish: rove push FOLDER" if token else "install: rove install OWNER/NAME",
+    )
+
+
+async def _account(where: str, token: str | None) -> str:
+    """Check the hub and the token; return a description of the token's owner."""
+    async with Hub(where, token or "") as one:
+        await one.index()
+        if token is None:
+            return ""
+        me = await one.me()
+    scopes = ", ".join(map(str, me.get("scopes", []))) or "no scopes"
+    return f", where you are '{me.get('owner', '?')}' ({scopes})"
+
+
+@command.command("key", epilog=examples("rove hub key", "rove push --sign"))
+@json_option
+def key(as_json: bool) -> None:
+    """Create your signing key for packages, or show its public half."""
+    file = key_file()
+    is_new = not file.exists()
+    public = make_key(file) if is_new else public_key(load_key(file))
+    if as_json:
+        print_json({"key": public, "file": str(file), "new": is_new})
+        return
+    console = console_for(False)
+    console.print(
+        f"{'created' if is_new else 'this is'} the key in {file}; its public half is", soft_wrap=True, markup=False
+    )
+    console.print(f"  {public}", markup=False)
+    if is_new:
+        hint(
+            console,
+            "back up the file: it cannot be recreated, and others recognize your packages by it",
+            "sign: rove push --sign",
+        )
+
+
+@command.command(
+    "yank",
+    epilog=examples("rove hub yank me/my-task@1.0.0 --reason 'wrong answers'", "rove hub yank me/my-task@1.0.0 --undo"),
+)
+@click.argument("version", metavar="OWNER/NAME@VERSION")
+@click.option("--reason", help="Why the version should not be used; shown with it.")
+@click.option("--undo", is_flag=True, help="Undo a yank.")
+@hub_option
+def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
+    """Yank a version: it is no longer selected by default, and stays available to those who name it."""
+    reference = parse_reference(version)
+    if reference.version is None:
+        raise ConfigError(f"name a version: {reference}@VERSION; rove info {reference} lists them")
+    if undo == (reason is not None):
+        raise ConfigError("give --reason TEXT, or --undo to undo a yank")
+    needed_server(hub)
+    with_hub(hub, lambda one: one.yank(reference, reason))
+    console = console_for(False)
+    console.print(f"{reference} {'is available again' if undo else 'is yanked'}", markup=False, soft_wrap=True)
+    if not undo:
+        hint(console, f"undo it: rove hub yank {reference} --undo{at(hub)}")
+
+
+@command.command("visibility", epilog=examples("rove hub visibility me/my-task private"))
+@click.argument("environment", metavar="OWNER/NAME")
+@click.argument("to", type=click.Choice(["public", "private"]))
+@hub_option
+def visibility(environment: str, to: str, hub: str | None) -> None:
+    """Make an environment public, or private: visible only with a token for it. Needs a token with the scope admin."""
+    reference = parse_reference(environment)
+    if reference.version is not None:
+        raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
+    needed_server(hub)
+    with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
+    console_for(False).print(f"{reference} is {to}", markup=False, soft_wrap=True)

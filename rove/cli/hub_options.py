@@ -1,4 +1,4 @@
-"""What the commands about a hub share: which hub, tables, and a package's card."""
+"""Options, tables and clients that the hub commands share."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from rich.table import Table
 from rich.text import Text
 
 from rove.cli.common import run_async
-from rove.hub.client.hub import Hub
-from rove.hub.client.listings import Listed, Release
+from rove.hub.client.hub import Hub, Listed, Release
 from rove.hub.client.settings import needed_hub, token_for
 from rove.hub.package.manifest import Manifest
 
@@ -24,60 +23,60 @@ SHOWN_ARGUMENTS = 12
 
 
 def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
-    """What a hub answers.
+    """Run a query on a hub and return its result.
 
     Raises:
-        ConfigError: it is not known which hub.
+        ConfigError: No hub is configured.
     """
 
-    async def asked() -> T:
+    async def query() -> T:
         async with hub_at(needed_hub(where), where) as hub:
             return await ask(hub)
 
-    return run_async(asked())
+    return run_async(query())
 
 
 def hub_at(where: str, given: str | None) -> Hub:
-    """A hub, which is shown the user's token.
+    """Return a hub client with the user's token.
 
     Args:
-        given: what --hub says, which may be another: see `token_for`.
+        given: Value of --hub; see `token_for`.
     """
     return Hub(where, token_for(where, given))
 
 
 def at(hub: str | None) -> str:
-    """The flag of a command that is to ask the same hub as this one."""
+    """Return the --hub flag for the same hub; "" for the default one."""
     return f" --hub {shlex.quote(hub)}" if hub else ""
 
 
 def plain(text: str) -> Text:
-    """Words of somebody else for a terminal: without colours, links and commands to it."""
+    """Return text from others for the terminal, without colors, links and control characters."""
     return Text("".join(c if c.isprintable() else "�" for c in text))
 
 
 def listing(found: Iterable[Listed]) -> Table:
-    """A table of environments."""
+    """Return a table of environments."""
     table = Table(width=100)
     table.add_column("environment", overflow="fold", ratio=3)
     table.add_column("version", overflow="fold", max_width=12)
-    table.add_column("what", overflow="fold", ratio=4)
+    table.add_column("description", overflow="fold", ratio=4)
     table.add_column("tags", overflow="fold", ratio=2)
     table.add_column("written for", overflow="fold", width=12)
-    table.add_column("got", justify="right", no_wrap=True)
+    table.add_column("downloads", justify="right", no_wrap=True)
     for one in found:
         words = (one.reference, one.version, one.description, ", ".join(one.tags), one.compatibility)
         table.add_row(*map(plain, words), str(one.downloads))
     return table
 
 
-def card(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -> Table:
-    """What people look at before they install: what it rewards, how players score, what it needs."""
+def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -> Table:
+    """Return a table of a package's details: rewards, scores of scripted policies, requirements."""
     table = Table(title=plain(title), show_header=False, width=100, title_justify="left")
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold", ratio=1)
     rows = [
-        ("what", manifest.description),
+        ("description", manifest.description),
         ("tags", ", ".join(manifest.tags)),
         ("by", ", ".join(manifest.authors) + (f" ({manifest.licence})" if manifest.licence else "")),
         ("written for", manifest.compatibility),
@@ -104,14 +103,14 @@ def card(manifest: Manifest, title: str, more: Iterable[tuple[str, str]] = ()) -
 
 
 def needs_of(manifest: Manifest) -> str:
-    """What it needs of the machine, in words."""
+    """Return the requirements of an environment as text."""
     needs = manifest.needs
     parts = ["network"] * needs.network + ["a sandbox"] * needs.sandbox + [f"key {name}" for name in needs.secrets]
     return ", ".join(parts) or "no network, no key, no sandbox"
 
 
 def versions(releases: Iterable[Release]) -> Table:
-    """A table of versions, newest first."""
+    """Return a table of versions, newest first."""
     table = Table(width=100)
     for name in ("version", "uploaded", "manifest"):
         table.add_column(name, no_wrap=True)
@@ -143,6 +142,6 @@ def _arguments(manifest: Manifest) -> str:
 
 
 def show_notes(console: Console, notes: Iterable[str]) -> None:
-    """What is to be known before something is installed."""
+    """Print notes before an installation."""
     for note in notes:
         console.print(plain(f"note: {note}"), style="yellow", soft_wrap=True)

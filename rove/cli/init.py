@@ -1,4 +1,4 @@
-"""`rove init`: a new environment package that works at once."""
+"""`rove init`: create an environment package that works at once."""
 
 from __future__ import annotations
 
@@ -8,23 +8,24 @@ import click
 from rich.console import Console
 
 from rove.cli.common import hint
+from rove.cli.options import examples
 from rove.core.errors import ConfigError
 from rove.hub.package.names import check_module, normalise_name
 
 TEMPLATES = Path(__file__).with_name("templates")
-"""A folder for each kind, and `every`: packages called my-task that work as they are."""
+"""One folder per kind, and `every` for all: packages called my-task that work as they are."""
 KINDS = {
-    "multi_turn": "A game of several turns instead of one question.",
-    "tools": "Tools that the model calls: functions of the package.",
-    "mcp": "Tools of an MCP server, which is in the package.",
+    "multi_turn": "Create a game of several turns instead of a single question.",
+    "tools": "Create an environment with Python functions as tools.",
+    "mcp": "Create an environment with an MCP server in the package.",
 }
 
 
 def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
-    """Write the package; returns its folder.
+    """Write the package; return its folder.
 
     Raises:
-        ConfigError: the name cannot be a package's or its module's, or the folder exists.
+        ConfigError: The name is not a valid package or module name, or the folder exists.
     """
     module = name.replace("-", "_")
     if not module.isidentifier() or module != module.lower():
@@ -33,7 +34,7 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
     check_module(module)
     target = folder / module
     if target.exists():
-        raise ConfigError(f"{target} exists already; choose another name or delete it")
+        raise ConfigError(f"{target} already exists; choose another name or delete it")
     words = {"my_task": module, "my-task": module.replace("_", "-"), "My task": module.replace("_", " ").capitalize()}
     for source in (TEMPLATES / "every", TEMPLATES / kind):
         for file in sorted(file for file in source.rglob("*") if file.is_file() and "__pycache__" not in file.parts):
@@ -41,25 +42,34 @@ def scaffold(name: str, folder: Path, kind: str = "single_turn") -> Path:
                 str(file.relative_to(source)).replace("my_task", module).replace("checks.py", f"tests/test_{module}.py")
             )
             text = file.read_text(encoding="utf-8")
-            for word, ours in words.items():
-                text = text.replace(word, ours)
+            for word, replacement in words.items():
+                text = text.replace(word, replacement)
             (target / path).parent.mkdir(parents=True, exist_ok=True)
             (target / path).write_text(text, encoding="utf-8")
     return target
 
 
-@click.command()
+@click.command(
+    epilog=examples("rove init my-task", "rove init my-game --multi-turn", "rove init my-agent --tools --dir work")
+)
 @click.argument("name")
 @click.option("--multi-turn", is_flag=True, help=KINDS["multi_turn"])
 @click.option("--tools", is_flag=True, help=KINDS["tools"])
 @click.option("--mcp", is_flag=True, help=KINDS["mcp"])
-@click.option("--dir", "folder", type=click.Path(), default="environments", show_default=True, help="Where to put it.")
+@click.option(
+    "--dir",
+    "folder",
+    type=click.Path(),
+    default="environments",
+    show_default=True,
+    help="Parent folder of the package.",
+)
 def command(name: str, folder: str, **flags: bool) -> None:
-    """Write a new environment package NAME that passes its own tests at once."""
+    """Create an environment package NAME that works and passes its own tests at once."""
     kinds = [kind for kind in KINDS if flags[kind]]
     if len(kinds) > 1:
         given = " and ".join("--" + kind.replace("_", "-") for kind in kinds)
-        raise ConfigError(f"{given} were given; choose one of them")
+        raise ConfigError(f"{given} exclude each other; choose one")
     console = Console(highlight=False)
     target = scaffold(name, Path(folder), *kinds)
     for file in sorted(target.rglob("*.*")):
@@ -71,6 +81,6 @@ def command(name: str, folder: str, **flags: bool) -> None:
         console,
         f"try it: rove eval {target.name} -m scripted:oracle{where}",
         f"test it: pip install pytest; python -m pytest {target}",
-        f"edit {module}",
-        f"make a package of it: rove build {target}",
+        f"edit it: {module}",
+        f"package it: rove build {target}",
     )

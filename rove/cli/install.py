@@ -1,4 +1,4 @@
-"""`rove install`: an environment from a hub, a folder, a wheel or git, into a virtual environment of its own."""
+"""`rove install`, `rove list` and `rove uninstall`: environments in virtual environments of their own."""
 
 from __future__ import annotations
 
@@ -7,14 +7,17 @@ from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.confirm import confirmed
-from rove.cli.hub_options import card, hub_at, hub_option, show_notes
-from rove.core.errors import ConfigError
+from rove.cli.hub_options import details_table, hub_at, hub_option, plain, show_notes
+from rove.cli.options import confirmed, examples, json_option
+from rove.core.errors import ConfigError, HubError
+from rove.envs.loading import example_environments
 from rove.hub.client import known_keys, sources
-from rove.hub.client.installed import Installed, find
+from rove.hub.client.installed import Installed, all_installed, find, uninstall
 from rove.hub.client.installing import Offer, check_runs, fetch, look_up, place, place_here
 from rove.hub.client.lock import LOCK, Locked, read_lock, write_lock
 from rove.hub.client.settings import needed_hub
@@ -22,15 +25,15 @@ from rove.hub.package.names import Reference, parse_reference
 
 
 class Installer:
-    """Shows, asks and installs, one after the other.
+    """Installs environments, each after showing its details and asking the user.
 
     Args:
-        hub: URL or folder; None: that of the settings, or of the lock file.
-        lock: the lock file; it is kept up to date where there is one.
-        only_locked: nothing but what the lock file has.
-        into_current: into this interpreter, where pins may clash.
-        allow_source: also dependencies that have to be built.
-        trusted: the owner's new key.
+        hub: URL or folder of the hub; None = that of the settings, or of the lock file.
+        lock: The lock file; updated if it exists.
+        only_locked: Install only versions in the lock file.
+        into_current: Install into this interpreter, where dependencies may conflict.
+        allow_source: Also build dependencies that have no wheel.
+        trusted: The owner's new signing key.
     """
 
     def __init__(
@@ -48,80 +51,82 @@ class Installer:
         self.allow_source, self.trusted = allow_source, trusted
 
     def from_hub(self, reference: Reference) -> Installed | Offer | None:
-        """Install from a hub; None where the answer was no. An `Offer` is what was put into this interpreter."""
+        """Install from a hub; return None if the user declined, an `Offer` if installed into this interpreter."""
         locked = read_lock(self.lock).get((reference.owner, reference.name))
         if self.only_locked and (locked is None or reference.version not in (None, locked.version)):
-            has = f"it has {locked.version}" if locked else "it has no such environment"
-            raise ConfigError(f"{reference} is not in {self.lock} ({has}); without --locked it is added")
+            content = f"it has {locked.version}" if locked else "it has no such environment"
+            raise ConfigError(f"{reference} is not in {self.lock} ({content}); omit --locked to add it")
         where = needed_hub(self.hub or (locked.hub if locked else None))
 
         async def get(folder: Path) -> tuple[Offer, Path] | None:
             async with hub_at(where, self.hub) as hub:
                 offer = await look_up(hub, reference, locked, self.lock, self.trusted)
-                if not self._agreed(offer):
+                if not self._confirmed(offer):
                     return None
                 return offer, await fetch(hub, offer, folder)
 
         with tempfile.TemporaryDirectory(prefix="rove-install-") as folder:
-            got = run_async(get(Path(folder)))
-            if got is None:
+            fetched = run_async(get(Path(folder)))
+            if fetched is None:
                 return None
-            return self._put(*got)
+            return self._install(*fetched)
 
     def from_wheel(self, wheel: Path, origin: str = "") -> Installed | Offer | None:
-        """Install a wheel that lies here."""
+        """Install a local wheel."""
         offer = sources.offer_of_wheel(wheel, origin)
-        return self._put(offer, wheel) if self._agreed(offer) else None
+        return self._install(offer, wheel) if self._confirmed(offer) else None
 
     def from_folder(self, folder: Path, origin: str = "") -> Installed | Offer | None:
-        """Build a package's folder and install what comes of it."""
-        question = f"{origin or folder} has to be built, which runs its build backend. Build and install it?"
-        if not confirmed(question, "give --yes to agree"):
+        """Build a package folder and install the wheel."""
+        question = f"{origin or folder} must be built, which runs its build backend. Build and install it?"
+        if not confirmed(question, "give --yes to confirm"):
             return None
         with tempfile.TemporaryDirectory(prefix="rove-build-") as built:
             wheel = sources.built(folder, Path(built))
             return self.from_wheel(wheel, origin or str(folder.resolve()))
 
     def from_git(self, target: str) -> Installed | Offer | None:
-        """Get a repository, build and install it."""
+        """Clone a repository, build and install it."""
         with tempfile.TemporaryDirectory(prefix="rove-clone-") as parent:
             folder, commit = sources.clone(target, Path(parent) / "repository")
             return self.from_folder(folder, f"{sources.masked(target)} ({commit[:12]})")
 
-    def of_lock(self) -> list[Installed | Offer | None]:
-        """Install what the lock file has, where it is not installed already; None where the answer was no."""
+    def from_lock(self) -> list[Installed | Offer | None]:
+        """Install everything in the lock file that is not installed; None for what the user declined."""
         content = read_lock(self.lock)
         if not content:
-            raise ConfigError(f"nothing to install: name an environment (OWNER/NAME), or have a {self.lock} here")
+            raise ConfigError(
+                f"nothing to install: name an environment (OWNER/NAME), or run this in a folder with {self.lock}"
+            )
         done: list[Installed | Offer | None] = []
         for locked in content.values():
-            there = None if self.into_current else find(locked.reference)
-            if there is not None and there.manifest == locked.manifest:
-                self.console.print(f"{locked.reference} is installed", markup=False, soft_wrap=True)
-                done.append(there)
+            installed = None if self.into_current else find(locked.reference)
+            if installed is not None and installed.manifest == locked.manifest:
+                self.console.print(f"{locked.reference} is already installed", markup=False, soft_wrap=True)
+                done.append(installed)
                 continue
             done.append(self.from_hub(locked.reference))
         return done
 
-    def _agreed(self, offer: Offer) -> bool:
+    def _confirmed(self, offer: Offer) -> bool:
         check_runs(offer.manifest, str(offer.reference))
-        more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; this is what its wheel says")]
+        more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
         more.append(("signed", f"by {known_keys.short(offer.key)}" if offer.key else "no"))
-        self.console.print(card(offer.manifest, str(offer.reference), more))
+        self.console.print(details_table(offer.manifest, str(offer.reference), more))
         show_notes(self.console, offer.notes)
-        return confirmed(f"Install {offer.reference}?", "give --yes to agree")
+        return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
 
-    def _put(self, offer: Offer, wheel: Path) -> Installed | Offer:
+    def _install(self, offer: Offer, wheel: Path) -> Installed | Offer:
         if self.into_current:
             place_here(offer, wheel, self.allow_source)
             made = offer
         else:
             made = place(offer, wheel, self.allow_source)
-        self._note(offer)
+        self._update_lock(offer)
         return made
 
-    def _note(self, offer: Offer) -> None:
-        """Keep the lock file up to date, where there is one."""
+    def _update_lock(self, offer: Offer) -> None:
+        """Add an environment to the lock file, if there is one."""
         if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
@@ -129,22 +134,22 @@ class Installer:
 
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
-    """Install whatever a word of the command line means."""
+    """Install what a command-line argument names."""
     if sources.is_git(target):
         return installer.from_git(target)
     path = Path(target).expanduser()
     if target.endswith(".whl"):
         if not path.is_file():
-            raise ConfigError(f"there is no wheel {target}")
+            raise ConfigError(f"the wheel {target} does not exist")
         return installer.from_wheel(path)
     if target.startswith((".", "/", "~")) or (path / "pyproject.toml").is_file():
         if not (path / "pyproject.toml").is_file():
-            raise ConfigError(f"{target} is no folder with a pyproject.toml; `rove init` makes one")
+            raise ConfigError(f"{target} has no pyproject.toml; `rove init` creates a package")
         return installer.from_folder(path)
     return installer.from_hub(parse_reference(target))
 
 
-def _told(made: Installed | Offer) -> dict[str, Any]:
+def _as_json(made: Installed | Offer) -> dict[str, Any]:
     if isinstance(made, Installed):
         keys_of = ("version", "module", "origin", "manifest", "wheel", "compatibility")
         return {"environment": f"{made.owner}/{made.name}", **{key: getattr(made, key) for key in keys_of}}
@@ -152,17 +157,25 @@ def _told(made: Installed | Offer) -> dict[str, Any]:
     return {"environment": f"{owner}/{name}", "version": version, "module": made.manifest.module, "origin": made.origin}
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove install alice/my-task",
+        "rove install ./environments/my_task",
+        "rove install --locked   # everything in rove.lock",
+    )
+)
 @click.argument("targets", nargs=-1, metavar="[OWNER/NAME[@VERSION] | FOLDER | WHEEL | GIT_URL]...")
 @hub_option
-@click.option("--locked", is_flag=True, help=f"Install exactly what {LOCK} has, or nothing.")
-@click.option("--lock", "make_lock", is_flag=True, help=f"Write {LOCK} here, if there is none yet.")
-@click.option("--into-current", is_flag=True, help="Into this interpreter instead of a virtual environment of its own.")
-@click.option("--allow-source", is_flag=True, help="Build dependencies that have no wheel, which runs their code.")
-@click.option("--trust-key", help="The owner's new key, as the owner told you.")
-@click.option("--json", "as_json", is_flag=True, help="Print what was installed as JSON.")
+@click.option("--locked", is_flag=True, help=f"Install only versions in {LOCK}.")
+@click.option("--lock", "make_lock", is_flag=True, help=f"Create {LOCK} here, if it does not exist.")
+@click.option(
+    "--into-current", is_flag=True, help="Install into this interpreter instead of a new virtual environment."
+)
+@click.option("--allow-source", is_flag=True, help="Build dependencies without a wheel, which runs their code.")
+@click.option("--trust-key", help="The owner's new signing key, as the owner gave it to you.")
+@json_option
 @click.pass_context
-def command(
+def install_command(
     ctx: click.Context,
     targets: tuple[str, ...],
     hub: str | None,
@@ -173,21 +186,21 @@ def command(
     trust_key: str | None,
     as_json: bool,
 ) -> None:
-    """Install environments, each into a virtual environment of its own, so that what one needs breaks no other.
+    """Install environments, each into its own virtual environment, so that dependencies never conflict.
 
-    What a package is, is shown first; --yes answers the question. Its hashes are checked against the hub's index, its
-    signature against the key that its owner was first met with, and all of it against rove.lock where there is one.
-    Without a name everything of rove.lock is installed. No code of a package runs.
+    Details are shown first; --yes confirms. Hashes are verified against the hub's index, signatures against the key that the
+    owner first used, and everything against rove.lock if it exists. Without a name, everything in rove.lock is installed. No code
+    of a package runs.
     """
     console = console_for(as_json)
     lock = Path(LOCK)
     if make_lock and not lock.exists():
         write_lock(lock, [])
     installer = Installer(console, hub, lock, locked, into_current, allow_source, trust_key)
-    asked = [install_one(target, installer) for target in targets] if targets else installer.of_lock()
-    done = [made for made in asked if made is not None]
+    results = [install_one(target, installer) for target in targets] if targets else installer.from_lock()
+    done = [made for made in results if made is not None]
     if as_json:
-        print_json([_told(made) for made in done])
+        print_json([_as_json(made) for made in done])
     for made in done:
         name = f"{made.reference.owner}/{made.reference.name}"
         console.print(f"[green]installed[/green] {made.reference}", soft_wrap=True)
@@ -195,7 +208,65 @@ def command(
         hint(
             console,
             f"evaluate a model in it: {run}",
-            *([f"take it away: rove uninstall {name}"] * isinstance(made, Installed)),
+            *([f"uninstall it: rove uninstall {name}"] * isinstance(made, Installed)),
         )
-    if len(done) < len(asked):
+    if len(done) < len(results):
         ctx.exit(1)
+
+
+@click.command(epilog=examples("rove list"))
+@json_option
+def list_command(as_json: bool) -> None:
+    """List installed environments and the examples that come with rove."""
+    console = console_for(as_json)
+    found = all_installed()
+    if as_json:
+        rows = [
+            {**msgspec.to_builtins(one), "environment": f"{one.owner}/{one.name}", "path": str(one.path)}
+            for one in found
+        ]
+        print_json(rows)
+        return
+    if found:
+        table = Table(width=100)
+        table.add_column("environment", overflow="fold", ratio=3)
+        table.add_column("version", no_wrap=True)
+        table.add_column("written for", overflow="fold")
+        table.add_column("from", overflow="fold", ratio=4)
+        table.add_column("signed", no_wrap=True)
+        table.add_column("installed", no_wrap=True)
+        for one in found:
+            words = (f"{one.owner}/{one.name}", one.version, one.compatibility, one.origin, "yes" if one.key else "no")
+            table.add_row(*map(plain, words), one.installed[:10])
+        console.print(table)
+    else:
+        console.print("no environment is installed from a hub")
+    console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
+    if found:
+        one = found[0]
+        hint(
+            console,
+            f"evaluate a model: rove eval {one.owner}/{one.name} -m MODEL",
+            f"installed in {Path(one.path).parents[2]}",
+        )
+    else:
+        hint(
+            console, "try an example: rove eval tictactoe -m scripted:teacher", "find more on a hub: rove search WORDS"
+        )
+
+
+@click.command(epilog=examples("rove uninstall alice/my-task"))
+@click.argument("names", nargs=-1, required=True, metavar="OWNER/NAME...")
+@click.pass_context
+def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
+    """Uninstall environments and their virtual environments; --yes confirms. Runs are kept."""
+    console = console_for(False)
+    references = [parse_reference(name) for name in names]
+    for reference in references:
+        if find(reference) is None:
+            known = ", ".join(str(one.reference) for one in all_installed()) or "none"
+            raise HubError(f"{reference} is not installed; installed: {known}")
+    if not confirmed(f"Uninstall {', '.join(map(str, references))}?", "give --yes to confirm"):
+        ctx.exit(1)
+    for reference in references:
+        console.print(f"uninstalled {uninstall(reference).reference}", markup=False, soft_wrap=True)

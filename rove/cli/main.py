@@ -1,4 +1,4 @@
-"""`rove`: parse, call one public function, print. Sub-commands are imported when they are used."""
+"""`rove`: parse arguments, call one public function, print. Commands are imported when they are used."""
 
 from __future__ import annotations
 
@@ -6,57 +6,77 @@ import gc
 import importlib
 import os
 import sys
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 
 from rove import compat
-from rove.cli import confirm as asking
 from rove.cli import environments
+from rove.cli.options import YES_FLAG, assume_yes, examples
 from rove.core.errors import ConfigError, Error, nearest
 
-COMMANDS = {
-    "init": ("rove.cli.init", "Scaffold a new environment package."),
-    "build": ("rove.cli.build", "Make a package of an environment."),
-    "eval": ("rove.cli.eval", "Evaluate a model in an environment."),
-    "compare": ("rove.cli.compare", "Say whether one run is better than another."),
-    "view": ("rove.cli.view", "Look at runs in the browser, also while they go on."),
-    "report": ("rove.cli.report", "Make a page of a run to read or send."),
-    "rescore": ("rove.cli.rescore", "Score the rollouts of a run again with a changed rubric."),
-    "export": ("rove.cli.export", "Write the rollouts of a run as a dataset."),
-    "model": ("rove.cli.model", "Make small models from scratch."),
-    "sft": ("rove.cli.sft", "Fine-tune a model on filtered rollouts."),
-    "rl": ("rove.cli.rl", "Train a model in an environment with RL."),
-    "doctor": ("rove.cli.doctor", "Check an endpoint, or a training run before it starts."),
-    "check": ("rove.cli.check", "Say whether environment packages run here, and what they need."),
-    "serve": ("rove.cli.serve", "Serve a model with OpenAI's API."),
-    "play": ("rove.cli.play", "Play an environment yourself, or against a model."),
-    "hub": ("rove.cli.hub", "Run a hub, where environments are shared as packages; log in to one."),
-    "push": ("rove.cli.push", "Publish an environment on a hub, and results in it."),
-    "search": ("rove.cli.search", "Find environments on a hub."),
-    "info": ("rove.cli.info", "Show what an environment on a hub is."),
-    "install": ("rove.cli.install", "Install environments, each in a virtual environment of its own."),
-    "list": ("rove.cli.list", "List the environments that are installed."),
-    "uninstall": ("rove.cli.uninstall", "Take environments away."),
-    "demo": ("rove.cli.demo", "Run the whole loop on a game: model, data, SFT, RL, table."),
+
+class Entry(NamedTuple):
+    """A command in the list of commands."""
+
+    target: str
+    """Where it is defined: MODULE of rove.cli, and after a colon its name if that is not `command`."""
+    help: str
+
+
+GROUPS: dict[str, dict[str, Entry]] = {
+    "Start": {
+        "demo": Entry("demo", "Run the whole loop on a game: model, data, SFT, RL, results."),
+        "init": Entry("init", "Create a new environment package."),
+        "play": Entry("play", "Play an environment yourself, or watch a model play."),
+        "list": Entry("install:list_command", "List installed environments and rove's examples."),
+    },
+    "Evaluate": {
+        "eval": Entry("eval:eval_command", "Evaluate a model in an environment."),
+        "compare": Entry("compare", "Compare two runs."),
+        "rescore": Entry("eval:rescore_command", "Score a run again with a changed rubric."),
+        "serve": Entry("serve", "Serve a model as an OpenAI-compatible endpoint."),
+    },
+    "Train": {
+        "model": Entry("model", "Create small models, and merge LoRA adapters."),
+        "doctor": Entry("doctor", "Check an endpoint, or a training run before it starts."),
+        "sft": Entry("sft", "Fine-tune a model on filtered rollouts."),
+        "rl": Entry("rl", "Train a model in an environment with RL."),
+    },
+    "Inspect": {
+        "view": Entry("view:view_command", "View runs in the browser or the terminal."),
+        "report": Entry("view:report_command", "Write a report of a run as one HTML file."),
+        "export": Entry("export", "Export the rollouts of a run as a dataset."),
+    },
+    "Share": {
+        "check": Entry("check", "Check whether environment packages run here."),
+        "build": Entry("publish:build_command", "Build an environment package."),
+        "push": Entry("publish:push_command", "Publish an environment on a hub."),
+        "search": Entry("search:search_command", "Search a hub for environments."),
+        "info": Entry("search:info_command", "Show details of an environment on a hub."),
+        "install": Entry("install:install_command", "Install environments, each in its own virtual environment."),
+        "uninstall": Entry("install:uninstall_command", "Uninstall environments."),
+        "hub": Entry("hub", "Run a hub, or log in to one."),
+    },
 }
+COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
 
-KERNELS = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
-"""How many compiled matrix products PyTorch's CPU libraries keep, unless the environment says so. By default 1,024 each: half
-a gigabyte and more where shapes hardly ever come back, under a server's mixed requests as in RL, and not any faster."""
+CPU_CACHE_SIZES = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
+"""Environment variables that limit how many compiled matrix products PyTorch's CPU libraries cache. Their default of 1,024
+takes more than half a gigabyte when shapes rarely repeat, as in RL and under a server's mixed requests, and is no faster."""
 
-COMPAT = "--compat"
-"""Flag of every command: rove stands for `verifiers` even where that is installed."""
+COMPAT_FLAG = "--compat"
+"""Flag of every command: `import verifiers` is rove even if verifiers is installed."""
 
-GARBAGE = (100_000, 10, 10)
-"""How many more objects there must be before Python looks for unreachable cycles among them (by default 700). It looks at
-them all, the libraries' own too, over and over while rollouts are made: a fifth of the CPU time of sampling a small model."""
+GC_THRESHOLDS = (100_000, 10, 10)
+"""Thresholds of Python's cyclic garbage collector. The default of 700 new objects makes it scan all objects, including those
+of the libraries, so often that it takes a fifth of the CPU time of sampling from a small model."""
 
 
 COMMON_OPTIONS = (
-    click.Option([asking.FLAG], is_flag=True, expose_value=False, help="Answer every question with yes."),
+    click.Option([YES_FLAG], is_flag=True, expose_value=False, help="Answer all questions with yes."),
     click.Option(
-        [COMPAT],
+        [COMPAT_FLAG],
         is_flag=True,
         expose_value=False,
         help="Use rove for `import verifiers` even if verifiers is installed.",
@@ -66,47 +86,50 @@ COMMON_OPTIONS = (
 
 
 def add_common_options(command: click.Command) -> click.Command:
-    """List the common options in the help of a command and of its sub-commands; return the command."""
+    """Add the common options to the help of a command and of its subcommands; return the command."""
     known = {name for param in command.params for name in param.opts}
     command.params += [option for option in COMMON_OPTIONS if not known & {*option.opts}]
-    for below in getattr(command, "commands", {}).values():
-        add_common_options(below)
+    for subcommand in getattr(command, "commands", {}).values():
+        add_common_options(subcommand)
     return command
 
 
 class LazyGroup(click.Group):
-    """A group whose commands are imported only when they run, so that `--help` is quick."""
+    """A click group that imports a command only when it runs, so that `--help` is fast."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
-        """Names in the order of the loop."""
+        """Return the names of all commands, in the order of the help."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
         if cmd_name not in COMMANDS:
             return None
-        return add_common_options(importlib.import_module(COMMANDS[cmd_name][0]).command)
+        module, _, name = COMMANDS[cmd_name].target.partition(":")
+        return add_common_options(getattr(importlib.import_module(f"rove.cli.{module}"), name or "command"))
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Take --compat and --yes out, wherever they stand: they are of all commands."""
-        asking.answer_all(asking.FLAG in args)
-        environments.offer()
-        if COMPAT in args:
+        """Remove --compat and --yes, which may stand anywhere, and apply them."""
+        assume_yes(YES_FLAG in args)
+        environments.register_finder()
+        if COMPAT_FLAG in args:
             compat.install(replace=True)
         else:
             compat.install_fallback()
-        return super().parse_args(ctx, [word for word in args if word not in (COMPAT, asking.FLAG)])
+        return super().parse_args(ctx, [word for word in args if word not in (COMPAT_FLAG, YES_FLAG)])
 
     def resolve_command(self, ctx: click.Context, args: list[str]) -> Any:
-        """Find a command, or say which was probably meant."""
+        """Find a command; for an unknown name, suggest the nearest one."""
         if args and args[0] not in COMMANDS and not args[0].startswith("-"):
             raise click.UsageError(f"no command '{args[0]}'; {nearest(args[0], COMMANDS)}")
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """The list of commands, from their one-line descriptions."""
-        with formatter.section("Commands"):
-            formatter.write_dl([(name, text) for name, (_, text) in COMMANDS.items()])
+        """Write the commands in their groups, without importing them."""
+        width = max(map(len, COMMANDS))
+        for title, entries in GROUPS.items():
+            with formatter.section(title):
+                formatter.write_dl([(name.ljust(width), entry.help) for name, entry in entries.items()])
 
 
 CONTEXT: dict[str, Any] = {
@@ -115,20 +138,28 @@ CONTEXT: dict[str, Any] = {
 }
 
 
-@click.group(cls=LazyGroup, context_settings=CONTEXT, invoke_without_command=True)
+@click.group(
+    cls=LazyGroup,
+    context_settings=CONTEXT,
+    invoke_without_command=True,
+    epilog=examples(
+        "rove eval tictactoe -m scripted:teacher   # no key, network or GPU needed",
+        "rove view                                 # look at the rollouts",
+        "rove play tictactoe -m scripted:optimal   # play against a scripted policy",
+        "rove demo tictactoe                       # train a model in minutes",
+    ),
+)
 @click.version_option(package_name="rove", message="rove %(version)s")
 @click.pass_context
 def cli(ctx: click.Context) -> None:
-    """rove: environments for language models. Evaluate, generate data, warm up with SFT, train with RL.
+    """rove: reinforcement learning environments for language models. Evaluate, generate data, fine-tune, train with RL.
 
-    Start with: rove eval tictactoe -m scripted:teacher
-
-    Environments written for the library verifiers v0 run as they are where it is not installed; with --compat also where it is.
-    OWNER/NAME is an environment of a hub, installed when it is first used, after a question; --yes answers it.
+    An environment is a module, a package in ./environments, an example of rove, or OWNER/NAME on a hub, which rove offers to
+    install on first use. Environments written for verifiers v0 run unchanged; add --compat if verifiers itself is installed.
     """
-    for variable, number in KERNELS.items():  # read once, by the import of torch, which no command has made yet
-        os.environ.setdefault(variable, number)
-    gc.set_threshold(*GARBAGE)
+    for variable, size in CPU_CACHE_SIZES.items():  # torch reads them when it is imported, which happens later
+        os.environ.setdefault(variable, size)
+    gc.set_threshold(*GC_THRESHOLDS)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())
 
@@ -137,25 +168,25 @@ add_common_options(cli)
 
 
 def main() -> None:
-    """Entry point: rove's own errors become one line, exit status 2 for a wrong setting, else 1; Ctrl-C becomes 130."""
+    """Run the command line. Errors become one line; the exit status is 2 for a ConfigError, 130 for Ctrl-C, else 1."""
     try:
         status = cli(prog_name="rove", standalone_mode=False)
-        sys.exit(status if isinstance(status, int) else 0)  # click returns what a command gave to Exit
+        sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit
     except click.ClickException as error:
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
-        wrong = isinstance(error, ConfigError)
-        if not (wrong and os.environ.get("LOCAL_RANK", "0") != "0"):  # of torchrun's, one on each machine tells it
+        is_config = isinstance(error, ConfigError)
+        if not (is_config and os.environ.get("LOCAL_RANK", "0") != "0"):  # under torchrun, report it once per node
             click.secho(f"error: {error}", fg="red", err=True)
-        sys.exit(2 if wrong else 1)
+        sys.exit(2 if is_config else 1)
     except (KeyboardInterrupt, click.Abort):
-        click.secho("stopped; the same command continues where it was", fg="yellow", err=True)
+        click.secho("stopped; repeat the command to continue", fg="yellow", err=True)
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(1)
-    except OSError as error:  # a full disk, a folder that may not be written
+    except OSError as error:  # such as a full disk or a read-only folder
         if error.filename is None and error.errno is None:
             raise
         click.secho(f"error: {error}", fg="red", err=True)

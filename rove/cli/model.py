@@ -1,4 +1,4 @@
-"""`rove model new`: a small model from scratch; `rove model merge`: an adapter and its base as one model."""
+"""`rove model`: create a small model from scratch, or merge an adapter into its base model."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import SETTINGS, console_for, hint, print_json, run_async, settings, trust_option
+from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.options import SETTINGS, examples, json_option, settings, trust_option
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
@@ -24,74 +25,77 @@ if TYPE_CHECKING:
 
 
 class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a new model."""
+    """Settings of `rove model new`."""
 
     env: str
     """Environment whose text the tokenizer is trained on."""
     env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
     arch: str = "llama"
-    """llama, lfm2 or qwen3."""
+    """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
-    """tiny or small."""
+    """tiny (0.5 M parameters) or small (4 M)."""
     vocab_size: int = 512
-    """Most tokens."""
+    """Maximum size of the vocabulary."""
     games: int = 300
-    """Rollouts of every scripted policy the tokenizer sees."""
+    """Rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None
-    """Folder to write; models/ENV-ARCH-SIZE when not given."""
+    """Folder to write; by default models/ENV-ARCH-SIZE."""
     seed: int = 0
+    """Random seed of the weights."""
     env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
 
 
 async def environment_text(config: ModelConfig) -> list[str]:
-    """What is said in the environment: its prompts, and rollouts of the players it ships."""
+    """Return texts of the environment: prompts, and rollouts of its scripted policies."""
     env = load_environment(config.env, config.env_dir, **config.env_args)
     texts = [text_of(m) for example in env.get_dataset(1000) for m in as_messages(example["prompt"])]
-    for name, player in env.policies.items():
+    for name, policy in env.policies.items():
         texts += all_text(
-            await generate(env, ScriptedClient(player, name), num_examples=config.games, train=True, seed=config.seed)
+            await generate(env, ScriptedClient(policy, name), num_examples=config.games, train=True, seed=config.seed)
         )
     return texts
 
 
 def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
-    """Make and save the model; returns its folder, its parameters and its vocabulary."""
+    """Create and save the model; return its folder, number of parameters and vocabulary size."""
     with needs_train_extra():
         from rove.models.new import new_model
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     check_empty(path)
     texts = run_async(environment_text(config))
     loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed)
-    save_whole(loaded, path)
+    save_atomically(loaded, path)
     return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
 
 
 def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False) -> int:
-    """Write an adapter's base with the adapter merged into its weights to `path`; returns its parameters.
+    """Merge an adapter into its base model and save the result to `path`; return the number of parameters.
 
     Raises:
-        ConfigError: there is something at `path`, no adapter in the other folder, or it cannot be loaded.
+        ConfigError: `path` is not empty, or the adapter cannot be loaded.
     """
     with needs_train_extra():
         from rove.models.load import load_adapter
     check_empty(path)
     loaded = load_adapter(adapter, device="cpu", trust_remote_code=trust_remote_code)
-    save_whole(loaded, path)
+    save_atomically(loaded, path)
     return sum(p.numel() for p in loaded.model.parameters())
 
 
 def check_empty(path: Path) -> None:
-    """Refuse a folder with something in it.
+    """Refuse a folder that is not empty.
 
     Raises:
-        ConfigError: it is one.
+        ConfigError: The folder is not empty.
     """
     if path.exists() and any(path.iterdir()):
         raise ConfigError(f"{path} is not empty; give another --output, or delete it")
 
 
-def save_whole(loaded: LoadedModel, path: Path) -> None:
-    """Write a model beside its place and rename it: a kill leaves no half model behind."""
+def save_atomically(loaded: LoadedModel, path: Path) -> None:
+    """Write a model to a temporary folder and rename it, so that an interruption leaves no incomplete model."""
     from rove.models.new import save_new_model
 
     draft = path.with_name(f".{path.name}.draft")
@@ -101,23 +105,36 @@ def save_whole(loaded: LoadedModel, path: Path) -> None:
 
 
 def print_model(config: ModelConfig, path: Path, parameters: int, vocabulary: int, console: Console) -> None:
-    """What was made, and what to do with it."""
+    """Print the new model and a hint."""
     console.print(f"{path}: {config.arch}, {parameters:,} parameters, {vocabulary} tokens; random weights")
-    hint(console, f"it knows nothing yet: rove eval {config.env} -m {path} -n 20 -r 1 -t 32")
+    hint(
+        console,
+        f"evaluate it (untrained): rove eval {config.env} -m {path} -n 20 -r 1 -t 32",
+        f"collect data for SFT: rove eval {config.env} -m scripted:NAME --train -n 1000",
+    )
 
 
-@click.group()
+@click.group(
+    epilog=examples("rove model new --env tictactoe -o models/mine", "rove model merge runs/sft/final -o models/merged")
+)
 def command() -> None:
-    """Make small models from scratch, and one of an adapter and its base."""
+    """Create small models from scratch, and merge LoRA adapters."""
 
 
-@command.command("new", context_settings=SETTINGS)
+@command.command(
+    "new",
+    context_settings=SETTINGS,
+    epilog=examples(
+        "rove model new --env tictactoe -o models/mine",
+        "rove model new --env tictactoe --arch qwen3 --size small --seed 1",
+    ),
+)
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
-@click.option("--arch", help="llama, lfm2 or qwen3.  [default: llama]")
+@click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
 @click.option("--size", help="tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
-@click.option("--seed", type=int, help="Of the random weights.  [default: 0]")
-@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+@click.option("--seed", type=int, help="Random seed of the weights.  [default: 0]")
+@json_option
 @click.pass_context
 def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
     """Train a tokenizer on an environment's text and write an ordinary Hugging Face model folder with random weights."""
@@ -130,20 +147,20 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
         print_model(config, path, parameters, vocabulary, console)
 
 
-@command.command("merge")
+@command.command("merge", epilog=examples("rove model merge runs/sft/final -o models/merged"))
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @trust_option
-@click.option("--json", "as_json", is_flag=True, help="Print what was made as JSON.")
+@json_option
 def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
-    """Write the base of ADAPTER, with it merged into the weights, as an ordinary Hugging Face model folder.
+    """Merge ADAPTER into its base model and write an ordinary Hugging Face model folder.
 
-    ADAPTER is a folder in PEFT's format, like final/ of a run with --lora.rank; its base is the model that is named there.
+    ADAPTER is a folder in PEFT's format, such as final/ of a run with --lora.rank; it names its base model.
     """
     console = console_for(as_json)
     parameters = run_model_merge(adapter, output, bool(trust_remote_code))
     if as_json:
         print_json({"path": str(output), "parameters": parameters})
         return
-    console.print(f"{output}: {parameters:,} parameters, the adapter's change in them", markup=False, soft_wrap=True)
+    console.print(f"{output}: {parameters:,} parameters, adapter merged", markup=False, soft_wrap=True)
     hint(console, f"serve it: rove serve {output}")

@@ -1,57 +1,177 @@
-"""`rove play`: sit down in an environment yourself."""
+"""`rove play`: play an environment in the terminal, and replay recorded games."""
 
 from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from fnmatch import fnmatchcase
-from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import click
+import msgspec
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Table
 
-from rove.cli.clients import make_client
-from rove.cli.common import hint, json_object, run_async, trust_option
+from rove.cli.clients import API_KEY_VAR, make_client
+from rove.cli.common import hint, run_async
 from rove.cli.environments import hub_option
-from rove.cli.play_roles import Given, Named, Roles, never_asked, read_roles
-from rove.cli.rollout_text import said
-from rove.core.errors import ConfigError, in_json
+from rove.cli.options import (
+    api_key_var_option,
+    base_url_option,
+    env_args_option,
+    examples,
+    isolated_option,
+    isolated_python_option,
+    json_object,
+    max_tokens_option,
+    trust_option,
+)
+from rove.cli.tables import message_text
+from rove.core.errors import ConfigError, RunError, in_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import TwoPlayer
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
+from rove.games.replay_cases import ReplayCase, run_replay_cases
 from rove.remote.environment import AwayEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
+from rove.runs.run import Run
+from rove.viewer.format import number
+from rove.viewer.play_session import OWN_ROLES
+
+TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
+"""The format in which a person types a tool call."""
+
+
+class RoleOptions(NamedTuple):
+    """The values of `--model-role`: patterns of role names."""
+
+    person: list[str]
+    """Roles that the person plays."""
+    models: dict[str, str]
+    """Roles that models play → model, as for `-m`."""
+
+
+def read_roles(given: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
+    """Parse the values of `--model-role`: NAME for the person, NAME=MODEL for a model.
+
+    Raises:
+        ConfigError: A name is empty or repeated, or the person would play no role, or two.
+    """
+    roles = RoleOptions([], {})
+    for text in given:
+        name, equals, model = (part.strip() for part in text.partition("="))
+        if not name or (equals and not model):
+            raise ConfigError(
+                f"--model-role is {text!r}; expected --model-role NAME for yourself, or --model-role NAME=MODEL; NAME may "
+                "contain *"
+            )
+        if name in roles.person or name in roles.models:
+            raise ConfigError(f"--model-role {name} is given twice; give each role once")
+        if equals:
+            roles.models[name] = model
+        else:
+            roles.person.append(name)
+    if roles.person and watch:
+        raise ConfigError(f"--watch and --model-role {roles.person[0]} exclude each other; leave one of them out")
+    if roles.person and not has_model:
+        raise ConfigError(
+            f"--model-role {roles.person[0]} is your role; name the model that plays the main role: -m MODEL"
+        )
+    return roles
+
+
+@runtime_checkable
+class RoleAware(Protocol):
+    """A client that answers model roles through another client."""
+
+    def in_role(self, role: str) -> Client:
+        """Return the client for a model role."""
+        ...
+
+
+class NamedClient:
+    """A client that requests a fixed model, whatever model name the environment gives."""
+
+    def __init__(self, client: Client, model: str):
+        self.client, self.model = client, model
+
+    @property
+    def max_concurrent(self) -> int:
+        """See `Client`."""
+        return self.client.max_concurrent
+
+    async def respond(self, request: Request) -> Response:
+        """Pass the request on with the fixed model name."""
+        return await self.client.respond(msgspec.structs.replace(request, model=self.model))
+
+    async def close(self) -> None:
+        """Close the wrapped client."""
+        await self.client.close()
+
+
+class PlayRoles:
+    """Chooses the client of each model role (`rove.core.model_roles.RoleClients`), and records the roles that were used.
+
+    Args:
+        models: Patterns of role names → client.
+        person: Returns the person's client for a role, or None. It takes precedence over `models`.
+    """
+
+    def __init__(self, models: Mapping[str, Client], person: Callable[[str], Client | None]):
+        self.models = models
+        self.person = person
+        self.used: dict[str, None] = {}
+        """The roles that the environment queried, in order of first use."""
+
+    def get(self, role: str, client: Client, /) -> Client:
+        """Return the person, the model that was named for the role, or the environment's own client."""
+        self.used.setdefault(role)
+        found = self.person(role) or next((one for name, one in self.models.items() if fnmatchcase(role, name)), None)
+        if found is not None:
+            return found
+        return client.in_role(role) if isinstance(client, RoleAware) else client
+
+    async def close(self) -> None:
+        """Close the models' clients."""
+        for client in self.models.values():
+            await client.close()
+
+
+def unused_roles(names: Iterable[str], used: Iterable[str]) -> list[str]:
+    """Return a message for each name given to `--model-role` that the environment never queried."""
+    known = list(used)
+    actual = f"it queried: {', '.join(known)}" if known else "it queried no model role (rove.query)"
+    return [
+        f"the environment never queried the role '{name}'; {actual}"
+        for name in names
+        if not any(fnmatchcase(role, name) for role in known)
+    ]
 
 
 def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, role: str = "") -> int:
-    """Print what the environment said, to a role, since message `shown`; returns how many messages have been shown now."""
+    """Print the environment's messages from number `shown` on; return the number of messages."""
     for message in messages[shown if len(messages) > shown else 0 :]:
         if message["role"] != "assistant":
-            who = f"{message['role']} to {role}" if role else message["role"]
-            console.print(f"[cyan]{escape(who)}[/cyan]\n{escape(text_of(message))}")
+            sender = f"{message['role']} to {role}" if role else message["role"]
+            console.print(f"[cyan]{escape(sender)}[/cyan]\n{escape(text_of(message))}")
     return len(messages)
 
 
-CALL = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
-"""How a person calls a tool."""
-
-
 class Person:
-    """A client that shows what the environment says and asks whoever sits at the terminal.
+    """A client that shows the conversation in the terminal and reads the answer from it.
 
     Args:
-        console: the terminal.
-        role: the name of the role; "" is the model's.
+        console: The terminal.
+        role: Name of the model role; "" is the model's own role.
     """
 
     max_concurrent = 1
@@ -60,27 +180,27 @@ class Person:
         self.console = console
         self.role = role
         self._shown = 0
-        self._others: dict[str, Person] = {}
+        self._in_roles: dict[str, Person] = {}
 
     def in_role(self, role: str) -> Client:
-        """The same person in another role."""
-        return self._others.setdefault(role, Person(self.console, role))
+        """Return the same person in another role."""
+        return self._in_roles.setdefault(role, Person(self.console, role))
 
     async def respond(self, request: Request) -> Response:
-        """Show what is new in the conversation and read a line."""
+        """Show new messages and read a line."""
         if request.tools and not self._shown:
-            told = (in_json(definition["function"]) for definition in request.tools)
-            self.console.print("tools:", *told, f"call one: {CALL}", sep="\n  ", markup=False)
+            tools = (in_json(definition["function"]) for definition in request.tools)
+            self.console.print("tools:", *tools, f"call one: {TOOL_CALL_EXAMPLE}", sep="\n  ", markup=False)
         self._shown = show_new(request.messages, self._shown, self.console, self.role)
-        text, calls = read_calls(ask(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
+        text, calls = read_calls(read_line(f"you as {self.role}> " if self.role else "you> "), FORMATS[0])
         return Response(AssistantMessage(text or None, tool_calls=calls) if calls else AssistantMessage(text))
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: a person holds no resources."""
 
 
-class Narrated:
-    """A client whose answers are shown as they come, with what the environment says if `both` is set."""
+class PrintingClient:
+    """A client that prints responses as they arrive, and with `both` also the environment's messages."""
 
     max_concurrent = 1
 
@@ -90,30 +210,30 @@ class Narrated:
         self.console = console
         self.both = both
         self._shown = 0
-        self._others: dict[str, Narrated] = {}
+        self._in_roles: dict[str, PrintingClient] = {}
 
     def in_role(self, role: str) -> Client:
-        """The same model, asked in another role."""
+        """Return the same model in another role."""
         name = f"{self.name} as {role}"
-        return self._others.setdefault(role, Narrated(self.client, name, self.console, self.both))
+        return self._in_roles.setdefault(role, PrintingClient(self.client, name, self.console, self.both))
 
     async def respond(self, request: Request) -> Response:
-        """Pass the request on and print the answer."""
+        """Pass the request on and print the response."""
         if self.both:
             self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)
-        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(said(response.message))}")
+        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(message_text(response.message))}")
         return response
 
     async def close(self) -> None:
-        """Close the client behind."""
+        """Close the wrapped client."""
         await self.client.close()
 
 
-def ask(prompt: str) -> str:
-    """A line from the terminal; the end of input stops the program like Ctrl-C.
+def read_line(prompt: str) -> str:
+    """Read a line from the terminal; the end of input stops the program like Ctrl-C.
 
-    It blocks the event loop, in which nothing else has to go on: Ctrl-C could not end a thread that waits for input.
+    This blocks the event loop on purpose: nothing else runs, and Ctrl-C could not end a thread that waits for input.
     """
     try:
         return input(prompt).strip()
@@ -121,60 +241,68 @@ def ask(prompt: str) -> str:
         raise KeyboardInterrupt from None
 
 
-def take_role(env: TwoPlayer, console: Console) -> None:
-    """Give the environment's other role to whoever sits at the terminal."""
-
-    async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
-        console.print(view, markup=False)
-        while True:
-            move = ask(f"your move ({', '.join(legal)})> ")
-            if move in legal:
-                return move
-            console.print(f"'{move}' is not one of them", markup=False)
-
-    env.opponent = opponent
+async def person_as_opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
+    """Show the position and read a legal move: an `Opponent` of a two-player environment."""
+    click.echo(view)
+    while True:
+        move = read_line(f"your move ({', '.join(legal)})> ")
+        if move in legal:
+            return move
+        click.echo(f"'{move}' is not a legal move")
 
 
-def at_terminal(
+class GameSetup(NamedTuple):
+    """The participants of a game in the terminal."""
+
+    env: Environment
+    client: Client
+    roles: PlayRoles
+
+
+def set_up_game(
     env: Environment,
-    env_id: str,
-    player: Client | None,
+    model_client: Client | None,
     model: str | None,
     watch: bool,
-    mine: Sequence[str],
-    others: Mapping[str, Client],
+    person_roles: Sequence[str],
+    role_clients: Mapping[str, Client],
     console: Console,
-) -> tuple[Client, Roles]:
-    """Who answers in the model's role, and in all others, where a person sits at the terminal.
+) -> GameSetup:
+    """Assign the model's role, the opponent and all model roles to models and the person at the terminal.
 
     Args:
-        player: the model that plays; None = the person does.
-        mine: patterns of the roles that the person has asked for.
-        others: those that models have.
+        model_client: The model that plays; None = the person does.
+        person_roles: Patterns of the roles that the person plays.
+        role_clients: Patterns of the roles that models play → client.
     """
-    me = Person(console)
-    roles = Roles(others, lambda role: me.in_role(role) if any(fnmatchcase(role, name) for name in mine) else None)
-    if player is None or model is None:
-        return me, roles
-    opponent = env if not (watch or mine) and isinstance(env, TwoPlayer) and env.two_player else None
-    if opponent is not None:
-        take_role(opponent, console)
-    elif not (watch or mine):
-        console.print(f"'{env_id}' has no second role, so you watch; take the model's own role without -m")
-    return Narrated(player, model.rsplit("/", 1)[-1], console, both=opponent is None and not mine), roles
+    person = Person(console)
+    roles = PlayRoles(
+        role_clients,
+        lambda role: person.in_role(role) if any(fnmatchcase(role, name) for name in person_roles) else None,
+    )
+    if model_client is None or model is None:
+        return GameSetup(env, person, roles)
+    is_opponent = False
+    if not (watch or person_roles):
+        if isinstance(env, TwoPlayer) and env.two_player:
+            env, is_opponent = env_with_opponent(env, person_as_opponent), True
+        else:
+            console.print(f"'{env.env_id}' has no second role, so you watch; omit -m to play the model's role")
+    printing = PrintingClient(model_client, model.rsplit("/", 1)[-1], console, not (is_opponent or person_roles))
+    return GameSetup(env, printing, roles)
 
 
-def after_game(roles: Roles, given: Given) -> list[str]:
-    """What there is to say of roles after a game: names that were wrong, or where else one could have sat."""
-    wrong = never_asked([*given.mine, *given.models], roles.asked)
-    free = [] if given.mine or given.models else [f"--model-role {shlex.quote(role)}" for role in roles.asked]
-    return [*wrong, *([f"others were asked, too; sit there yourself: {', '.join(free)}"] if free else [])]
+def role_hints(roles: PlayRoles, given: RoleOptions) -> list[str]:
+    """Return hints after a game: unused role names, or roles that the person could play."""
+    unused = unused_roles([*given.person, *given.models], roles.used)
+    free = [] if given.person or given.models else [f"--model-role {shlex.quote(role)}" for role in roles.used]
+    return [*unused, *([f"play one of its other roles yourself: {', '.join(free)}"] if free else [])]
 
 
 async def one_game(
-    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: Roles | None = None
+    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: PlayRoles | None = None
 ) -> RolloutRecord:
-    """One rollout with the given client on an example chosen by `seed`."""
+    """Run one rollout on an example chosen by `seed`."""
     example = random.Random(seed).choice(env.get_eval_dataset(1000))
     groups = plan([example], 1, seed)
     rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1, model_roles=roles)
@@ -182,72 +310,138 @@ async def one_game(
     return record
 
 
-async def play(
-    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: Roles
-) -> RolloutRecord:
-    """The same, and nothing after it."""
+async def play(setup: GameSetup, model: str, sampling: SamplingParams, seed: int) -> RolloutRecord:
+    """Run one game, then close the clients and the environment."""
     try:
-        return await one_game(env, client, model, sampling, seed, roles)
+        return await one_game(setup.env, setup.client, model, sampling, seed, setup.roles)
     finally:
-        await client.close()
-        await roles.close()
-        await env.tear_down()
+        await setup.client.close()
+        await setup.roles.close()
+        await setup.env.tear_down()
 
 
-def tell_result(record: RolloutRecord, model: str | None, console: Console) -> None:
-    """The environment's last words, and the reward or the error."""
+def print_result(record: RolloutRecord, model: str | None, console: Console) -> None:
+    """Print the environment's last message, and the reward or the error."""
     for message in record.completion[-1:]:
         if message["role"] != "assistant":
-            console.print("[cyan]the model is told[/cyan]" if model is not None else "[cyan]user[/cyan]")
+            console.print("[cyan]message to the model[/cyan]" if model is not None else "[cyan]user[/cyan]")
             console.print(text_of(message), markup=False)
     if record.error is not None:
         console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")
     elif record.scores is not None:
-        who = "you" if model is None else "the model"
+        subject = "your reward" if model is None else "reward of the model"
         values = {**record.scores.rewards, **record.scores.metrics}
-        console.print(
-            f"reward of {who}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items())
+        console.print(f"{subject}: {record.scores.reward:.2f}  " + "  ".join(f"{n} {v:g}" for n, v in values.items()))
+
+
+def replay(
+    env: Environment, client: Client, model: str, sampling: SamplingParams, folder: Path, console: Console
+) -> int:
+    """Replay the games of a run folder and print the results; return how many games have a lower reward.
+
+    Raises:
+        RunError: The folder is not a run, or has no games to replay.
+    """
+    run = Run(folder)
+    recorded_role = run.config()["identity"].get("role", "")
+    role = "" if recorded_role in OWN_ROLES else str(recorded_role)
+
+    async def collect() -> list[ReplayCase]:
+        try:
+            games = run_replay_cases(env, client, run.finished(), model=model, sampling=sampling, role=role)
+            return [case async for case in games]
+        finally:
+            await client.close()
+            await env.tear_down()
+
+    cases = run_async(collect())
+    if not cases:
+        raise RunError(f"{folder} has no games; record some: rove play ENV -m MODEL --web --run-dir {folder}")
+    console.print(replay_table(cases))
+    worse = sum(case.is_worse for case in cases)
+    console.print(f"{worse} of {len(cases)} games have a lower reward than recorded")
+    return worse
+
+
+def replay_table(cases: list[ReplayCase]) -> Table:
+    """Return a table with each game's recorded and new reward."""
+    table = Table(title="replayed games")
+    for name in ("game", "example", "recorded", "now", ""):
+        table.add_column(name, justify="right" if name else "left")
+    for position, case in enumerate(cases, start=1):
+        now = "failed" if case.now.reward is None else number(case.now.reward)
+        better = case.now.reward is not None and case.now.reward > (case.then.reward or 0.0)
+        change = "worse" if case.is_worse else "better" if better else "the same"
+        table.add_row(str(position), str(case.then.example_id), number(case.then.reward or 0.0), now, change)
+    return table
+
+
+def check_options(
+    env: Environment, env_id: str, model: str | None, watch: bool, roles: Sequence[str], cases: Path | None
+) -> None:
+    """Refuse combinations of options that exclude each other.
+
+    Raises:
+        ConfigError: What excludes what, and how to fix it.
+    """
+    if roles and cases is not None:
+        raise ConfigError(
+            "--model-role and --replay exclude each other: a replay uses the recorded roles; omit one of them"
         )
+    if roles and isinstance(env, AwayEnv):
+        raise ConfigError(
+            f"--model-role {roles[0]}: '{env_id}' runs in a separate process and queries models there; load it in this "
+            "process: without --isolated, and from its folder (--env-dir) or installed with pip"
+        )
+    if model is None and (watch or cases is not None):
+        raise ConfigError(f"{'--watch' if watch else '--replay'} needs a model: -m MODEL")
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove play tictactoe                          # play the model's role yourself",
+        "rove play tictactoe -m scripted:optimal      # play against a scripted policy",
+        "rove play tictactoe -m models/mine --watch   # watch a model play",
+        "rove play tictactoe -m models/mine --web     # play in the browser and keep games",
+    )
+)
 @click.argument("env_id", metavar="ENV")
-@click.option("-m", "--model", help="Model to play against; without it you take the model's own role.")
-@click.option("--watch", is_flag=True, help="Only watch the model play the environment.")
+@click.option("-m", "--model", help="Model to play against.  [default: you play the model's role]")
+@click.option("--watch", is_flag=True, help="Only watch the model.")
 @click.option(
     "--model-role",
     "given_roles",
     metavar="NAME[=MODEL]",
     multiple=True,
-    help="Sit where the environment asks the player NAME (rove.query), or let MODEL answer there; again for more roles. "
-    "[default: whom the environment asks]",
+    help="Play the model role NAME (rove.query) yourself, or let MODEL play it; repeatable.  "
+    "[default: the environment's own models]",
 )
-@click.option("-a", "--env-args", help="Environment arguments as JSON.")
-@click.option("--env-dir", help="Folder to look for ENV in first.")
+@env_args_option
+@click.option("--env-dir", help="Folder in which ENV is looked up first.")
 @click.option(
     "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
 )
-@click.option("-t", "--max-tokens", type=int, default=None, help="Most tokens in one answer.")
-@click.option("-b", "--base-url", help="An OpenAI-compatible endpoint.")
-@click.option(
-    "-k", "--api-key-var", default="OPENAI_API_KEY", show_default=True, help="Environment variable with the key."
-)
+@max_tokens_option
+@base_url_option
+@api_key_var_option
 @trust_option
-@click.option("--isolated", is_flag=True, help="Load ENV in a process of its own, which may crash or hang.")
-@click.option("--isolated-python", help="The python of a virtual environment for it.  [default: one is made]")
+@isolated_option
+@isolated_python_option
 @hub_option
-@click.option("--seed", type=int, default=None, help="Which example; random when not given.")
+@click.option("--seed", type=int, default=None, help="Random seed that chooses the example.  [default: random]")
 @click.option("--web", is_flag=True, help="Play in the browser, game after game.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8124, show_default=True, help="With --web; 0 = any that is free."
+    "--port", type=click.IntRange(0, 65535), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
 )
 @click.option(
-    "--run-dir", type=click.Path(path_type=Path), help="With --web: where games are kept.  [default: runs/played--…]"
+    "--run-dir", type=click.Path(path_type=Path), help="Folder for games kept with --web.  [default: runs/played--…]"
 )
 @click.option(
-    "--cases",
+    "--replay",
+    "cases",
+    metavar="RUN",
     type=click.Path(path_type=Path),
-    help="Let MODEL play the games that were kept in this run folder again; status 1 if one goes worse.",
+    help="Let MODEL replay the games in this run folder; exit status 1 if a reward is lower than recorded.",
 )
 def command(
     env_id: str,
@@ -259,9 +453,9 @@ def command(
     temperature: float,
     max_tokens: int | None,
     base_url: str | None,
-    api_key_var: str,
+    api_key_var: str | None,
     trust_remote_code: bool | None,
-    isolated: bool,
+    isolated: bool | None,
     isolated_python: str | None,
     seed: int | None,
     web: bool,
@@ -269,47 +463,37 @@ def command(
     run_dir: Path | None,
     cases: Path | None,
 ) -> None:
-    """Play ENV against MODEL, watch MODEL play it, or (without -m) take the model's role; scored by the same rubric."""
+    """Play ENV against MODEL, watch MODEL play, or (without -m) play the model's role; the rubric scores every game."""
     console = Console(highlight=False)
-    isolation = Isolation(isolated or isolated_python is not None, isolated_python)
-    seated = read_roles(given_roles, watch, model is not None)
-    if given_roles and cases is not None:
-        raise ConfigError(
-            "--model-role goes without --cases: who sat in a kept game sits there again; leave one of them out"
-        )
+    given = read_roles(given_roles, watch, model is not None)
+    isolation = Isolation(bool(isolated) or isolated_python is not None, isolated_python)
     env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)
-    if given_roles and isinstance(env, AwayEnv):
-        raise ConfigError(
-            f"--model-role {given_roles[0]}: '{env_id}' has a process of its own and asks others there; load it here, without "
-            "--isolated and from its folder (--env-dir) or installed with pip"
-        )
+    check_options(env, env_id, model, watch, given_roles, cases)
     sampling = SamplingParams.from_args({"temperature": temperature, "max_tokens": max_tokens})
-    options = {"base_url": base_url, "api_key_var": api_key_var, "trust_remote_code": bool(trust_remote_code)}
-    client_of = partial(make_client, env=env, **options)
-    if model is None and watch:
-        raise ConfigError("--watch needs a model to watch: -m MODEL")
-    if cases is not None:
-        from rove.cli.play_cases import run_cases
 
-        if model is None:
-            raise ConfigError("--cases needs a model that plays them: -m MODEL")
-        player = client_of(model)
-        if run_cases(env, player, model, sampling, cases, console):
+    def client_of(name: str) -> Client:
+        key_var = api_key_var or API_KEY_VAR
+        return make_client(name, env, base_url, key_var, trust_remote_code=bool(trust_remote_code))
+
+    model_client = client_of(model) if model is not None else None
+    if cases is not None:
+        assert model is not None
+        assert model_client is not None
+        if replay(env, model_client, model, sampling, cases, console):
             raise click.exceptions.Exit(1)
         return
-    player = client_of(model) if model is not None else None
-    others = {name: Named(client_of(other), other) for name, other in seated.models.items()}
+    others = {name: NamedClient(client_of(other), other) for name, other in given.models.items()}
     if web:
         from rove.cli.play_web import play_in_browser
 
-        play_in_browser(env, env_id, player, model, watch, seated, others, sampling, seed, port, run_dir, console)
+        play_in_browser(env, env_id, model_client, model, watch, given, others, sampling, seed, port, run_dir, console)
         return
-    client, roles = at_terminal(env, env_id, player, model, watch, seated.mine, others, console)
+    setup = set_up_game(env, model_client, model, watch, given.person, others, console)
     chosen = random.randrange(1 << 30) if seed is None else seed
     try:
-        record = run_async(play(env, client, model or "", sampling, chosen, roles))
+        record = run_async(play(setup, model or "", sampling, chosen))
     except KeyboardInterrupt:
-        click.secho(f"\nyou left the game; the same game again: --seed {chosen}", fg="yellow", err=True)
+        click.secho(f"\nstopped; play the same game again: --seed {chosen}", fg="yellow", err=True)
         raise click.exceptions.Exit(130) from None
-    tell_result(record, model, console)
-    hint(console, *after_game(roles, seated), f"the same game again: --seed {chosen}")
+    print_result(record, model, console)
+    hint(console, *role_hints(setup.roles, given), f"play the same game again: --seed {chosen}")

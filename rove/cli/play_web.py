@@ -1,4 +1,4 @@
-"""`rove play --web`: the table, and the games at it."""
+"""`rove play --web`: games in the browser."""
 
 from __future__ import annotations
 
@@ -12,19 +12,18 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.common import hint, run_async, run_folder
-from rove.cli.play import one_game
-from rove.cli.play_roles import Given, Roles
+from rove.cli.play import PlayRoles, RoleOptions, one_game
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import TwoPlayer
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.parsers.parser import XMLParser
 from rove.runs.run import Run
 from rove.server import listening
 from rove.viewer.play_session import AtTable, Table, make_table
 
-FOLDERS: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
-"""What is added to a run folder's name for games from another role than the first: a person's is no game of the model's."""
+FOLDER_SUFFIXES: Mapping[str, str] = {"opponent": "against-model", "model": "by-person", "none": "watched"}
+"""Suffixes of run folders for games in another role than the first, so that a person's games stay apart from the model's."""
 
 
 def play_in_browser(
@@ -33,7 +32,7 @@ def play_in_browser(
     client: Client | None,
     model: str | None,
     watch: bool,
-    given: Given,
+    given: RoleOptions,
     others: Mapping[str, Client],
     sampling: SamplingParams,
     seed: int | None,
@@ -41,13 +40,13 @@ def play_in_browser(
     run_dir: Path | None,
     console: Console,
 ) -> None:
-    """Games at a table until Ctrl-C; the first one of `seed`, each further one of a seed of its own.
+    """Serve games until Ctrl-C; `seed` chooses the first example, and increases by one per game.
 
     Args:
-        given: what was said of the roles that the environment asks by name.
-        others: the models that were named for some of them.
+        given: Values of --model-role.
+        others: Clients of the roles that models play.
     """
-    table = set_table(env, env_id, model, watch, given.mine)
+    table = set_up_table(env, env_id, model, watch, given.person)
     kept: list[Path] = []
 
     def keep(record: RolloutRecord) -> str:
@@ -61,17 +60,18 @@ def play_in_browser(
 
     async def games() -> None:
         at_table = AtTable(table, client)
-        roles = Roles(others, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
+        roles = PlayRoles(others, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
         chosen = random.randrange(1 << 30) if seed is None else seed
         try:
             async with listening(make_table(table, keep), "127.0.0.1", port) as runner:
-                console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C ends it)", soft_wrap=True)
+                console.print(f"play at http://127.0.0.1:{runner.addresses[0][1]}/ (Ctrl-C stops it)", soft_wrap=True)
                 while True:
+                    game = env
                     if isinstance(env, TwoPlayer):
-                        env.opponent = table.ask if table.role == "opponent" else None
-                    record = await one_game(env, at_table, model or "", sampling, chosen, roles)
+                        game = env_with_opponent(env, table.ask if table.role == "opponent" else None)
+                    record = await one_game(game, at_table, model or "", sampling, chosen, roles)
                     if client is not None:
-                        table.offer(roles.asked)
+                        table.offer(roles.used)
                     await table.finish(record)
                     chosen += 1
         finally:
@@ -84,25 +84,27 @@ def play_in_browser(
     except KeyboardInterrupt:
         console.print("stopped")
         for folder in dict.fromkeys(kept):
-            hint(console, f"learn from the games that were kept: rove sft --data {folder} -m MODEL")
+            hint(console, f"train on the recorded games: rove sft --data {folder} -m MODEL")
 
 
 def folder_of(role: str) -> str:
-    """What is added to a run folder's name for games that a person has played in a role."""
+    """Return the suffix of a run folder for games that a person played in a role."""
     named = re.sub(r"\W+", "-", role).strip("-")
-    return FOLDERS.get(role) or f"as-{named or 'any'}"
+    return FOLDER_SUFFIXES.get(role) or f"as-{named or 'any'}"
 
 
-def set_table(env: Environment, env_id: str, model: str | None, watch: bool, mine: Sequence[str] = ()) -> Table:
-    """The table for an environment: who may sit where, and how a person answers in the model's role.
+def set_up_table(
+    env: Environment, env_id: str, model: str | None, watch: bool, person_roles: Sequence[str] = ()
+) -> Table:
+    """Return the session of an environment: the roles that a person may play, and the fields of an answer.
 
     Args:
-        mine: roles that the environment asks by name in which the person wants to sit; patterns.
+        person_roles: Patterns of the model roles that the person plays.
     """
     roles: list[str] = ["none", "model"] if model is not None else ["model"]
     if model is not None and isinstance(env, TwoPlayer) and env.two_player:
         roles.insert(1 if watch else 0, "opponent")
-    roles = list(dict.fromkeys([*mine, *roles]))
+    roles = list(dict.fromkeys([*person_roles, *roles]))
     parser = env.parser
     fields = parser.get_fields() if isinstance(parser, XMLParser) and env.message_type == "chat" else []
     answer = parser.answer_field if isinstance(parser, XMLParser) and parser.answer_field in fields else ""
@@ -110,10 +112,10 @@ def set_table(env: Environment, env_id: str, model: str | None, watch: bool, min
 
 
 def keep_game(run_dir: Path | None, config: Mapping[str, Any], record: RolloutRecord) -> Path:
-    """Put a game into a run folder, beside those that were kept before; returns the folder."""
+    """Append a game to a run folder; return the folder."""
     folder = run_folder(run_dir, "played", str(config["env"]), str(config["model"]), identity=config)
     with Run(folder) as run:
         run.start("eval", config, config)
-        index = len(run.ledger()[0])  # a number of its own, so that games on one example are all kept
+        index = len(run.ledger()[0])  # a unique index, so that repeated games on one example are all recorded
         run.append_rollout(msgspec.structs.replace(record, rollout_index=index))
     return folder

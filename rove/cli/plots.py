@@ -1,4 +1,4 @@
-"""Curves of a training run as one PNG."""
+"""Curves of a training run as a PNG."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from matplotlib.figure import Figure
 
 
 def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]]:
-    """What to draw together: (title, metric names), only what the run measured."""
+    """Return the panels: (title, metric names), only metrics that the run has."""
     names = {name for row in metrics for name in row}
     groups = [
         ("reward", ["reward/mean"]),
@@ -22,9 +22,9 @@ def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]
         ("invalid moves", ["reward/invalid_move"]),
         ("lengths (tokens, turns)", ["length/mean", "metrics/num_turns"]),
         ("entropy/all/mean", ["entropy/all/mean"]),
-        ("ratio to the sampler", ["ratio/mean", "ratio/max"]),
+        ("importance ratio", ["ratio/mean", "ratio/max"]),
         ("gradient norm", ["optim/grad_norm"]),
-        ("groups without spread", ["groups/zero_spread"]),
+        ("zero-advantage groups", ["groups/zero_spread"]),
         ("loss", ["loss", "validation_loss"]),
         ("seconds per step", ["time/sampling", "time/training", "time/step"]),
     ]
@@ -38,7 +38,7 @@ def _label(metric: str) -> str:
 
 
 def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> Path:
-    """Draw every panel of a run over its steps and write the PNG."""
+    """Draw all panels of a run and write the PNG."""
     chosen = panels(metrics)
     rows = (len(chosen) + 2) // 3
     figure = Figure(figsize=(15, 3.4 * rows))

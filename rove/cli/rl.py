@@ -1,4 +1,4 @@
-"""`rove rl`: learn by playing."""
+"""`rove rl`: train a model in an environment with reinforcement learning."""
 
 from __future__ import annotations
 
@@ -13,25 +13,32 @@ from rich.console import Console
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import (
     CURVES,
-    SETTINGS,
     alert_printer,
     console_for,
-    environment_words,
+    environment_args,
     hint,
-    json_object,
+    print_best_step,
     print_json,
     print_warnings,
     progress,
     run_async,
     run_folder,
-    settings,
-    tell_goal,
-    trust_option,
 )
 from rove.cli.environments import hub_option
-from rove.cli.rollout_text import rollout_text
-from rove.cli.settings_help import all_settings
-from rove.cli.tables import curves_table
+from rove.cli.options import (
+    SETTINGS,
+    env_args_option,
+    examples,
+    isolated_option,
+    json_object,
+    json_option,
+    overwrite_option,
+    ray_option,
+    settings,
+    trust_option,
+)
+from rove.cli.settings_help import help_all_option
+from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import begin, draw, identity_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -60,7 +67,7 @@ SMALL_BATCH = 256
 
 
 def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
-    """Train, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
+    """Train with progress, from the last checkpoint if there is one; return the final model's folder and the run."""
     from rove.train.rl import train_rl
     from rove.train.worker_group import SINGLE_PROCESS
 
@@ -74,22 +81,19 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
         if loaded is None:
             return run.path / "final", run
         if run.last_checkpoint() is None and config.max_tokens >= loaded.context:
-            cut = f"max_tokens {config.max_tokens}: the model takes {loaded.context} tokens, the prompt's included"
-            print_warnings(console, [f"{cut}; answers are cut there"])
+            cut = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
+            print_warnings(console, [f"{cut}; responses are truncated there"])
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
-            tell(step, _words(metrics))
+            report(step, _status(metrics))
 
         def on_sample(step: int, record: RolloutRecord) -> None:
             console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)
 
         if config.backend == "vllm" and not config.vllm.urls:
-            there = run.path / "vllm"
-            console.print(
-                f"starting vLLM, which takes a minute or two; its logs: {there}", markup=False, soft_wrap=True
-            )
-        with progress(console, f"rl {config.env}", config.steps) as tell:
-            alerted = alert_printer(console)
+            logs = run.path / "vllm"
+            console.print(f"starting vLLM, which takes a minute or two; logs: {logs}", markup=False, soft_wrap=True)
+        with progress(console, f"rl {config.env}", config.steps) as report:
             final = run_async(
                 train_rl(
                     config,
@@ -97,9 +101,9 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
                     loaded,
                     run,
                     on_step,
-                    on_alert=alerted,
+                    on_alert=alert_printer(console),
                     on_sample=on_sample,
-                    on_progress=tell.step,
+                    on_progress=report.step,
                     ranks=ranks,
                 )
             )
@@ -108,20 +112,20 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
 
 
 def warnings_of(config: RLConfig, env: Environment) -> list[str]:
-    """What is allowed but rarely wise; with evaluations their rows are compared with those that are trained on."""
+    """Return warnings about unwise settings, and about evaluation rows that are also training rows."""
     from rove.train.contamination import find_overlaps, trained_keys
 
     found: list[str] = []
     if config.batch_size < SMALL_BATCH:
-        found.append(f"batch_size {config.batch_size}: below {SMALL_BATCH} rollouts per step training is unstable")
+        found.append(f"batch_size is {config.batch_size}; training is unstable below {SMALL_BATCH} rollouts per step")
     groups, buckets = config.batch_size // config.rollouts_per_example, config.env_args.get("num_groups", 1)
     if groups % buckets:
         found.append(
-            f"num_groups {buckets}: a step has {groups} groups, so it does not hold each difficulty equally often"
+            f"num_groups is {buckets}, but a step has {groups} groups, so steps contain some difficulties more often"
         )
     if config.warmup_steps >= config.steps:
         found.append(
-            f"warmup_steps {config.warmup_steps}: the run has {config.steps}, so it never learns at its full rate"
+            f"warmup_steps is {config.warmup_steps}, but the run has {config.steps} steps; the learning rate never peaks"
         )
     if config.evaluation:
         shared = find_overlaps(
@@ -131,85 +135,88 @@ def warnings_of(config: RLConfig, env: Environment) -> list[str]:
     return found
 
 
-def _words(metrics: Mapping[str, float]) -> str:
+def _status(metrics: Mapping[str, float]) -> str:
     parts = [f"reward {metrics['reward/mean']:.3f}"]
     parts += [
         f"{n.split('/', 1)[1]} {v:.2f}" for n, v in metrics.items() if n.startswith("reward/") and n != "reward/mean"
     ]
     measured = {n: v for n, v in metrics.items() if n.startswith("eval/")}
     parts += [f"{n} {v:.3f}" for n, v in measured.items() if n.endswith(("/reward/mean", "/missed"))]
-    entropy = metrics.get("entropy/all/mean")  # of trained tokens: none where no group has any spread
+    entropy = metrics.get("entropy/all/mean")  # missing if every group has zero advantage
     parts.append(f"entropy {'–' if entropy is None else format(entropy, '.3f')}")
-    parts.append(f"dead groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
+    parts.append(f"zero-advantage groups {metrics['groups/zero_spread']:.0f}/{metrics['groups/all']:.0f}")
     return "  ".join(parts)
 
 
 def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
-    """The curves, whether anything came of it, and what to do next."""
-    from rove.train.plateau import plateau_warning
+    """Print the curves, a warning if the reward did not increase, and hints."""
+    from rove.train.evaluation import plateau_warning
 
     metrics = run.metrics()
     rewards = sorted({n for m in metrics for n in m if n.startswith("reward/")}, key=lambda n: (n != "reward/mean", n))
     held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     others = ["length/mean", "entropy/all/mean", "ratio/mean", "ratio/max", "optim/grad_norm", "groups/zero_spread"]
     console.print(curves_table(metrics, [*rewards, *held_out, *others], f"RL in {config.env}"))
-    tell_goal(run, console)
-    told_otherwise = (
-        config.keep_best or config.curriculum.column
-    )  # by measurements; by nothing, where examples get harder
-    told_otherwise = told_otherwise or config.filter.skips_examples
+    print_best_step(run, console)
+    expects_no_gain = config.keep_best or config.curriculum.column  # rewards of harder examples need not increase
+    expects_no_gain = expects_no_gain or config.filter.skips_examples
     if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics):
-        told_otherwise = True
-        words = "nothing was learnt: in no step had a group any spread of rewards. rove doctor tells what to change"
-        console.print(words, style="yellow", markup=False, soft_wrap=True)
-    flat = None if told_otherwise else plateau_warning([row["reward/mean"] for row in metrics])
+        expects_no_gain = True
+        text = "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
+    flat = None if expects_no_gain else plateau_warning([row["reward/mean"] for row in metrics])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
-    there, model = environment_words(config), shlex.quote(str(final))
+    env, model = environment_args(config), shlex.quote(str(final))
     hint(
         console,
         f"curves: {run.path / CURVES}",
-        f"evaluate it: rove eval {there} -m {model} -n 200 -r 1 -T 0",
-        f"play against it: rove play {there} -m {model}",
+        f"evaluate it: rove eval {env} -m {model} -n 200 -r 1 -T 0",
+        f"play against it: rove play {env} -m {model}",
     )
 
 
+def _config_type() -> type[RLConfig]:
+    with needs_train_extra():
+        from rove.train.config import RLConfig
+    return RLConfig
+
+
 @click.command(
-    epilog=all_settings("rove.train.config", "RLConfig"),
+    epilog=examples(
+        "rove rl tictactoe -m models/mine --steps 200",
+        "rove rl tictactoe -m runs/sft/final --learning-rate 1e-4 -t 64",
+        "rove rl @ rl.toml --steps 400           # settings from a file, one overridden",
+        "torchrun --nproc-per-node 2 -m rove rl @ rl.toml",
+        note="rove rl --help-all lists every setting.",
+    ),
     context_settings=SETTINGS,
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("-m", "--model", help="Model folder to start from.")
 @trust_option
-@click.option("-a", "--env-args", help="Environment arguments as JSON.")
+@env_args_option
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
-@click.option("--batch-size", type=int, help="Rollouts per step.  [default: 256]")
-@click.option("-r", "--rollouts-per-example", type=int, help="Siblings in a group.  [default: 8]")
+@click.option("--batch-size", type=int, help="Rollouts per optimizer step.  [default: 256]")
+@click.option("-r", "--rollouts-per-example", type=int, help="Rollouts per example: the group size.  [default: 8]")
 @click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.0003]")
 @click.option("-T", "--temperature", type=float, help="Sampling temperature.  [default: 1]")
-@click.option("-t", "--max-tokens", type=int, help="Most tokens in one turn.  [default: 512]")
+@click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.  [default: 512]")
 @click.option(
     "--loss", help="cispo, grpo, dapo, dr_grpo, gspo, reinforce, or package.module:function.  [default: cispo]"
 )
-@click.option(
-    "--isolated", is_flag=True, default=None, help="Load ENV in a process of its own, which may crash or hang."
-)
+@isolated_option
 @hub_option
-@click.option(
-    "--ray",
-    metavar="ADDRESS",
-    is_flag=False,
-    flag_value="local",
-    help="Play in actors of this Ray cluster: HOST:PORT, auto, or local (also without a word).",
-)
+@ray_option
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--rl--MODEL--hash]")
-@click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@overwrite_option
+@json_option
+@help_all_option(_config_type)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: bool, **named: Any) -> None:
-    """Train MODEL in ENV by reinforcement learning: groups of rollouts of one example are compared with each other.
+    """Train MODEL in ENV with reinforcement learning: the rewards of each group of rollouts are compared with each other.
 
-    Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
+    Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
     """
     with needs_train_extra():
         from rove.models.load import load_model

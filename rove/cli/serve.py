@@ -1,4 +1,4 @@
-"""`rove serve`: any model as an OpenAI-compatible endpoint."""
+"""`rove serve`: a model as an OpenAI-compatible endpoint, or an environment as an OpenEnv server."""
 
 from __future__ import annotations
 
@@ -6,7 +6,9 @@ import asyncio
 import json
 import os
 import shlex
+import signal
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,9 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
-from rove.cli.common import SETTINGS, console_for, counted, hint, settings, trust_option
+from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
-from rove.cli.serve_open_env import OpenEnvConfig, run_open_env
+from rove.cli.options import SETTINGS, endpoints_option, examples, settings, trust_option
 from rove.core.config import check_positive
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError
@@ -29,35 +31,38 @@ from rove.envs.loading import load_environment
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
-"""Rows of each dataset that a scripted policy is told of."""
+"""Rows of each dataset that a scripted policy can answer."""
 
 
 class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of a server."""
+    """Settings of `rove serve`."""
 
     model: str
     """A model folder, a name in endpoints.toml, or scripted:NAME."""
     trust_remote_code: bool = False
-    """Run the Python files that come with a model folder, where it needs any."""
+    """Run Python files that the model folder contains."""
     host: str = "127.0.0.1"
+    """Address to listen on."""
     port: int = 8000
-    """0 = any that is free."""
+    """Port to listen on; 0 picks a free one."""
     api_key_var: str | None = None
-    """Environment variable with the key that requests must bring; None = they need none."""
+    """Environment variable with the API key that requests must send; None = no key."""
     name: str | None = None
-    """What requests call the model; default: MODEL as it was given, a player without "scripted:"."""
+    """Name of the model in requests; by default MODEL, without "scripted:"."""
     max_batch: int = 256
-    """Most answers under way at once; the others wait."""
+    """Maximum concurrent responses (≥ 1); further requests wait."""
     drain_seconds: float = 30.0
-    """Time for what runs to end after SIGTERM or Ctrl-C."""
+    """Seconds in which running requests may finish after SIGTERM or Ctrl-C (≥ 0)."""
     adapters: dict[str, str] = {}
-    """LoRA adapters of a model folder: what requests call each → its folder, as PEFT has written it."""
+    """LoRA adapters of a model folder: name in requests → folder in PEFT's format."""
     endpoints: str | None = None
-    """File of endpoint names; default: endpoints.toml, configs/endpoints.toml."""
+    """File of named endpoints; by default endpoints.toml, configs/endpoints.toml."""
     env: str | None = None
-    """Environment that ships the scripted policy."""
+    """Environment that has the scripted policy."""
     env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
     env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
 
     def __post_init__(self) -> None:
         check_positive(self, "max_batch")
@@ -67,30 +72,30 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
             raise ConfigError(f"drain_seconds is {self.drain_seconds}; expected 0 or more")
         if self.served_name in self.adapters:
             raise ConfigError(
-                f"an adapter and the model are both called '{self.served_name}'; expected names of their own"
+                f"an adapter and the model are both called '{self.served_name}'; give them different names"
             )
 
     @property
     def served_name(self) -> str:
-        """What requests call the model."""
+        """Name of the model in requests."""
         return self.name or self.model.removeprefix(SCRIPTED)
 
 
-class _Known(State):
-    """A state that remembers what was looked for in vain."""
+class _RecordingState(State):
+    """A state that records the first missing key that was read."""
 
-    sought: str | None = None
+    missing: str | None = None
 
     def __missing__(self, key: str) -> Any:
         try:
             return super().__missing__(key)
         except KeyError:
-            self.sought = key
+            self.missing = key
             raise
 
 
-class Informed:
-    """A scripted policy that finds the dataset row of a conversation in its state; nothing else of one comes over the wire."""
+class ScriptedServerClient:
+    """A scripted policy behind a server: finds the dataset row of a conversation by its prompt, and puts it into the state."""
 
     def __init__(self, client: Client, env: Environment):
         self.client = client
@@ -101,38 +106,38 @@ class Informed:
         self._lengths = sorted({len(words) for words in self._rows}, reverse=True)
 
     async def respond(self, request: Request) -> Response:
-        """Ask the player, who is told the row whose prompt the conversation begins with.
+        """Respond with the scripted policy, given the dataset row whose prompt starts the conversation.
 
         Raises:
-            ConfigError: the player looks for what is not in its state.
+            ConfigError: The policy reads state that is not available outside a rollout.
         """
         words = _words(request.messages if request.text is None else request.text)
         found = (self._rows.get(words[:length]) for length in self._lengths)
         row = next((row for row in found if row is not None), None)
-        state = _Known() if row is None else _Known(input=row)
+        state = _RecordingState() if row is None else _RecordingState(input=row)
         try:
             return await self.client.respond(msgspec.structs.replace(request, state=state))
         except KeyError as error:
-            if state.sought is None:
+            if state.missing is None:
                 raise
             if row is None:
                 raise ConfigError(
-                    f"this player answers only conversations that begin with one of the prompts of '{self.env_id}': it needs "
-                    f"'{state.sought}', which is found by the prompt"
+                    f"this scripted policy only answers conversations that start with a prompt of '{self.env_id}': it reads "
+                    f"'{state.missing}', which is looked up by the prompt"
                 ) from error
             raise ConfigError(
-                f"this player needs '{state.sought}', which only a rollout of '{self.env_id}' has and no request brings; "
-                f"let it play without a server: rove eval {self.env_id} -m scripted:NAME"
+                f"this scripted policy reads '{state.missing}', which only a rollout of '{self.env_id}' has; "
+                f"use it without a server: rove eval {self.env_id} -m scripted:NAME"
             ) from error
 
     @property
     def example(self) -> dict[str, Any]:
-        """A request's prompt that it can answer."""
+        """Return a request prompt that the policy can answer."""
         prompt = next((row["prompt"] for row in self._rows.values()), None)
         return HELLO if prompt is None else {"prompt" if isinstance(prompt, str) else "messages": prompt}
 
     async def close(self) -> None:
-        """Close the player."""
+        """Close the scripted client."""
         await self.client.close()
 
 
@@ -143,29 +148,28 @@ def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], 
 
 
 def served_client(config: ServeConfig) -> Client:
-    """Who answers.
+    """Return the client that answers requests.
 
     Raises:
-        ConfigError: there is no such folder, endpoint, player or adapter, an adapter does not fit, or only a model folder
-            could have any.
+        ConfigError: The model or an adapter does not exist or does not fit, or adapters are given without a model folder.
     """
     if config.model.startswith(SCRIPTED):
         if config.env is None:
-            raise ConfigError(f"{config.model} is a player of an environment; give that with --env")
+            raise ConfigError(f"{config.model} belongs to an environment; name it with --env")
         env = load_environment(config.env, config.env_dir, **config.env_args)
-        return Informed(make_client(config.model, env), env)
+        return ScriptedServerClient(make_client(config.model, env), env)
     endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(config.model).expanduser()
     if not folder.is_dir():
         other = "" if is_folder(config.model) else ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
-        raise ConfigError(f"'{config.model}' is no model folder here{other}")
+        raise ConfigError(f"'{config.model}' is not a model folder{other}")
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
-    adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # first: the model may take minutes
+    adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
     client = EngineClient.from_model(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
@@ -175,23 +179,23 @@ def served_client(config: ServeConfig) -> Client:
 
 
 def api_key_of(config: ServeConfig) -> str | None:
-    """The key that requests must bring.
+    """Return the API key that requests must send.
 
     Raises:
-        MissingKeyError: the variable that was to hold it is not set.
+        MissingKeyError: The variable that should hold it is not set.
     """
     if config.api_key_var is None:
         return None
     key = os.environ.get(config.api_key_var, "").strip()
     if not key:
         raise MissingKeyError(
-            f"environment variable {config.api_key_var} is not set, which was to hold the key that requests must bring"
+            f"environment variable {config.api_key_var} is not set; it should hold the API key of requests"
         )
     return key
 
 
 def print_start(config: ServeConfig, url: str, console: Console, prompt: Mapping[str, Any] = HELLO) -> None:
-    """Where it is, and what to try, with that `prompt`."""
+    """Print the server's address and example requests with that `prompt`."""
     name = config.served_name
     names = ", ".join([name, *config.adapters])
     console.print(f"serving {names} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
@@ -201,27 +205,27 @@ def print_start(config: ServeConfig, url: str, console: Console, prompt: Mapping
     evaluate = f"rove eval {config.env or 'reverse_text'} -m {name} -b {url}"
     hint(
         console,
-        f"curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}",
-        evaluate + (f" -k {config.api_key_var}" if config.api_key_var else ""),
-        f"curl {url.removesuffix('/v1')}/metrics{key}",
+        f"try it: curl {url}/{api} -H 'Content-Type: application/json'{key} -d {body}",
+        f"evaluate it: {evaluate}" + (f" -k {config.api_key_var}" if config.api_key_var else ""),
+        f"see metrics: curl {url.removesuffix('/v1')}/metrics{key}",
     )
 
 
 def run_serve(config: ServeConfig, console: Console) -> int:
-    """Serve until told to stop; returns how many requests were cut off then."""
+    """Serve until stopped; return the number of requests that were cut off."""
     from rove.server import is_loopback, make_app, serve
 
     key = api_key_of(config)
     console.print(f"loading {config.model} …", markup=False, soft_wrap=True)
     client = served_client(config)
     if config.adapters and not hasattr(client, "engine"):
-        raise ConfigError("only a model folder has adapters; leave --adapter out, or serve the folder itself")
+        raise ConfigError("only a model folder can have adapters; omit --adapter, or serve the folder itself")
     app = make_app(client, [config.served_name, *config.adapters], api_key=key)
     if key is None and not is_loopback(config.host):
-        warning = f"warning: anybody who can reach {config.host} can use this model; ask for a key with --api-key-var"
+        warning = f"warning: anyone who can reach {config.host} can use this model; require a key with --api-key-var"
         console.print(warning, style="yellow", soft_wrap=True)
 
-    async def go() -> int:
+    async def run_server() -> int:
         try:
             return await serve(
                 app,
@@ -230,20 +234,20 @@ def run_serve(config: ServeConfig, console: Console) -> int:
                 config.drain_seconds,
                 lambda url: print_start(config, url, console, getattr(client, "example", HELLO)),
                 lambda count: console.print(
-                    f"waiting for {counted(count, 'answer')}; Ctrl-C again cuts {'it' if count == 1 else 'them'} off"
+                    f"waiting for {counted(count, 'response')}; press Ctrl-C again to cut {'it' if count == 1 else 'them'} off"
                 ),
             )
         finally:
             await client.close()
 
-    cut_off = asyncio.run(go())
-    end = f"{counted(cut_off, 'request')} cut off" if cut_off else "every request was answered"
+    cut_off = asyncio.run(run_server())
+    end = f"{counted(cut_off, 'request')} cut off" if cut_off else "all requests were answered"
     console.print(f"stopped; {end}")
     return cut_off
 
 
 def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) -> dict[str, str] | None:
-    """NAME=FOLDER … as a table; None where none is given."""
+    """Return NAME=FOLDER … as a dict; None without any."""
     pairs = [one.partition("=") for one in given]
     adapters: dict[str, str] = {}
     for name, equals, folder in pairs:
@@ -251,44 +255,104 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
             raise ConfigError(f"--adapter is '{name}{equals}{folder}'; expected NAME=FOLDER")
         if name in adapters:
             raise ConfigError(
-                f"two adapters are called '{name}': {adapters[name]} and {folder}; expected names of their own"
+                f"two adapters are called '{name}': {adapters[name]} and {folder}; give them different names"
             )
         adapters[name] = folder
     return adapters or None
 
 
-@click.command(context_settings=SETTINGS, options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...")
-@click.option("--host", help="Where to listen.  [default: 127.0.0.1, this machine alone]")
-@click.option("--port", type=int, help="0 = any that is free.  [default: 8000]")
-@click.option(
-    "-k", "--api-key-var", help="Environment variable with the key that requests must bring.  [default: none]"
+@click.command(
+    epilog=examples(
+        "rove serve models/tiny --port 8000",
+        "rove serve models/base --adapter mine=runs/sft/final",
+        "rove serve scripted:teacher --env tictactoe",
+        "rove serve --openenv tictactoe",
+    ),
+    context_settings=SETTINGS,
+    options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("--name", help="What requests call the model.  [default: MODEL]")
+@click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
+@click.option("--port", type=int, help="Port to listen on; 0 picks a free one.  [default: 8000]")
+@click.option(
+    "-k", "--api-key-var", help="Environment variable with the API key that requests must send.  [default: no key]"
+)
+@click.option("--name", help="Name of the model in requests.  [default: MODEL]")
 @click.option(
     "--adapter",
     "adapters",
     multiple=True,
     metavar="NAME=FOLDER",
     callback=_read_adapters,
-    help="A LoRA adapter, and what requests call it; may be given again.",
+    help="LoRA adapter and its name in requests; repeatable.",
 )
 @trust_option
-@click.option("--max-batch", type=int, help="Most answers under way at once.  [default: 256]")
-@click.option("--drain-seconds", type=float, help="Time for what runs to end after SIGTERM or Ctrl-C.  [default: 30]")
-@click.option("-e", "--endpoints", help="File of endpoint names.  [default: endpoints.toml, configs/endpoints.toml]")
-@click.option("--env", help="Environment that ships the player scripted:NAME.")
-@click.option("--openenv", metavar="ENV", help="Serve this environment, not a model, with OpenEnv's protocol.")
+@click.option("--max-batch", type=int, help="Maximum concurrent responses.  [default: 256]")
+@click.option("--drain-seconds", type=float, help="Seconds for running requests to finish on exit.  [default: 30]")
+@endpoints_option
+@click.option("--env", help="Environment that has the policy scripted:NAME.")
+@click.option("--openenv", metavar="ENV", help="Serve this environment with the OpenEnv protocol instead of a model.")
 @hub_option
 @click.pass_context
 def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
-    """Serve MODEL with OpenAI's API: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
+    """Serve MODEL as an OpenAI-compatible endpoint: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
-    Chat completions, completions, models; /tokenize, /detokenize and /generate (token ids in and out) for a model
-    folder; /health and /metrics. Ctrl-C lets what runs end, for --drain-seconds; a second one cuts it off (exit status 1).
-    With --openenv: an environment, of which whoever connects takes the model's role.
+    Routes: chat completions, completions, models, /health and /metrics; for a model folder also /tokenize, /detokenize and
+    /generate (token ids in and out). Ctrl-C lets running requests finish; a second one cuts them off (exit status 1).
+    With --openenv, an environment is served, and the connecting client acts as the model.
     """
     if openenv is not None:
         run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))
         return
     if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
         ctx.exit(1)
+
+
+class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `rove serve --openenv`."""
+
+    openenv: str
+    """The environment."""
+    env_args: dict[str, Any] = {}
+    """Arguments of the environment."""
+    env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
+    host: str = "127.0.0.1"
+    """Address to listen on."""
+    port: int = 8000
+    """Port to listen on; 0 picks a free one."""
+    max_sessions: int = 1024
+    """Maximum concurrent sessions (≥ 1); others are refused."""
+    seed: int = 0
+    """Random seed of episodes whose reset gives none."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, "max_sessions")
+
+
+def run_open_env(config: OpenEnvConfig, console: Console) -> None:
+    """Serve until stopped."""
+    from rove.integrations.open_env_server import OpenEnvServer
+    from rove.server import base_url_of, is_loopback, listening
+
+    env = load_environment(config.openenv, config.env_dir, **config.env_args)
+    server = OpenEnvServer(env, env.env_id, config.max_sessions, config.seed)
+    if not is_loopback(config.host):
+        console.print(f"warning: anyone who can reach {config.host} can connect", style="yellow", soft_wrap=True)
+
+    async def run_server() -> None:
+        stop = asyncio.Event()
+        async with listening(server.app(), config.host, config.port) as runner:
+            for number in (signal.SIGTERM, signal.SIGINT):
+                with suppress(NotImplementedError):
+                    asyncio.get_running_loop().add_signal_handler(number, stop.set)
+            url = base_url_of(runner).removesuffix("/v1")
+            console.print(f"serving {env.env_id} at {url} with the OpenEnv protocol (Ctrl-C stops it)", soft_wrap=True)
+            hint(
+                console,
+                f"see its schema: curl {url}/schema",
+                f'connect with the openenv package: GenericEnvClient(base_url="{url}")',
+            )
+            await stop.wait()
+
+    asyncio.run(run_server())
+    console.print("stopped")

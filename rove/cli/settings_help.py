@@ -1,19 +1,37 @@
-"""The names and meanings of settings as their source documents them, read without importing it: torch takes seconds."""
+"""Meanings, types and defaults of settings, read from their docstrings, for `--help-all`."""
 
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+import re
+from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any, NamedTuple, get_type_hints
+
+import click
+import msgspec
+
+
+class Setting(NamedTuple):
+    """One setting of a command."""
+
+    name: str
+    """Dotted name, as in `--isolation.on`."""
+    type: str
+    default: str
+    """The default as TOML-like text; "required" if there is none."""
+    meaning: str
 
 
 def documented_fields(module: str, struct: str) -> dict[str, str]:
-    """The fields of a settings struct and the first paragraph of the string below each; "" where there is none.
+    """Return the fields of a settings struct and the first paragraph of each docstring; "" without one.
+
+    The source is parsed, not imported: importing torch takes seconds.
 
     Args:
-        module: like "rove.train.config".
-        struct: name of a class in it.
+        module: Module name, such as "rove.train.config".
+        struct: Name of a class in it.
     """
     spec = find_spec(module)
     assert spec is not None
@@ -24,24 +42,80 @@ def documented_fields(module: str, struct: str) -> dict[str, str]:
 
 
 def _fields(classes: Mapping[str, ast.ClassDef], struct: str) -> dict[str, str]:
-    """The fields of a class and of its bases in the same module, in the order in which msgspec has them."""
+    """Return the fields of a class and of its bases in the same module, in msgspec's order."""
     fields: dict[str, str] = {}
     for base in classes[struct].bases:
         if isinstance(base, ast.Name) and base.id in classes:
             fields |= _fields(classes, base.id)
     body = classes[struct].body
-    for node, below in zip(body, [*body[1:], None], strict=True):
+    for node, following in zip(body, [*body[1:], None], strict=True):
         if isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name):
-            fields[node.target.id] = _string(below).split("\n\n")[0]
+            fields[node.target.id] = _docstring(following).split("\n\n")[0]
     return fields
 
 
-def _string(node: ast.stmt | None) -> str:
+def _docstring(node: ast.stmt | None) -> str:
     if isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str):
         return node.value.value
     return ""
 
 
-def all_settings(module: str, struct: str) -> str:
-    """The last lines of a command's help: the names of all settings."""
-    return "All settings: " + ", ".join(documented_fields(module, struct)) + "."
+def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Setting]:
+    """Yield every setting of a struct; nested tables come under dotted names."""
+    meanings: dict[str, str] = {}
+    for base in reversed(kind.__mro__):
+        if issubclass(base, msgspec.Struct) and base is not msgspec.Struct:
+            meanings |= documented_fields(base.__module__, base.__name__)
+    hints = get_type_hints(kind)
+    for field in msgspec.structs.fields(kind):
+        nested = hints[field.name]
+        if isinstance(nested, type) and issubclass(nested, msgspec.Struct):
+            yield from settings_of(nested, f"{prefix}{field.name}.")
+        else:
+            text = _type_text(hints[field.name])
+            yield Setting(prefix + field.name, text, _default(field), meanings.get(field.name, ""))
+
+
+def _type_text(hint: Any) -> str:
+    text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
+    return re.sub(r"\b(?:\w+\.)+", "", text)
+
+
+def _default(field: msgspec.structs.FieldInfo) -> str:
+    if field.required:
+        return "required"
+    value = field.default if field.default is not msgspec.NODEFAULT else field.default_factory()  # type: ignore[operator]
+    if value is None:
+        return "not set"
+    return msgspec.json.encode(value).decode()
+
+
+def help_all_option(load: Callable[[], type[msgspec.Struct]]) -> Callable[[Any], Any]:
+    """Return a decorator that adds `--help-all`, which lists every setting of the command.
+
+    Args:
+        load: Imports and returns the settings struct; called only if the flag is given.
+    """
+
+    def show(ctx: click.Context, _: click.Parameter, given: bool) -> None:
+        if not given or ctx.resilient_parsing:
+            return
+        formatter = ctx.make_formatter()
+        formatter.write(f"Settings of {ctx.command_path}: --KEY VALUE on the command line, KEY = VALUE in @ FILE.\n\n")
+        for one in settings_of(load()):
+            default = "required" if one.default == "required" else f"default: {one.default}"
+            formatter.write(f"{one.name}  ({one.type}; {default})\n")
+            if one.meaning:
+                with formatter.indentation():
+                    formatter.write_text(one.meaning)
+        click.echo(formatter.getvalue(), nl=False)
+        ctx.exit()
+
+    return click.option(
+        "--help-all",
+        is_flag=True,
+        is_eager=True,
+        expose_value=False,
+        callback=show,
+        help="List every setting with its meaning and default, and exit.",
+    )

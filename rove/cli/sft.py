@@ -1,39 +1,50 @@
-"""`rove sft`: learn from filtered rollouts."""
+"""`rove sft`: fine-tune a model on filtered rollouts, then compare it with the scripted policies."""
 
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
+import msgspec
 from rich.console import Console
+from rich.table import Table
 
-from rove.cli.clients import needs_train_extra
+from rove.cli.clients import embedded, needs_train_extra
 from rove.cli.common import (
     CURVES,
-    SETTINGS,
+    ProgressDisplay,
     alert_printer,
     console_for,
     hint,
-    json_object,
+    print_best_step,
     print_json,
     progress,
+    run_async,
     run_folder,
-    settings,
-    tell_goal,
-    trust_option,
 )
-from rove.cli.placement import place_model
-from rove.cli.settings_help import all_settings
+from rove.cli.options import SETTINGS, examples, json_object, json_option, overwrite_option, settings, trust_option
+from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
 from rove.cli.training import begin, draw, identity_of
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import ConfigError, Error
+from rove.envs.environment import Environment
+from rove.envs.questions import is_question_file
+from rove.remote.loading import Isolation, looking_at
+from rove.rubrics import JudgeRubric, RubricGroup
 from rove.runs.run import Run
+from rove.viewer.format import interval
 
 if TYPE_CHECKING:
+    from rove.core.protocols import Client
     from rove.train.config import SFTConfig
+    from rove.train.placement import PolicyResult
     from rove.train.worker_group import Ranks
+
 
 BOOKKEEPING = {
     "trust_remote_code",
@@ -51,7 +62,7 @@ BOOKKEEPING = {
 def run_sft(
     config: SFTConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None
 ) -> tuple[Path, Run]:
-    """Fine-tune, with progress; continued at the last checkpoint. Returns the final model's folder and the run."""
+    """Fine-tune with progress, from the last checkpoint if there is one; return the final model's folder and the run."""
     from rove.train.sft import train_sft
     from rove.train.worker_group import SINGLE_PROCESS
 
@@ -65,12 +76,12 @@ def run_sft(
         loaded = begin(run, "sft", config, identity, overwrite, console, ranks, lambda: warnings_of(config, data))
         if loaded is None:
             return run.path / "final", run
-        words = {"loss": "–", "validation_loss": "–"}
-        with progress(console, "sft") as tell:
+        losses = {"loss": "–", "validation_loss": "–"}
+        with progress(console, "sft") as report:
 
             def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
-                words.update({name: f"{metrics[name]:.4f}" for name in words if name in metrics})
-                tell(step, f"loss {words['loss']}  validation {words['validation_loss']}", total)
+                losses.update({name: f"{metrics[name]:.4f}" for name in losses if name in metrics})
+                report(step, f"loss {losses['loss']}  validation {losses['validation_loss']}", total)
 
             final = train_sft(
                 config,
@@ -79,7 +90,7 @@ def run_sft(
                 run,
                 on_step,
                 on_alert=alert_printer(console),
-                on_progress=tell.step,
+                on_progress=report.step,
                 ranks=ranks,
             )
         draw(run)
@@ -88,34 +99,34 @@ def run_sft(
 
 
 def warnings_of(config: SFTConfig, data: Run) -> list[str]:
-    """Return warnings about measuring on examples that are trained on."""
+    """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
 
     least = -math.inf if config.min_reward is None else config.min_reward
-    learnt = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
-    single = ["all rollouts are of one example: validation_loss is measured on the example that is trained on"]
+    trained = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
+    single = ["all rollouts are of one example: validation_loss is measured on the training example"]
     if not config.evaluation:
-        return single * (len(learnt) == 1)
-    found = [one for one in find_overlaps(config.evaluation, config.env_dir, learnt) if one.shared]
-    advice = "play what is learnt from with rove eval --train"
-    return [*single * (len(learnt) == 1), *(f"evaluation {one}; {advice}" for one in found)]
+        return single * (len(trained) == 1)
+    found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
+    advice = "collect training data with rove eval --train"
+    return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
 
 
 def _data_identity(data: Run) -> str:
-    """The data's folder, and how much it holds: a run is not continued on other data than it was started on."""
+    """Return the data's folder and size: a run is continued only on the data that it was started with."""
     file = data.path / "rollouts.jsonl"
     return f"{data.path.resolve()}#{file.stat().st_size if file.exists() else 0}"
 
 
 def print_sft(final: Path, run: Run, console: Console) -> None:
-    """The curves, and what to do next."""
+    """Print the curves and hints."""
     metrics = run.metrics()
     held_out = sorted({n for m in metrics for n in m if n.startswith("eval/") and n.endswith("/reward/mean")})
     names = ["loss", "validation_loss", *held_out, "entropy/all/mean", "optim/grad_norm"]
     console.print(curves_table(metrics, names, "SFT"))
     summary = run.summary() or {}
     console.print(f"{summary.get('conversations')} conversations, {summary.get('steps')} steps")
-    tell_goal(run, console)
+    print_best_step(run, console)
     env = summary.get("placement", {}).get("env", "ENV")
     hint(
         console,
@@ -125,35 +136,46 @@ def print_sft(final: Path, run: Run, console: Console) -> None:
     )
 
 
+def _config_type() -> type[SFTConfig]:
+    with needs_train_extra():
+        from rove.train.config import SFTConfig
+    return SFTConfig
+
+
 @click.command(
-    epilog=all_settings("rove.train.config", "SFTConfig"),
+    epilog=examples(
+        "rove sft --data runs/teacher -m models/mine --min-reward 1",
+        "rove sft --data runs/teacher -m models/mine --epochs 3 --lora.rank 8",
+        "rove sft @ sft.toml",
+        note="rove sft --help-all lists every setting.",
+    ),
     context_settings=SETTINGS,
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("--data", help="Run folder whose rollouts are learnt from.")
+@click.option("--data", help="Run folder with the rollouts to train on.")
 @click.option("-m", "--model", help="Model folder to start from.")
 @trust_option
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
-@click.option("--epochs", type=int, help="Most passes over the data.  [default: 10]")
+@click.option("--epochs", type=int, help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=int, help="Conversations per step.  [default: 32]")
 @click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.001]")
 @click.option("--env", help="Evaluate the trained model in this environment.  [default: that of --data]")
-@click.option("-a", "--env-args", help="Arguments of this environment as JSON, over those of --data.")
+@click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override those of --data.")
 @click.option(
     "--final-eval-rollouts",
     type=int,
-    help="Rollouts of the trained model, and of each scripted policy, after training; 0 = none.  [default: 64]",
+    help="Rollouts of the trained model and of each scripted policy after training; 0 = none.  [default: 64]",
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
-@click.option("--overwrite", is_flag=True, help="Throw an earlier run of this folder away.")
-@click.option("--json", "as_json", is_flag=True, help="Print the summary as JSON.")
+@overwrite_option
+@json_option
+@help_all_option(_config_type)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | None, **named: Any) -> None:
-    """Fine-tune MODEL on the rollouts of a run that pass the filter, to the minimum of the validation loss.
+    """Fine-tune MODEL on the rollouts of a run, to the minimum of the validation loss, and evaluate the result.
 
-    Then compare it with the scripted policies of the environment.
 
-    Every setting can also be given as @ file.toml or --key value. Repeat the command to continue a stopped run.
+    Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
     """
     with needs_train_extra():
         from rove.models.load import load_model
@@ -171,3 +193,127 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
         print_json({**(run.summary() or {}), "model": str(final)})
     else:
         print_sft(final, run, console)
+
+
+class EvaluationTarget(NamedTuple):
+    """The environment in which the trained model is evaluated."""
+
+    env: str
+    env_args: dict[str, Any]
+    env_dir: str | None
+    isolation: Isolation
+
+
+def evaluation_target(config: SFTConfig, data: Run) -> EvaluationTarget:
+    """Return the environment of the settings, else that of the data.
+
+    The data may come from others, so its environment is loaded by name only, without its `env_dir` and interpreter.
+
+    Raises:
+        ConfigError: The data does not name an environment, or names one that might be downloaded.
+    """
+    if config.env is not None:
+        return EvaluationTarget(config.env, config.env_args, config.env_dir, Isolation())
+    recorded = data.config().get("config", {})
+    env, env_args = recorded.get("env"), recorded.get("env_args", {})
+    if not isinstance(env, str) or not env or not isinstance(env_args, dict):
+        raise ConfigError(f"{data.path} does not name its environment; give --env ENV")
+    if "/" in env and not is_question_file(env):
+        raise ConfigError(f"the environment of {data.path} is '{env}', which is loaded only on request: --env {env}")
+    table = recorded.get("isolation")
+    isolation = Isolation(on=isinstance(table, dict) and table.get("enabled") is True)
+    return EvaluationTarget(env, {**env_args, **config.env_args}, config.env_dir, isolation)
+
+
+def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Console) -> None:
+    """Evaluate the trained model and the scripted policies; print a table, and store it in the run's summary.
+
+    An error is printed as one line and not raised, since training has succeeded.
+    """
+    if not config.final_eval_rollouts:
+        return
+    try:
+        target = evaluation_target(config, data)
+        rows = _measure_all(config, target, final, data, console)
+    except (Error, OSError) as error:
+        advice = f"evaluate it: rove eval ENV -m {shlex.quote(str(final))}; --final-eval-rollouts 0 skips this"
+        console.print(f"not evaluated: {error}\n{advice}", markup=False, soft_wrap=True)
+        return
+    from rove.train.placement import learned_only_format, placement_text
+
+    model, policies = rows[0], rows[1:]
+    text = placement_text(model, policies)
+    found = {
+        "env": target.env,
+        "env_args": target.env_args,
+        "text": text,
+        "learned_only_format": learned_only_format(model, policies),
+        "rows": msgspec.to_builtins(rows),
+    }
+    run.finish({**(run.summary() or {}), "placement": found})
+    console.print(placement_table(rows, f"{target.env}: after SFT, {model.scored} rollouts, greedy"))
+    console.print(text, style="yellow" if found["learned_only_format"] else None, markup=False, soft_wrap=True)
+
+
+def _measure_all(
+    config: SFTConfig, target: EvaluationTarget, final: Path, data: Run, console: Console
+) -> list[PolicyResult]:
+    """Return the results: the trained model's first, then those of the scripted policies."""
+    from rove.engine.client import EngineClient
+    from rove.train.placement import turn_limit
+
+    with looking_at(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        if config.env is None:
+            _refuse_judges(env, target)
+        names = sorted(env.policies)
+    with progress(console, f"{target.env} after SFT", 1 + len(names)) as report:
+        client = embedded(str(final))
+        assert isinstance(client, EngineClient)
+        limit = turn_limit(client.renderer, data.finished())
+        rows = [_measure(config, target, client, "the trained model", limit, report)]
+        for name in names:
+            report(len(rows), f"reward {rows[-1].reward:.3f}")
+            rows.append(_measure(config, target, None, name, limit, report))
+        report(len(rows), f"reward {rows[0].reward:.3f}")
+    return rows
+
+
+def _measure(
+    config: SFTConfig,
+    target: EvaluationTarget,
+    client: Client | None,
+    name: str,
+    max_tokens: int,
+    report: ProgressDisplay,
+) -> PolicyResult:
+    """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
+    from rove.train.placement import measure_policy
+
+    with looking_at(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        policy = client or ScriptedClient(env.policies[name], name)
+        shown = name if client else f"scripted:{name}"
+        rollouts = config.final_eval_rollouts
+        limits: dict[str, Any] = {"max_tokens": max_tokens, "seed": config.seed, "on_progress": report.step}
+        return run_async(measure_policy(env, policy, shown, rollouts, **limits))
+
+
+def _refuse_judges(env: Environment, target: EvaluationTarget) -> None:
+    """Refuse an environment with judge models, which may cost money."""
+    rubrics = env.rubric.rubrics if isinstance(env.rubric, RubricGroup) else [env.rubric]
+    if any(isinstance(rubric, JudgeRubric) for rubric in rubrics):
+        raise ConfigError(
+            f"'{target.env}' uses a judge model, which may cost money; --env {target.env} evaluates in it anyway"
+        )
+
+
+def placement_table(rows: list[PolicyResult], title: str) -> Table:
+    """Return the table, ordered by reward; the first of `rows` is the trained model's."""
+    table = Table(title=title)
+    table.add_column("")
+    for column in ("reward", "95 % interval", "format", " + ".join(rows[0].task_names) or "task"):
+        table.add_column(column, justify="right")
+    for row in sorted(rows, key=lambda row: -row.reward):
+        shown = "–" if row.format is None else f"{row.format:.3f}"
+        cells = (f"{row.reward:.3f}", interval({"low": row.low, "high": row.high}), shown, f"{row.task:.3f}")
+        table.add_row(row.name, *cells, style="bold" if row is rows[0] else None)
+    return table

@@ -1,7 +1,7 @@
-"""What `rove eval` is to run: the settings of one evaluation, or of the many that a file of `[[eval]]` tables stands for.
+"""Settings of `rove eval`: one evaluation, or the many of a file with `[[eval]]` tables.
 
-Layers, the later ones winning: the environment's own `pyproject.toml`, the top of the file, an `[[eval]]` table, a point of
-its `sweep`, the command line.
+Layers, later ones win: the environment's `pyproject.toml`, the top of the file, an `[[eval]]` table, a point of its `sweep`,
+the command line.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from rich.table import Table
 
 from rove import compat
 from rove.cli.clients import find_endpoint, is_folder, make_client
-from rove.cli.common import hint, print_json, settings, short
+from rove.cli.common import hint, print_json, short
+from rove.cli.options import settings
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
@@ -37,32 +38,32 @@ if TYPE_CHECKING:
     from rove.cli.eval import EvalConfig
 
 TABLES = ("eval", "ablation")
-"""Arrays of tables of which each is an evaluation, or several when it has a `sweep`; both names mean the same."""
-OF_ENVIRONMENT = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
-"""What an environment may have a default for: how it is evaluated, not who is asked, with which key, and what is kept."""
+"""Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""
+ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
+"""Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
 
 
 class Evaluation(NamedTuple):
     """One evaluation to run."""
 
-    place: str
-    """Where in a file it is written; "" when the command line is all there is."""
+    source: str
+    """Where in a file it is defined; "" for the command line."""
     config: EvalConfig
     defaults: str
-    """What of it the environment has said, for people; "" when nothing."""
+    """The defaults that the environment sets, as text for people; "" if none."""
 
 
 def resolve(kind: type[EvalConfig], ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluation], bool]:
-    """The evaluations that a command line means, and whether they are of a file of many.
+    """Return the evaluations that a command line specifies, and whether they come from a file of several.
 
     Args:
-        kind: the settings of one.
-        named: values of named flags.
+        kind: Type of the settings.
+        named: Values of named flags.
 
     Raises:
-        ConfigError: a file or a setting is wrong; where, and what is near.
+        ConfigError: A file or a setting is wrong.
     """
-    paths, flags = _files_apart(ctx.args)
+    paths, flags = _split_files(ctx.args)
     files = [(path, read_toml(path)) for path in paths]
     complete = any(content.keys() >= RUN_CONFIG for _, content in files)
     suites = [i for i, (_, content) in enumerate(files) if {*TABLES, "sweep"} & content.keys()]
@@ -70,35 +71,35 @@ def resolve(kind: type[EvalConfig], ctx: click.Context, named: Mapping[str, Any]
         return [_resolved(kind, ctx, ctx.args, named, "", complete)], False
     if len(suites) > 1:
         given = " and ".join(files[i][0] for i in suites)
-        raise ConfigError(f"{given} both have many evaluations; give one such file at a time")
+        raise ConfigError(f"{given} both contain several evaluations; give one such file at a time")
     path, content = files[suites[0]]
     before, after = (
         [word for path in part for word in ("@", path)] for part in (paths[: suites[0]], paths[suites[0] + 1 :])
     )
     found: dict[bytes, Evaluation] = {}
-    with _at(path, ", "):
+    with _error_source(path, ", "):
         points = list(expand(content))
     for table, point, values in points:
-        place = f"{path}, {table}" + (f" ({point})" if point else "")
+        source = f"{path}, {table}" + (f" ({point})" if point else "")
         words = [*before, *as_words(kind, values), *after, *flags]
-        with _at(place):
-            one = _resolved(kind, ctx, words, named, place, complete)
-        # Where a flag settles what a sweep would vary, its points are one and the same evaluation.
+        with _error_source(source):
+            one = _resolved(kind, ctx, words, named, source, complete)
+        # A flag may override what a sweep varies; its points are then the same evaluation.
         found.setdefault(table.encode() + msgspec.json.encode(one.config, order="sorted"), one)
     return list(found.values()), True
 
 
 @contextmanager
-def _at(place: str, between: str = ": ") -> Iterator[None]:
-    """Say of a wrong setting where it stands."""
+def _error_source(source: str, separator: str = ": ") -> Iterator[None]:
+    """Prefix config errors with the place in a file."""
     try:
         yield
     except ConfigError as error:
-        raise ConfigError(f"{place}{between}{error}" if place else str(error)) from error
+        raise ConfigError(f"{source}{separator}{error}" if source else str(error)) from error
 
 
-def _files_apart(words: Sequence[str]) -> tuple[list[str], list[str]]:
-    """The files that a command line names after "@", and its other words."""
+def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Return the files named after "@", and the other words."""
     files, others = [], []
     rest = iter(words)
     for word in rest:
@@ -117,27 +118,27 @@ def _resolved(
     ctx: click.Context,
     words: Sequence[str],
     named: Mapping[str, Any],
-    place: str,
+    source: str,
     complete: bool,
 ) -> Evaluation:
-    """The evaluation that these words mean; `complete` when they are the settings of a run, defaults included."""
+    """Return the evaluation for these words; `complete` if they are the settings of a run, defaults included."""
     ctx.args = list(words)
     config = settings(kind, ctx, bare="env", **named)
     where, table = ("", {}) if complete else _defaults(config)
     if not table:
-        return Evaluation(place, config, "")
+        return Evaluation(source, config, "")
     for key in table:
-        if key not in OF_ENVIRONMENT:
-            raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, OF_ENVIRONMENT)}")
+        if key not in ENVIRONMENT_DEFAULTS:
+            raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, ENVIRONMENT_DEFAULTS)}")
     ctx.args = [*as_words(kind, table), *words]
-    with _at(where):
+    with _error_source(where):
         whole = settings(kind, ctx, bare="env", **named)
     used = [key for key in table if getattr(whole, key) != getattr(config, key)]
-    return Evaluation(place, whole, f"{where}: {', '.join(used)}" if used else "")
+    return Evaluation(source, whole, f"{where}: {', '.join(used)}" if used else "")
 
 
 def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
-    """What an environment's package asks for, and where it does: in a table for rove, else in one for verifiers."""
+    """Return an environment's defaults and their location: `[tool.rove.eval]`, else the table for verifiers."""
     file, table = environment_defaults(config.env, config.env_dir)
     if table:
         return f"{file}, [tool.rove.eval]", table
@@ -146,7 +147,7 @@ def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
 
 
 def as_words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
-    """Settings as the words of a command line that give them: files and flags are merged by one rule then."""
+    """Return settings as command-line words, so that files and flags are merged by one rule."""
     texts = {field.name for field in msgspec.structs.fields(kind) if field.type in (str, str | None)}
     return [
         f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
@@ -155,21 +156,21 @@ def as_words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
 
 
 def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any]]]:
-    """Every evaluation of a file: one per table, or one per point of the table's `sweep`. Which table, which point, settings.
+    """Yield every evaluation of a file: (table, sweep point, settings).
 
-    What stands at the top of the file, a `sweep` too, goes for every table that does not say otherwise. A file without
-    tables is one table. A sweep is a table of lists, under plain or dotted names, which are crossed; the last one varies
-    quickest.
+    Settings and a `sweep` at the top of the file apply to every table that does not override them; a file without tables is one
+    table. A sweep is a table of lists under plain or dotted names; it expands to their cross product, the last name varying
+    fastest.
 
     Raises:
-        ConfigError: something else stands where a table or a list is expected.
+        ConfigError: A value is not a table or list where one is expected.
     """
     shared = {key: value for key, value in content.items() if key not in (*TABLES, "sweep")}
     shared_axes = _axes("[sweep]", content.get("sweep", {}))
     for name in TABLES:
         tables = content.get(name, [])
         if not isinstance(tables, list) or not all(isinstance(table, Mapping) for table in tables):
-            raise ConfigError(f"'{name}' is {tables!r}; expected tables that begin with [[{name}]]")
+            raise ConfigError(f"'{name}' is {tables!r}; expected tables: [[{name}]]")
         for position, table in enumerate(tables, start=1):
             yield from _points(f"[[{name}]] {position}", shared, shared_axes, table)
     if not any(content.get(name) for name in TABLES):
@@ -177,12 +178,12 @@ def expand(content: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str, Any
 
 
 def _points(
-    place: str, shared: Mapping[str, Any], shared_axes: Mapping[str, list[Any]], table: Mapping[str, Any]
+    source: str, shared: Mapping[str, Any], shared_axes: Mapping[str, list[Any]], table: Mapping[str, Any]
 ) -> Iterator[tuple[str, str, dict[str, Any]]]:
     own = {key: value for key, value in table.items() if key != "sweep"}
-    said = _flat(own)
-    axes = {name: values for name, values in shared_axes.items() if name not in said}
-    axes |= _axes(f"{place}, sweep", table.get("sweep", {}))
+    own_names = _flat(own)
+    axes = {name: values for name, values in shared_axes.items() if name not in own_names}
+    axes |= _axes(f"{source}, sweep", table.get("sweep", {}))
     for point in itertools.product(*axes.values()):
         values = merge(merge({}, shared), own)
         for name, value in zip(axes, point):
@@ -191,22 +192,22 @@ def _points(
             for key in reversed(above):
                 nested = {key: nested}
             merge(values, nested)
-        yield place, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
+        yield source, ", ".join(f"{name} = {value!r}" for name, value in zip(axes, point)), values
 
 
-def _axes(place: str, sweep: Any) -> dict[str, list[Any]]:
-    """What a sweep varies, by dotted name."""
+def _axes(source: str, sweep: Any) -> dict[str, list[Any]]:
+    """Return the values of each swept setting, by dotted name."""
     if not isinstance(sweep, Mapping):
-        raise ConfigError(f"{place} is {sweep!r}; expected a table of lists")
+        raise ConfigError(f"{source} is {sweep!r}; expected a table of lists")
     axes = _flat(sweep)
     for name, values in axes.items():
         if not isinstance(values, list) or not values:
-            raise ConfigError(f"{place}: '{name}' is {values!r}; expected a list of the values to try")
+            raise ConfigError(f"{source}: '{name}' is {values!r}; expected a list of the values to try")
     return axes
 
 
 def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Nested settings by dotted name."""
+    """Return nested settings under dotted names."""
     found: dict[str, Any] = {}
     for key, value in values.items():
         found |= _flat(value, f"{prefix}{key}.") if isinstance(value, Mapping) else {f"{prefix}{key}": value}
@@ -214,16 +215,16 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 
 
 def check(evaluations: Sequence[Evaluation]) -> None:
-    """Load every environment, and see that no two evaluations would be kept in one folder.
+    """Load every environment, and check that no two evaluations use the same run folder.
 
     Raises:
-        ConfigError: an environment cannot be loaded, has no such scripted policy, or two evaluations are one to their folder.
+        ConfigError: An environment cannot be loaded, there is no such model, or two evaluations share a run folder.
     """
     folders: dict[Any, Evaluation] = {}
     for one in evaluations:
         config = one.config
         isolation = Isolation.of(config.isolation, config.ray)
-        with _at(one.place), looking_at(config.env, config.env_dir, config.env_args, isolation) as env:
+        with _error_source(one.source), looking_at(config.env, config.env_dir, config.env_args, isolation) as env:
             check_client(config, env)
             identity = fingerprint(run_identity(env, None, config.model, Options(**config.options)))
         if not config.save:
@@ -234,21 +235,21 @@ def check(evaluations: Sequence[Evaluation]) -> None:
             folder = f"the run folder {config.run_dir}" if named else "one run folder"
             differ = ", ".join(varied([other, one])[1]) or "nothing"
             raise ConfigError(
-                f"{other.place} and {one.place} would share {folder} (what differs: {differ}); "
-                "leave one out, or give each a run_dir of its own"
+                f"{other.source} and {one.source} would share {folder} (what differs: {differ}); "
+                "omit one, or give each its own run_dir"
             )
 
 
 def check_client(config: EvalConfig, env: Environment) -> None:
-    """See that there is somebody to answer, without loading weights or sending a request.
+    """Check that the model exists and a client could be made, without loading weights or sending a request.
 
     Raises:
-        ConfigError: no such player, model folder, endpoint or key, or a limit in money without a price.
+        ConfigError: There is no such scripted policy, model folder, endpoint or key, or a cost limit has no price.
     """
     endpoint = find_endpoint(config.model, config.endpoints) if config.base_url is None else None
     price = config.price or (endpoint and endpoint.price)
     if price is None and (config.budget is not None or config.limits.max_cost is not None):
-        raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
+        raise ConfigError("budget and max_cost need a price: --price.input and --price.output, per million tokens")
     if endpoint is None and config.base_url is None and is_folder(config.model):
         if not Path(config.model).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
@@ -257,7 +258,7 @@ def check_client(config: EvalConfig, env: Environment) -> None:
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
-    """Of each evaluation those settings that not all have in common, by dotted name."""
+    """Return, for each evaluation, the settings that are not the same in all of them, by dotted name."""
     flat = [_flat(msgspec.to_builtins(one.config)) for one in evaluations]
     names = dict.fromkeys(name for values in flat for name in values)
     differing = [name for name in names if any(values.get(name) != flat[0].get(name) for values in flat)]
@@ -265,13 +266,13 @@ def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:
 
 
 def print_settings(evaluations: Sequence[Evaluation], many: bool, as_json: bool) -> None:
-    """The settings, whole, as a TOML file that means the same; those of many as `[[eval]]` tables."""
+    """Print all settings as an equivalent TOML file; several evaluations as `[[eval]]` tables."""
     plain = [_without_none(msgspec.to_builtins(one.config)) for one in evaluations]
     if as_json:
         print_json(plain if many else plain[0])
         return
     for position, (one, values) in enumerate(zip(evaluations, plain)):
-        comments = [f"# {line}\n" for line in (one.place, f"from {one.defaults}" if one.defaults else "") if line]
+        comments = [f"# {line}\n" for line in (one.source, f"from {one.defaults}" if one.defaults else "") if line]
         text = tomli_w.dumps({"eval": [values]} if many else values)
         click.echo("\n" * (position > 0) + "".join(comments) + text, nl=False)
 
@@ -289,21 +290,21 @@ Runner = Callable[["EvalConfig", Console, str], tuple[dict[str, Any], Run | None
 
 
 def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, as_json: bool) -> int:
-    """Run one evaluation after another, whatever becomes of those before it, and sum them up; the exit status."""
+    """Run evaluations one after another, also after failures; print a summary and return the exit status."""
     rows: list[dict[str, Any]] = []
     for position, (one, differing) in enumerate(zip(evaluations, varied(evaluations)), start=1):
         config = one.config
         for name in ("env", "model", "run_dir"):
             differing.pop(name, None)
         row = {"env": config.env, "model": config.model, "settings": differing}
-        title = " · ".join([f"{position}/{len(evaluations)} {config.env}", short(config.model), *_said(differing)])
+        title = " · ".join([f"{position}/{len(evaluations)} {config.env}", short(config.model), *_pairs(differing)])
         try:
             summary, folder = run(config, console, title)
             rows.append({**row, **summary, "run": str(folder.path) if folder else None})
         except Exception as error:
-            said = str(error) if isinstance(error, Error) else traceback_text(error)
-            console.print(f"[red]{escape(one.place)}: {escape(said)}[/red]", soft_wrap=True)
-            rows.append({**row, "place": one.place, "error": f"{type(error).__name__}: {error}", "run": None})
+            message = str(error) if isinstance(error, Error) else traceback_text(error)
+            console.print(f"[red]{escape(one.source)}: {escape(message)}[/red]", soft_wrap=True)
+            rows.append({**row, "place": one.source, "error": f"{type(error).__name__}: {error}", "run": None})
     if as_json:
         print_json(rows)
     else:
@@ -312,7 +313,7 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
 
 
 def _is_sound(row: Mapping[str, Any]) -> bool:
-    """Whether an evaluation ran, and its mean reward says something."""
+    """Whether an evaluation finished with a meaningful mean reward."""
     if "error" in row or row.get("broken_rewards"):
         return False
     return bool(row["scored"] or not row["failed"])
@@ -322,23 +323,23 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.print(suite_table(rows))
     stopped = [row for row in rows if "error" in row]
     if stopped:
-        console.print(f"[red]{len(stopped)} of {len(rows)} evaluations were not finished:[/red]")
+        console.print(f"[red]{len(stopped)} of {len(rows)} evaluations did not finish:[/red]")
     for row in stopped:
         console.print(f"  {escape(row['place'])}: {escape(row['error'].splitlines()[0])}", soft_wrap=True)
     for row in rows:
         for name, error in row.get("broken_rewards", {}).items():
-            said = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
-            console.print(said, style="red", markup=False, soft_wrap=True)
-    steps = ["the same command again runs only what is missing or failed"]
+            message = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
+            console.print(message, style="red", markup=False, soft_wrap=True)
+    steps = ["repeat the command to run what is missing or failed"]
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):
         if a["env"] == b["env"]:
-            steps.append(escape(f"is one better than another? rove compare {a['run']} {b['run']}"))
+            steps.append(escape(f"compare two of them: rove compare {a['run']} {b['run']}"))
             break
     hint(console, *steps)
 
 
 def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
-    """One row per evaluation: who, where, what varies, how many rollouts were scored, and how well."""
+    """Return a table with one row per evaluation: model, environment, varied settings, and results."""
     noted = caveats(row["reward"] for row in rows if "error" not in row)
     table = Table(width=100, pad_edge=False, caption=escape(noted) or None, caption_justify="left")
     for name in ("environment", "model", "settings"):
@@ -347,15 +348,15 @@ def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("n", "reward, 95 %", *["pass@1"] * passes, "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        who = (escape(row["env"]), escape(short(row["model"])), escape("\n".join(_said(row["settings"]))))
+        labels = (escape(row["env"]), escape(short(row["model"])), escape("\n".join(_pairs(row["settings"]))))
         if "error" in row:
-            table.add_row(*who, *["–"] * (2 + passes), "[red]stopped[/red]")
+            table.add_row(*labels, *["–"] * (2 + passes), "[red]stopped[/red]")
             continue
         reward = f"{number(row['reward']['mean'])} {escape(interval(row['reward'], 2))}"
         chance = [number(row["pass@k"].get("1", {}).get("mean"))] if passes else []
-        table.add_row(*who, str(row["scored"]), reward, *chance, str(row["failed"]))
+        table.add_row(*labels, str(row["scored"]), reward, *chance, str(row["failed"]))
     return table
 
 
-def _said(settings: Mapping[str, Any]) -> list[str]:
+def _pairs(settings: Mapping[str, Any]) -> list[str]:
     return [f"{name}={value}" for name, value in settings.items() if value is not None]

@@ -1,4 +1,4 @@
-"""Tables for the terminal, at most 100 columns wide."""
+"""Tables and texts for the terminal, at most 100 columns wide."""
 
 from __future__ import annotations
 
@@ -9,17 +9,20 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
 from rove.statistics import Comparison, Difference, Mover
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
+from rove.viewer.html import cut
 
-LINE = 100
-"""Columns of the lines below a table."""
+MAX_COLUMNS = 100
+"""Width of the lines below a table."""
 
 
 def summary_table(summary: Mapping[str, Any], title: str) -> Table:
-    """An evaluation's summary: reward, chances to pass, reward functions and metrics with their intervals.
+    """Return the table of an evaluation's summary: reward, pass@k, reward functions and metrics with their intervals.
 
-    The chances are shown where they say more than the reward: of groups of two and more, some of which pass.
+    pass@k is shown if groups have two or more members and only some pass.
     """
     rows: list[tuple[str, Mapping[str, Any], str]] = [("reward", summary["reward"], "")]
     rows += [(name, seen, "") for name, seen in _passes(summary)]
@@ -38,7 +41,7 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
 
 
 def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]:
-    """The chance of one rollout to pass, and of one and of all of a whole group."""
+    """Return pass@1, pass@k and pass^k for the whole group size k."""
     any_of, all_of = summary.get("pass@k", {}), summary.get("pass^k", {})
     largest = max(map(int, any_of), default=0)
     if largest < 2 or not 0.0 < (any_of["1"]["mean"] or 0.0) < 1.0:
@@ -53,44 +56,44 @@ def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]
 
 
 def counts_line(summary: Mapping[str, Any]) -> str:
-    """How many rollouts, how many failed and why, how many were cut off, how they ended; then what a rollout takes.
+    """Return the counts of rollouts, failures, truncations and stop conditions, then usage, latency and cost.
 
-    Lines of at most 100 columns, where a single part is not longer than that.
+    Lines have at most 100 columns, unless a single part is longer.
     """
     parts = [f"{summary['scored']} of {summary['rollouts']} rollouts scored"]
     if summary["failed"]:
         reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
         parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]{_of_all(summary, 'error_share')}")
     if summary.get("not_run", 0) != 0:
-        parts.append(f"[yellow]{summary['not_run'] or 'the rest'} not run: the budget is spent[/yellow]")
+        parts.append(f"[yellow]{summary['not_run'] or 'the rest'} not run: the budget is used up[/yellow]")
     if summary["truncated"]:
         parts.append(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}")
     if summary.get("retries"):
-        parts.append(f"{summary['retries']} requests tried again")
+        parts.append(f"{summary['retries']} requests retried")
     if summary["stops"]:
-        parts.append("ended by " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
-    lines = [*_packed(parts), *_packed(_spent(summary))]
+        parts.append("stop conditions: " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
+    lines = [*_packed(parts), *_packed(_usage(summary))]
     if summary.get("too_few"):
         lines.append(f"[dim]{summary['too_few']}[/dim]")
     return "\n".join(lines)
 
 
 def _of_all(summary: Mapping[str, Any], name: str) -> str:
-    """A share, of enough rollouts for it to say more than the count."""
+    """Return a percentage, if there are enough rollouts for it to be meaningful."""
     share = summary.get(name)
     return f", {percent(share)} %" if share is not None and summary["rollouts"] >= 20 else ""
 
 
-def _spent(summary: Mapping[str, Any]) -> list[str]:
-    """Tokens, seconds and money; nothing where there is none, as with scripted policies."""
+def _usage(summary: Mapping[str, Any]) -> list[str]:
+    """Return tokens, latency and cost; empty for scripted policies."""
     parts: list[str] = []
     tokens = summary.get("tokens_per_rollout", {})
     if tokens.get("completion"):
         parts.append(f"tokens per rollout: {tokens['prompt']:,.0f} prompt, {tokens['completion']:,.0f} completion")
-    for name, words in (("answer", "an answer"), ("rollout", "a rollout")):
+    for name, label in (("answer", "response"), ("rollout", "rollout")):
         seen = summary.get("latency", {}).get(name, {})
         if (seen.get("p50") or 0.0) >= 0.001:
-            parts.append(f"{words}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
+            parts.append(f"{label}: {seconds(seen['p50'])} (p90 {seconds(seen['p90'])}, p99 {seconds(seen['p99'])})")
     for role, used in summary.get("model_roles", {}).items():
         tokens = f"{used['prompt_tokens']:,} prompt, {used['completion_tokens']:,} completion tokens"
         cost = f", cost {used['cost']:.4g}" if "cost" in used else ""
@@ -101,11 +104,11 @@ def _spent(summary: Mapping[str, Any]) -> list[str]:
 
 
 def _packed(parts: Sequence[str]) -> list[str]:
-    """Parts with "; " between them, on as few lines as hold them."""
+    """Join parts with "; " into as few lines as possible."""
     lines: list[str] = []
     for part in parts:
         longer = f"{lines[-1]}; {part}" if lines else part
-        if lines and Text.from_markup(longer).cell_len <= LINE:
+        if lines and Text.from_markup(longer).cell_len <= MAX_COLUMNS:
             lines[-1] = longer
         else:
             lines.append(part)
@@ -113,9 +116,9 @@ def _packed(parts: Sequence[str]) -> list[str]:
 
 
 def comparison_table(comparison: Comparison) -> Table:
-    """Two runs side by side: every value both have, its difference, and which way it went where that can be told."""
+    """Return a table of two runs: all common values, their differences, and the direction if it is significant."""
     examples = "the examples of both" if comparison.paired else "different examples"
-    title = f"means over {examples}; higher or lower where that can be told"
+    title = f"means over {examples}; direction only if significant"
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": one.caveat} for one in values)
     table = Table(title=title, title_justify="left", width=98, caption=escape(noted) or None, caption_justify="left")
@@ -131,15 +134,15 @@ def comparison_table(comparison: Comparison) -> Table:
 
 
 def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
-    """Name, both means, difference, interval and direction ("higher", "lower" or "") of a value of two runs."""
+    """Return name, both means, difference, interval and direction ("higher", "lower" or "") of a compared value."""
     direction = {1: "higher", 0: "", -1: "lower"}[one.direction]
     reach = interval({"low": one.low, "high": one.high, "caveat": one.caveat})
     return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
 
 
 def movers_table(comparison: Comparison) -> Table:
-    """The examples that moved most, upwards and downwards, with their position in the dataset."""
-    table = Table(title=f"the examples whose {comparison.main.name} moved most", title_justify="left", width=98)
+    """Return a table of the examples that changed most, in both directions."""
+    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=98)
     table.add_column("example_id", justify="right", no_wrap=True)
     for name in comparison.names:
         table.add_column(name, justify="right", overflow="fold")
@@ -158,7 +161,7 @@ def _mover(mover: Mover) -> tuple[str, ...]:
 
 
 def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], title: str) -> Table:
-    """First value, last value and curve of each metric over the steps."""
+    """Return a table with the first value, last value and curve of each metric."""
     table = Table(title=title, title_justify="left", width=96)
     table.add_column("", style="bold")
     table.add_column("first", justify="right")
@@ -169,3 +172,37 @@ def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], t
         if values:
             table.add_row(name, number(values[0]), number(values[-1]), sparkline(values))
     return table
+
+
+MESSAGE_LIMIT = 2_000
+"""Maximum characters shown of one message."""
+
+
+def rollout_text(record: RolloutRecord, title: str = "") -> str:
+    """Return a rollout as text: scores or error, then all messages."""
+    facts = [title] if title else []
+    facts.append(f"example {record.example_id}, rollout {record.rollout_index}")
+    if record.scores is not None:
+        parts = [f"{name} {value:.3g}" for name, value in {**record.scores.rewards, **record.scores.metrics}.items()]
+        facts.append(
+            f"reward {record.scores.reward:.3g} ({', '.join(parts)})" if parts else f"{record.scores.reward:.3g}"
+        )
+    if record.error is not None:
+        facts.append(f"failed in {record.error.phase}: {record.error.type}: {record.error.message}")
+    facts.append(f"stop condition {record.stop_condition}" + (", truncated" if record.is_truncated else ""))
+    lines = [f"  {m['role']}: {message_text(m)}" for m in [*record.prompt, *record.completion]]
+    return "\n".join([" · ".join(facts), *lines])
+
+
+def message_text(message: Mapping[str, Any]) -> str:
+    """Return a message's text and tool calls as one text."""
+    calls = message.get("tool_calls")
+    rendered = [_call_text(call) for call in calls] if isinstance(calls, list) else []
+    return " ".join([cut(text_of(message), MESSAGE_LIMIT), *rendered])
+
+
+def _call_text(call: Any) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):  # models and servers may send anything
+        return f"→ {cut(str(call), MESSAGE_LIMIT)}"
+    return f"→ {function.get('name')}({cut(str(function.get('arguments')), MESSAGE_LIMIT)})"

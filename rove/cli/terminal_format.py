@@ -1,4 +1,4 @@
-"""What a terminal shows of runs and rollouts, as text that can do nothing to it."""
+"""Runs and rollouts as text for a terminal, with control characters made visible."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from typing import Any, NamedTuple
 
 from rich.text import Text
 
-from rove.cli.rollout_text import said
+from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
 from rove.viewer.format import interval, number, seconds, sparkline
 from rove.viewer.queries import SCORE, TAG
 
-WIDEST = 34
-"""Characters of a cell."""
+MAX_CELL_CHARS = 34
+"""Maximum characters of a cell."""
 OPERATORS = {">=": "from", "<": "to", "=": "is"}
 STATUS = {"running": "bold blue", "complete": "green", "stopped": "yellow", "unreadable": "red"}
 ROLES = ("system", "user", "assistant", "tool")
@@ -23,42 +23,42 @@ THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def inert(text: str) -> str:
-    """A text whose control and direction characters are told as what they are, so that a terminal does nothing but show it."""
-    return "".join(char if char.isprintable() or char == "\n" else _named(char) for char in text)
+    """Escape control and direction characters, so that the terminal only displays the text."""
+    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
 
 
-def _named(char: str) -> str:
+def _escaped(char: str) -> str:
     if char == "\t":
         return "    "
     return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
 
 
-def clipped(text: str, width: int = WIDEST) -> str:
-    """A text in one line of a cell."""
+def clipped(text: str, width: int = MAX_CELL_CHARS) -> str:
+    """Return a text as one line for a cell, clipped to `width` characters."""
     line = " ".join(inert(text).split())
     return line if len(line) <= width else line[: width - 1] + "…"
 
 
 class Filter(NamedTuple):
-    """Which rollouts are wanted, as parameters of the viewer's questions."""
+    """A filter of rollouts, as query parameters of the viewer."""
 
     pairs: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def read(cls, text: str, known: Sequence[str]) -> Filter:
-        """A filter as it is typed: `reward>=0.5 stop=answered win=1 tag=good error=`.
+        """Parse a filter, such as `reward>=0.5 stop=answered win=1 tag=good error=`.
 
         Args:
-            text: conditions with spaces between them; values with spaces in quotes.
-            known: everything that rollouts have; scores may be named without their "score.".
+            text: Conditions separated by spaces; values with spaces are quoted.
+            known: Names of all values of rollouts; the prefix "score." may be omitted.
 
         Raises:
-            ConfigError: a condition has no operator, or nothing is called so.
+            ConfigError: A condition has no operator, or an unknown name.
         """
         try:
             words = shlex.split(text)
         except ValueError as error:
-            raise ConfigError(f"not a filter: {error}") from error
+            raise ConfigError(f"invalid filter: {error}") from error
         return cls(tuple(_condition(word, [*known, TAG]) for word in words))
 
     def __str__(self) -> str:
@@ -70,7 +70,7 @@ class Filter(NamedTuple):
         )
 
     def toggled(self, pair: tuple[str, str]) -> Filter:
-        """The same with one more condition, or without it."""
+        """Return the filter with a condition added, or removed if it was present."""
         left = tuple(one for one in self.pairs if one != pair)
         return Filter(left if len(left) < len(self.pairs) else (*left, pair))
 
@@ -78,11 +78,11 @@ class Filter(NamedTuple):
 def _condition(word: str, known: Sequence[str]) -> tuple[str, str]:
     found = re.match(r"([^<>=]+)(>=|<|=)(.*)", word, re.DOTALL)
     if found is None:
-        raise ConfigError(f"'{word}' is no condition; write it like reward>=0.5, turns<4 or stop=answered")
+        raise ConfigError(f"'{word}' is not a condition; expected one like reward>=0.5, turns<4 or stop=answered")
     name, sign, value = found.groups()
-    for meant in (name, SCORE + name):
-        if meant in known:
-            return f"{OPERATORS[sign]}.{meant}", value
+    for candidate in (name, SCORE + name):
+        if candidate in known:
+            return f"{OPERATORS[sign]}.{candidate}", value
     raise ConfigError(f"rollouts have no '{name}'; {nearest(name, [one.removeprefix(SCORE) for one in known])}")
 
 
@@ -96,12 +96,12 @@ def estimate(seen: Mapping[str, Any]) -> str:
 
 
 def brief(value: float) -> str:
-    """A duration in a cell."""
+    """Return a duration for a cell."""
     return "< 1 ms" if value < 0.001 else f"{value * 1000:.0f} ms" if value < 1 else seconds(value)
 
 
 def run_cells(run: Mapping[str, Any], picked: bool) -> list[Text]:
-    """A run as a row."""
+    """Return the cells of a run."""
     reward: Mapping[str, Any] = run.get("reward") or {}
     measured = f"{number(reward.get('mean'))} {estimate(reward)}".strip()
     if "curve" in run:
@@ -118,7 +118,7 @@ def run_cells(run: Mapping[str, Any], picked: bool) -> list[Text]:
 
 
 def rollout_cells(row: Mapping[str, Any]) -> list[Text]:
-    """A rollout as a row."""
+    """Return the cells of a rollout."""
     step = "" if row["step"] is None else f" · step {row['step']}"
     reward = Text("failed", "red") if row["error"] else Text(number(row["reward"]), "bold")
     ended = Text(clipped(str(row["error"] or row["stop"] or "–").replace("_", " "), 22))
@@ -128,15 +128,15 @@ def rollout_cells(row: Mapping[str, Any]) -> list[Text]:
     return [Text(f"{row['example']} · {row['rollout']}{step}"), reward, ended, *map(Text, numbers), _tags(row)]
 
 
-def _tags(said_of: Mapping[str, Any]) -> Text:
-    noted = " ✎" * bool(said_of.get("note"))
-    return Text(clipped(", ".join(said_of.get("tags") or ())) + noted, "cyan")
+def _tags(annotated: Mapping[str, Any]) -> Text:
+    noted = " ✎" * bool(annotated.get("note"))
+    return Text(clipped(", ".join(annotated.get("tags") or ())) + noted, "cyan")
 
 
 def heading(
-    about: Mapping[str, Any], wanted: Filter, found: Mapping[str, Any], offset: int, sort: str, down: bool
+    about: Mapping[str, Any], chosen: Filter, found: Mapping[str, Any], offset: int, sort: str, down: bool
 ) -> Text:
-    """What stands above a list of rollouts."""
+    """Return the title of a list of rollouts."""
     title = Text().append(inert(about["name"]), "bold")
     title.append(f"  {about['status']}", STATUS.get(about["status"], ""))
     if about.get("why"):
@@ -144,45 +144,45 @@ def heading(
     title.append(f"  {clipped(about['env'])} · {clipped(about['model'])}", "dim")
     rows = len(found["rows"])
     first = offset + 1 if rows else 0
-    words = f"\n{first:,} to {offset + rows:,} of {found['total']:,} rollouts, by {sort} {'▼' if down else '▲'}"
+    line = f"\n{first:,} to {offset + rows:,} of {found['total']:,} rollouts, by {sort} {'▼' if down else '▲'}"
     progress = found["progress"]
     if not progress["done"]:
-        words += f", {progress['bytes'] / progress['size']:.0%} read"
+        line += f", {progress['bytes'] / progress['size']:.0%} read"
     if progress["bad"]:
-        words += f", {progress['bad']:,} lines cannot be read"
-    return title.append(words).append(f"  {inert(str(wanted))}", "cyan")
+        line += f", {progress['bad']:,} lines cannot be read"
+    return title.append(line).append(f"  {inert(str(chosen))}", "cyan")
 
 
 # A rollout
 
 
 def outcome(found: Mapping[str, Any]) -> Text:
-    """Why it stopped, what each function gave, where the time went, what people say of it."""
+    """Return a rollout's stop condition, scores, timing, tags and note."""
     step = "" if found["step"] is None else f", step {found['step']}"
-    told = Text().append(f"Example {found['example_id']}, rollout {found['rollout_index']}{step}\n", "bold")
-    told.append(_why(found))
+    text = Text().append(f"Example {found['example_id']}, rollout {found['rollout_index']}{step}\n", "bold")
+    text.append(_why(found))
     if found["error"]:
         error = found["error"]
-        told.append(f"\n{inert(error['phase'])}: {inert(error['type'])}: {inert(error['message'])}", "red")
+        text.append(f"\n{inert(error['phase'])}: {inert(error['type'])}: {inert(error['message'])}", "red")
     if found["scores"]:
-        told.append(f"\nreward {number(found['reward'])}", "bold").append(f" = {_sum(found['scores'])}")
+        text.append(f"\nreward {number(found['reward'])}", "bold").append(f" = {_sum(found['scores'])}")
         metrics = [f"{inert(name)} {number(value)}" for name, value in found["scores"]["metrics"].items()]
-        told.append("\n" + ", ".join(metrics) if metrics else "", "dim")
+        text.append("\n" + ", ".join(metrics) if metrics else "", "dim")
     parts = ", ".join(f"{name} {brief(value)}" for name, value in found["parts"].items())
-    told.append(f"\n{brief(found['timing']['total'])}: {parts}", "dim")
+    text.append(f"\n{brief(found['timing']['total'])}: {parts}", "dim")
     if found["tags"] or found["note"]:
-        told.append(f"\n{', '.join(found['tags'])}", "cyan").append(f"  {inert(found['note'])}")
-    return told
+        text.append(f"\n{', '.join(found['tags'])}", "cyan").append(f"  {inert(found['note'])}")
+    return text
 
 
 def _why(found: Mapping[str, Any]) -> str:
     count = len(found["steps"])
     turns = f"{count} turn{'s' * (count != 1)}"
     if found["error"]:
-        return f"It failed after {turns}."
-    stop = found["stop_condition"] or "nothing"
-    words = "the environment had the last word" if stop == "has_final_env_response" else inert(stop).replace("_", " ")
-    return f"After {turns}: {words}{'; it was cut off' * found['is_truncated']}."
+        return f"Failed after {turns}."
+    stop = found["stop_condition"] or "no stop condition"
+    reason = "the environment ended it" if stop == "has_final_env_response" else inert(stop).replace("_", " ")
+    return f"After {turns}: {reason}{'; truncated' * found['is_truncated']}."
 
 
 def _sum(scores: Mapping[str, Any]) -> str:
@@ -193,14 +193,14 @@ def _sum(scores: Mapping[str, Any]) -> str:
 
 
 def messages(found: Mapping[str, Any]) -> Iterator[tuple[str, Text]]:
-    """Who said what: a role, "other" where it is none, and the text, reasoning dim."""
+    """Yield the role ("other" if unknown) and text of each message; reasoning is dim."""
     for message in (*found["prompt"], *found["completion"]):
         role = str(message.get("role"))
-        told = Text().append(f"{inert(role)}\n", "bold")
+        text = Text().append(f"{inert(role)}\n", "bold")
         reasoning = message.get("reasoning_content") or message.get("reasoning")
-        words = said(message)
+        words = message_text(message)
         thought = THINKING.match(words) if role == "assistant" else None
         if reasoning or thought:
-            told.append(inert(str(reasoning or (thought and thought[1]))).strip() + "\n", "dim italic")
-        told.append(inert(words[thought.end() :] if thought else words).strip("\n"))
-        yield role if role in ROLES else "other", told
+            text.append(inert(str(reasoning or (thought and thought[1]))).strip() + "\n", "dim italic")
+        text.append(inert(words[thought.end() :] if thought else words).strip("\n"))
+        yield role if role in ROLES else "other", text

@@ -1,4 +1,4 @@
-"""What `rove sft` and `rove rl` have in common: a run is begun, or gone on with, and its curves are drawn."""
+"""What `rove sft` and `rove rl` share: starting or resuming a run, and drawing its curves."""
 
 from __future__ import annotations
 
@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
-from rove.cli.common import CURVES, print_warnings
-from rove.cli.live import working
+from rove.cli.common import CURVES, print_warnings, working
 from rove.core.digest import digest_model
 from rove.envs.loading import environment_version
 from rove.remote.loading import without_isolation
@@ -23,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> dict[str, Any]:
-    """What makes a training run the one that it is: settings but those of `bookkeeping`, model and environments."""
+    """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
     identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
     evaluated = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
     return {**identity, "model": digest_model(config.model), **more, "evaluated": evaluated}
@@ -39,17 +38,17 @@ def begin(
     ranks: Ranks,
     warnings: Callable[[], Sequence[str]],
 ) -> LoadedModel | None:
-    """The model that training starts from, in a run that is begun or gone on with; None where it is complete.
+    """Start or resume a run; return the initial model, or None if the run is complete.
 
     Args:
-        run: its folder, which is ours.
+        run: The run folder, locked by this process.
         kind: "sft" or "rl".
-        warnings: of a run that begins, told where it does.
+        warnings: Returns the warnings of a new run.
     """
     from rove.models.load import check_model, load_model
     from rove.train.checkpoint import recover
 
-    check_model(config.model)  # before there is a run folder
+    check_model(config.model)  # before the run folder is created
     run.resume_command = (
         f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
     )
@@ -70,12 +69,12 @@ def begin(
         loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
     ranks.broadcast_continue()
     if ranks.size > 1:
-        console.print(f"{ranks.size} processes train together")
+        console.print(f"training in {ranks.size} processes")
     return loaded
 
 
 def draw(run: Run) -> None:
-    """Draw the run's curves, into its folder."""
+    """Draw the curves of a run into its folder."""
     from rove.cli.plots import plot_run
 
     plot_run(run.metrics(), run.path / CURVES, str(run.path))

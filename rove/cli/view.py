@@ -1,4 +1,4 @@
-"""`rove view`: runs in the browser."""
+"""`rove view` and `rove report`: look at runs, in the browser, in the terminal or as one file."""
 
 from __future__ import annotations
 
@@ -7,25 +7,44 @@ from pathlib import Path
 
 import click
 
-from rove.cli.common import RUNS, console_for, run_async
+from rove.cli.common import RUNS, console_for, hint, run_async
+from rove.cli.options import examples
 from rove.core.errors import ConfigError
+from rove.runs.run import Run
+from rove.viewer.report import ROLLOUTS, markdown, write_report
 
 
-@click.command()
+@click.command(
+    epilog=examples(
+        "rove view",
+        "rove view runs/mine --open",
+        "rove view --terminal",
+        "rove view --annotate   # allow tags and notes",
+    )
+)
 @click.argument("folder", metavar="[RUNS_DIR]", type=click.Path(path_type=Path), default=RUNS)
 @click.option(
-    "--host", default="127.0.0.1", show_default=True, help="Where to listen; beyond this machine it takes a token."
+    "--host",
+    default="127.0.0.1",
+    show_default=True,
+    help="Address to listen on; addresses beyond this machine are protected by a token.",
 )
-@click.option("--port", type=click.IntRange(0, 65535), default=8123, show_default=True, help="0 = any that is free.")
-@click.option("--annotate", is_flag=True, help="Let those who look tag runs and rollouts, and write notes.")
-@click.option("--terminal", is_flag=True, help="Look at them in this terminal instead (extra: terminal).")
-@click.option("--open", "opened", is_flag=True, help="Open it in the browser, too.")
-def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
-    """Look at runs in the browser, or in the terminal: rollouts, training as it goes, comparisons.
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    default=8123,
+    show_default=True,
+    help="Port to listen on; 0 picks a free one.",
+)
+@click.option("--annotate", is_flag=True, help="Allow viewers to tag runs and rollouts, and to write notes.")
+@click.option("--terminal", is_flag=True, help="Show runs in this terminal instead (extra: terminal).")
+@click.option("--open", "opened", is_flag=True, help="Also open the page in the browser.")
+def view_command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, opened: bool) -> None:
+    """View runs in the browser or the terminal: rollouts, training progress, comparisons.
 
-    RUNS_DIR is a folder of run folders, or one of them.  [default: runs]
+    RUNS_DIR is a folder of run folders, or a single run folder.  [default: runs]
 
-    Reads run folders and nothing else, so that it works while a run goes on, after a crash, and on somebody else's runs.
+    Only run folders are read, so this also works during a run, after a crash, and on runs from others.
     """
     if terminal:
         _in_the_terminal(folder, annotate)
@@ -34,19 +53,21 @@ def command(folder: Path, host: str, port: int, annotate: bool, terminal: bool, 
     from rove.viewer.app import serve_viewer
     from rove.viewer.run_store import RunStore
 
-    shelf = RunStore(folder, annotate)
+    store = RunStore(folder, annotate)
     console = console_for(False)
     token = None if is_loopback(host) else secrets.token_urlsafe(16)
 
     def started(url: str) -> None:
-        console.print(f"looking at {folder}: {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+        console.print(f"showing {folder} at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
         if token:
-            console.print("whoever has this address can read your runs; it is not encrypted on its way", style="yellow")
+            console.print(
+                "warning: anyone with this address can read your runs; it is sent unencrypted", style="yellow"
+            )
         if opened:
             click.launch(url)
 
     try:
-        run_async(serve_viewer(shelf, host, port, token, started))
+        run_async(serve_viewer(store, host, port, token, started))
     except KeyboardInterrupt:
         console.print("stopped")
 
@@ -60,8 +81,43 @@ def _in_the_terminal(folder: Path, annotate: bool) -> None:
         raise ConfigError("--terminal needs the library textual: pip install 'rove[terminal]'") from error
     from rove.viewer.run_store import RunStore
 
-    shelf = RunStore(folder, annotate)
+    store = RunStore(folder, annotate)
     try:
-        Terminal(shelf).run()
+        Terminal(store).run()
     finally:
-        shelf.close()
+        store.close()
+
+
+FILE = "report.html"
+"""File name of a run's report."""
+
+
+@click.command(epilog=examples("rove report runs/mine", "rove report runs/mine --markdown"))
+@click.argument("run", type=click.Path(path_type=Path))
+@click.option("-o", "--html", type=click.Path(path_type=Path), help=f"HTML file to write.  [default: RUN/{FILE}]")
+@click.option(
+    "--markdown",
+    "as_markdown",
+    is_flag=True,
+    help="Print a Markdown summary for a pull request; write HTML only with --html.",
+)
+@click.option(
+    "--rollouts",
+    type=click.IntRange(min=0),
+    default=ROLLOUTS,
+    show_default=True,
+    help="Maximum rollouts in the report.",
+)
+def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: int) -> None:
+    """Write a report of the run in the folder RUN, evaluation or training: one HTML file that needs no network."""
+    if html is not None and html.suffix not in (".html", ".htm"):  # a typo must not overwrite a file of the run
+        raise ConfigError(f"--html is '{html}'; expected a file name that ends in .html")
+    folder = Run(run)
+    console = console_for(as_markdown)
+    if as_markdown:
+        click.echo(markdown(folder), nl=False)
+    if html is not None or not as_markdown:
+        written = write_report(folder, html or run / FILE, rollouts)
+        console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)
+    if not as_markdown:
+        hint(console, f"summarize it for a pull request: rove report {run} --markdown")

@@ -1,4 +1,4 @@
-"""`endpoints.toml`: short names for models behind endpoints."""
+"""Read `endpoints.toml`: short names for models behind endpoints."""
 
 from __future__ import annotations
 
@@ -13,14 +13,13 @@ import msgspec
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.endpoint import EndpointClient
 from rove.clients.masking import NO_KEY
-from rove.clients.openai import CompletionsClient, OpenAIClient
+from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
-from rove.clients.responses import ResponsesClient
 from rove.core.config import check_positive, convert, read_toml
 from rove.core.errors import ConfigError, MissingKeyError, nearest
 
-PLACES = (Path("endpoints.toml"), Path("configs/endpoints.toml"))
-"""Where the file is looked for when none is named."""
+DEFAULT_PATHS = (Path("endpoints.toml"), Path("configs/endpoints.toml"))
+"""Paths that are tried if none is given."""
 
 APIS: dict[str, type[EndpointClient]] = {
     "openai_chat_completions": OpenAIClient,
@@ -32,35 +31,34 @@ APIS: dict[str, type[EndpointClient]] = {
     "anthropic_messages": AnthropicClient,
     "anthropic": AnthropicClient,
 }
-"""The names of `api_client_type`, long and short."""
+"""Values of `api_client_type`, long and short."""
 
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
 class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One `[[endpoint]]` table: a model somewhere. Tables that share an `endpoint_id` are replicas.
+    """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas.
 
     Raises:
-        ConfigError: an unknown API, a limit or price out of range, or a `key` that does not look like a variable's name.
+        ConfigError: unknown API, limit or price out of range, or a `key` that is not the name of an environment variable.
     """
 
     endpoint_id: Text
-    """The name that `-m` takes."""
+    """Name for `-m`."""
     model: Text
-    """What the model is called there."""
+    """Name of the model at the server."""
     url: str | None = None
-    """The base URL; default: that of the API's client, so in the end the API's maker."""
+    """Base URL. Default: that of the API's client."""
     key: str | None = None
-    """The name of the environment variable that holds the key; default: that of the API's client. `NO_KEY` says that the
-    server wants none (unless there is a variable of that name)."""
+    """Name of the environment variable with the API key. Default: that of the API's client. `NO_KEY`: the server needs no key."""
     api_client_type: str = "openai_chat_completions"
     """One of `APIS`."""
     headers: dict[str, str] = {}
-    """Sent with every request."""
+    """Headers for every request."""
     price: dict[str, float] | None = None
-    """What a million tokens cost: `{input = 0.4, output = 1.6}`. Of replicas one need say it."""
+    """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may give it for all."""
     max_concurrent: int | None = None
-    """Most requests under way at once; None = found out while running."""
+    """Maximum number of concurrent requests. Default: adaptive."""
 
     def __post_init__(self) -> None:
         check_positive(self, "max_concurrent")
@@ -73,22 +71,22 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             self.price.keys() == {"input", "output"} and all(cost >= 0 for cost in self.price.values())
         ):
             raise ConfigError(f"price is {self.price}; expected {{input = …, output = …}}, each 0 or more")
-        if self.key is not None and not _is_name(self.key):
+        if self.key is not None and not _is_variable_name(self.key):
             raise ConfigError(
                 "key is not the name of an environment variable, and may be the secret itself (so it is not shown); "
                 'expected a name like key = "OPENAI_API_KEY", with the secret in that variable'
             )
 
     def client(self, api_key: str | None = None, **settings: Any) -> EndpointClient:
-        """A client for it.
+        """Return a client for this address.
 
         Args:
-            api_key: the key to use instead of its own.
-            settings: those of `EndpointClient`.
+            api_key: overrides the environment variable.
+            settings: arguments of `EndpointClient`.
 
         Raises:
-            MissingKeyError: the variable is not set; or none is named, and the API's maker insists on a key.
-            ConfigError: the URL is none.
+            MissingKeyError: the environment variable is not set, or the official API got no key.
+            ConfigError: the URL is invalid.
         """
         kind = APIS[self.api_client_type]
         return kind(self.url, api_key or self._api_key(), headers=self.headers, **settings)
@@ -99,20 +97,20 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         value = os.environ.get(self.key) or (NO_KEY if self.key == NO_KEY else "")
         if not value:
             raise MissingKeyError(
-                f"environment variable {self.key} is not set, which was to hold the key of endpoint '{self.endpoint_id}'"
+                f"environment variable {self.key} is not set, but is the key of endpoint '{self.endpoint_id}'"
             )
         return value
 
 
 class Endpoint(NamedTuple):
-    """What one name stands for: the address of a model, or those of its replicas."""
+    """The address of a model, or those of its replicas, under one name."""
 
     endpoint_id: str
     addresses: list[Address]
 
     @property
     def price(self) -> dict[str, float] | None:
-        """What a million tokens cost, "input" and "output", where the file says so."""
+        """Price per million tokens, "input" and "output", if the file has it."""
         return next((address.price for address in self.addresses if address.price is not None), None)
 
     def client(
@@ -122,17 +120,16 @@ class Endpoint(NamedTuple):
         timeout: float = 600.0,
         max_retries: int = 4,
     ) -> Replicas:
-        """One client for all addresses.
+        """Return one client for all addresses.
 
         Args:
-            api_key: the key to use instead of their own.
-            max_concurrent: most requests under way at once at each; an address's own limit stays if it is lower.
-            timeout: seconds one try may take.
-            max_retries: tries after the first one; replicas share them out, so that a request does not stay for long
-                at one that is down.
+            api_key: overrides the keys of the addresses.
+            max_concurrent: maximum number of concurrent requests per address; a lower limit of the address applies.
+            timeout: seconds per try.
+            max_retries: tries after the first one, divided among replicas so that a request soon leaves one that is down.
 
         Raises:
-            MissingKeyError, ConfigError: see `Address.client`.
+            MissingKeyError, ConfigError: as `Address.client`.
         """
         retries = -(-max_retries // len(self.addresses))
         clients = [
@@ -149,18 +146,17 @@ class Endpoint(NamedTuple):
 
 
 def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
-    """The endpoints of a file, by name.
+    """Read the endpoints of a file, by name.
 
     Raises:
-        ConfigError: the file does not exist or is not TOML, or a table of it is not as `Address` says; or replicas have
-            different prices, so that nobody could say what a rollout cost.
+        ConfigError: the file does not exist, is not TOML or has an invalid table; or replicas have different prices.
     """
     content = read_toml(path)
     tables = content.pop("endpoint", [])
     for name in content:
         raise ConfigError(f"{path}: unknown setting '{name}'; expected nothing but [[endpoint]] tables")
     if not isinstance(tables, list) or not all(isinstance(table, dict) for table in tables):
-        raise ConfigError(f"{path}: 'endpoint' is no list of tables; expected [[endpoint]], with two brackets")
+        raise ConfigError(f"{path}: 'endpoint' is not a list of tables; expected [[endpoint]], with two brackets")
     found: dict[str, Endpoint] = {}
     for number, table in enumerate(tables, start=1):
         try:
@@ -174,12 +170,12 @@ def read_endpoints(path: str | Path) -> dict[str, Endpoint]:
 
 
 def known_endpoints(path: str | Path | None = None) -> dict[str, Endpoint]:
-    """The endpoints of the named file, else of the first of `PLACES` that exists; without a file there are none.
+    """Read the endpoints of a file, else of the first of `DEFAULT_PATHS` that exists; {} without a file.
 
     Raises:
-        ConfigError: see `read_endpoints`.
+        ConfigError: as `read_endpoints`.
     """
-    found = path if path is not None else next((place for place in PLACES if place.is_file()), None)
+    found = path if path is not None else next((known for known in DEFAULT_PATHS if known.is_file()), None)
     return {} if found is None else read_endpoints(found)
 
 
@@ -189,10 +185,10 @@ def _check_prices(addresses: Iterable[Address]) -> None:
         raise ConfigError(f"price is {prices[-1]}, but that of an earlier replica {prices[0]}; expected one price")
 
 
-def _is_name(key: str) -> bool:
-    """Whether this names an environment variable: it is one that is set, or is written like one.
+def _is_variable_name(key: str) -> bool:
+    """Return whether the key is the name of an environment variable: one that is set, or is written like one.
 
-    Long capitals and digits without an underscore are more likely a secret of the kind some clouds give out.
+    Long capitals and digits without an underscore are more likely a secret.
     """
     if key in os.environ:
         return True

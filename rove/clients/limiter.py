@@ -1,4 +1,4 @@
-"""How many requests may be under way at an endpoint: a fixed number, or one that finds itself."""
+"""Limit the concurrent requests at an endpoint, to a fixed number or adaptively."""
 
 from __future__ import annotations
 
@@ -10,84 +10,91 @@ from collections import deque
 from collections.abc import Callable
 from typing import NamedTuple, Protocol, runtime_checkable
 
-START = 16
-"""Requests at once before anything is known of an endpoint."""
-MAXIMUM = 1024
-"""Requests at once that are never exceeded when the limit finds itself."""
-MIN_ROUND = 8
-"""Answers that make a round, at least: a median of fewer says little."""
-REFUSED_CUT = 0.9
-SLOWER_CUT = 0.7
-SLOWER = 2.0
-"""A round's median latency over the quickest round's, from which on requests may be queueing."""
-SOONER = 0.85
-"""The same after a cut over before, below which they were."""
-GAIN = 1.15
-"""Throughput over that of half as many requests, from which on more latency is worth it."""
+START_LIMIT = 16
+"""Concurrent requests at the start of an adaptive limit."""
+MAX_LIMIT = 1024
+"""Upper bound of an adaptive limit."""
+MIN_ROUND_SIZE = 8
+"""Minimum number of responses in a round; a median of fewer means little."""
+OVERLOAD_FACTOR = 0.9
+"""Factor of the limit after a refusal or timeout."""
+LATENCY_FACTOR = 0.7
+"""Factor of the limit after a slow round."""
+LATENCY_RATIO = 2.0
+"""Median latency of a round over that of the fastest round, above which requests may be queueing."""
+IMPROVED_RATIO = 0.85
+"""Median latency after a cut over that before it, up to which the cut is kept."""
+MIN_THROUGHPUT_RATIO = 1.15
+"""Throughput over that of half as many requests, above which the higher latency is accepted."""
 
 
 class Change(NamedTuple):
-    """One entry of a limiter's history."""
+    """One entry of the history of a limiter."""
 
     seconds: float
-    """Since the limiter was made."""
+    """Seconds since the limiter was created."""
     limit: int
     reason: str
-    """"start", "grown", "refused" (HTTP 429 and the like), "unanswered" (no answer in time), "slower", or "restored" (a
-    cut that did not help)."""
+    """Why: "start", "grown", "refused" (HTTP 429 etc.), "unanswered" (timeout), "slower", or "restored" (a cut that did
+    not help).
+    """
 
 
 @runtime_checkable
 class AdmissionLimiter(Protocol):
-    """What `rove.groups` and `rove.evaluate` use of the limiter that a client shows as `limiter`."""
+    """The part of a limiter that `rove.rollouts` uses: starting rollouts only when their first request can be sent."""
 
     adaptive: bool
     on_change: Callable[[Change], None] | None
 
     async def reserve(self) -> None:
-        """Wait until one more rollout can be started."""
+        """Wait until one more rollout can start."""
         ...
 
     def unreserve(self) -> None:
-        """Its first request is about to be made, or will not be."""
+        """Give up the reservation: the first request is about to be sent, or never will be."""
         ...
 
 
 class Limiter:
-    """Admits requests first come, first served, so that no more than `limit` are under way at once.
+    """Admits requests in order of arrival, at most `limit` concurrently.
 
-    With `adaptive` the limit starts low and finds itself. It grows by one with every answer until the first cut (slow
-    start), then by one a round, two in the next, and so on (a round is as many answers as the limit was at its start),
-    both only while the limit is what holds requests back. Two things cut it:
+    With `adaptive=True` the limit starts low and adapts. It grows by one per response until the first cut (slow start), then
+    by one in the next round, two in the round after it, and so on; a round is as many responses as the limit at its start. It
+    grows only while requests are waiting for it. Three events cut it:
 
-    - A refusal, to 0.9 of what was under way; refusals of requests sent before that cut do not cut again. When a whole
-      round is refused, nobody is admitted until the longest pause that the endpoint asked for is over.
-    - A request that got no answer in time, in the same way, but nobody is ever held back for it: an endpoint that takes
-      on more than it can do is not one that asks for a pause. Errors and dropped connections say nothing of its load.
-    - A round that took twice as long as the quickest one, though hardly more got done than with half as many requests:
-      to 0.7, to see. If answers then come sooner, requests had only queued, at the endpoint or in this process, and the
-      cut stays; if not, answers simply take longer now, and the limit goes back to what it was.
+    - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
+      whole round is refused, no request is admitted until the longest requested pause is over.
+    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they say nothing about the load.
+    - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as many
+      requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is restored.
 
     Args:
-        limit: requests at once; where an adaptive limiter starts.
-        adaptive: let the limit find itself, between 1 and `maximum`.
-        maximum: of an adaptive limit.
-        clock: seconds that only grow.
+        limit: concurrent requests; for an adaptive limiter, the start.
+        adaptive: adapt the limit between 1 and `maximum`.
+        maximum: upper bound of an adaptive limit.
+        clock: a monotonic clock in seconds.
+
+    Example:
+        limiter = Limiter(adaptive=True)
+        admitted = await limiter.acquire()
+        ...
+        limiter.release(admitted, "answered")
     """
 
     def __init__(
         self,
-        limit: int = START,
+        limit: int = START_LIMIT,
         *,
         adaptive: bool = False,
-        maximum: int = MAXIMUM,
+        maximum: int = MAX_LIMIT,
         clock: Callable[[], float] = time.monotonic,
     ):
         self.adaptive = adaptive
         self.maximum = max(limit, maximum) if adaptive else limit
         self.under_way = 0
         self.history: deque[Change] = deque(maxlen=1000)
-        """Where the limit was and why it changed, the newest last; growth is noted when it has come to a fifth."""
+        """Changes of the limit, the newest last; growth is recorded in steps of a fifth."""
         self.on_change: Callable[[Change], None] | None = None
         """Called with every new entry of the history."""
         self._limit = float(limit)
@@ -97,42 +104,42 @@ class Limiter:
         self._arrivals: deque[asyncio.Future[None]] = deque()
         self._reserved = 0
         self._open_at = 0.0
-        self._alarm_is_set = False
+        self._timer_is_set = False
         self._slow_start = True
         self._cut_at = -math.inf
         self._rounds = 0  # since the last cut
         self._refused_in_a_row = 0
         self._round_began = self._began
-        self._round_size = max(MIN_ROUND, limit)
-        self._held_back = False  # in this round the limit was what held requests back
+        self._round_size = max(MIN_ROUND_SIZE, limit)
+        self._held_back = False  # whether requests waited for the limit in this round
         self._latencies: list[float] = []
         self._quickest = math.inf
         self._rates: dict[int, float] = {}  # answers per second, by requests under way (half octaves)
-        self._trial: tuple[float, float] | None = None  # limit and latency before a cut that is being tried
+        self._trial: tuple[float, float] | None = None  # limit and latency before a cut on trial
         self._note("start")
 
     @property
     def limit(self) -> int:
-        """Requests that may be under way at once, now."""
+        """The current limit of concurrent requests."""
         return int(self._limit)
 
     def restart(self) -> None:
-        """Forget who was under way: their event loop has ended."""
+        """Forget all requests: their event loop has ended."""
         self.under_way = self._reserved = 0
         self._queue.clear()
         self._arrivals.clear()
-        self._alarm_is_set = False
+        self._timer_is_set = False
 
     async def acquire(self) -> float:
-        """Wait to be admitted; returns the time of it, which `release` wants back."""
+        """Wait for admission; return its time, to be passed to `release`."""
         if self._queue or self.under_way >= self.limit or self._is_closed:
-            place = asyncio.get_running_loop().create_future()
-            self._queue.append(place)
+            waiter = asyncio.get_running_loop().create_future()
+            self._queue.append(waiter)
             self._wake_later()
             try:
-                await place  # whoever wakes us has counted us in
+                await waiter  # `_wake` has already counted this request
             except asyncio.CancelledError:
-                if place.done() and not place.cancelled():
+                if waiter.done() and not waiter.cancelled():
                     self.under_way -= 1
                     self._wake()
                 raise
@@ -141,42 +148,42 @@ class Limiter:
         return self._clock()
 
     def release(self, admitted: float, outcome: str = "answered", pause: float = 0.0) -> None:
-        """Give the place back.
+        """End a request.
 
         Args:
-            admitted: what `acquire` returned.
-            outcome: "answered", "refused" (the endpoint has too much to do), "unanswered" (not in time) or "failed"
-                (which says nothing of its load).
-            pause: seconds the endpoint asked to be left alone, when it refused.
+            admitted: the return value of `acquire`.
+            outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (says
+                nothing about the load).
+            pause: seconds of pause that a refusing endpoint requested.
         """
         try:
             if self.adaptive:
                 self._learn(admitted, outcome, pause)
-        finally:  # `on_change` is not ours, and may raise
+        finally:  # `on_change` is foreign code and may raise
             self.under_way -= 1
             self._wake()
 
     async def reserve(self) -> None:
-        """Wait until one more rollout can be started whose first request will be admitted at once.
+        """Wait until a new rollout's first request would be admitted at once.
 
-        Everybody who reserved must call `unreserve` when that first request is made, or will not be.
+        Call `unreserve` right before that request, or when it will not be sent.
         """
         if not self._arrivals and self._has_room:
             self._reserved += 1
             return
-        place = asyncio.get_running_loop().create_future()
-        self._arrivals.append(place)
+        waiter = asyncio.get_running_loop().create_future()
+        self._arrivals.append(waiter)
         self._wake_later()
         try:
-            await place
+            await waiter
         except asyncio.CancelledError:
-            if place.done() and not place.cancelled():
+            if waiter.done() and not waiter.cancelled():
                 self.unreserve()
             raise
 
     def unreserve(self) -> None:
-        """See `reserve`. Whoever makes the request right after this finds its room still there."""
-        self._reserved = max(0, self._reserved - 1)  # `restart` may have forgotten it
+        """Give up a reservation. A request sent right after this call is still admitted at once."""
+        self._reserved = max(0, self._reserved - 1)  # `restart` may have cleared it
         asyncio.get_running_loop().call_soon(self._wake)
 
     @property
@@ -188,27 +195,27 @@ class Limiter:
         return self.under_way + self._reserved < self.limit and not self._is_closed
 
     def _wake(self) -> None:
-        """Admit who waits: requests of running rollouts before new rollouts."""
+        """Admit what waits: requests of running rollouts before new rollouts."""
         while self._queue and self.under_way < self.limit and not self._is_closed:
-            place = self._queue.popleft()
-            if not place.done():
+            waiter = self._queue.popleft()
+            if not waiter.done():
                 self.under_way += 1
-                place.set_result(None)
+                waiter.set_result(None)
         while self._arrivals and not self._queue and self._has_room:
-            place = self._arrivals.popleft()
-            if not place.done():
+            waiter = self._arrivals.popleft()
+            if not waiter.done():
                 self._reserved += 1
-                place.set_result(None)
+                waiter.set_result(None)
         self._wake_later()
 
     def _wake_later(self) -> None:
-        """During a pause nothing is released that would wake the queue."""
-        if self._is_closed and (self._queue or self._arrivals) and not self._alarm_is_set:
-            self._alarm_is_set = True
-            asyncio.get_running_loop().call_later(self._open_at - self._clock(), self._alarm)
+        """Set a timer for the end of a pause, in which no release would wake the queue."""
+        if self._is_closed and (self._queue or self._arrivals) and not self._timer_is_set:
+            self._timer_is_set = True
+            asyncio.get_running_loop().call_later(self._open_at - self._clock(), self._on_timer)
 
-    def _alarm(self) -> None:
-        self._alarm_is_set = False
+    def _on_timer(self) -> None:
+        self._timer_is_set = False
         self._wake()
 
     def _learn(self, admitted: float, outcome: str, pause: float) -> None:
@@ -220,7 +227,7 @@ class Limiter:
                 self._open_at = max(self._open_at, self._clock() + pause)
         if outcome in ("refused", "unanswered") and admitted >= self._cut_at:
             self._trial = None
-            self._cut(REFUSED_CUT * min(self._limit, self.under_way), outcome)
+            self._cut(OVERLOAD_FACTOR * min(self._limit, self.under_way), outcome)
 
     def _answered(self, admitted: float) -> None:
         self._refused_in_a_row = 0
@@ -243,30 +250,35 @@ class Limiter:
     def _end_round(self) -> None:
         latency = statistics.median(self._latencies)
         rate = len(self._latencies) / max(1e-9, self._clock() - self._round_began)
-        together = rate * statistics.fmean(self._latencies)  # Little's law: what was under way while they came about
+        concurrency = rate * statistics.fmean(self._latencies)  # Little's law: mean number of concurrent requests
         held_back, trial = self._held_back, self._trial
         self._start_round()
         self._rounds += 1
         if trial:
             self._trial = None
-            if latency > SOONER * trial[1]:
+            if latency > IMPROVED_RATIO * trial[1]:
                 self._limit, self._quickest = trial[0], latency
                 self._note("restored")
-        elif held_back and self.limit > 1 and latency > SLOWER * self._quickest and not self._pays(rate, together):
+        elif (
+            held_back
+            and self.limit > 1
+            and latency > LATENCY_RATIO * self._quickest
+            and not self._pays(rate, concurrency)
+        ):
             self._trial = (self._limit, latency)
-            self._cut(SLOWER_CUT * min(self._limit, together), "slower")
+            self._cut(LATENCY_FACTOR * min(self._limit, concurrency), "slower")
         self._quickest = min(self._quickest, latency)
-        size = _half_octave(together)
+        size = _half_octave(concurrency)
         self._rates[size] = (rate + self._rates.get(size, rate)) / 2
 
-    def _pays(self, rate: float, together: float) -> bool:
-        """Whether more gets done than with half as many requests under way."""
-        smaller = [size for size in self._rates if size <= _half_octave(together) - 2]
-        return not smaller or rate > GAIN * self._rates[max(smaller)]
+    def _pays(self, rate: float, concurrency: float) -> bool:
+        """Return whether throughput is clearly higher than with half as many requests."""
+        smaller = [size for size in self._rates if size <= _half_octave(concurrency) - 2]
+        return not smaller or rate > MIN_THROUGHPUT_RATIO * self._rates[max(smaller)]
 
     def _start_round(self) -> None:
         self._latencies.clear()
-        self._round_size = max(MIN_ROUND, self.limit)
+        self._round_size = max(MIN_ROUND_SIZE, self.limit)
         self._round_began = self._clock()
         self._held_back = False
 
@@ -285,5 +297,5 @@ class Limiter:
             self.on_change(change)
 
 
-def _half_octave(together: float) -> int:
-    return round(2 * math.log2(max(1.0, together)))
+def _half_octave(concurrency: float) -> int:
+    return round(2 * math.log2(max(1.0, concurrency)))

@@ -1,4 +1,4 @@
-"""Errors and answers without secrets: both are shown and kept in run folders."""
+"""Mask secrets in errors and responses, which are shown and stored in run folders."""
 
 from __future__ import annotations
 
@@ -19,46 +19,44 @@ from rove.core.messages import AssistantMessage
 from rove.core.protocols import Response
 
 NO_KEY = "EMPTY"
-"""Sent as the key where there is none: some servers want any."""
+"""Sent if there is no key: some servers require one."""
 MASK = "***"
-SECRET_LENGTH = 6
-"""Shorter ones are not masked; nor is so little of a longer one that an excerpt begins and does not end."""
-ANSWER_SECRET_LENGTH = 12
-"""Shorter keys are not masked in a model's answer: they may be words, like the "ollama" that a local server wants."""
+MIN_SECRET_CHARS = 6
+"""Shorter secrets are not masked, nor are shorter beginnings of a truncated secret."""
+MIN_RESPONSE_SECRET_CHARS = 12
+"""Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server expects."""
 _CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
-"""Headers that hold credentials; the values of others, such as a team's name, may be words of an answer."""
+"""Names of headers that hold credentials. Values of other headers, such as a team name, may be ordinary words."""
 _URL_SAFE = str.maketrans("+/", "-_")
 _URL_ENCODED = re.compile("%[0-9A-F]{2}")
 
 
 class Secrets:
-    """Keeps a key (unless it is `NO_KEY`), and the values of a user's headers, out of what is told."""
+    """Masks an API key (unless it is `NO_KEY`) and the values of headers."""
 
     def __init__(self, key: str, headers: Mapping[str, str]):
         credentials = {name: value for name, value in headers.items() if _CREDENTIAL.search(name)}
-        known = {secret for secret in _secrets(key, credentials) if len(secret) >= ANSWER_SECRET_LENGTH}
-        self._forms_in_answers = sorted(
-            {form for secret in known for form in _spellings(secret)}, key=len, reverse=True
-        )
-        forms = {form for secret in _secrets(key, headers) for form in _forms(secret) if len(form) >= SECRET_LENGTH}
+        known = {secret for secret in _secrets(key, credentials) if len(secret) >= MIN_RESPONSE_SECRET_CHARS}
+        self._response_forms = sorted({form for secret in known for form in _spellings(secret)}, key=len, reverse=True)
+        forms = {form for secret in _secrets(key, headers) for form in _forms(secret) if len(form) >= MIN_SECRET_CHARS}
         self._forms = [
-            (re.compile(r"\\*".join(map(re.escape, form[:SECRET_LENGTH]))), form)
+            (re.compile(r"\\*".join(map(re.escape, form[:MIN_SECRET_CHARS]))), form)
             for form in sorted(forms, key=len, reverse=True)
         ]
 
     def masked_in(self, text: str) -> str:
-        """The text without them, nor the beginning of one that was cut off; whatever was escaped, and how often."""
-        # All of it first, in every spelling: the quote that seems to cut one spelling off may be part of another.
-        for cut_off in (False, True):
+        """Return the text with secrets masked: escaped any number of times, in any encoding, and truncated at the end."""
+        # Complete secrets first, in all spellings: a quote that seems to truncate one spelling may be part of another.
+        for truncated in (False, True):
             for head, form in self._forms:
-                text = _masked(text, head, form[SECRET_LENGTH:], cut_off)
+                text = _masked(text, head, form[MIN_SECRET_CHARS:], truncated)
         return text
 
-    def masked_response(self, response: Response) -> Response:
-        """Return the response without the credentials that the endpoint repeated in its message.
+    def mask_response(self, response: Response) -> Response:
+        """Return the response with the credentials masked that the endpoint repeated in its message.
 
-        Masks keys and credential headers of at least `ANSWER_SECRET_LENGTH` characters, unescaped and in JSON, HTML, URL
-        or base64 encoding. Short values stay: a model may write them for reasons of its own.
+        Keys and credential headers of at least `MIN_RESPONSE_SECRET_CHARS` characters are masked, unescaped and in
+        JSON, HTML, URL or base64 encoding.
         """
         message = self._without_credentials(response.message)
         if message == response.message:
@@ -66,17 +64,19 @@ class Secrets:
         return msgspec.structs.replace(response, message=AssistantMessage(**message))
 
     def _without_credentials(self, value: Any) -> Any:
-        """Return a JSON value with every credential in its texts masked."""
+        """Return the value with credentials in its texts masked."""
         if isinstance(value, str):
-            for form in self._forms_in_answers:
+            for form in self._response_forms:
                 value = value.replace(form, MASK)
             return value
         if isinstance(value, Mapping):
             return {self._without_credentials(name): self._without_credentials(item) for name, item in value.items()}
         return [self._without_credentials(item) for item in value] if isinstance(value, list | tuple) else value
 
-    def taken_from(self, error: Exception) -> Exception:
-        """The error without them in its message; without its causes, where those tell one; else another in its place."""
+    def mask_error(self, error: Exception) -> Exception:
+        """Return the error with its message masked, without causes that contain a secret; an `InfraError` if the class
+        adds a secret.
+        """
         error.args = tuple(self.masked_in(part) if isinstance(part, str) else part for part in error.args)
         trace = "".join(traceback.format_exception(error))
         if self.masked_in(trace) != trace:
@@ -119,7 +119,7 @@ def _forms(secret: str) -> Iterator[str]:
 
 
 def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
-    """Where a secret ends in a text, of which `rest` may follow at `end`; and whether all of it does."""
+    """Return the index after the part of `rest` that follows at `end`, and whether all of `rest` does. Skips backslashes."""
     for character in rest:
         following = end
         while text[following : following + 1] == "\\":
@@ -130,13 +130,15 @@ def _extent(text: str, end: int, rest: str) -> tuple[int, bool]:
     return end, True
 
 
-def _masked(text: str, head: re.Pattern[str], rest: str, cut_off: bool) -> str:
-    """The text without a secret that begins with `head` and goes on with `rest`, or without the beginning of a cut one."""
+def _masked(text: str, head: re.Pattern[str], rest: str, truncated: bool) -> str:
+    """Mask every secret that begins with `head` and continues with `rest`; with `truncated`, also one cut off at a line
+    end or quote.
+    """
     position = 0
     while found := head.search(text, position):
         position = found.start()
         end, is_whole = _extent(text, found.end(), rest)
-        if is_whole or (cut_off and text[end:].lstrip("\\")[:1] in "…\n'\""):  # the end of the text, too
+        if is_whole or (truncated and text[end:].lstrip("\\")[:1] in "…\n'\""):  # "" at the end of the text
             text = text[:position] + MASK + text[end:]
             position += len(MASK)
         else:

@@ -1,4 +1,4 @@
-"""Any server that speaks OpenAI's (chat) completions; the transport is our own, the `openai` package is not needed."""
+"""Clients for OpenAI-compatible APIs: chat completions, completions and Responses. They need no `openai` package."""
 
 from __future__ import annotations
 
@@ -12,36 +12,42 @@ from rove.clients.masking import NO_KEY
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
 from rove.core.protocols import Client, Request, Response
-from rove.wire import chat, completions
+from rove.wire import chat, completions, responses
 
 _SDK_HEADERS = re.compile(r"accept|authorization|content-type|user-agent|x-stainless-.*", re.IGNORECASE)
 
 
 class OpenAIClient(EndpointClient):
-    """An OpenAI-compatible endpoint: chat completions, and completions where a request is a raw text.
+    """A client for an OpenAI-compatible API; see `EndpointClient` for arguments, retries and errors.
 
-    Arguments, retries and errors: see `EndpointClient`. The base URL defaults to `OPENAI_BASE_URL`, else OpenAI itself,
-    the key to `OPENAI_API_KEY`.
+    It sends conversations to chat completions and raw texts to completions. `base_url` defaults to `OPENAI_BASE_URL`, then
+    to OpenAI's own API. `api_key` defaults to `OPENAI_API_KEY`.
+
+    Example:
+        client = rove.OpenAIClient("http://localhost:8000/v1")  # vLLM, SGLang, llama.cpp, Ollama, …
+        records = env.generate_sync(client, "Qwen/Qwen3-0.6B", num_examples=10)
     """
 
-    maker_url = "https://api.openai.com/v1"
-    url_var = "OPENAI_BASE_URL"
-    key_var = "OPENAI_API_KEY"
+    default_base_url = "https://api.openai.com/v1"
+    base_url_var = "OPENAI_BASE_URL"
+    api_key_var = "OPENAI_API_KEY"
 
     @classmethod
     def from_sdk(cls, sdk: Any) -> OpenAIClient:
-        """A client with an `openai.AsyncOpenAI`'s base URL, key, headers, retries and (where it is a number) timeout.
+        """Return a client with the base URL, key, headers, retries and timeout of an `openai.AsyncOpenAI`.
+
+        A timeout that is not a number becomes the default.
 
         Raises:
-            ConfigError: it has what has no counterpart here: a default query (as for Azure) or a function as its key.
+            ConfigError: the SDK client has a default query (as for Azure) or a function as its key.
         """
         if getattr(sdk, "default_query", None) or callable(getattr(sdk, "_api_key_provider", None)):
             raise ConfigError(
-                f"cannot take over this {type(sdk).__name__}: it has a default_query or a function as api_key; "
+                f"cannot convert this {type(sdk).__name__}: it has a default_query or a function as api_key; "
                 "expected plain base_url and api_key: build a rove OpenAIClient(base_url, api_key, headers=…) instead"
             )
         timeout = getattr(sdk, "timeout", None)
-        # The SDK describes itself in some headers, and marks absent ones with objects of its own.
+        # The SDK describes itself in some headers and marks absent ones with objects that are not strings.
         headers = {
             name: value
             for name, value in (getattr(sdk, "default_headers", None) or {}).items()
@@ -56,11 +62,11 @@ class OpenAIClient(EndpointClient):
         )
 
     def auth_headers(self, key: str) -> dict[str, str]:
-        """A bearer token."""
+        """Return a header with the key as bearer token."""
         return {"Authorization": f"Bearer {key}"}
 
     def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """A chat completion; of a raw text, a completion.
+        """Return path and body of a chat completion, or of a completion for a raw text.
 
         Raises:
             ConfigError: a raw text comes with tools.
@@ -69,43 +75,56 @@ class OpenAIClient(EndpointClient):
             raw = msgspec.structs.replace(request, messages=[UserMessage(request.text)])
             return "completions", completions.request_body(raw)
         body = chat.request_body(request)
-        if self.is_maker and "max_tokens" in body:
-            # OpenAI's reasoning models refuse the old name; all its models know the new one.
+        if self.is_official and "max_tokens" in body:
+            # OpenAI's reasoning models refuse the old name; all its models accept the new one.
             body.setdefault("max_completion_tokens", body.pop("max_tokens"))
         return "chat/completions", body
 
     def read(self, request: Request, answer: Any) -> Response:
-        """The answer in a chat completion, or the continuation of a raw text."""
+        """Read the reply to a chat completion, or to a completion for a raw text."""
         return chat.read_response(answer) if request.text is None else completions.read_response(answer)
 
 
 class CompletionsClient(OpenAIClient):
-    """An endpoint that has completions but no chat, as servers of models without a chat template do."""
+    """A client for a server with completions but no chat, as for models without a chat template."""
 
     def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
-        """A completion.
+        """Return path and body of a completion.
 
         Raises:
-            ConfigError: the request is a conversation, or comes with tools.
+            ConfigError: the request is a conversation or has tools.
         """
         if request.text is None:
             raise ConfigError(
-                f"{self.base_url} is said to have only completions; expected a raw text to continue, got messages: "
+                f"{self.base_url} is configured for completions only; expected a raw text to continue, got messages: "
                 "use an environment with message_type='completion', or the endpoint's chat completions"
             )
         return super().translate(request)
 
 
+class ResponsesClient(OpenAIClient):
+    """A client for OpenAI's Responses API; base URL and key as for `OpenAIClient`."""
+
+    def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
+        """Return path and body of a Responses API call; see `EndpointClient.translate`."""
+        self._require_messages(request, "OpenAI's Responses API")
+        return "responses", responses.request_body(request)
+
+    def read(self, request: Request, answer: Any) -> Response:
+        """Read a Responses API reply."""
+        return responses.read_response(answer)
+
+
 def as_client(client: Client | Any) -> Client:
-    """A rove client as it is, or one with the settings of an `openai.AsyncOpenAI` object.
+    """Return a rove client unchanged, or convert an `openai.AsyncOpenAI`.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the object is neither.
     """
     if isinstance(client, Client):
         return client
-    speaks_chat = hasattr(getattr(client, "chat", None), "completions")
-    if speaks_chat and hasattr(client, "base_url") and hasattr(client, "api_key"):
+    has_chat = hasattr(getattr(client, "chat", None), "completions")
+    if has_chat and hasattr(client, "base_url") and hasattr(client, "api_key"):
         return OpenAIClient.from_sdk(client)
     raise ConfigError(
         f"not a client: {client!r}; expected a rove client (something with respond(), close() and max_concurrent, "

@@ -1,4 +1,4 @@
-"""Several servers of one model as one client."""
+"""Several servers of the same model as one client."""
 
 from __future__ import annotations
 
@@ -9,36 +9,46 @@ from typing import Any
 
 import msgspec
 
-from rove.clients.endpoint import REFUSED, EndpointClient
+from rove.clients.endpoint import OVERLOADED_STATUSES, EndpointClient
 from rove.clients.limiter import Change
-from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError
+from rove.core.errors import (
+    ConfigError,
+    InfraError,
+    InvalidModelResponseError,
+    ModelError,
+    cancelled_unanswered,
+    unanswered_attempts,
+)
 from rove.core.protocols import Request, Response
 
-AVOIDED = 30.0
-"""Seconds a replica that gave no answer is left alone; then one request finds out whether it is back."""
-REMEMBERED = 100_000
-"""Rollouts whose replica is remembered: the latest ones, many more than ever run at a time."""
+AVOID_S = 30.0
+"""Seconds without requests to a replica that failed to respond; then one request checks whether it is back."""
+MAX_REMEMBERED_ROLLOUTS = 100_000
+"""Rollouts whose replica is remembered, the latest ones."""
 
 
 class Replicas:
-    """Sends each request to the replica with most room, and the turns of one rollout to the same replica.
+    """A client that balances requests over replicas and keeps the turns of a rollout on one replica.
 
-    (A server that keeps what it computed for the last turn has little left to do for the next.) A request that a
-    replica fails for good, its client's own retries included, goes to the next one, until each has had it. A replica
-    that gave no answer at all is avoided for a while, also by the rollouts it had; one that has too much to do is not.
+    The server of the last turn has the conversation in its prefix cache. A request that fails at one replica, after the
+    retries of its client, goes to the next one, until all have failed. A replica that does not respond is avoided for a
+    while; an overloaded one is not.
 
     Args:
-        replicas: a client and the name of the model there, for each.
-        name: what they are called together; it stands for them in the identity of runs, so that a run can go on when
-            the servers have moved.
-        clock: seconds that only grow.
+        replicas: a client and the name of its model, per replica.
+        name: common name; it identifies the replicas in run folders, so that a run can resume after the servers moved.
+        clock: a monotonic clock in seconds.
 
     Raises:
-        ConfigError: there are none.
+        ConfigError: `replicas` is empty.
+
+    Example:
+        clients = [rove.OpenAIClient(f"http://node{i}:8000/v1") for i in range(4)]
+        client = Replicas([(client, "Qwen/Qwen3-8B") for client in clients], "qwen")
     """
 
     forces_tool_calls = True
-    """Whether they honor `Request.tool_choice`."""
+    """Whether the API supports `Request.tool_choice`."""
 
     def __init__(
         self,
@@ -51,25 +61,25 @@ class Replicas:
         self.name = name
         self._replicas = [_Replica(client, model) for client, model in replicas]
         self._clock = clock
-        self._homes: dict[int, _Replica] = {}  # by the seed of the rollout, the latest last
+        self._assigned: dict[int, _Replica] = {}  # by the rollout's seed, the latest last
         self._limiter = JointLimiter(self._replicas, self._choose)
         self._loop: asyncio.AbstractEventLoop | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells the answers of these servers from those of others; where they are does not count."""
+        """What distinguishes the responses of these servers from those of others; their addresses do not count."""
         apis = sorted({type(replica.client).__name__ for replica in self._replicas})
         models = sorted({replica.model for replica in self._replicas})
         return {"api": ", ".join(apis), "endpoint": self.name, "model": ", ".join(models)}
 
     @property
     def limiter_now(self) -> JointLimiter:
-        """The same outside of an event loop, to look at."""
+        """The combined limiter, also outside of an event loop."""
         return self._limiter
 
     @property
     def limiter(self) -> JointLimiter:
-        """Who admits the rollouts of this client, on the running event loop."""
+        """The combined limiter on the running event loop."""
         loop = asyncio.get_running_loop()
         if self._loop is not loop:
             self._loop = loop
@@ -78,14 +88,14 @@ class Replicas:
 
     @property
     def max_concurrent(self) -> int:
-        """Most requests that may ever be under way at once."""
+        """The upper limit of concurrent requests."""
         return sum(replica.client.max_concurrent for replica in self._replicas)
 
     async def respond(self, request: Request) -> Response:
-        """Answer one request; the request's own model name gives way to that of the replica.
+        """Send one request; the model name of the replica overrides that of the request.
 
         Raises:
-            ModelError, InfraError: as `EndpointClient.respond`, of the last replica, with the attempts at all of them.
+            ModelError, InfraError: as `EndpointClient.respond` of the last replica, with the attempts at all replicas.
         """
         tried: list[_Replica] = []
         attempts: list[str] = []
@@ -94,133 +104,133 @@ class Replicas:
             replica = self._choose(seed, tried)
             tried.append(replica)
             try:
-                response = await self._ask(replica, request)
+                response = await self._send(replica, request)
             except (InfraError, ModelError) as error:
-                attempts += self._told(replica, error.attempts)
+                attempts += self._labeled(replica, error.attempts)
                 error.attempts = attempts
                 may_pass = isinstance(error, (InfraError, InvalidModelResponseError))
                 if not may_pass or len(tried) == len(self._replicas):
                     raise
             except asyncio.CancelledError as cancelled:
                 if attempts:
-                    attempts += self._told(replica, getattr(cancelled, "rove_unanswered", ()))
-                    cancelled.rove_unanswered = attempts  # pyright: ignore[reportAttributeAccessIssue]
+                    attempts += self._labeled(replica, unanswered_attempts(cancelled) or ())
+                    raise cancelled_unanswered(attempts) from cancelled
                 raise
             else:
-                attempts += self._told(replica, response.attempts)
+                attempts += self._labeled(replica, response.attempts)
                 return msgspec.structs.replace(response, attempts=attempts)
 
     async def close(self) -> None:
-        """Close the connections to all of them."""
+        """Close the connections to all replicas."""
         await asyncio.gather(*(replica.client.close() for replica in self._replicas))
 
     def _choose(self, seed: int | None = None, tried: Sequence[_Replica] = ()) -> _Replica:
-        """The replica for a request of the rollout with this seed: its own, else the one with most room."""
+        """Return the replica of the rollout with this seed, else the one with the lowest load."""
         now = self._clock()
         left = [replica for replica in self._replicas if replica not in tried]
         answering = [replica for replica in left if replica.avoided_until <= now]
-        home = None if seed is None else self._homes.pop(seed, None)
-        chosen = home if home in answering else min(answering or left, key=lambda replica: replica.load)
+        assigned = None if seed is None else self._assigned.pop(seed, None)
+        chosen = assigned if assigned in answering else min(answering or left, key=lambda replica: replica.load)
         if seed is not None:
-            self._homes[seed] = chosen
-            if len(self._homes) > REMEMBERED:
-                del self._homes[next(iter(self._homes))]
+            self._assigned[seed] = chosen
+            if len(self._assigned) > MAX_REMEMBERED_ROLLOUTS:
+                del self._assigned[next(iter(self._assigned))]
         return chosen
 
-    async def _ask(self, replica: _Replica, request: Request) -> Response:
+    async def _send(self, replica: _Replica, request: Request) -> Response:
         replica.under_way += 1
-        if replica.avoided_until:  # this request finds out whether it is back; the others stay away until then
-            replica.avoided_until = self._clock() + AVOIDED
+        if replica.avoided_until:  # this request checks whether it is back
+            replica.avoided_until = self._clock() + AVOID_S
         try:
             response = await replica.client.respond(msgspec.structs.replace(request, model=replica.model))
         except InfraError as error:
-            is_busy = getattr(error, "status", None) in REFUSED
-            replica.avoided_until = 0.0 if is_busy else self._clock() + AVOIDED
+            is_overloaded = error.status in OVERLOADED_STATUSES
+            replica.avoided_until = 0.0 if is_overloaded else self._clock() + AVOID_S
             raise
         except ModelError:
-            replica.avoided_until = 0.0  # even to say no one must be there
+            replica.avoided_until = 0.0  # a rejection is a response, too
             raise
         finally:
             replica.under_way -= 1
         replica.avoided_until = 0.0
         return response
 
-    def _told(self, replica: _Replica, attempts: Sequence[str]) -> list[str]:
-        """The failed tries at a replica; where there are several, with its address."""
+    def _labeled(self, replica: _Replica, attempts: Sequence[str]) -> list[str]:
+        """Return the failed tries, with the address of the replica if there are several."""
         return [f"{replica.client.base_url}: {line}" if len(self._replicas) > 1 else line for line in attempts]
 
 
 class JointLimiter:
-    """The limiters of all replicas as one, for those who start rollouts and those who watch. See `Limiter`."""
+    """The limiters of all replicas as one; see `Limiter`."""
 
     def __init__(self, replicas: Sequence[_Replica], choose: Callable[[], _Replica]):
         self._replicas = replicas
         self._choose = choose
-        self._held: list[_Replica] = []
+        self._reserved: list[_Replica] = []
         self._on_change: Callable[[Change], None] | None = None
 
     @property
     def adaptive(self) -> bool:
-        """Whether a limit finds itself."""
+        """Whether a limit adapts."""
         return any(replica.client.limiter_now.adaptive for replica in self._replicas)
 
     @property
     def limit(self) -> int:
-        """Requests that may be under way at once, now, at all replicas together."""
+        """The current sum of the limits."""
         return sum(replica.client.limiter_now.limit for replica in self._replicas)
 
     @property
     def on_change(self) -> Callable[[Change], None] | None:
-        """Called with every change of a replica's limit; the limit it is told is the sum."""
+        """Called with every change of a limit; its `limit` is the sum."""
         return self._on_change
 
     @on_change.setter
-    def on_change(self, tell: Callable[[Change], None] | None) -> None:
-        self._on_change = tell
+    def on_change(self, callback: Callable[[Change], None] | None) -> None:
+        self._on_change = callback
         for replica in self._replicas:
-            replica.client.limiter_now.on_change = None if tell is None else self._pass_on
+            replica.client.limiter_now.on_change = None if callback is None else self._forward
 
-    def _pass_on(self, change: Change) -> None:
+    def _forward(self, change: Change) -> None:
         if self._on_change is not None:
             self._on_change(change._replace(limit=self.limit))
 
     def restart(self) -> None:
-        """Forget who was under way: their event loop has ended."""
-        self._held.clear()
+        """Forget all requests: their event loop has ended."""
+        self._reserved.clear()
         for replica in self._replicas:
-            replica.under_way = replica.held = 0
+            replica.under_way = replica.reserved = 0
 
     async def reserve(self) -> None:
-        """Wait for room for one more rollout at the replica that has most of it; `unreserve` must follow."""
+        """Wait until one more rollout can start at the replica with the lowest load; `unreserve` must follow."""
         replica = self._choose()
-        replica.held += 1
+        replica.reserved += 1
         try:
             await replica.client.limiter.reserve()
         except BaseException:
-            replica.held -= 1
+            replica.reserved -= 1
             raise
-        self._held.append(replica)
+        self._reserved.append(replica)
 
     def unreserve(self) -> None:
-        """Give a reserved room back. Whoever makes a request right after this finds it, for now it counts as room."""
-        if not self._held:  # `restart` has forgotten it
+        """Give up a reservation; see `Limiter.unreserve`."""
+        if not self._reserved:  # `restart` cleared it
             return
-        replica = self._held.pop()
-        replica.held -= 1
+        replica = self._reserved.pop()
+        replica.reserved -= 1
         replica.client.limiter.unreserve()
 
 
 class _Replica:
-    """One server, and what is known of it."""
+    """One server and its state."""
 
     def __init__(self, client: EndpointClient, model: str):
         self.client = client
         self.model = model
-        self.under_way = 0  # requests, those that wait to be admitted included
-        self.held = 0  # rollouts that have room reserved, or wait for it
-        self.avoided_until = 0.0  # 0: it answers, as far as we know
+        self.under_way = 0  # requests, waiting ones included
+        self.reserved = 0  # rollouts with a reservation, or waiting for one
+        self.avoided_until = 0.0  # 0: available as far as known
 
     @property
     def load(self) -> float:
-        """How full it is; 1 = at its limit."""
-        return (self.under_way + self.held) / self.client.limiter_now.limit
+        """Requests and reservations divided by the limit."""
+        return (self.under_way + self.reserved) / self.client.limiter_now.limit

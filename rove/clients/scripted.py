@@ -1,4 +1,4 @@
-"""A client whose answers come from a Python function: for tests, baselines, and runs without any model."""
+"""A client whose responses come from a Python function: for tests, baselines, and runs without a model."""
 
 from __future__ import annotations
 
@@ -18,45 +18,49 @@ ScriptedPolicy = Callable[[Messages, State, random.Random], Answer | Awaitable[A
 
 
 class ScriptedClient:
-    """Answers with `player(messages, state, rng)`, which returns a text or an assistant message, and may be async.
+    """A client that calls `policy(messages, state, rng)`.
 
-    `rng` is seeded from `request.seed`: a player that draws only from it answers the same request with the same
-    words, in every run and whatever else is going on. `state` is the running rollout, or an empty one outside of a
-    rollout. A raw text comes as one message of the user's. What the player raises passes through unchanged. Usage
-    counts words (what whitespace separates), not tokens.
+    The policy returns a text or an assistant message and may be async. `rng` is seeded from `request.seed`, so that a
+    policy that uses no other source of randomness gives the same response to the same request. `state` is the running
+    rollout, or empty outside of a rollout. A raw text is passed as one user message. Exceptions of the policy pass through
+    unchanged. Usage counts words, not tokens.
 
     Args:
-        player: who answers.
+        policy: the function.
         name: shown where other clients show a model.
-        max_concurrent: how many requests the client likes to have under way at once.
+        max_concurrent: requests that run concurrently.
+
+    Example:
+        client = rove.ScriptedClient(lambda messages, state, rng: str(rng.randint(1, 9)), "random digit")
+        records = env.generate_sync(client)
     """
 
-    def __init__(self, player: ScriptedPolicy, name: str = "scripted", *, max_concurrent: int = 256):
-        self.player = player
+    def __init__(self, policy: ScriptedPolicy, name: str = "scripted", *, max_concurrent: int = 256):
+        self.policy = policy
         self.name = name
         self.max_concurrent = max_concurrent
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells its answers from those of another client."""
+        """What distinguishes the responses of this client from those of another."""
         return {"model": f"scripted:{self.name}"}
 
     async def respond(self, request: Request) -> Response:
-        """Ask the player.
+        """Call the policy.
 
         Raises:
-            InvalidModelResponseError: the player returned neither a text nor an assistant message.
+            InvalidModelResponseError: the policy returned neither a text nor an assistant message.
         """
-        asked = request.messages if request.text is None else [UserMessage(request.text)]
-        messages = [Message(message) for message in asked]  # copies: a player cannot change the past
+        given = request.messages if request.text is None else [UserMessage(request.text)]
+        messages = [Message(message) for message in given]  # copies: a policy cannot change the past
         state = State() if request.state is None else request.state
-        answer = self.player(messages, state, random.Random(request.seed))
+        answer = self.policy(messages, state, random.Random(request.seed))
         message = self._message(await answer if inspect.isawaitable(answer) else answer)
-        usage = Usage(sum(map(_words, asked)), _words(message))
+        usage = Usage(sum(map(_count_words, given)), _count_words(message))
         return Response(message, usage, "tool_calls" if message.get("tool_calls") else "stop")
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing: there is nothing to free."""
 
     def _message(self, answer: Any) -> Message:
         if isinstance(answer, str):
@@ -64,9 +68,9 @@ class ScriptedClient:
         if isinstance(answer, Mapping) and answer.get("role") == "assistant":
             return Message(answer)
         raise InvalidModelResponseError(
-            f"the player of '{self.name}' returned {answer!r}; expected a text or an assistant message"
+            f"the scripted policy '{self.name}' returned {answer!r}; expected a text or an assistant message"
         )
 
 
-def _words(message: Mapping[str, Any]) -> int:
+def _count_words(message: Mapping[str, Any]) -> int:
     return len(text_of(message).split())

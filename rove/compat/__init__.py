@@ -1,11 +1,10 @@
-"""Libraries whose API lives on here: `verifiers` v0, under its own name after `install()`."""
+"""APIs of other libraries: verifiers v0, importable as `verifiers` after `install()`."""
 
 from __future__ import annotations
 
 from rove.compat.alias import (
     NAME,
     PROVIDED_VERSIONS,
-    in_workers,
     install,
     install_fallback,
     install_replacement,
@@ -14,13 +13,12 @@ from rove.compat.alias import (
 )
 
 EVAL_DEFAULTS = ("num_examples", "rollouts_per_example")
-"""What a package's `[tool.verifiers.eval]` says that `rove eval` goes by."""
+"""Keys of a package's `[tool.verifiers.eval]` that `rove eval` uses as defaults."""
 
 __all__ = [
     "EVAL_DEFAULTS",
     "NAME",
     "PROVIDED_VERSIONS",
-    "in_workers",
     "install",
     "install_fallback",
     "install_replacement",

@@ -17,26 +17,28 @@ from rove.core.renamed_settings import rename_hint, upgrade
 T = TypeVar("T")
 
 RUN_CONFIG = {"kind", "identity", "config"}
-"""Tables of a run folder's config.toml: given as `@ runs/…/config.toml` its settings are used again."""
+"""Tables of a run folder's config.toml; `@ runs/…/config.toml` uses its settings again."""
 
 
 def load(
     kind: type[T], named: Mapping[str, Any], extra: Sequence[str] = (), bare: str = "", flags: Iterable[str] = ()
 ) -> T:
-    """A settings struct from what a command line gave.
+    """Build a settings struct from command-line arguments.
+
+    Example:
+        >>> load(RLConfig, {"seed": 1}, ["tictactoe", "--loss.kind", "cispo"], bare="env")
 
     Args:
-        kind: a msgspec struct.
-        named: values of named flags, under the plain or dotted name of their setting; None = not given. They win over everything
-            else.
-        extra: remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
-            `--flag` alone for true. A value is JSON where it is JSON, else text; a setting that is text takes it as it
-            stands. Later words win over earlier ones; lists are replaced whole, tables are merged.
-        bare: the setting that one word without a flag stands for; it wins over files, wherever it stands.
-        flags: names of flags that are no settings, to be suggested after a misspelt one.
+        kind: A msgspec struct.
+        named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
+        extra: Remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
+            `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later words take
+            precedence; lists are replaced, tables are merged.
+        bare: Setting of one word without a flag; it takes precedence over files.
+        flags: Names of flags that are not settings, to suggest after a misspelt one.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key (with the nearest known one), or a value of the wrong type.
+        ConfigError: a file that cannot be read, an unknown key, or a value of the wrong type.
     """
     values: dict[str, Any] = {}
     alone: dict[str, Any] = {}
@@ -78,7 +80,7 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
         if (hint := rename_hint(key)) is not None:
             raise ConfigError(f"unknown setting '{key}': {hint}")
         if key in flags:
-            raise ConfigError(f"'{key}' is no setting but a flag of the command: give --{key.replace('_', '-')}")
+            raise ConfigError(f"'{key}' is a flag of the command, not a setting: give --{key.replace('_', '-')}")
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
 
 
@@ -87,10 +89,12 @@ def _missing(kind: Any, values: Mapping[str, Any]) -> list[str]:
 
 
 def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ()) -> T:
-    """A settings struct from plain values.
+    """Build a settings struct from plain values.
 
     Args:
-        flags: further names to suggest after a misspelt one.
+        kind: A msgspec struct.
+        values: Values by name.
+        flags: Further names to suggest after a misspelt one.
 
     Raises:
         ConfigError: an unknown or missing key, or a value of the wrong type.
@@ -102,31 +106,31 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):  # of a struct's own check
+        if isinstance(error.__cause__, ConfigError):  # raised by __post_init__ of a struct
             raise error.__cause__ from None
         raise ConfigError(f"settings: {_explained(str(error), values, kind)}") from error
 
 
 def _explained(message: str, values: Any, kind: Any) -> str:
-    """What msgspec says, with the value that was given, or the nearest name to an unknown one."""
-    said, _, place = message.partition(" - at `$")
-    steps = re.findall(r"\.\.\.|[^.\[\]`]+", place)
+    """Return msgspec's message with the given value, or with the known name nearest to an unknown one."""
+    problem, _, path = message.partition(" - at `$")
+    steps = re.findall(r"\.\.\.|[^.\[\]`]+", path)
     info = msgspec.inspect.type_info(kind)
     for step in steps:
         info = _below(info, step)
-        if "..." not in steps:  # which is some key of a table
+        if "..." not in steps:  # msgspec's name for any key of a table
             values = values[int(step)] if isinstance(values, list) else values[step]
-    where = place.rstrip("`").lstrip(".")
+    where = path.rstrip("`").lstrip(".")
     if "..." in steps:
-        return f"{where}: {said}"
-    unknown = re.search(r"unknown field `(.*)`", said)
+        return f"{where}: {problem}"
+    unknown = re.search(r"unknown field `(.*)`", problem)
     if unknown is None:
-        advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in said else ""
+        advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in problem else ""
         if isinstance(values, str) and _lists_texts(info):
             advice = f": write {_as_list(values)}"
-        if "`object`" in said and (hint := rename_hint(where)) is not None:
+        if "`object`" in problem and (hint := rename_hint(where)) is not None:
             advice = f": {hint}"
-        return f"{where} is {values!r}: {said[:1].lower()}{said[1:]}{advice}"
+        return f"{where} is {values!r}: {problem[:1].lower()}{problem[1:]}{advice}"
     if (hint := rename_hint(unknown[1])) is not None:
         return f"{where} has the unknown setting '{unknown[1]}': {hint}"
     known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
@@ -134,7 +138,7 @@ def _explained(message: str, values: Any, kind: Any) -> str:
 
 
 def _below(info: Any, step: str) -> Any:
-    """The type of a field or an item; None where it cannot be told."""
+    """Return the type of a field or an item; None if it is unknown."""
     for one in getattr(info, "types", (info,)):
         if isinstance(one, msgspec.inspect.StructType):
             return next((field.type for field in one.fields if field.name == step), None)
@@ -146,10 +150,10 @@ def _below(info: Any, step: str) -> Any:
 
 
 def check_positive(settings: Any, *names: str) -> None:
-    """Refuse settings that are given but not above 0.
+    """Check that settings are positive or None.
 
     Raises:
-        ConfigError: naming the first of them.
+        ConfigError: one of them is 0 or negative.
     """
     for name in names:
         value = getattr(settings, name)
@@ -158,10 +162,10 @@ def check_positive(settings: Any, *names: str) -> None:
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:
-    """The content of a TOML file.
+    """Return the content of a TOML file.
 
     Raises:
-        ConfigError: it does not exist or is not TOML.
+        ConfigError: the file does not exist or is not TOML.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -172,7 +176,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 
 
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
-    """Put `over` onto `base` in place: tables are merged, everything else is replaced."""
+    """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
         if isinstance(value, Mapping):  # copied, so that merging more into `base` never changes `over`
             below = base.get(key)
@@ -183,7 +187,7 @@ def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def parse_value(text: str) -> Any:
-    """A flag's value: JSON where it is JSON, else the text itself."""
+    """Return a flag's value: parsed as JSON if possible, else the text."""
     try:
         return msgspec.json.decode(text)
     except msgspec.DecodeError:
@@ -197,7 +201,7 @@ def _next(words: list[str], what: str) -> str:
 
 
 def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
-    """The key and the value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
+    """Return key and value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
     if not equals:
@@ -211,7 +215,7 @@ def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
 
 
 def _setting_type(kind: Any, key: str) -> Any:
-    """The type of a setting by its dotted name; None if it is unknown."""
+    """Return the type of a setting by its dotted name; None if it is unknown."""
     info = msgspec.inspect.type_info(kind)
     for step in key.split("."):
         info = _below(info, step)
@@ -223,13 +227,13 @@ def _is_bool(info: Any) -> bool:
 
 
 def _is_text(info: Any) -> bool:
-    """Whether a setting is a text, or a text or None."""
+    """Return whether a setting is a text or an optional text."""
     types = [one for one in getattr(info, "types", (info,)) if not isinstance(one, msgspec.inspect.NoneType)]
     return len(types) == 1 and isinstance(types[0], msgspec.inspect.StrType)
 
 
 def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
-    """Refuse a list without a value; the next word, which begins like a flag, may have been meant for it."""
+    """Refuse a list setting without a value; the next word, which begins like a flag, may have been meant as its value."""
     if _lists_texts(_setting_type(kind, key)):
         raise ConfigError(f"--{key} takes a list, in JSON: --{key} {_as_list(words[0] if words else 'a value')}")
 
@@ -244,7 +248,7 @@ def _as_list(text: str) -> str:
 
 
 def nested(name: str, value: Any) -> dict[str, Any]:
-    """Return a setting by its dotted name as tables in each other."""
+    """Return a setting with a dotted name as nested tables."""
     for key in reversed(name.split(".")):
         value = {key: value}
     return value

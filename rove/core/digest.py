@@ -1,4 +1,4 @@
-"""Short names for content: the same content has the same name on every machine."""
+"""Content hashes and seeds that are the same on every machine."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ PIECES, PIECE = 16, 1 << 20
 ADAPTER_CONFIG, ADAPTER_TENSORS = "adapter_config.json", "adapter_model.safetensors"
 """The files of an adapter, as PEFT names them."""
 ADAPTER_BASE = "base.txt"
-"""Ours beside them: what tells the model that it was trained on from others, as `digest_model` says it."""
+"""rove's additional file: the digest of the model that the adapter was trained on (see `digest_model`)."""
 _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def digest_files(files: Iterable[Path]) -> str:
-    """Hash of files, as 12 hexadecimal digits: by name and content, of those over 16 MB by name, size and 16 pieces."""
+    """Return a hash of files as 12 hexadecimal digits: of names and contents, for files over 16 MB of 16 pieces."""
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
         size = file.stat().st_size
@@ -34,7 +34,7 @@ def digest_files(files: Iterable[Path]) -> str:
 
 
 def digest_code(function: Any) -> str:
-    """Hash of a function's source text, of its class's for an object that can be called; "" where there is none to read."""
+    """Return a hash of the source of a function or of a callable's class; "" if the source is not available."""
     for target in (function, type(function)):
         try:
             text = inspect.getsource(target)
@@ -51,24 +51,23 @@ def digest_code(function: Any) -> str:
 
 
 def digest_model(model: str | Path) -> str:
-    """A model's name; for a folder what tells its weights and its words from others, wherever it lies; for an adapter with its
-    base's."""
+    """Return a model's name; for a folder, a hash of its weights and tokenizer, for an adapter followed by that of its base."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
     files = (file for pattern in patterns for file in folder.glob(pattern))
-    # What stands in base.txt, the base says itself.
+    # base.txt is left out: the digest of the base follows anyway.
     name = "folder#" + digest_files(file for file in files if file.name != ADAPTER_BASE)
     base = adapter_base(folder)
     return name if base is None else f"{name} on {digest_model(base)}"
 
 
 def adapter_base(folder: str | Path) -> str | None:
-    """Where the model is that the adapter in a folder belongs to: a folder, or a name on the hub. None: it holds none.
+    """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter.
 
     Raises:
-        ConfigError: its file cannot be read, or does not tell.
+        ConfigError: adapter_config.json cannot be read, or does not name the base model.
     """
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
@@ -78,15 +77,15 @@ def adapter_base(folder: str | Path) -> str | None:
     except msgspec.DecodeError as error:
         raise ConfigError(f"{file} cannot be read ({error}); save or copy the adapter again") from error
     if not base:
-        raise ConfigError(f"{file} does not tell its base_model_name_or_path; write there where that model is")
+        raise ConfigError(f"{file} has no base_model_name_or_path; set it to the path or name of the base model")
     return base
 
 
 def check_base(folder: str | Path, base: str | Path) -> None:
-    """See that a model is the one that the adapter in a folder was trained on, where the folder says which (PEFT's do not).
+    """Check that a model is the one that an adapter was trained on, if the adapter's folder says so (PEFT's do not).
 
     Raises:
-        ConfigError: it is another one.
+        ConfigError: it is another model.
     """
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
@@ -94,8 +93,8 @@ def check_base(folder: str | Path, base: str | Path) -> None:
     trained, now = file.read_text(encoding="utf-8").strip(), digest_model(base)
     if trained != now:
         raise ConfigError(
-            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); give the one that it was "
-            f"trained on. If both compute the same (a copy in another precision), delete {file}"
+            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); give the model that it was "
+            f"trained on. If both are equivalent (a copy in another precision), delete {file}"
         )
 
 
@@ -104,13 +103,13 @@ class _AdapterConfig(msgspec.Struct):
 
 
 def derive_seed(*parts: Any) -> int:
-    """A 63-bit seed from anything printable; the same parts give the same seed on every machine."""
+    """Return a 63-bit seed derived from the `repr` of the parts."""
     digest = hashlib.blake2b(repr(parts).encode(), digest_size=8).digest()
     return int.from_bytes(digest, "little") >> 1
 
 
 def plain(value: Any) -> Any:
-    """TOML has no null: drop what is None, all the way down."""
+    """Return a value without None at any depth, since TOML has no null."""
     value = msgspec.to_builtins(value)
     if isinstance(value, Mapping):
         return {str(key): plain(item) for key, item in value.items() if item is not None}
@@ -120,7 +119,7 @@ def plain(value: Any) -> Any:
 
 
 def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = "") -> list[str]:
-    """What is not the same in two identities, a line for each value."""
+    """Return one line for each value that differs between two identities."""
     lines: list[str] = []
     for key in sorted(old.keys() | new.keys()):
         a, b = old.get(key), new.get(key)
@@ -132,6 +131,6 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
 
 
 def fingerprint(identity: Mapping[str, Any]) -> str:
-    """Six letters and digits that stand for an identity, for a run folder's default name."""
+    """Return six hexadecimal digits for an identity, for the default name of a run folder."""
     content = msgspec.json.encode(plain(identity), order="sorted")
     return hashlib.blake2b(content, digest_size=3).hexdigest()

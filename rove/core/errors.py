@@ -1,9 +1,9 @@
-"""What can go wrong, as one tree.
+"""All errors that rove raises, as one tree.
 
 Error
 ├── ConfigError             a setting, flag, file or name is wrong (also a ValueError)
 │   └── MissingKeyError     an environment variable that is needed is not set
-├── ModelError              the model did not answer usably
+├── ModelError              the model gave no usable answer
 │   ├── InvalidModelResponseError
 │   │   └── EmptyModelResponseError
 │   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
@@ -12,17 +12,17 @@ Error
 │   └── ToolCallError       the tool failed
 ├── AgentError              a foreign agent failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
-│   ├── SandboxError        a sandbox could not be started, or died and could not be made anew
+│   ├── SandboxError        a sandbox could not be started, or died and could not be replaced
 │   ├── MCPServerError      an MCP server could not be started, or ended
 │   └── WorkerError         a worker process could not be started, ended, or did not answer in time
 ├── RemoteError             code in a worker process raised
-├── SandboxFileError        a file of a sandbox cannot be read or written as asked
-├── LimitReachedError       a rollout has used up what it may use (ends it; it is scored as it stands)
-├── TooManyErrorsError      so many rollouts failed that going on makes no sense
-├── RunError                a run folder cannot be used as asked
-├── PackageError            an environment package, its manifest or its signature is not what it should be
-└── HubError                a hub refuses, or does not have what is asked for
-    └── TrustError          a package is not what its hash, its signature or the lock file promises
+├── SandboxFileError        a file of a sandbox cannot be read or written
+├── LimitReachedError       a rollout has reached a limit (ends the rollout, which is scored as it stands)
+├── TooManyErrorsError      more rollouts failed than allowed
+├── RunError                a run folder cannot be used
+├── PackageError            an environment package, its manifest or its signature is invalid
+└── HubError                a hub refused a request, or does not have the package
+    └── TrustError          a package does not match its hash, its signature or the lock file
 """
 
 from __future__ import annotations
@@ -35,14 +35,21 @@ from collections.abc import Iterable, Sequence
 
 
 class Error(Exception):
-    """Base of every error rove raises itself."""
+    """Base class of all errors that rove raises.
+
+    Example:
+        >>> try:
+        ...     await rove.evaluate(env, client)
+        ... except rove.Error as error:
+        ...     print(error)
+    """
 
     attempts: Sequence[str] = ()
-    """One line per failed try, oldest first; empty where nothing was tried again."""
+    """One line per failed attempt, oldest first; empty without retries."""
 
 
 class ConfigError(Error, ValueError):
-    """A setting, flag, file or name is wrong; the message says what was given, what is expected and how to fix it."""
+    """A setting, flag, file or name is wrong; the message says what was given, what was expected and how to fix it."""
 
 
 class MissingKeyError(ConfigError):
@@ -50,11 +57,11 @@ class MissingKeyError(ConfigError):
 
 
 class ModelError(Error):
-    """The model did not give a usable answer."""
+    """The model gave no usable answer."""
 
 
 class InvalidModelResponseError(ModelError):
-    """The answer is not what the protocol promises (garbage, wrong shape)."""
+    """The answer does not follow the API's format."""
 
 
 class EmptyModelResponseError(InvalidModelResponseError):
@@ -70,7 +77,7 @@ class ToolError(Error):
 
 
 class ToolParseError(ToolError):
-    """A tool call cannot be read, names no tool there is, or does not fit its arguments."""
+    """A tool call cannot be parsed, names an unknown tool, or has invalid arguments."""
 
 
 class ToolCallError(ToolError):
@@ -78,11 +85,14 @@ class ToolCallError(ToolError):
 
 
 class AgentError(Error):
-    """A foreign agent failed, not the model behind it; its own error is the cause, where it runs in this process."""
+    """A foreign agent failed, not the model; if it runs in this process, its own error is the cause."""
 
 
 class InfraError(Error):
     """The endpoint or the machine failed, after bounded retries: `attempts`."""
+
+    status: int | None = None
+    """HTTP status of the last try, if there was one."""
 
     def __init__(self, message: str = "", attempts: Iterable[str] = ()):
         super().__init__(message)
@@ -90,7 +100,7 @@ class InfraError(Error):
 
 
 class SandboxError(InfraError):
-    """A sandbox failed, not the code in it: it could not be started, or died and could not be made anew."""
+    """A sandbox (not the code in it) could not be started, or died and could not be replaced."""
 
 
 class MCPServerError(InfraError):
@@ -105,10 +115,10 @@ class RemoteError(Error):
     """Code in a worker process raised.
 
     Args:
-        message: the exception's text.
-        type: name of its class.
-        traceback: as the worker saw it.
-        phase: of the rollout, where the worker told.
+        message: Text of the exception.
+        type: Name of its class.
+        traceback: Traceback in the worker.
+        phase: Phase of the rollout, if known.
     """
 
     def __init__(self, message: str, type: str = "", traceback: str = "", phase: str = ""):
@@ -122,37 +132,43 @@ class RemoteError(Error):
 
 
 class SandboxFileError(Error):
-    """A file of a sandbox cannot be read or written as asked."""
+    """A file of a sandbox cannot be read or written."""
 
 
 class LimitReachedError(Error):
-    """A rollout has used up what it may use: it ends with this error's message as stop condition, scored as it stands."""
+    """A rollout has reached a limit: it ends with this error's message as stop condition and is scored as it stands.
 
-    truncated = False
-    """Whether what was cut off would have gone on."""
+    Args:
+        stop_condition: Name of the limit, such as "max_turns_reached".
+        truncated: Whether the rollout counts as truncated.
+    """
+
+    def __init__(self, stop_condition: str = "", truncated: bool = False):
+        super().__init__(stop_condition)
+        self.truncated = truncated
 
 
 class TooManyErrorsError(Error):
-    """So many rollouts failed that going on makes no sense; what is finished is kept."""
+    """More rollouts failed than `max_errors` allows; finished rollouts are kept."""
 
 
 class HubError(Error):
-    """A hub refuses, or does not have what is asked for; the message has its words."""
+    """A hub refused a request, or does not have the package; the message quotes the hub."""
 
     status: int | None = None
-    """Of its answer, where that was one over HTTP."""
+    """HTTP status of the hub's response, if there was one."""
 
 
 class TrustError(HubError):
-    """A package is not what its hash, its owner's signature or the lock file promises; nothing of it was installed."""
+    """A package does not match its hash, its owner's signature or the lock file; nothing was installed."""
 
 
 class RunError(Error):
-    """A run folder cannot be used as asked."""
+    """A run folder cannot be used."""
 
 
 class PackageError(Error):
-    """An environment package, its manifest or its signature is not what it should be: refused before anything of it is used."""
+    """An environment package, its manifest or its signature is invalid; nothing of it was used."""
 
 
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
@@ -168,7 +184,7 @@ def missing_train_package(package: str, needed_for: str = "running or training a
 
 
 def in_json(value: object) -> str:
-    """What was given, as whoever writes JSON knows it; Python's own words for what JSON cannot say."""
+    """Return a value as JSON for an error message; as Python prints it if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
@@ -176,7 +192,7 @@ def in_json(value: object) -> str:
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """A sentence that helps after a misspelt name: the closest option if there is one, else all of them."""
+    """Return a hint after a misspelt name: the closest option if there is one, else all of them."""
     known = sorted(options)
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
     if close:
@@ -185,7 +201,12 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 class phase:
-    """Context that marks exceptions leaving it with the part of a rollout they came from; the innermost mark stays."""
+    """Context manager that marks exceptions with the phase of a rollout in which they were raised; the innermost one counts.
+
+    Example:
+        >>> with phase("model"):
+        ...     await client.respond(request)
+    """
 
     __slots__ = ("name",)
 
@@ -201,15 +222,33 @@ class phase:
 
 
 def phase_of(error: BaseException) -> str:
-    """The part of a rollout an exception came from, as marked by `phase`; "rollout" when nothing marked it."""
+    """Return the phase of a rollout in which an exception was raised (see `phase`); "rollout" if there is no mark."""
     return getattr(error, "rove_phase", "rollout")
 
 
-def ends_task(error: BaseException) -> bool:
-    """Whether an exception has to leave the code that keeps a rollout's failures inside of it.
+class UnansweredRequest(tuple[str, ...]):
+    """Argument of a `CancelledError` raised during a model request: one line per failed attempt before the cancellation.
 
-    Those are KeyboardInterrupt, GeneratorExit and the cancellation of this very task, not of something that it waited for.
-    Anything else is a failure of the rollout, exit() and the panics of extension modules included.
+    asyncio compares exception types exactly to detect timeouts, so a subclass of `CancelledError` could not carry this.
+    """
+
+
+def cancelled_unanswered(attempts: Iterable[str]) -> asyncio.CancelledError:
+    """Return a `CancelledError` for a model request that was cancelled while it was unanswered."""
+    return asyncio.CancelledError(UnansweredRequest(attempts))
+
+
+def unanswered_attempts(error: BaseException | None) -> list[str] | None:
+    """Return the failed attempts of a request that was cancelled while it was unanswered; None for any other error."""
+    args = error.args if isinstance(error, asyncio.CancelledError) else ()
+    return next((list(arg) for arg in args if isinstance(arg, UnansweredRequest)), None)
+
+
+def ends_task(error: BaseException) -> bool:
+    """Return whether an exception ends the task instead of counting as a failure of the rollout.
+
+    True for KeyboardInterrupt, GeneratorExit and the cancellation of this task (not of another one that it awaits).
+    Anything else is a failure of the rollout, including SystemExit and panics of extension modules.
     """
     if isinstance(error, asyncio.CancelledError):
         task = asyncio.current_task()
@@ -218,7 +257,7 @@ def ends_task(error: BaseException) -> bool:
 
 
 def what_ended(error: BaseException) -> str:
-    """Describe the exception that ended a run, for people."""
+    """Return a description of the exception that ended a run."""
     if isinstance(error, KeyboardInterrupt):
         return "interrupted by the user"
     if isinstance(error, asyncio.CancelledError):
@@ -227,6 +266,6 @@ def what_ended(error: BaseException) -> str:
 
 
 def traceback_text(error: BaseException, limit: int = 8000) -> str:
-    """The traceback as text, its oldest lines cut beyond `limit` characters."""
+    """Return the last `limit` characters of the traceback."""
     text = "".join(traceback.format_exception(error))
     return text if len(text) <= limit else "…" + text[-limit:]

@@ -12,7 +12,13 @@ ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
 
 
 class Message(dict[str, Any]):
-    """One chat message: a plain dict whose wire fields are attributes too (an absent wire field reads as None)."""
+    """One chat message: a dict whose fields can also be read as attributes; a missing field reads as None.
+
+    Example:
+        >>> message = UserMessage("Hello")
+        >>> message["role"], message.content, message.tool_calls
+        ('user', 'Hello', None)
+    """
 
     def __getattr__(self, name: str) -> Any:
         if name in FIELDS or name in self:
@@ -31,21 +37,21 @@ class SystemMessage(Message):
 
 
 class UserMessage(Message):
-    """What the environment says."""
+    """A message of the environment or the user."""
 
     def __init__(self, content: Any = "", **fields: Any):
         super().__init__({"role": "user", **fields, "content": content})
 
 
 class AssistantMessage(Message):
-    """What the model says."""
+    """A message of the model."""
 
     def __init__(self, content: Any = None, **fields: Any):
         super().__init__({"role": "assistant", **fields, "content": content})
 
 
 class ToolMessage(Message):
-    """What a tool returned, in answer to the tool call `tool_call_id`."""
+    """The result of the tool call `tool_call_id`."""
 
     def __init__(self, content: Any = "", tool_call_id: str = "", **fields: Any):
         super().__init__({"role": "tool", **fields, "content": content, "tool_call_id": tool_call_id})
@@ -55,7 +61,7 @@ Messages = list[Message]
 
 
 def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
-    """A `Message` from a mapping (checked) or from a text said by `role`.
+    """Return a mapping, or a text with the role `role`, as a `Message`.
 
     Raises:
         ConfigError: the mapping has no known role.
@@ -70,10 +76,10 @@ def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
 
 
 def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | str], role: str = "user") -> Messages:
-    """A list of messages from a text, one message, or several; texts are said by `role`.
+    """Return a text, one message or several as a list of messages; texts get the role `role`.
 
     Raises:
-        ConfigError: one of them has no known role, or `value` is nothing of the kind.
+        ConfigError: a message has no known role, or `value` is something else.
     """
     if isinstance(value, (str, Mapping)):
         return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  a Mapping is not taken for an Iterable here
@@ -83,7 +89,7 @@ def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | st
 
 
 def text_of(message: Mapping[str, Any]) -> str:
-    """The text of a message: its content, or its text parts joined; "" when it has none."""
+    """Return the text of a message: its content, or its text parts joined; "" if there is none."""
     content = message.get("content")
     if content is None:
         return ""

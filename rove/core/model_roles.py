@@ -1,4 +1,4 @@
-"""Asking others than the model that plays: opponents, simulated users, judges. Their tokens are counted apart, by role."""
+"""Other models that an environment consults: opponents, simulated users, judges. Their tokens are counted by role."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from rove.core.state import State
 
 
 class RoleClients(Protocol):
-    """Who answers in other roles than the model's instead of whom the environment asks. A dict of clients by role is one."""
+    """Clients that replace those of the environment by role, for example a dict role → client."""
 
     def get(self, role: str, client: Client, /) -> Client:
-        """Who answers in a role in which the environment asks `client`."""
+        """Return the client for a role; `client` is that of the environment."""
         ...
 
 
@@ -34,25 +34,32 @@ async def query(
     sampling_args: Mapping[str, Any] | SamplingParams | None = None,
     tools: list[dict[str, Any]] | None = None,
 ) -> Message:
-    """What another player says, inside `setup_state`, `env_response` or a reward function.
+    """Query another model from `setup_state`, `env_response` or a reward function.
 
-    The step is kept in `state["model_roles"][role]` and in the record's `roles`: never in the trajectory, so that it is neither
-    trained on nor counted as the model's. Steps lie in the order in which they were asked for, also where several are under
-    way at once. Its random stream comes from the rollout's seed, the role and how often it was asked before.
-    `state["role_clients"]`, if there is any, has who answers instead, by role: while a rollout is played again to be rescored,
-    or where somebody else has taken the role (see `RoleClients`).
+    The step is recorded in `state["model_roles"][role]` and in the record's `model_roles`, in the order of the queries. It is not
+    part of the trajectory: it is not trained on and its tokens are not counted as the model's. The request's seed is derived
+    from the rollout's seed, the role and the number of earlier queries. `state["role_clients"]`, if set, replaces the client:
+    for example when a rollout is rescored, or with `--model-role`.
+
+    Example:
+        >>> reply = await rove.query(state, "Is 7 prime? Answer yes or no.", judge, role="judge")
+        >>> reply.content
 
     Args:
-        messages: the conversation as this player sees it: a text is said by the user, and its own turns are the assistant's.
-        client: who answers.
-        role: "opponent", "user", "judge", …: what tokens are counted by, and part of the error's phase ("role opponent").
-        model: name of the model, for endpoints that serve several.
-        sampling_args: under OpenAI's names, or read already.
-        tools: in OpenAI's form.
+        state: The rollout's state.
+        messages: The conversation as this model sees it; a text is a user message, the model's own turns are the assistant's.
+        client: Client that answers, unless the role is replaced.
+        role: Name of the role, such as "opponent", "user" or "judge"; tokens are counted by it.
+        model: Name of the model, for endpoints that serve several.
+        sampling_args: Sampling parameters, or a dict with OpenAI's names.
+        tools: Tools in OpenAI's form.
+
+    Returns:
+        The assistant message of the other model.
 
     Raises:
-        ModelError, InfraError: the client's, in the phase "role <name>".
-        ConfigError: these are no messages, or no sampling arguments.
+        ModelError, InfraError: the client failed; the error's phase is "role <name>".
+        ConfigError: the messages or the sampling arguments are invalid.
     """
     with phase(f"role {role}"):
         conversation: list[dict[str, Any]] = list(as_messages(messages))
@@ -71,8 +78,8 @@ async def query(
             state=state,
         )
         started = time.perf_counter()
-        seated: RoleClients = state.get("role_clients") or {}
-        response = await seated.get(role, client).respond(request)
+        role_clients: RoleClients = state.get("role_clients") or {}
+        response = await role_clients.get(role, client).respond(request)
         record_query(state, role, request, response, time.perf_counter() - started, number)
     return response.message
 
@@ -80,10 +87,10 @@ async def query(
 def record_query(
     state: State, role: str, request: Request, response: Response, seconds: float, number: int | None = None
 ) -> None:
-    """Keep an answer of another role in the rollout's state.
+    """Record an answer of another role in the rollout's state.
 
     Args:
-        number: how often the role was asked before. Default: it was asked last.
+        number: Position of the query among those of the role, from 0. Default: the next one.
     """
     step = TrajectoryStep(
         prompt=request.messages,
@@ -94,19 +101,19 @@ def record_query(
         tokens=response.tokens,
         attempts=response.attempts,
     )
-    kept = _numbers(state, role).kept
+    answered = _numbers(state, role).answered
     number = _next_number(state, role) if number is None else number
-    place = bisect(kept, number)  # an answer to an earlier question may come later
-    kept.insert(place, number)
-    state.setdefault("model_roles", {}).setdefault(role, []).insert(place, step)
+    position = bisect(answered, number)  # an earlier query may be answered later
+    answered.insert(position, number)
+    state.setdefault("model_roles", {}).setdefault(role, []).insert(position, step)
 
 
 @dataclass(slots=True)
 class _Numbers:
-    """How often a role was asked in a rollout, and which of the times it has answered, in order."""
+    """Number of queries to a role in a rollout, and the positions of those answered, in order."""
 
-    asked: int = 0
-    kept: list[int] = field(default_factory=list)
+    count: int = 0
+    answered: list[int] = field(default_factory=list)
 
 
 def _numbers(state: State, role: str) -> _Numbers:
@@ -115,5 +122,5 @@ def _numbers(state: State, role: str) -> _Numbers:
 
 def _next_number(state: State, role: str) -> int:
     numbers = _numbers(state, role)
-    numbers.asked += 1
-    return numbers.asked - 1
+    numbers.count += 1
+    return numbers.count - 1

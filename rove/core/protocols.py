@@ -1,4 +1,4 @@
-"""The two seams everything else plugs into: who answers a request, and what generates tokens."""
+"""The two interfaces that everything else implements: `Client` answers requests, `InferenceEngine` generates tokens."""
 
 from __future__ import annotations
 
@@ -16,10 +16,13 @@ from rove.core.state import State
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
-    """How to sample an answer. None = leave it to the answerer.
+    """Sampling parameters of a request. None = the default of the client.
 
-    Names are OpenAI's, and vLLM's where OpenAI has none. What each does to the distribution of the embedded engine, and in
-    which order, tells `rove.engine.sampler`.
+    Names are OpenAI's, or vLLM's where OpenAI has none. `rove.engine.sampler` documents how the embedded engine applies them.
+
+    Example:
+        >>> SamplingParams.from_args({"temperature": 0.7, "stop": "###"}).stop
+        ['###']
     """
 
     temperature: float | None = None
@@ -29,43 +32,43 @@ class SamplingParams(msgspec.Struct, frozen=True):
     top_p: float | None = None
     """Sample from the likeliest tokens that together have this probability. 1 = off."""
     seed: int | None = None
-    """Sent to endpoints as it is; the embedded engine seeds every request by itself (`Request.seed`)."""
+    """Seed sent to endpoints; the embedded engine uses `Request.seed` instead."""
     stop: list[str] | None = None
-    """Texts that end the answer. They are not part of it."""
+    """Texts that end the answer; they are not included in it."""
     top_k: int | None = None
-    """Sample from so many of the likeliest tokens. 0 or -1 = off."""
+    """Sample from this many of the likeliest tokens. 0 or -1 = off."""
     min_p: float | None = None
-    """Sample from tokens at least this times as likely as the likeliest. 0 = off."""
+    """Sample from tokens whose probability is at least this fraction of the highest one. 0 = off."""
     repetition_penalty: float | None = None
-    """Logits of tokens of the prompt and the answer are divided by it where above 0, else multiplied. 1 = off."""
+    """Divide positive logits of tokens in the prompt and the answer by this, and multiply negative ones. 1 = off."""
     presence_penalty: float | None = None
-    """Taken off the logits of tokens that the answer has already. 0 = off."""
+    """Subtracted from the logits of tokens that the answer already contains. 0 = off."""
     frequency_penalty: float | None = None
-    """Taken off the logits of tokens of the answer, once for each time it has them. 0 = off."""
+    """Subtracted from the logits of tokens of the answer once per occurrence. 0 = off."""
     logit_bias: dict[int, float] | None = None
-    """Token id → what is added to its logit."""
+    """Token id → number added to its logit."""
     stop_token_ids: list[int] | None = None
-    """Further tokens that end the answer."""
+    """Additional token ids that end the answer."""
     min_tokens: int | None = None
-    """Tokens before anything but a length limit may end the answer."""
+    """Minimum number of tokens; only a length limit ends the answer earlier."""
     ignore_eos: bool | None = None
-    """Whether to go on after the model's own end tokens."""
+    """Continue after the model's end-of-sequence tokens."""
     logprobs: int | None = None
-    """Return log-probabilities of the sampled tokens, and of so many of the likeliest in the place of each."""
+    """Return the log-probability of each sampled token and of this many of the likeliest tokens at its position."""
     prompt_logprobs: int | None = None
-    """The same of the prompt's tokens."""
+    """The same for the tokens of the prompt."""
     response_format: dict[str, Any] | None = None
-    """OpenAI's way to ask for JSON: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
+    """JSON output in OpenAI's form: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
     structured_outputs: dict[str, Any] | None = None
-    """vLLM's way to ask for a form: one of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark}."""
+    """Constrained output in vLLM's form: one of {"json": schema}, {"regex": …}, {"choice": [texts]}, {"grammar": Lark}."""
     extra: dict[str, Any] = {}
-    """Further fields for an endpoint's request body, unchanged."""
+    """Additional fields of an endpoint's request body, sent unchanged."""
 
     @staticmethod
     def from_args(*args: Mapping[str, Any] | None) -> SamplingParams:
-        """From dicts with OpenAI's and vLLM's names, later ones over earlier ones.
+        """Build sampling parameters from dicts with OpenAI's and vLLM's names; later dicts take precedence.
 
-        OpenAI's other shapes are understood: `max_completion_tokens`, a `stop` that is one text, `logit_bias` with text
+        OpenAI's other forms are accepted: `max_completion_tokens`, a single text as `stop`, `logit_bias` with text
         keys, `logprobs: true` with `top_logprobs`. None means not given; unknown names go to `extra`.
 
         Raises:
@@ -73,7 +76,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
         """
         given: dict[str, Any] = {}
         for one in args:
-            given |= _in_our_shapes({key: value for key, value in (one or {}).items() if value is not None})
+            given |= _normalized({key: value for key, value in (one or {}).items() if value is not None})
         extra: dict[str, Any] = {}
         for name in ("extra", "extra_body"):
             more = given.pop(name, {})
@@ -91,25 +94,25 @@ class SamplingParams(msgspec.Struct, frozen=True):
         return sampling
 
 
-def _in_our_shapes(told: dict[str, Any]) -> dict[str, Any]:
-    """Sampling arguments with OpenAI's other names and shapes replaced by those of `Sampling`."""
-    if "max_completion_tokens" in told:
-        told["max_tokens"] = told.pop("max_completion_tokens")
-    if isinstance(told.get("stop"), str):
-        told["stop"] = [told["stop"]]
-    top = told.pop("top_logprobs", None)
-    if told.get("logprobs", top) is True:
-        told["logprobs"] = top or 0
-    elif told.get("logprobs") is False:
-        told["logprobs"] = None
+def _normalized(args: dict[str, Any]) -> dict[str, Any]:
+    """Return sampling arguments with OpenAI's other names and forms replaced by those of `SamplingParams`."""
+    if "max_completion_tokens" in args:
+        args["max_tokens"] = args.pop("max_completion_tokens")
+    if isinstance(args.get("stop"), str):
+        args["stop"] = [args["stop"]]
+    top = args.pop("top_logprobs", None)
+    if args.get("logprobs", top) is True:
+        args["logprobs"] = top or 0
+    elif args.get("logprobs") is False:
+        args["logprobs"] = None
     elif top is not None:
-        told["logprobs"] = top
-    if isinstance(told.get("logit_bias"), Mapping):
+        args["logprobs"] = top
+    if isinstance(args.get("logit_bias"), Mapping):
         try:
-            told["logit_bias"] = {int(token): bias for token, bias in told["logit_bias"].items()}
+            args["logit_bias"] = {int(token): bias for token, bias in args["logit_bias"].items()}
         except (TypeError, ValueError) as error:
-            raise ConfigError(f"logit_bias is {in_json(told['logit_bias'])}; expected token ids as its keys") from error
-    return told
+            raise ConfigError(f"logit_bias is {in_json(args['logit_bias'])}; expected token ids as its keys") from error
+    return args
 
 
 _TINY, _HUGE = sys.float_info.min, sys.float_info.max
@@ -127,7 +130,7 @@ _RANGES = {
     "prompt_logprobs": (0, _HUGE, "0 or more"),
 }
 MAX_BIAS = 100
-"""Largest `logit_bias`, either way; what OpenAI and vLLM take."""
+"""Largest absolute value of a `logit_bias`, as in OpenAI's API and vLLM."""
 
 
 def _check_ranges(sampling: SamplingParams) -> None:
@@ -150,22 +153,25 @@ def _check_ranges(sampling: SamplingParams) -> None:
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one rollout may use, whatever its environment allows. None = no limit.
+    """Limits of one rollout, in addition to those of its environment. None = no limit.
 
-    A rollout that meets a limit ends with that stop condition and is scored as it stands.
+    A rollout that reaches a limit ends with that stop condition and is scored as it stands.
+
+    Example:
+        >>> Limits(max_turns=5, timeout_seconds=60)
 
     Raises:
         ConfigError: a limit is not above 0.
     """
 
     max_turns: int | None = None
-    """Answers of the model."""
+    """Maximum number of model turns."""
     max_total_tokens: int | None = None
-    """Prompt and completion tokens of all its answers; checked before every further one."""
+    """Maximum sum of prompt and completion tokens over all turns; checked before each turn."""
     max_cost: float | None = None
-    """Price of these tokens, in the currency of the price table; checked likewise."""
+    """Maximum price of these tokens, in the currency of the price table; checked before each turn."""
     timeout_seconds: float | None = None
-    """Wall time."""
+    """Maximum wall time in seconds."""
 
     def __post_init__(self) -> None:
         check_positive(self, *self.__struct_fields__)
@@ -175,76 +181,79 @@ class ToolChoice(msgspec.Struct, frozen=True):
     """The model must call a tool."""
 
     names: tuple[str, ...]
-    """Tools that it may call; at least one."""
+    """Allowed tools; at least one."""
     parallel: bool = True
-    """Whether it may make several calls."""
+    """Whether several calls are allowed."""
 
 
 class Token(msgspec.Struct, frozen=True):
-    """One sampled token, told as soon as there is one."""
+    """One sampled token, reported as soon as it is sampled."""
 
     id: int
     logprob: float
-    """Under the distribution that it was drawn from."""
+    """Log-probability under the sampling distribution."""
     top: list[tuple[int, float]] | None = None
-    """The likeliest ids in its place, where `Sampling.logprobs` asked."""
+    """The likeliest ids at its position with their log-probabilities, if `SamplingParams.logprobs` requests them."""
     text: str | None = None
-    """Where stop texts were given: the further text that none of them can take back any more."""
+    """If stop texts were given: the new text that no stop text can remove any more."""
 
 
 OnToken = Callable[[Token], None]
 
 
 class Request(msgspec.Struct, frozen=True):
-    """One question to a model: the whole conversation (or raw text), and the exact tokens of the last turn."""
+    """One request to a model: the whole conversation (or raw text), and the exact tokens of the last turn.
+
+    Example:
+        >>> Request([{"role": "user", "content": "Hi"}], SamplingParams(max_tokens=16))
+    """
 
     messages: list[dict[str, Any]]
     sampling_params: SamplingParams = SamplingParams()
     model: str = ""
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
-    """The tools of which one must be called. None = the model chooses, and need not call any."""
+    """Tools of which one must be called. None = the model need not call any."""
     add_generation_prompt: bool = True
     """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
     chat_template_kwargs: dict[str, Any] | None = None
-    """Further variables of the model's chat template, such as `enable_thinking`."""
+    """Additional variables of the model's chat template, such as `enable_thinking`."""
     previous: StepTokens | None = None
-    """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenising the past again."""
+    """Tokens of the rollout's last turn; a token-aware client extends them instead of tokenizing the history again."""
     seed: int = 0
-    """Seed of this request's own random stream (rollout seed and turn)."""
+    """Random seed of this request, derived from the rollout's seed and the turn."""
     state: State | None = None
     """The running rollout, for scripted policies; never sent over a wire."""
     text: str | None = None
-    """A raw text to continue as it stands, without a chat template. `messages` then only tell who wrote which piece of it,
-    if anything."""
+    """A raw text to continue without a chat template. `messages` then only say who wrote which part of it."""
     on_text: Callable[[str], None] | None = None
-    """Called on the event loop with each further piece of the answer's text, by clients that have it before the answer ends.
-    The pieces together are the beginning of that text; a client that cannot know them early never calls it."""
+    """Called on the event loop with each new piece of the answer's text, by clients that stream. The pieces together are a
+    prefix of the text."""
     on_token: OnToken | None = None
-    """Called likewise with each sampled token, before `on_text` is told what it adds, by clients that have tokens."""
+    """Called on the event loop with each sampled token, before `on_text`, by clients that have tokens."""
 
 
 class Response(msgspec.Struct, frozen=True):
-    """One answer."""
+    """The answer to a `Request`."""
 
     message: Message
     usage: Usage = Usage()
     finish_reason: str = "stop"
     """"stop", "length" or "tool_calls"."""
     tokens: StepTokens | None = None
-    """Exact tokens, where the answerer has them."""
+    """Exact tokens, if the client knows them."""
     attempts: list[str] = []
-    """One line per failed try before this answer, oldest first."""
+    """One line per failed attempt before this answer, oldest first."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each sampled token the likeliest ids in its place, where `Sampling.logprobs` asked and the answerer knows."""
+    """For each sampled token the likeliest ids at its position, if `SamplingParams.logprobs` requests them."""
     prompt_logprobs: list[float] | None = None
-    """Of each prompt token but the first, at temperature 1, where `Sampling.prompt_logprobs` asked and the answerer knows."""
+    """Log-probability of each prompt token after the first, at temperature 1, if `SamplingParams.prompt_logprobs` requests it."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """Likewise the likeliest ids in the place of each."""
+    """For each of these tokens the likeliest ids at its position."""
 
     @staticmethod
     def of(message: Message, prompt_ids: list[int], made: Generation, finish_reason: str | None = None) -> Response:
-        """The answer that an engine's tokens are; `finish_reason` where it is not that of the generation."""
+        """Return the response for a generation of an engine; `finish_reason` overrides that of the generation."""
         return Response(
             message,
             Usage(len(prompt_ids), len(made.ids)),
@@ -258,19 +267,37 @@ class Response(msgspec.Struct, frozen=True):
 
 @runtime_checkable
 class Client(Protocol):
-    """Whoever answers requests: an endpoint, a script, an in-process engine."""
+    """Answers model requests: an endpoint, a scripted policy or an engine in this process.
+
+    Example:
+        A client that repeats the last message::
+
+            class Echo:
+                max_concurrent = 8
+
+                async def respond(self, request):
+                    return Response(AssistantMessage(request.messages[-1]["content"]))
+
+                async def close(self):
+                    pass
+    """
 
     @property
     def max_concurrent(self) -> int:
-        """How many requests it likes to have under way at once."""
+        """Recommended number of concurrent requests."""
         ...
 
     async def respond(self, request: Request) -> Response:
-        """Answer one request; raise `rove.errors.ModelError` or `InfraError` when that fails for good."""
+        """Answer one request.
+
+        Raises:
+            ModelError: the model gave no usable answer.
+            InfraError: the endpoint or the machine failed after all retries.
+        """
         ...
 
     async def close(self) -> None:
-        """Free connections and memory."""
+        """Close connections and free memory."""
         ...
 
 
@@ -278,34 +305,34 @@ class Generation(msgspec.Struct, frozen=True):
     """Tokens sampled for one prompt."""
 
     ids: list[int]
-    """With the stop token, or all of the tokens that a stop text was in."""
+    """Sampled ids, including the stop token or all tokens of a stop text."""
     logprobs: list[float]
-    """Of each token, under the distribution that it was drawn from (see `rove.engine.sampler`)."""
+    """Log-probability of each token under the sampling distribution (see `rove.engine.sampler`)."""
     finish_reason: str
     """"stop" or "length"."""
     policy_version: int
     """Version of the weights that sampled the first token."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each token the likeliest ids in its place with their log-probabilities; None where none were asked for."""
+    """For each token the likeliest ids at its position with their log-probabilities; None if not requested."""
     prompt_logprobs: list[float] | None = None
-    """Of each prompt token but the first, under the model at temperature 1; None where none were asked for."""
+    """Log-probability of each prompt token after the first, at temperature 1; None if not requested."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """Likewise the likeliest ids in the place of each."""
+    """For each of these tokens the likeliest ids at its position."""
     text: str | None = None
-    """What the ids say, cut before the stop text that ended it; None where no stop texts were given."""
+    """Text of the ids, cut before the stop text that ended it; None if no stop texts were given."""
     stopped_by: str | int | None = None
     """The stop text or the token id that ended it."""
     version_spans: list[tuple[int, int]] = []
-    """Where the weights changed on the way: each version, oldest first, and how many of the tokens it has sampled."""
+    """If the weights changed meanwhile: each version, oldest first, and the number of tokens that it sampled."""
 
 
 @runtime_checkable
 class InferenceEngine(Protocol):
-    """Token ids in, token ids out, with weights that can be replaced while it lives."""
+    """Samples token ids after token ids, with weights that can be replaced at any time."""
 
     @property
     def policy_version(self) -> int:
-        """Of the newest weights."""
+        """Version of the newest weights."""
         ...
 
     async def generate(
@@ -316,27 +343,37 @@ class InferenceEngine(Protocol):
         on_token: OnToken | None = None,
         adapter: str | None = None,
     ) -> Generation:
-        """Sample a continuation of `prompt_ids`, with a loaded adapter or (None) from the model as it is; `on_token` is told of
-        each token as it comes."""
+        """Sample a continuation of `prompt_ids`.
+
+        Args:
+            prompt_ids: Tokens of the prompt.
+            sampling: Sampling parameters.
+            seed: Random seed of this request.
+            on_token: Called with each token as it is sampled.
+            adapter: Name of a loaded adapter. Default: the model without an adapter.
+        """
         ...
 
     def score(self, ids: Sequence[int], temperature: float = 1.0) -> list[float]:
-        """Log-probability of each of `ids[1:]` given what precedes it."""
+        """Return the log-probability of each of `ids[1:]` given the tokens before it."""
         ...
 
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
-        """Take new weights (None: they were changed in place) and forget everything computed with the old ones, but for requests
-        under way: these are refused, or go on with what they have."""
+        """Load new weights (None: they were changed in place) and drop caches of the old ones.
+
+        Running requests are refused, or finish with the cache that they have.
+        """
         ...
 
 
 def room_after(prompt_ids: Sequence[int], vocab: int, context: int, least: int = 1) -> int:
-    """How many tokens may follow a prompt.
+    """Return how many tokens may follow a prompt.
 
     Args:
-        vocab: number of the model's tokens.
-        context: most tokens that it takes, prompt and answer together.
-        least: tokens that must fit after the prompt; 0 for a prompt that is only scored.
+        prompt_ids: Tokens of the prompt.
+        vocab: Size of the model's vocabulary.
+        context: Maximum number of tokens of prompt and answer together.
+        least: Tokens that must fit after the prompt; 0 for a prompt that is only scored.
 
     Raises:
         ConfigError: the prompt is empty, or has a token that the model does not have.

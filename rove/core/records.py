@@ -1,4 +1,4 @@
-"""What a rollout leaves behind: frozen and versioned; `rove.runs.serialization` is how it lies on disk."""
+"""Records of finished rollouts: frozen and versioned; `rove.runs.serialization` writes them to disk."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ SCHEMA_VERSION = 2
 
 
 class Usage(msgspec.Struct, frozen=True):
-    """Token counts, as the answerer reports them."""
+    """Token counts as reported by the client."""
 
     prompt_tokens: int = 0
     completion_tokens: int = 0
@@ -35,26 +35,28 @@ class StepTokens(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
     policy_version: int = 0
-    """Version of the weights that sampled them; the oldest, where they changed on the way."""
+    """Version of the weights that sampled the ids; the oldest one if they changed meanwhile."""
     version_spans: list[tuple[int, int]] = []
-    """Where they did: each version, oldest first, and how many of the sampled ids are of it."""
+    """If they changed: each version, oldest first, and the number of ids that it sampled."""
 
     @property
     def versions(self) -> list[tuple[int, int]]:
-        """Each version of the weights that sampled any of the ids, oldest first, and how many are of it."""
+        """Each version of the weights, oldest first, and the number of ids that it sampled."""
         return self.version_spans or [(self.policy_version, len(self.completion_ids))]
 
     @property
     def ids(self) -> list[int]:
-        """Prompt and completion together: what the next turn of this branch must start with."""
+        """Prompt and completion together; the next turn of this branch starts with them."""
         return self.prompt_ids + self.completion_ids
 
 
 class TrajectoryStep(msgspec.Struct, frozen=True):
-    """One model turn: what it was shown, what it answered.
+    """One model turn: the prompt and the answer.
 
-    While a rollout runs or is scored, its environment and reward functions may say what a turn was worth:
-    `state["trajectory"][-1]["reward"] = 0.5`. Nothing else of a step can be changed.
+    Only the reward of a step can be changed, by the environment or by reward functions.
+
+    Example:
+        >>> state["trajectory"][-1]["reward"] = 0.5
     """
 
     prompt: list[dict[str, Any]]
@@ -62,14 +64,14 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
     finish_reason: str = "stop"
     usage: Usage = Usage()
     seconds: float = 0.0
-    """Wall time the answer took."""
+    """Wall time of the answer."""
     tokens: StepTokens | None = None
     attempts: list[str] = []
-    """One line per failed try before this answer, oldest first."""
+    """One line per failed attempt before this answer, oldest first."""
     reward: float | None = None
-    """What this turn earned beside the rollout's own reward; None: nobody said. RL trains by it, evaluation does not count it."""
+    """Reward of this turn, in addition to the rollout's reward; None if not set. RL uses it, evaluation does not."""
     tools: list[dict[str, Any]] | None = None
-    """The tools that this turn was shown, where they are not those of the rollout; [] = none."""
+    """Tools of this turn if they differ from those of the rollout; [] = none."""
 
     def __getitem__(self, key: str) -> Any:
         return getattr(self, key)
@@ -78,11 +80,11 @@ class TrajectoryStep(msgspec.Struct, frozen=True):
         """Set the reward.
 
         Raises:
-            TypeError: the key is another one.
+            TypeError: the key is not "reward".
             ValueError: the reward is not a finite number.
         """
         if key != "reward":
-            raise TypeError(f"{key!r} of a step is a fact and cannot be changed; only its 'reward' can")
+            raise TypeError(f"{key!r} of a step cannot be changed; only its 'reward' can")
         if not math.isfinite(value):
             raise ValueError(f"the reward of a step is {value}; expected a finite number")
         msgspec.structs.force_setattr(self, "reward", float(value))
@@ -93,7 +95,11 @@ REWARD_ERRORS = "reward_errors"
 
 
 class Scores(msgspec.Struct, frozen=True):
-    """What a rubric says of one rollout: `reward` = Σ weight × value over `rewards`."""
+    """Scores of one rollout: `reward` = Σ weight × value over `rewards`.
+
+    Example:
+        >>> Scores(reward=0.5, rewards={"correct": 1.0}, weights={"correct": 0.5})
+    """
 
     reward: float
     rewards: dict[str, float]
@@ -105,7 +111,7 @@ class Scores(msgspec.Struct, frozen=True):
 
 
 class ErrorInfo(msgspec.Struct, frozen=True):
-    """An exception as data: where in the rollout, what, and every failed attempt before it."""
+    """An exception as data: the phase of the rollout, type, message, and every failed attempt before it."""
 
     phase: str
     type: str
@@ -126,11 +132,11 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     """One finished rollout. Exactly one of `scores` and `error` is set."""
 
     example_key: str
-    """Hash of the example's content; the same row has the same key in every run."""
+    """Content hash of the example; the same row has the same key in every run."""
     example_id: int
     """The example's position in its dataset."""
     rollout_index: int
-    """0 … rollouts_per_example − 1: which sibling of its group."""
+    """Position in its group: 0 … rollouts_per_example − 1."""
     seed: int
     prompt: list[dict[str, Any]]
     completion: list[dict[str, Any]]
@@ -144,18 +150,18 @@ class RolloutRecord(msgspec.Struct, frozen=True):
     usage: Usage = Usage()
     timing: Timing = Timing()
     temperature: float | None = None
-    """Sampling temperature, where one was asked for."""
+    """Sampling temperature, if one was requested."""
     step: int | None = None
     """Training step that sampled it; None outside RL."""
     tools: list[dict[str, Any]] | None = None
-    """The tools that the model was shown, in the OpenAI wire form; None: there were none."""
+    """Tools offered to the model, in the OpenAI wire form; None = none."""
     schema_version: int = SCHEMA_VERSION
     env_id: str = ""
-    """Which environment of an `EnvGroup` it was played in, "outer/inner" in nested ones; "" outside of groups."""
+    """Environment within an `EnvGroup`, "outer/inner" in nested ones; "" outside of groups."""
     model_roles: dict[str, list[TrajectoryStep]] = {}
-    """What others than the model said, by role: judges, opponents, simulated users. Not in `usage`, never trained on."""
+    """Answers of other models by role: judges, opponents, simulated users. Not part of `usage`, never trained on."""
     renderings: dict[int, Rendering] = {}
-    """What it looked like after a message of prompt + completion, counted from 0, where the environment draws it."""
+    """Rendering of the state after a message, by its position in prompt + completion, for environments that render."""
 
     @property
     def reward(self) -> float | None:
@@ -164,7 +170,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
 
     @property
     def outcome(self) -> Outcome:
-        """The rollout without its texts and tokens."""
+        """The rollout without texts and tokens."""
         return Outcome(
             self.example_key,
             self.example_id,
@@ -184,7 +190,7 @@ class RolloutRecord(msgspec.Struct, frozen=True):
 
 
 class Outcome(msgspec.Struct, frozen=True):
-    """What statistics and resuming need of a rollout: everything of a `RolloutRecord` but texts and tokens."""
+    """A `RolloutRecord` without texts and tokens, for statistics and resuming."""
 
     example_key: str
     example_id: int
@@ -197,13 +203,13 @@ class Outcome(msgspec.Struct, frozen=True):
     timing: Timing = Timing()
     step: int | None = None
     turn_seconds: list[float] = []
-    """Wall time of each answer of the model."""
+    """Wall time of each model turn."""
     retries: int = 0
-    """Failed tries before those answers."""
+    """Failed attempts before those answers."""
     env_id: str = ""
     """See `RolloutRecord.env_id`."""
     model_roles: dict[str, list[Usage]] = {}
-    """Tokens of each answer of every other role."""
+    """Tokens of each answer, by role."""
 
     @property
     def reward(self) -> float | None:

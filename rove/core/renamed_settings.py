@@ -50,17 +50,17 @@ RENAMED: Mapping[str, str] = {
     "token_stats": "log_token_stats",
     "updates_per_batch": "num_iterations",
 }
-"""Former name → name of today; `table.name` moved into a table. "loss", "curriculum" and "ray" now name tables themselves."""
+"""Former name → new name; `table.name` is in a table. "loss", "curriculum" and "ray" are now tables."""
 EXHAUSTIVE = "every_line"
 """Former setting of an evaluation; true is now `kind = "exhaustive"`."""
 
 
 def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
-    """Return settings of an older run under the names and in the tables of today; those of today are returned unchanged."""
+    """Return settings of an older run under their new names and in tables; current settings are returned unchanged."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
         *table, last = RENAMED.get(name, name).split(".")
-        if table == [name] and isinstance(value, Mapping):  # of today: the name is that of a table
+        if table == [name] and isinstance(value, Mapping):  # already in the new form: the name is that of a table
             found.setdefault(name, {}).update(value)
         elif table:
             found.setdefault(table[0], {})[last] = value

@@ -1,4 +1,4 @@
-"""Positions as people see them: what an environment may say of how its state looks. Data, never HTML or code."""
+"""Pictures of a state as rows of cells: data, never HTML or code."""
 
 from __future__ import annotations
 
@@ -7,32 +7,32 @@ import msgspec
 from rove.core.errors import ConfigError
 
 LOOKS = ("", "free", "first", "second", "right", "near", "wrong")
-"""How a cell may look: plain, to be taken, a piece of the first or the second side, right, nearly so, or wrong."""
-SIZE = 40
-"""Most rows, and most cells of a row."""
-TEXT = 12
-"""Most characters of a cell."""
+"""Styles of a cell: plain, selectable, belonging to the first or the second side, right, nearly right, or wrong."""
+MAX_SIZE = 40
+"""Maximum number of rows, and of cells per row."""
+MAX_CELL_CHARS = 12
 
 
 class Rendering(msgspec.Struct, frozen=True):
-    """Rows of cells from top to bottom, each cell a short text and one of `LOOKS`.
+    """A state as rows of cells from top to bottom; a cell is a short text and a style, one of `LOOKS`.
 
-    A cell that looks "free" may be clicked where somebody is to move; its text is then the move. Rows may differ in length.
+    When a person is to move, a "free" cell can be clicked, which sends its text as the move. Rows may differ in length.
+
+    Example:
+        >>> Rendering([[("X", "first"), ("2", "free")], [("O", "second"), ("4", "free")]])
 
     Raises:
-        ConfigError: it is larger than `SIZE` and `TEXT` allow, or has a look that there is not.
+        ConfigError: more than `MAX_SIZE` rows or cells, a text longer than `MAX_CELL_CHARS`, or an unknown style.
     """
 
     rows: list[list[tuple[str, str]]]
 
     def __post_init__(self) -> None:
-        if len(self.rows) > SIZE or any(len(row) > SIZE for row in self.rows):
-            raise ConfigError(f"a board has at most {SIZE} rows of {SIZE} cells; draw the part that matters")
+        if len(self.rows) > MAX_SIZE or any(len(row) > MAX_SIZE for row in self.rows):
+            raise ConfigError(f"the rendering is too large; expected at most {MAX_SIZE} rows of {MAX_SIZE} cells")
         for row in self.rows:
             for text, look in row:
                 if look not in LOOKS:
-                    raise ConfigError(
-                        f"a cell of a board looks {look!r}; expected one of {', '.join(map(repr, LOOKS))}"
-                    )
-                if len(text) > TEXT:
-                    raise ConfigError(f"a cell of a board says {text!r}; expected at most {TEXT} characters")
+                    raise ConfigError(f"the style of a cell is {look!r}; expected one of {', '.join(map(repr, LOOKS))}")
+                if len(text) > MAX_CELL_CHARS:
+                    raise ConfigError(f"the text of a cell is {text!r}; expected at most {MAX_CELL_CHARS} characters")

@@ -8,13 +8,23 @@ INPUT_FIELDS = frozenset({"prompt", "answer", "info", "example_id", "task"})
 
 
 class State(dict[str, Any]):
-    """Mutable memory of one rollout: what `setup_state` and `env_response` write, what rubrics read.
+    """Mutable memory of one rollout, written by `setup_state` and `env_response` and read by rubrics.
 
-    `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. Set by rove:
-    `trajectory` (steps so far, whose `reward` may be set), `roles` (steps of others than the model, by role; see `rove.query`),
-    `completion` (messages after the prompt; in completion mode a text), `tools` (what the model is shown of them, in a
-    `ToolEnv`), `seed` (this rollout's), `env_seed` (shared by the siblings of its group), `stop_condition`, `is_truncated`,
-    `error`, `drawn_boards` (see `MultiTurnEnv.render`). Environments add any other key.
+    `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. rove sets:
+
+    - `trajectory`: steps so far; their `reward` may be set
+    - `model_roles`: steps of other models by role, see `rove.query`
+    - `completion`: messages after the prompt; a text in completion mode
+    - `tools`: tools offered to the model, in a `ToolEnv`
+    - `seed`, `env_seed`: seeds of this rollout and of its group
+    - `stop_condition`, `is_truncated`, `error`
+    - `drawn_boards`: see `MultiTurnEnv.render`
+
+    Environments add any other key.
+
+    Example:
+        >>> state["guesses"] = state.get("guesses", 0) + 1
+        >>> state["answer"]  # of the dataset row
     """
 
     def __missing__(self, key: str) -> Any:
@@ -28,5 +38,5 @@ class State(dict[str, Any]):
         return super().__contains__(key) or (key in INPUT_FIELDS and key in (super().get("input") or {}))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value under `key`, falling through to the dataset row, or `default`."""
+        """Return the value under `key`, falling through to the dataset row, or `default`."""
         return self[key] if key in self else default  # noqa: SIM401  this is what get means here

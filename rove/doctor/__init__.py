@@ -1,4 +1,4 @@
-"""Checks before anything is spent: an endpoint, or the settings of a training run. Imports no torch by itself."""
+"""Checks of an endpoint or of a training run before it starts. Importing this package does not import torch."""
 
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding
 

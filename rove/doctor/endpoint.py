@@ -1,4 +1,4 @@
-"""What an endpoint can do, found out by asking it: about ten short requests."""
+"""Checks of an endpoint: about ten short requests show what it supports."""
 
 from __future__ import annotations
 
@@ -19,23 +19,23 @@ from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
 from rove.rendering.tool_calls import calls_of
 
 CHECKS = 10
-"""Findings of an endpoint that answers."""
+"""Number of checks of a responding endpoint."""
 HELLO = "Say OK."
 STORY = "Tell a short story about a lighthouse."
-ANSWER_TOKENS = 32
-"""Tokens of the first answer: few, so that a slow server answers in time."""
+FIRST_MAX_TOKENS = 32
+"""Maximum tokens of the first response: few, so that a slow server responds in time."""
 MAX_TOKENS = 256
-"""Room for models that think before they say OK; used where the server is fast enough."""
+"""Maximum tokens of further responses of a fast server: enough for models that think first."""
 TOOL_TOKENS = 64
-"""Tokens for a tool call of a slow server."""
-STORY_TOKENS = 16
-FAST_S = 5.0
-"""Seconds in which a fast server gives the first answer."""
-HUGE = 1 << 30
-"""Tokens that no model has room for."""
-SLOW_ADVICE = "the server is slow, or hangs: see its log; rove eval waits 600 s for each answer"
-SLOW = 30.0
-"""Seconds for a few words."""
+"""Maximum tokens of a tool call from a slow server."""
+STORY_MAX_TOKENS = 16
+FAST_RESPONSE_S = 5.0
+"""A server is fast if its first response takes at most this many seconds."""
+IMPOSSIBLE_TOKENS = 1 << 30
+"""A number of tokens that exceeds every model's context."""
+SLOW_ADVICE = "the server is slow or hangs: see its log; rove eval waits 600 s for each response"
+SLOW_RESPONSE_S = 30.0
+"""Seconds for a few tokens above which latency is a warning."""
 CONTEXT_NAMES = (
     "max_model_len",  # vLLM, SGLang, rove
     "context_length",  # OpenRouter, LM Studio
@@ -56,14 +56,14 @@ TOOL: dict[str, Any] = {
 async def check_endpoint(
     client: EndpointClient, model: str, on_check: Callable[[str], None] = lambda name: None
 ) -> AsyncIterator[Finding]:
-    """Findings about a model behind an endpoint, one by one; the rest is not asked where it gives no answer at all.
+    """Yield findings about a model behind an endpoint; stop if it does not respond at all.
 
-    A slow server is asked for few tokens. One that does not answer within the client's timeout gets a warning, no failure.
+    Slow servers are asked for few tokens. A response that exceeds the client's timeout is a warning, not a failure.
 
     Args:
-        client: of the endpoint; not closed.
-        model: what it is called there.
-        on_check: called with the name of each check before it starts.
+        client: Client of the endpoint; not closed.
+        model: Name of the model there.
+        on_check: Called with the name of each check before it starts.
     """
     on_check("models")
     try:
@@ -71,18 +71,18 @@ async def check_endpoint(
     except Error as error:
         listed = error
     if isinstance(listed, InfraError) and "HTTP" not in str(listed):
-        yield Finding(FAIL, "reachable", _said(listed), f"is a server listening at {client.base_url}? check -b")
+        yield Finding(FAIL, "reachable", _error_text(listed), f"is a server listening at {client.base_url}? check -b")
         return
-    on_check("answer")
-    asked, room = await _first_answer(client, model)
-    yield check_key(listed, asked)
+    on_check("response")
+    first, max_tokens = await _first_response(client, model)
+    yield check_key(listed, first)
     yield check_models(listed, model)
-    yield check_answer(asked, room)
-    if _is_refusal(asked):
-        yield Finding(SKIP, "the rest", "not asked", "run rove doctor again when it answers")
+    yield check_response(first, max_tokens)
+    if _is_refusal(first):
+        yield Finding(SKIP, "other checks", "not run", "run rove doctor again when the server responds")
         return
     checks: dict[str, Callable[[EndpointClient, str], Awaitable[Finding]]] = {
-        "tools": lambda client, model: check_tools(client, model, max(room, TOOL_TOKENS)),
+        "tools": lambda client, model: check_tools(client, model, max(max_tokens, TOOL_TOKENS)),
         "log-probs": check_logprobs,
         "temperature 0": check_greedy,
         "seed": check_seed,
@@ -97,112 +97,117 @@ async def check_endpoint(
             yield await check(client, model)
         except Error as error:
             if _timed_out(error):
-                yield Finding(WARN, name, _said(error), SLOW_ADVICE)
+                yield Finding(WARN, name, _error_text(error), SLOW_ADVICE)
                 yield Finding(
-                    SKIP, "the rest", "not asked of a server this slow", "run rove doctor again when it is faster"
+                    SKIP, "other checks", "not run: the server is too slow", "run rove doctor again when it is faster"
                 )
                 return
-            yield Finding(WARN, name, _said(error), "refused; do without it, or see the server's settings")
+            yield Finding(WARN, name, _error_text(error), "not supported; see the server's settings")
 
 
-async def _first_answer(client: EndpointClient, model: str) -> tuple[Response | Error, int]:
-    """Ask a short question; returns the answer, and how many tokens an answer may have.
+async def _first_response(client: EndpointClient, model: str) -> tuple[Response | Error, int]:
+    """Send a short prompt; return the response, and the maximum tokens of further responses.
 
-    An answer that was cut is asked for again with more room, unless the server is slow.
+    A truncated response is requested again with more tokens, unless the server is slow.
     """
     started = time.perf_counter()
-    asked = await _answered(client, _request(client, model, HELLO, max_tokens=ANSWER_TOKENS))
-    if time.perf_counter() - started > FAST_S:
-        return asked, ANSWER_TOKENS
-    if isinstance(asked, Response) and asked.finish_reason == "length":
-        asked = await _answered(client, _request(client, model, HELLO, max_tokens=MAX_TOKENS))
-    return asked, MAX_TOKENS
+    first = await _respond(client, _request(client, model, HELLO, max_tokens=FIRST_MAX_TOKENS))
+    if time.perf_counter() - started > FAST_RESPONSE_S:
+        return first, FIRST_MAX_TOKENS
+    if isinstance(first, Response) and first.finish_reason == "length":
+        first = await _respond(client, _request(client, model, HELLO, max_tokens=MAX_TOKENS))
+    return first, MAX_TOKENS
 
 
 async def list_models(client: EndpointClient) -> list[dict[str, Any]]:
-    """The models that the API lists.
+    """Return the models that the API lists.
 
     Raises:
-        ModelError, InfraError: it gives no list.
+        ModelError, InfraError: The request failed.
     """
     path = "v1/models" if client.translate(_request(client, "", HELLO))[0].startswith("v1/") else "models"
     async with client.opened(path) as reply:
         try:
-            told = msgspec.json.decode(await reply.read())
+            content = msgspec.json.decode(await reply.read())
         except msgspec.DecodeError:
             return []
-    data = told.get("data") if isinstance(told, dict) else None
+    data = content.get("data") if isinstance(content, dict) else None
     return [one for one in data or [] if isinstance(one, dict) and "id" in one]
 
 
-def check_key(listed: Sequence[Any] | Error, asked: Response | Error) -> Finding:
-    """Whether the key is accepted: some servers list their models to anybody."""
-    for said in (asked, listed):
-        if isinstance(said, Error) and re.search(r"HTTP 40[13]\b", str(said)):
+def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Finding:
+    """Check whether the key is accepted: some servers list their models without one."""
+    for result in (response, listed):
+        if isinstance(result, Error) and re.search(r"HTTP 40[13]\b", str(result)):
             return Finding(
-                FAIL, "key", _said(said), "set the variable of -k to a key of this server; see its account page"
+                FAIL, "key", _error_text(result), "set the variable of -k to a key of this server; see its account page"
             )
-    if _is_refusal(asked):
-        return Finding(SKIP, "key", "cannot be told without an answer")
-    return Finding(OK, "key", "accepted, or none is needed")
+    if _is_refusal(response):
+        return Finding(SKIP, "key", "unknown without a response")
+    return Finding(OK, "key", "accepted, or not needed")
 
 
 def check_models(listed: Sequence[Mapping[str, Any]] | Error, model: str) -> Finding:
-    """Whether the model is in the list."""
+    """Check whether the model is in the list."""
     if isinstance(listed, Error):
-        return Finding(SKIP, "models", f"no list: {_said(listed)}", "many servers have none; the answer below counts")
+        return Finding(
+            SKIP, "models", f"no list: {_error_text(listed)}", "many servers have none; see the response below"
+        )
     names = [str(one["id"]) for one in listed]
     if not names:
-        return Finding(SKIP, "models", "the list is empty", "many servers have none; the answer below counts")
+        return Finding(SKIP, "models", "the list is empty", "many servers have none; see the response below")
     if model in names:
         return Finding(OK, "models", f"'{model}' is one of {len(names)}")
     return Finding(WARN, "models", f"'{model}' is not among {len(names)}", _short(nearest(model, names)))
 
 
-def check_answer(asked: Response | Error, room: int = MAX_TOKENS) -> Finding:
-    """Whether a short question is answered within `room` tokens."""
-    if isinstance(asked, Error) and _timed_out(asked):
-        return Finding(WARN, "answer", _said(asked), SLOW_ADVICE)
-    if isinstance(asked, EmptyModelResponseError):
+def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> Finding:
+    """Check whether a short prompt gets a complete response within `max_tokens`."""
+    if isinstance(response, Error) and _timed_out(response):
+        return Finding(WARN, "response", _error_text(response), SLOW_ADVICE)
+    if isinstance(response, EmptyModelResponseError):
         return Finding(
-            WARN, "answer", "nothing at all", "says nothing now and then: check its chat template, or train it"
+            WARN, "response", "empty", "the model sometimes returns nothing: check its chat template, or train it"
         )
-    if isinstance(asked, Error):
+    if isinstance(response, Error):
         return Finding(
-            FAIL, "answer", _said(asked), "the name of the model, the base URL (…/v1) and the server's own log"
+            FAIL,
+            "response",
+            _error_text(response),
+            "check the name of the model, the base URL (…/v1) and the server's log",
         )
-    text = text_of(asked.message).strip()
-    seen = f"'{_short(text, 40)}' ({asked.usage.completion_tokens} tokens, {asked.finish_reason})"
-    if asked.finish_reason == "length":
-        if room < MAX_TOKENS:
-            return Finding(OK, "answer", seen, f"cut at {room} tokens, because the server is slow")
+    text = text_of(response.message).strip()
+    seen = f"'{_short(text, 40)}' ({response.usage.completion_tokens} tokens, {response.finish_reason})"
+    if response.finish_reason == "length":
+        if max_tokens < MAX_TOKENS:
+            return Finding(OK, "response", seen, f"truncated at {max_tokens} tokens, because the server is slow")
         return Finding(
-            WARN, "answer", seen, f"does not end within {room} tokens: give a larger -t, or check its template"
+            WARN, "response", seen, f"does not end within {max_tokens} tokens: raise -t, or check the chat template"
         )
     if not text:
-        return Finding(WARN, "answer", seen, "thinks without saying anything: give it a larger -t")
-    return Finding(OK, "answer", seen)
+        return Finding(WARN, "response", seen, "only reasoning, no text: raise -t")
+    return Finding(OK, "response", seen)
 
 
 async def check_tools(client: EndpointClient, model: str, max_tokens: int = MAX_TOKENS) -> Finding:
-    """Whether a tool is called when a question asks for it."""
+    """Check whether the model calls a tool when it should."""
     if isinstance(client, CompletionsClient):
-        return Finding(SKIP, "tools", "text completions have none")
+        return Finding(SKIP, "tools", "not part of text completions")
     question = "What is the weather in Oslo? Use the tool."
-    advice = "vLLM: --enable-auto-tool-choice --tool-call-parser …; or a model whose template shows tools"
+    advice = "vLLM: --enable-auto-tool-choice --tool-call-parser …; or use a model whose chat template supports tools"
     try:
         response = await client.respond(_request(client, model, question, max_tokens=max_tokens, tools=[TOOL]))
     except Error as error:
         if _timed_out(error):
             raise
-        return Finding(WARN, "tools", f"refused: {_said(error)}", advice)
+        return Finding(WARN, "tools", f"refused: {_error_text(error)}", advice)
     calls = calls_of(response.message)
     if not calls and response.finish_reason == "length" and max_tokens < MAX_TOKENS:
         return Finding(
-            SKIP, "tools", f"no call within {max_tokens} tokens of a slow server", "try it: rove eval, with tools"
+            SKIP, "tools", f"no call within {max_tokens} tokens (slow server)", "test it with rove eval and tools"
         )
     if not calls:
-        return Finding(WARN, "tools", f"answered in words: '{_short(text_of(response.message), 40)}'", advice)
+        return Finding(WARN, "tools", f"answered without a call: '{_short(text_of(response.message), 40)}'", advice)
     name, arguments = calls[0].name, calls[0].arguments
     if name != "get_weather" or not isinstance(arguments, Mapping) or "city" not in arguments:
         return Finding(
@@ -212,22 +217,22 @@ async def check_tools(client: EndpointClient, model: str, max_tokens: int = MAX_
 
 
 async def check_logprobs(client: EndpointClient, model: str) -> Finding:
-    """Whether log-probabilities of the sampled tokens come back, and are ones."""
+    """Check whether the API returns valid log-probabilities of the sampled tokens."""
     name = "log-probs"
-    advice = "evaluation needs none; tokens without them cannot be trained"
+    advice = "evaluation needs none; training needs them"
     if not isinstance(client, OpenAIClient):
         return Finding(SKIP, name, "this API has none", advice)
     request = _request(client, model, STORY, max_tokens=16, temperature=1.0, logprobs=0)
     path, body = client.translate(request)
     if path == "completions":
-        body["logprobs"] = 1  # 0 means none to some servers
+        body["logprobs"] = 1  # some servers treat 0 as none
     try:
         async with client.opened(path, body) as reply:
             answer = msgspec.json.decode(await reply.read())
     except (Error, msgspec.DecodeError) as error:
         if isinstance(error, Error) and _timed_out(error):
             raise
-        return Finding(WARN, name, f"refused: {_said(error)}", advice)
+        return Finding(WARN, name, f"refused: {_error_text(error)}", advice)
     values = logprobs_in(answer)
     if not values:
         return Finding(WARN, name, "none returned", advice)
@@ -240,88 +245,90 @@ async def check_logprobs(client: EndpointClient, model: str) -> Finding:
         OK,
         name,
         f"{len(values)} tokens, finite, sum {total:.2f}",
-        "vLLM: raw ones unless --logprobs-mode processed_logprobs",
+        "vLLM: before sampling parameters, unless --logprobs-mode processed_logprobs",
     )
 
 
 def logprobs_in(answer: Any) -> list[Any]:
-    """The log-probabilities in a (chat) completion's JSON; [] where there are none."""
+    """Return the log-probabilities in the JSON of a (chat) completion; [] if there are none."""
     try:
-        told = answer["choices"][0].get("logprobs") or {}
-        return told["token_logprobs"] if "token_logprobs" in told else [one["logprob"] for one in told["content"] or []]
+        found = answer["choices"][0].get("logprobs") or {}
+        if "token_logprobs" in found:
+            return found["token_logprobs"]
+        return [one["logprob"] for one in found["content"] or []]
     except (KeyError, IndexError, TypeError, AttributeError):
         return []
 
 
 async def check_greedy(client: EndpointClient, model: str) -> Finding:
-    """Whether temperature 0 says the same again."""
+    """Check whether temperature 0 gives the same response twice."""
     same, first = await _twice(client, model, temperature=0.0)
     if same:
-        return Finding(OK, "temperature 0", "the same words twice")
+        return Finding(OK, "temperature 0", "the same response twice")
     advice = "runs are not repeatable: batched kernels round differently; use more rollouts instead"
-    return Finding(WARN, "temperature 0", f"other words the second time: '{_short(first, 30)}'", advice)
+    return Finding(WARN, "temperature 0", f"a different second response: '{_short(first, 30)}'", advice)
 
 
 async def check_seed(client: EndpointClient, model: str) -> Finding:
-    """Whether a seed makes sampling repeatable."""
+    """Check whether a seed makes sampling repeatable."""
     same, first = await _twice(client, model, temperature=1.0, seed=7)
     if same:
-        return Finding(OK, "seed", "the same words twice at temperature 1")
-    advice = "the server ignores seeds: keep the rollouts (rove does), they cannot be sampled again"
-    return Finding(WARN, "seed", f"other words the second time: '{_short(first, 30)}'", advice)
+        return Finding(OK, "seed", "the same response twice at temperature 1")
+    advice = "the server ignores seeds: rollouts cannot be sampled again, but rove saves them"
+    return Finding(WARN, "seed", f"a different second response: '{_short(first, 30)}'", advice)
 
 
 async def check_context(client: EndpointClient, model: str, listed: Sequence[Mapping[str, Any]] | Error) -> Finding:
-    """How many tokens fit: from the list of models, else from the refusal of a request for far too many."""
+    """Find the context length: from the list of models, else from the error of an impossible request."""
     known = [] if isinstance(listed, Error) else [one for one in listed if one["id"] == model]
     for name in CONTEXT_NAMES:
         if known and isinstance(known[0].get(name), int):
             return Finding(OK, "context", f"{known[0][name]:,} tokens (its {name})")
-    # Few tokens are asked about and none are paid for, should it answer after all: the words are as few as before.
-    asked = await _answered(client, _request(client, model, HELLO, max_tokens=HUGE))
-    if isinstance(asked, Error):
+    # The prompt is as short as before, so this costs little even if the server responds.
+    response = await _respond(client, _request(client, model, HELLO, max_tokens=IMPOSSIBLE_TOKENS))
+    if isinstance(response, Error):
         found = re.search(
-            r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", str(asked).replace(",", ""), re.I
+            r"(?:context|maximum|at most|up to|limit)\D{0,40}?(\d{3,9})", str(response).replace(",", ""), re.I
         )
-        if found and int(found[1]) != HUGE:
-            return Finding(OK, "context", f"{int(found[1]):,} tokens (from its refusal of more)")
-    return Finding(SKIP, "context", "not told", "see the model's card; too long a prompt ends a rollout as truncated")
+        if found and int(found[1]) != IMPOSSIBLE_TOKENS:
+            return Finding(OK, "context", f"{int(found[1]):,} tokens (from an error message)")
+    return Finding(SKIP, "context", "unknown", "see the model's card; a prompt that is too long truncates the rollout")
 
 
 async def check_streaming(client: EndpointClient, model: str) -> Finding:
-    """Whether an answer comes in pieces."""
-    path, body = client.translate(_request(client, model, STORY, max_tokens=STORY_TOKENS))
+    """Check whether responses are streamed."""
+    path, body = client.translate(_request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
     started, first, events = time.perf_counter(), None, 0
     async with client.opened(path, {**body, "stream": True}) as reply:
         async for line in reply.content:
             if line.startswith(b"data:"):
                 first = first or time.perf_counter() - started
                 events += 1
-    advice = "rove waits for whole answers, so evaluation and training do not need it"
+    advice = "rove does not need streaming for evaluation and training"
     if first is None:
-        return Finding(WARN, "streaming", "one piece: stream was ignored", advice)
+        return Finding(WARN, "streaming", "not streamed", advice)
     return Finding(OK, "streaming", f"{events} events, the first after {human_seconds(first)}")
 
 
 async def check_latency(client: EndpointClient, model: str) -> Finding:
-    """How long a few words take: the median of three, one at a time."""
+    """Measure the latency of a short response: the median of three, one at a time."""
     taken, tokens = [], 0
     for _ in range(3):
         started = time.perf_counter()
-        asked = await _answered(client, _request(client, model, STORY, max_tokens=STORY_TOKENS))
+        response = await _respond(client, _request(client, model, STORY, max_tokens=STORY_MAX_TOKENS))
         taken.append(time.perf_counter() - started)
-        if isinstance(asked, Response):
-            tokens += asked.usage.completion_tokens
-        elif _is_refusal(asked):
-            raise asked
-    middle = sorted(taken)[1]
+        if isinstance(response, Response):
+            tokens += response.usage.completion_tokens
+        elif _is_refusal(response):
+            raise response
+    median = sorted(taken)[1]
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
-    seen = f"{human_seconds(middle)} for up to {STORY_TOKENS} tokens{speed}"
-    if middle > SLOW:
+    seen = f"{human_seconds(median)} for up to {STORY_MAX_TOKENS} tokens{speed}"
+    if median > SLOW_RESPONSE_S:
         return Finding(
-            WARN, "latency", seen, "slow: more at once (-c) helps if it has room, a nearer or larger server else"
+            WARN, "latency", seen, "slow: raise -c if the server has capacity, else use a nearer or larger server"
         )
-    return Finding(OK, "latency", seen, "one at a time; rove eval finds how many it takes at once")
+    return Finding(OK, "latency", seen, "one request at a time; rove eval adapts its concurrency")
 
 
 def _request(client: EndpointClient, model: str, text: str, tools: Any = None, **sampling: Any) -> Request:
@@ -329,7 +336,7 @@ def _request(client: EndpointClient, model: str, text: str, tools: Any = None, *
     return Request([UserMessage(text)], SamplingParams(**sampling), model, tools=tools, text=raw)
 
 
-async def _answered(client: EndpointClient, request: Request) -> Response | Error:
+async def _respond(client: EndpointClient, request: Request) -> Response | Error:
     try:
         return await client.respond(request)
     except Error as error:
@@ -337,28 +344,28 @@ async def _answered(client: EndpointClient, request: Request) -> Response | Erro
 
 
 def _timed_out(error: Error) -> bool:
-    """Whether the server accepted a connection and then gave no answer in time."""
+    """Return whether the server accepted a connection but did not respond in time."""
     return isinstance(error, InfraError) and "no answer within" in str(error)
 
 
-def _is_refusal(asked: Response | Error) -> bool:
-    """Whether there was no answer; one that says nothing is one."""
-    return isinstance(asked, Error) and not isinstance(asked, EmptyModelResponseError)
+def _is_refusal(response: Response | Error) -> bool:
+    """Return whether the request failed; an empty response is a response."""
+    return isinstance(response, Error) and not isinstance(response, EmptyModelResponseError)
 
 
 async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[bool, str]:
-    request = _request(client, model, STORY, max_tokens=STORY_TOKENS, **sampling)
+    request = _request(client, model, STORY, max_tokens=STORY_MAX_TOKENS, **sampling)
     first, second = [text_of((await client.respond(request)).message) for _ in range(2)]
     return first == second, first
 
 
-def _short(text: str, most: int = 90) -> str:
+def _short(text: str, max_chars: int = 90) -> str:
     text = " ".join("".join(c if c.isprintable() or c.isspace() else "·" for c in text).split())
-    return text if len(text) <= most else text[: most - 1] + "…"
+    return text if len(text) <= max_chars else text[: max_chars - 1] + "…"
 
 
-def _said(error: Exception) -> str:
-    """An error in a line or three, of a refusal the server's own words."""
+def _error_text(error: Exception) -> str:
+    """Return an error in at most 200 characters; for an HTTP error, its status and the server's message."""
     text, message = str(error), re.search(r'"message": ?"((?:[^"\\]|\\.)*)', str(error))
     status = re.search(r"HTTP \d{3}", text)
     return _short(f"{status[0]}: {message[1]}" if status and message else text, 200)

@@ -1,4 +1,4 @@
-"""What one check came to."""
+"""The result of one check, and units for people."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable
 import msgspec
 
 OK, WARN, FAIL, SKIP = "ok", "warning", "fail", "skipped"
-"""As it should be; allowed but rarely wise; this would surely fail; not looked at, or there is no such thing."""
+"""Status of a check: good; allowed but unwise; certain to fail; not checked, or not applicable."""
 
 
 class Finding(msgspec.Struct, frozen=True):
@@ -16,19 +16,20 @@ class Finding(msgspec.Struct, frozen=True):
     status: str
     """"ok", "warning", "fail" or "skipped"."""
     name: str
-    """Of the check."""
+    """Name of the check."""
     seen: str
+    """What the check found."""
     advice: str = ""
-    """What it means and how to fix it; may be empty where all is well."""
+    """What it means and how to fix it; may be empty if the status is "ok"."""
 
 
 def failed(findings: Iterable[Finding]) -> bool:
-    """Whether anything would surely fail."""
+    """Return whether any check failed."""
     return any(finding.status == FAIL for finding in findings)
 
 
 def human_bytes(count: float) -> str:
-    """A size with two or three digits: 820 kB, 1.4 GB."""
+    """Format a size with two or three digits: 820 kB, 1.4 GB."""
     for unit in ("B", "kB", "MB", "GB"):
         if count < 1000:
             return f"{count:.0f} {unit}" if count >= 10 or unit == "B" else f"{count:.1f} {unit}"
@@ -37,7 +38,7 @@ def human_bytes(count: float) -> str:
 
 
 def human_seconds(seconds: float) -> str:
-    """A duration: 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days."""
+    """Format a duration: 0.12 s, 12 s, 5.0 min, 3.2 h, 2.1 days."""
     if seconds < 100:
         return f"{seconds:.0f} s" if seconds >= 10 else f"{seconds:.2g} s"
     for size, unit in ((60, "min"), (3600, "h")):

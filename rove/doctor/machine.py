@@ -1,4 +1,4 @@
-"""What a training run takes of the machine: memory, time and disk, measured on one micro-batch where that can be."""
+"""Memory, time and disk that a training run needs, measured on one micro-batch where possible."""
 
 from __future__ import annotations
 
@@ -22,70 +22,77 @@ from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import token_logprobs
 
-ADAM = 2
-"""Tensors AdamW keeps beside each trained weight."""
-BACKWARD = 1.5
-"""What a backward pass holds at most, measured by what was kept for it: gradients come before all of that is freed."""
-KEPT = 2
-"""Room for keys and values, measured by those of a step's rollouts: rows are larger than what is in them, and are copied."""
-UNSURE = 1.2
-"""Memory estimates may be this much too high or too low."""
-PROBE = 512
-"""Tokens of a made-up micro-batch."""
-LONG = 24 * 3600.0
-"""Seconds of a run above which it is worth a second thought."""
-DRIFT = 0.05
-"""Nats between the log-probs of sampler and trainer."""
+ADAM_TENSORS = 2
+"""Tensors that AdamW stores per trained weight."""
+BACKWARD_FACTOR = 1.5
+"""Peak memory of a backward pass relative to its saved tensors: gradients are allocated before these are freed."""
+CACHE_FACTOR = 2
+"""Key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
+UNCERTAINTY = 1.2
+"""Factor by which memory estimates may be wrong."""
+SYNTHETIC_TOKENS = 512
+"""Tokens of a synthetic micro-batch."""
+LONG_RUN_S = 24 * 3600.0
+"""Duration of a run above which it is a warning."""
+MAX_DRIFT = 0.05
+"""Maximum difference in nats between log-probabilities of sampler and trainer."""
 
 
 class Trial(NamedTuple):
-    """One micro-batch, trained for a try."""
+    """Measurements of one forward and backward pass."""
 
     tokens: int
-    """Computed."""
+    """Tokens in the micro-batch, padding included."""
     seconds: float
     saved: int
-    """Bytes kept for its backward pass."""
+    """Bytes saved for the backward pass."""
     drift: float | None
     """Largest difference in nats between the log-probs of the sampler and the trainer; None if nothing was sampled."""
 
 
 def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[TrainingSequence] = ()) -> Trial:
-    """Forward and backward pass over the largest micro-batch of these samples, or of a made-up one; no weight changes."""
+    """Run a forward and backward pass over the largest micro-batch of these samples, or a synthetic one; change no weights."""
     model, sampled = loaded.model, bool(samples)
     if not sampled:
         rng = random.Random(0)
-        count = min(PROBE, config.micro_batch_tokens, int(getattr(model.config, "max_position_embeddings", PROBE)))
+        count = min(
+            SYNTHETIC_TOKENS,
+            config.micro_batch_tokens,
+            int(getattr(model.config, "max_position_embeddings", SYNTHETIC_TOKENS)),
+        )
         ids = [rng.randrange(model.config.vocab_size) for _ in range(count)]
-        mask = [place > 0 for place in range(count)]
+        mask = [position > 0 for position in range(count)]
         samples = [TrainingSequence(ids, mask, [0.0] * count, [1.0] * count)]
     batches = micro_batches(samples, config.micro_batch_tokens, model.device, can_pack(model))
     batch = max(batches, key=lambda one: one.ids.numel())
-    # While a layer is computed again its activations are there in full: so are those of the last one here.
-    again = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
-    saved, logprobs = _pass(model, batch, again)
+    # While a layer is recomputed, all its activations are in memory: so are those of the last layer here.
+    recomputed = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
+    saved, logprobs = _pass(model, batch, recomputed)
     started = time.perf_counter()
-    _pass(model, batch, again)  # again: the first time much is set up
+    _pass(model, batch, recomputed)  # the first pass includes one-time setup
     seconds = time.perf_counter() - started
     drift = (logprobs - batch.logprobs).abs().max().item() if sampled and len(logprobs) else None
     return Trial(batch.ids.numel(), seconds, saved, drift)
 
 
-def _pass(model: Any, batch: Batch, again: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
-    """Bytes kept for the backward pass and log-probs of one forward and backward pass, some layers computed `again` in it."""
+def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
+    """Run one forward and backward pass; return the bytes saved for the backward pass, and the log-probabilities."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    kept: dict[int, int] = {}
+    storages: dict[int, int] = {}
 
-    def keep(tensor: torch.Tensor) -> torch.Tensor:
+    def record_storage(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
         if storage.data_ptr() not in weights:
-            kept[storage.data_ptr()] = storage.nbytes()
+            storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
     try:
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor), checkpoint_activations(again):
+        with (
+            torch.autograd.graph.saved_tensors_hooks(record_storage, lambda tensor: tensor),
+            checkpoint_activations(recomputed),
+        ):
             logprobs, _ = token_logprobs(model, batch)
-        saved = sum(kept.values())  # before any of it is freed
+        saved = sum(storages.values())  # before any of it is freed
         (-logprobs.mean()).backward()
         if model.device.type == "cuda":
             torch.cuda.synchronize()
@@ -95,21 +102,24 @@ def _pass(model: Any, batch: Batch, again: Sequence[torch.nn.Module]) -> tuple[i
 
 
 def check_drift(trial: Trial) -> Finding:
-    """Whether sampler and trainer agree on how likely the sampled tokens were."""
+    """Check whether sampler and trainer compute the same probabilities of the sampled tokens."""
     drift = trial.drift or 0.0
     seen = f"log-probs differ by at most {drift:.1g}"
-    if not drift <= DRIFT:  # nan too
+    if not drift <= MAX_DRIFT:  # NaN fails too
         return Finding(
-            WARN, "sampler = trainer", seen, "ratios are off from the first step on: a model type rove knows, fp32"
+            WARN,
+            "sampler = trainer",
+            seen,
+            "importance ratios are wrong from the first step: use fp32 and a model type that rove knows",
         )
     return Finding(OK, "sampler = trainer", seen)
 
 
 def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int) -> dict[str, float]:
-    """Bytes a run takes, by what takes them; `longest` is the length of a rollout in tokens."""
+    """Return the bytes that a run needs, by purpose; `longest` is the length of a rollout in tokens."""
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
-    trained = sum(p.nbytes for p in weights if p.requires_grad)  # an adapter's alone; a copy shares what is not
+    trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
     copies = size * decoder.supports(loaded.model)
     if config.bf16_sampling:
         copies = (copies + size) / 2
@@ -120,14 +130,16 @@ def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: 
         "sampler's copies": float(copies),
         "reference model": float(trained) if config.loss.kl_penalty else 0.0,
         "gradients": float(trained),
-        "AdamW": float(ADAM * trained),
-        "activations": BACKWARD * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
-        "keys and values": min(float(CACHE_BYTES), KEPT * config.batch_size * longest * position_bytes(loaded.model)),
+        "AdamW": float(ADAM_TENSORS * trained),
+        "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
+        "keys and values": min(
+            float(CACHE_BYTES), CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
+        ),
     }
 
 
 def position_bytes(model: Any) -> int:
-    """Bytes of keys and values that one token takes."""
+    """Return the bytes of keys and values per token."""
     config = model.config.get_text_config()
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
@@ -136,7 +148,7 @@ def position_bytes(model: Any) -> int:
 
 
 def memory_free(device: torch.device) -> int | None:
-    """Bytes that may still be allocated where the model is; None where nobody tells."""
+    """Return the free bytes where the model is; None if unknown."""
     if device.type == "cuda":
         return torch.cuda.mem_get_info(device)[0]
     free = []
@@ -152,55 +164,57 @@ def memory_free(device: torch.device) -> int | None:
 
 
 def check_memory(needed: dict[str, float], free: int | None) -> Finding:
-    """Whether a run fits into memory, the weights that are loaded already counted as free."""
+    """Check whether a run fits into memory; loaded weights count as free."""
     total = sum(needed.values())
     largest = sorted(needed, key=lambda name: -needed[name])[:2]
     parts = ", ".join(f"{name} {human_bytes(needed[name])}" for name in largest)
     if free is None:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
-    there = free + needed["weights"]
-    seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(there)}"
-    advice = "a smaller --micro_batch_tokens, --activation_checkpointing, --lora.rank 8; else a smaller model or a larger machine"
-    if total > UNSURE * there:
+    available = free + needed["weights"]
+    seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)}"
+    advice = "lower --micro_batch_tokens, or use --activation_checkpointing, --lora.rank 8, a smaller model or a larger machine"
+    if total > UNCERTAINTY * available:
         return Finding(FAIL, "memory", seen, advice)
-    if UNSURE * total > there:
+    if UNCERTAINTY * total > available:
         return Finding(WARN, "memory", seen, f"tight: {advice}")
     return Finding(OK, "memory", seen)
 
 
 def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
-    """How long a run takes; seconds of sampling and training per step."""
+    """Estimate the duration of a run from the seconds of sampling and training per step."""
     step = sampling + training
     seen = (
-        f"about {human_seconds(step)} a step ({human_seconds(sampling)} sampling), "
-        f"{human_seconds(step * config.steps)} in all"
+        f"about {human_seconds(step)} per step ({human_seconds(sampling)} sampling), "
+        f"{human_seconds(step * config.steps)} in total"
     )
-    if step * config.steps > LONG:
-        return Finding(WARN, "time", seen, "fewer --steps, shorter rollouts, a smaller model or a faster machine")
+    if step * config.steps > LONG_RUN_S:
+        return Finding(
+            WARN, "time", seen, "lower --steps, or use shorter rollouts, a smaller model or a faster machine"
+        )
     if step * config.checkpoint_every > 3600:
-        advice = f"a stop may cost {human_seconds(step * config.checkpoint_every)}: a smaller --checkpoint_every"
+        advice = f"an interruption may cost {human_seconds(step * config.checkpoint_every)}: lower --checkpoint_every"
         return Finding(WARN, "time", seen, advice)
-    return Finding(OK, "time", seen, "longer rollouts, as models learn to write them, take longer")
+    return Finding(OK, "time", seen, "more if rollouts become longer during training")
 
 
 def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float, folder: Path) -> Finding:
-    """Whether checkpoints and rollouts fit on the disk that `folder` is, or will be, on."""
+    """Check whether checkpoints and rollouts fit on the disk of `folder`."""
     while not folder.exists():
         folder = folder.parent
-    saved = needed["gradients"]  # are as large as the weights that are trained
+    saved = needed["gradients"]  # the size of the trained weights
     one = saved + needed["AdamW"]
     if config.loss.sync_reference_every is not None:
         one += needed["reference model"]
-    # A new one is there before the oldest goes, and at the end the final weights.
+    # A new checkpoint is written before the oldest is deleted; the final weights are written at the end.
     checkpoints = one * (config.keep_checkpoints + 1) + saved
     rollouts = rollout_bytes * config.batch_size * config.steps
     free = shutil.disk_usage(folder).free
     parts = f"checkpoints {human_bytes(checkpoints)}" + (f", rollouts {human_bytes(rollouts)}" if rollouts else "")
     seen = f"{parts}; {human_bytes(free)} free"
     if checkpoints + rollouts > free:
-        return Finding(FAIL, "disk", seen, "--keep_checkpoints 1, another --run-dir, or make room")
-    if UNSURE * (checkpoints + rollouts) > free:
-        return Finding(WARN, "disk", seen, "tight: --keep_checkpoints 1, another --run-dir, or make room")
+        return Finding(FAIL, "disk", seen, "use --keep_checkpoints 1 or another --run-dir, or free some space")
+    if UNCERTAINTY * (checkpoints + rollouts) > free:
+        return Finding(WARN, "disk", seen, "tight: use --keep_checkpoints 1 or another --run-dir, or free some space")
     return Finding(OK, "disk", seen)
 
 

@@ -1,4 +1,4 @@
-"""A training run, looked at before it starts: its settings, a few groups sampled for a try, one micro-batch, the machine."""
+"""Checks of a training run before it starts: settings, a few sampled groups, one micro-batch, the machine."""
 
 from __future__ import annotations
 
@@ -24,7 +24,14 @@ from rove.doctor.machine import (
     memory_needed,
     try_training,
 )
-from rove.doctor.rollouts import Lengths, check_context, check_samples, first_prompts, groups_with_spread, lengths_of
+from rove.doctor.rollouts import (
+    Lengths,
+    check_context,
+    check_samples,
+    first_prompts,
+    groups_with_advantages,
+    lengths_of,
+)
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -43,30 +50,33 @@ from rove.train.config import RLConfig
 from rove.train.lora import add_lora
 from rove.train.sequences import sequences_from_record
 
-PLAYED = 8
-"""Rollouts of every scripted policy."""
-Watch = Callable[[str, int, int], None]
-"""Told what is done, how much of it, and how much there is."""
+SCRIPTED_ROLLOUTS = 8
+"""Rollouts of each scripted policy."""
+OnProgress = Callable[[str, int, int], None]
+"""Called with the current activity, the number of finished items, and the total."""
 
 
 class Sampled(NamedTuple):
-    """Groups sampled by the model as a step would."""
+    """Groups sampled by the model, as in a training step."""
 
     records: list[RolloutRecord]
     seconds_per_rollout: float
-    """With all but the first group under way at once; a step has more, and so is quicker per rollout."""
+    """Measured with all groups but the first concurrently; a step has more groups, and is faster per rollout."""
 
 
 async def check_training(
-    config: RLConfig, groups: int = 8, folder: Path = Path("runs"), watch: Watch = lambda what, done, total: None
+    config: RLConfig,
+    groups: int = 8,
+    folder: Path = Path("runs"),
+    on_progress: OnProgress = lambda what, done, total: None,
 ) -> AsyncIterator[Finding]:
-    """Findings about an RL run, one by one; nothing is written, no weight is changed.
+    """Yield findings about an RL run; write nothing and change no weights.
 
     Args:
-        config: settings of the run; they need not be allowed ones.
-        groups: to sample, one to warm up included; 0 = none, which leaves out what only samples tell.
-        folder: where run folders go.
-        watch: told how far it is.
+        config: Settings of the run; they may be invalid.
+        groups: Number of groups to sample, including one for warm-up; 0 skips checks that need samples.
+        folder: Parent of run folders.
+        on_progress: Called when an activity progresses.
     """
     for finding in check_settings(config):
         yield finding
@@ -79,78 +89,78 @@ async def check_training(
         sandbox = await check_sandbox(env)
         if sandbox is not None:
             yield sandbox
-    except Exception as error:  # an environment is somebody's code
-        yield Finding(FAIL, "environment", _said(error), "rove eval shows more")
+    except Exception as error:  # user code may raise anything
+        yield Finding(FAIL, "environment", _error_text(error), "rove eval shows the traceback")
         return
     unfit = check_model_name(config.model)
     if unfit is not None:
         yield unfit
         return
     try:
-        watch("loading the model", 0, 1)
+        on_progress("loading the model", 0, 1)
         torch.set_num_threads(config.threads or default_threads())
         loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
-    except Exception as error:  # any file may be broken in any way
-        advice = "RL trains a model folder: an endpoint's weights are not here"
-        yield Finding(FAIL, "model", _said(error), advice)
+    except Exception as error:  # a broken file may raise anything
+        advice = "RL trains a model folder; an endpoint's weights are not available"
+        yield Finding(FAIL, "model", _error_text(error), advice)
         return
     try:
         loaded = add_lora(config, loaded)
     except ConfigError as error:
-        yield Finding(FAIL, "adapter", str(error), "rove rl refuses this; change it")
+        yield Finding(FAIL, "adapter", str(error), "rove rl refuses this setting")
         return
     use_fast_linear(loaded.model, config.bf16_backward)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
     yield check_learning_rate(config, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
     try:
-        async for finding in _tried(config, env, loaded, groups, folder, watch):
+        async for finding in _check_with_model(config, env, loaded, groups, folder, on_progress):
             yield finding
     finally:
         await env.tear_down()
 
 
 async def check_sandbox(env: Environment) -> Finding | None:
-    """What this machine enforces of the sandboxes of an environment; None where it has none on this machine."""
-    backend = getattr(env, "backend", None)
+    """Check what this machine enforces for the environment's sandboxes; None if it has none here."""
+    backend = getattr(env, "backend", None)  # only sandbox environments have one
     if not isinstance(backend, LocalBackend):
         return None
     missing = (await backend.describe()).missing
     if not missing:
-        return Finding(OK, "sandbox", "namespaces, control groups and a filter of system calls are in force")
+        return Finding(OK, "sandbox", "namespaces, control groups and system call filters are active")
     refused = not backend.unsafe and any(line.split(":")[0] in ESSENTIAL for line in missing)
     return Finding(FAIL if refused else WARN, "sandbox", "; ".join(missing), REMEDY if refused else CONTROL_GROUPS)
 
 
-async def _tried(
-    config: RLConfig, env: Environment, loaded: LoadedModel, groups: int, folder: Path, watch: Watch
+async def _check_with_model(
+    config: RLConfig, env: Environment, loaded: LoadedModel, groups: int, folder: Path, on_progress: OnProgress
 ) -> AsyncIterator[Finding]:
-    """Findings that need the model at work."""
+    """Yield findings that need the loaded model."""
     client = EngineClient.from_model(loaded, max_batch=config.batch_size)
     context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
-    sampled, played = Sampled([], 0.0), list[RolloutRecord]()
+    sampled, scripted = Sampled([], 0.0), list[RolloutRecord]()
     if groups:
-        played = await _played(config, env) if env.message_type == "chat" else []  # raw texts are never rendered
-        sampled = await _sampled(config, env, client, groups, watch)
+        scripted = await _scripted(config, env) if env.message_type == "chat" else []  # raw texts are never rendered
+        sampled = await _sampled(config, env, client, groups, on_progress)
         await client.close()
-        for finding in check_samples(sampled.records, played, loaded.renderer, config.max_tokens, context):
+        for finding in check_samples(sampled.records, scripted, loaded.renderer, config.max_tokens, context):
             yield finding
-        lengths = [lengths_of(records, loaded.renderer) for records in (sampled.records, played)]
+        lengths = [lengths_of(records, loaded.renderer) for records in (sampled.records, scripted)]
         longest = min(context, max(one.prompt for one in lengths) + config.max_tokens)
     else:
-        yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are not known", "leave out --quick")
+        yield Finding(SKIP, "samples", "none: rewards, lengths, time and tokens are unknown", "omit --quick")
         yield check_context(first_prompts(env, loaded.renderer), Lengths(), config.max_tokens, context)
-    watch("one micro-batch", 1, 1)
+    on_progress("one micro-batch", 1, 1)
     samples = [s for r in sampled.records if r.steps and r.error is None for s in sequences_from_record(r, 1.0)]
     try:
         trial = try_training(config, loaded, samples)
-    except Exception as error:  # out of memory, or a model that cannot be trained here
-        yield Finding(FAIL, "micro-batch", _said(error), "a smaller --micro_batch_tokens, or another model")
+    except Exception as error:  # such as out of memory
+        yield Finding(FAIL, "micro-batch", _error_text(error), "lower --micro_batch_tokens, or use another model")
         return
-    for finding in _of_machine(config, loaded, sampled, trial, longest, folder):
+    for finding in _check_machine(config, loaded, sampled, trial, longest, folder):
         yield finding
 
 
-def _of_machine(
+def _check_machine(
     config: RLConfig, loaded: LoadedModel, sampled: Sampled, trial: Trial, longest: int, folder: Path
 ) -> Iterator[Finding]:
     if trial.drift is not None:
@@ -166,46 +176,46 @@ def _of_machine(
 
 
 def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
-    """Tokens that training on these rollouts computes: groups without spread are left out, common beginnings shared."""
-    taught = [record for group in groups_with_spread(records) for record in group]
-    samples = [sample for record in taught for sample in sequences_from_record(record, 1.0)]
+    """Return the tokens that training computes: without zero-advantage groups, common prefixes shared."""
+    useful = [record for group in groups_with_advantages(records) for record in group]
+    samples = [sample for record in useful for sample in sequences_from_record(record, 1.0)]
     return sum(b.ids.numel() for b in micro_batches(samples, config.micro_batch_tokens, pack=can_pack(loaded.model)))
 
 
-async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, watch: Watch) -> Sampled:
-    """Some of the groups of the first step, spread evenly over it: often it is sorted by difficulty."""
+async def _sampled(config: RLConfig, env: Environment, client: Client, groups: int, on_progress: OnProgress) -> Sampled:
+    """Sample some groups of the first step, spread evenly over it because it may be sorted by difficulty."""
     width = config.batch_size // config.rollouts_per_example
     jobs = plan_groups(config, 0, env.get_dataset(width))
     chosen = jobs[:: max(1, width // groups)][:groups]
     sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
     records: list[RolloutRecord] = []
     total, seconds = sum(map(len, chosen)), 0.0
-    for part in (chosen[:1], chosen[1:]):  # the first one compiles kernels, and shows what fails at all
+    for part in (chosen[:1], chosen[1:]):  # the first group compiles kernels and shows failures early
         if not part or (records and all(record.error is not None for record in records)):
             break
         started = time.perf_counter()
         rollouts = run_groups(env, client, part, sampling=sampling, max_concurrent=config.batch_size, for_training=True)
         async for record in rollouts:
             records.append(record)
-            watch("sampling", len(records), total)
+            on_progress("sampling", len(records), total)
         seconds = (time.perf_counter() - started) / sum(map(len, part))
     return Sampled(records, seconds)
 
 
-async def _played(config: RLConfig, env: Environment) -> list[RolloutRecord]:
-    """Rollouts of the players that the environment ships; one that fails counts for nothing."""
+async def _scripted(config: RLConfig, env: Environment) -> list[RolloutRecord]:
+    """Run the environment's scripted policies; failed rollouts are ignored."""
     records: list[RolloutRecord] = []
-    examples = env.get_dataset(PLAYED)
+    examples = env.get_dataset(SCRIPTED_ROLLOUTS)
     jobs: list[list[Job]] = plan_groups(config, 0, examples)
-    for name, player in env.policies.items():
+    for name, policy in env.policies.items():
         one_each = [group[:1] for group in jobs]
-        async for record in run_groups(env, ScriptedClient(player, name), one_each):
+        async for record in run_groups(env, ScriptedClient(policy, name), one_each):
             if record.error is None:
                 records.append(record)
     return records
 
 
-def _said(error: Exception) -> str:
-    """What went wrong, in one line."""
+def _error_text(error: Exception) -> str:
+    """Return an error as one line."""
     text = " ".join(str(error).split())
     return text if type(error).__module__.startswith("rove.") else f"{type(error).__name__}: {text[:300]}"

@@ -1,12 +1,10 @@
-"""Interaction protocols, and how an environment is found."""
+"""Environments: interaction protocols, datasets, and loading by name."""
 
 from rove.envs.environment import Environment, cleanup, stop, teardown
 from rove.envs.group import EnvGroup
 from rove.envs.mcp import MCPEnv
-from rove.envs.multi_turn import MultiTurnCompletionEnv, MultiTurnEnv
-from rove.envs.single_turn import SingleTurnEnv
-from rove.envs.stateful_tool import StatefulToolEnv
-from rove.envs.tool import ToolEnv
+from rove.envs.multi_turn import MultiTurnCompletionEnv, MultiTurnEnv, SingleTurnEnv
+from rove.envs.tool import StatefulToolEnv, ToolEnv
 
 __all__ = [
     "EnvGroup",

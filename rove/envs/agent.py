@@ -1,4 +1,4 @@
-"""Environments whose rollouts are played by a foreign agent: a program that talks to the model over HTTP."""
+"""Environments in which a foreign agent, a program that talks to the model over HTTP, carries out the rollouts."""
 
 from __future__ import annotations
 
@@ -10,7 +10,16 @@ from typing import Any
 
 from rove.core.config import check_positive
 from rove.core.digest import digest_code
-from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, ends_task, nearest, phase
+from rove.core.errors import (
+    AgentError,
+    ConfigError,
+    Error,
+    LimitReachedError,
+    cancelled_unanswered,
+    ends_task,
+    nearest,
+    phase,
+)
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import TrajectoryStep
@@ -25,52 +34,58 @@ from rove.utils.processes import run_command
 from rove.utils.threads import Threads, UnderWay
 
 Agent = Callable[[Access, State], Any]
-"""A foreign agent, sync or async: (how it reaches the model, the rollout's state) → its answer."""
+"""A foreign agent, sync or async: (access to the model, state of the rollout) → its answer."""
 
-LAST_LINES = 2000
-"""Characters of a command's stderr that the error of one that failed has."""
-STOP_SECONDS = 2.0
-"""How long an agent may take to end once it is cancelled."""
+MAX_ERROR_CHARS = 2000
+"""Characters of a command's stderr in an error message."""
+CANCEL_TIMEOUT_S = 2.0
+"""Seconds for an agent to end after it is canceled."""
 
 
 class AgentEnv(Environment):
-    """A foreign agent plays each rollout: whatever speaks OpenAI's chat completions or Responses, or Anthropic's Messages.
+    """A foreign agent carries out each rollout. It speaks OpenAI's chat completions or Responses, or Anthropic's Messages.
 
-    It talks to a server in this process, under a key that only its rollout has. Each of its requests is a step of the
-    rollout, with the messages and tools that it sent, and with exact tokens where the run's client has them. A request
-    that continues an earlier one continues its tokens; any other starts a new branch. Requests of one rollout may be under
-    way at once.
+    The agent connects to a server in this process with a key of its rollout. Each request is a step of the rollout, with the
+    messages and tools that the agent sent, and with exact tokens if the run's client knows them. A request that continues an
+    earlier one reuses its tokens; any other starts a new branch. Requests of a rollout may be concurrent.
 
-    The agent is `agent`, `command`, or an override of `run_agent`. What it returns (a command: what it writes to stdout) is
-    its answer: `state["agent_result"]`, and the last message of `state["completion"]`. Before that the completion has the
-    conversation of the most steps, from its first prompt on. A rollout ends when its agent does ("agent_finished"),
-    when a stop condition holds after a step, or at a limit; then the model answers no more, and an agent that goes on is
-    stopped after `grace_seconds`: a coroutine is cancelled, a process killed with its group, a thread left to fail at its next
-    request.
+    The agent is `agent`, `command`, or an override of `run_agent`. Its return value (of a command: its stdout) becomes
+    `state["agent_result"]` and the last message of `state["completion"]`, after the conversation with the most steps. A
+    rollout ends when its agent does ("agent_finished"), when a stop condition holds after a step, or at a limit. Then the
+    model rejects further requests, and after `grace_seconds` a coroutine is canceled, a process group killed, and a thread
+    left to fail at its next request.
 
-    A rollout whose agent raises fails with an `AgentError`, in the phase "agent". One whose model's client raises fails with
-    that, in the phase "model", whatever the agent makes of it.
+    An exception of the agent fails the rollout with an `AgentError` in the phase "agent". An exception of the model's client
+    fails it in the phase "model", no matter how the agent handles it.
 
-    Sampling is the run's, so that what is trained is what was meant to be: of the agent's own arguments only those in
-    `agent_sampling` count. The smaller `max_tokens` holds, and the `stop` texts of both.
+    The run's sampling parameters apply. Of the agent's own only those in `agent_sampling` are used: the smaller `max_tokens`,
+    and the `stop` texts of both.
 
     Args:
-        agent: called with (access, state) for every rollout; sync ones run in threads.
-        command: a line for the shell, or a program and its arguments, run for every rollout with
-            `Access.environment`, and the task in `ROVE_TASK` and on stdin.
-        max_turns: most answers of the model; -1 = no limit.
-        timeout_seconds: wall-clock limit of a rollout; None = no limit. A rollout that meets it is scored as it stands.
-        agent_sampling: names of sampling arguments in which the agent has its way. In RL a rollout fails whose agent asks for
-            another temperature, or another parameter that changes the distribution of the tokens, than the run.
-        grace_seconds: how long an agent may go on when it gets no further answers.
-        cwd: folder of the command.
-        environment_vars: further variables of the command.
-        max_chars: of the command's stdout and stderr that are kept.
-        max_threads: most sync agents that run at once.
-        Everything else: see `Environment`.
+        agent: called with (access, state) for every rollout; sync functions run in threads.
+        command: shell command line, or a program with arguments, run for every rollout with `Access.environment` and the task
+            in `ROVE_TASK` and on stdin.
+        max_turns: maximum number of model replies; -1 = no limit.
+        timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds it is scored as it is.
+        agent_sampling: sampling arguments that the agent may set. In RL, an agent that changes the token distribution (e.g.
+            temperature) fails its rollout.
+        grace_seconds: seconds for the agent to end after the model's last reply.
+        cwd: working directory of the command.
+        environment_vars: additional variables of the command.
+        max_chars: characters of the command's stdout and stderr that are kept.
+        max_threads: concurrent sync agents.
+        **kwargs: see `Environment`.
 
     Raises:
-        ConfigError: both agent and command are given, a name of `agent_sampling` is unknown, or message_type is "completion".
+        ConfigError: agent and command are both given, a name in `agent_sampling` is unknown, or message_type is "completion".
+
+    Example:
+        async def agent(access, state):
+            client = openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key)
+            reply = await client.chat.completions.create(model=access.model, messages=state["prompt"])
+            return reply.choices[0].message.content
+
+        env = rove.AgentEnv(agent, dataset=dataset, rubric=rubric)
     """
 
     def __init__(
@@ -91,7 +106,7 @@ class AgentEnv(Environment):
         if agent is not None and command is not None:
             raise ConfigError("both agent and command are given; expected one of them")
         if self.message_type != "chat":
-            raise ConfigError("agents hold conversations, not raw texts (message_type 'completion'); expected 'chat'")
+            raise ConfigError("agents cannot be used with message_type 'completion'; expected 'chat'")
         for name in agent_sampling:
             if name not in SamplingParams.__struct_fields__:
                 raise ConfigError(
@@ -116,19 +131,19 @@ class AgentEnv(Environment):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; the agent counts by its code, or its command."""
+        """As `Environment.identity`, with the code or command of the agent."""
         code = "" if self.agent is None else digest_code(unwrapped(self.agent))
         return {**super().identity, "agent": self.command or code, "agent_sampling": sorted(self.agent_sampling)}
 
     async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
-        """Prepare the rollout's state: change it in place, or return what is to be added to it."""
+        """Prepare the state in place, or return a mapping to add to it."""
         return state
 
     async def run_agent(self, access: Access, state: State) -> Any:
-        """Play the rollout and return the answer; it is cancelled when the rollout ends.
+        """Run the agent and return its answer; canceled when the rollout ends.
 
-        By default `agent` is called, or `command` run, whose output and exit code are then in `state["agent_output"]`,
-        `state["agent_errors"]` (stderr) and `state["agent_exit_code"]`.
+        By default this calls `agent` or runs `command`, whose output and exit code are stored in
+        `state["agent_output"]`, `state["agent_errors"]` (stderr) and `state["agent_exit_code"]`.
 
         Raises:
             AgentError: the command cannot be started, or its exit code is not 0.
@@ -142,35 +157,37 @@ class AgentEnv(Environment):
         return await maybe_await(await self.in_thread(functools.partial(self.agent, access, state), state))
 
     async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
-        """What a sync function of the rollout returns, which runs beside the event loop."""
+        """Run a sync function of the rollout in a thread and return its result."""
         return await self._threads.run(call, state.setdefault("agent_threads", UnderWay()))
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Open a way to the model, and let the agent play."""
+        """Give the agent access to the model and run it."""
         state["completion"] = []
         with phase("setup_state"):
             returned = await self.setup_state(state)
             if returned is not None and returned is not state:
                 state.update(returned)
-        proxy = await self._started()
+        proxy = await self._started_proxy()
         turns = AgentTurns(self._limited(turn), state, self.agent_sampling, self._stops_hold)
-        played: tuple[Any, BaseException | None] = (None, None)
+        result: tuple[Any, BaseException | None] = (None, None)
         try:
             async with proxy.opened(turns) as access:
-                played = await self._played(access, turns, state)
+                result = await self._run_until_over(access, turns, state)
         except asyncio.CancelledError as cancelled:
             if turns.unanswered:
-                cancelled.rove_unanswered = turns.unanswered  # pyright: ignore[reportAttributeAccessIssue]
+                raise cancelled_unanswered(turns.unanswered) from cancelled
             raise
         finally:
-            _conclude(played[0], state)
-            if threads := state.get("agent_threads"):  # they hear of it at their next request
-                await asyncio.wait(threads, timeout=STOP_SECONDS)
-        _raise(played[1], turns, state)
+            _set_completion(result[0], state)
+            if threads := state.get("agent_threads"):  # threads fail at their next request
+                await asyncio.wait(threads, timeout=CANCEL_TIMEOUT_S)
+        _raise_failure(result[1], turns, state)
         state["stop_condition"] = state["stop_condition"] or "agent_finished"
 
-    async def _played(self, access: Access, turns: AgentTurns, state: State) -> tuple[Any, BaseException | None]:
-        """What the agent returned, or what it raised; it has time to after the model's last answer."""
+    async def _run_until_over(
+        self, access: Access, turns: AgentTurns, state: State
+    ) -> tuple[Any, BaseException | None]:
+        """Return the result or exception of the agent, which has `grace_seconds` after the last model reply."""
         agent = asyncio.create_task(self._attempt(access, state))
         over = asyncio.create_task(turns.over.wait())
         try:
@@ -182,19 +199,19 @@ class AgentEnv(Environment):
             over.cancel()
             turns.over.set()
             agent.cancel()
-            await asyncio.wait((agent, over), timeout=STOP_SECONDS)
+            await asyncio.wait((agent, over), timeout=CANCEL_TIMEOUT_S)
 
     async def _attempt(self, access: Access, state: State) -> tuple[Any, BaseException | None]:
         try:
             with phase("agent"):
                 return await self.run_agent(access, state), None
-        except BaseException as error:  # exit() must not leave a task: it would end the event loop
+        except BaseException as error:  # SystemExit must not leave a task: it would end the event loop
             if ends_task(error):
                 raise
             return None, error
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        """The turn, of which there are `max_turns` at most."""
+        """Limit a turn function to `max_turns` calls."""
         begun = 0
 
         async def limited(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
@@ -213,7 +230,7 @@ class AgentEnv(Environment):
     async def _run_command(self, command: str | list[str], access: Access, state: State) -> str:
         task = task_of(state)
         env = {**os.environ, **access.environment, "ROVE_TASK": task, **self.environment_vars}
-        for name in ("NO_PROXY", "no_proxy"):  # what is set for the way out must not be in the way in
+        for name in ("NO_PROXY", "no_proxy"):  # a proxy for outside must not handle requests to this process
             env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
         try:
             ended = await run_command(command, env=env, cwd=self.cwd, stdin=task, max_chars=self.max_chars)
@@ -221,13 +238,13 @@ class AgentEnv(Environment):
             raise AgentError(f"the agent's command cannot be started: {error}") from error
         state.update(agent_output=ended.output, agent_errors=ended.errors, agent_exit_code=ended.exit_code)
         if ended.exit_code:
-            said = (ended.errors or ended.output).strip()[-LAST_LINES:]
+            output = (ended.errors or ended.output).strip()[-MAX_ERROR_CHARS:]
             raise AgentError(
-                f"the agent's command ended with exit code {ended.exit_code}; it said: {said or '(nothing)'}"
+                f"the agent's command failed with exit code {ended.exit_code}; its output: {output or '(none)'}"
             )
         return ended.output.strip()
 
-    async def _started(self) -> Proxy:
+    async def _started_proxy(self) -> Proxy:
         if self._proxy is None or self._proxy.loop is not asyncio.get_running_loop():
             self._proxy = Proxy()
         await self._proxy.start()
@@ -242,28 +259,28 @@ class AgentEnv(Environment):
 
 
 def task_of(state: State) -> str:
-    """What the user asks last in a rollout's prompt."""
-    said = [text_of(message) for message in as_messages(state["prompt"]) if message["role"] == "user"]
-    return said[-1] if said else ""
+    """Return the last user message of the prompt."""
+    texts = [text_of(message) for message in as_messages(state["prompt"]) if message["role"] == "user"]
+    return texts[-1] if texts else ""
 
 
 def longest_conversation(steps: Sequence[TrajectoryStep]) -> list[TrajectoryStep]:
-    """The steps of the longest conversation that an agent held; none where there are none.
+    """Return the steps of the agent's longest conversation, the last of equally long ones.
 
-    Steps belong together whose prompts begin with that of the first of them. Of equals the last counts.
+    A step belongs to the first conversation whose first prompt begins its own prompt.
     """
-    held: list[list[TrajectoryStep]] = []
+    conversations: list[list[TrajectoryStep]] = []
     for step in steps:
-        mine = next((one for one in held if step.prompt[: len(one[0].prompt)] == one[0].prompt), None)
-        if mine is None:
-            held.append([step])
+        match = next((one for one in conversations if step.prompt[: len(one[0].prompt)] == one[0].prompt), None)
+        if match is None:
+            conversations.append([step])
         else:
-            mine.append(step)
-    return max(reversed(held), key=len, default=[])
+            match.append(step)
+    return max(reversed(conversations), key=len, default=[])
 
 
 def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
-    """The longest conversation that an agent held, after its first prompt, as its last step shows it."""
+    """Return the messages of the agent's longest conversation after its first prompt."""
     longest = longest_conversation(steps)
     if not longest:
         return []
@@ -271,8 +288,8 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
     return as_messages([*last.prompt, *last.completion][len(first.prompt) :])
 
 
-def _conclude(result: Any, state: State) -> None:
-    """Put what was said into the completion, and what the agent answered behind it."""
+def _set_completion(result: Any, state: State) -> None:
+    """Set the completion: the conversation, then the agent's answer."""
     messages = conversation(state["trajectory"])
     answer = "" if result is None else as_content(result)
     last = messages[-1] if messages else Message(role="user")
@@ -281,8 +298,8 @@ def _conclude(result: Any, state: State) -> None:
     state.update(agent_result=result, completion=messages)
 
 
-def _raise(error: BaseException | None, turns: AgentTurns, state: State) -> None:
-    """What went wrong, if anything did; what ended the model's answers comes before what the agent made of that."""
+def _raise_failure(error: BaseException | None, turns: AgentTurns, state: State) -> None:
+    """Raise the failure of the rollout, if any; a failure of the model comes before the agent's reaction to it."""
     if turns.failure is not None:
         raise turns.failure
     if error is None or state["stop_condition"]:
@@ -292,5 +309,5 @@ def _raise(error: BaseException | None, turns: AgentTurns, state: State) -> None
     if isinstance(error, Error):
         raise error
     with phase("agent"):
-        told = AgentError(f"{type(error).__name__}: {error}")
-        raise told.with_traceback(error.__traceback__) from error  # whose last line is the agent's own
+        failure = AgentError(f"{type(error).__name__}: {error}")
+        raise failure.with_traceback(error.__traceback__) from error  # so that the traceback ends in the agent's code

@@ -1,4 +1,4 @@
-"""Any source of dataset rows as one thing: rows by position, read as late as possible."""
+"""Dataset rows by position, from any source, read as late as possible."""
 
 from __future__ import annotations
 
@@ -22,22 +22,26 @@ DatasetSource = Any
 _END = object()
 
 
-def _by_text(value: Any) -> str:
-    """What JSON cannot hold counts by its text; one that has an address in it would be another in every process."""
+def _encode_as_text(value: Any) -> str:
+    """Return the text of a value without a JSON form; one with a memory address would differ in every process."""
     text = str(value)
     if re.search(r" at 0x[0-9a-f]+", text):
-        raise ConfigError(
-            f"a dataset row holds {text}, which has no content to tell it by; expected what JSON can hold"
-        )
+        raise ConfigError(f"a dataset row holds {text}, which cannot be hashed; expected JSON values")
     return text
 
 
-_KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=_by_text)
+_KEY_ENCODER = json.JSONEncoder(sort_keys=True, default=_encode_as_text)
 
 
 class Rows:
-    """Dataset rows by position. A builder is called at first use; a generator is pulled only as far as it is needed; of a
-    file only the places of its lines are kept in memory."""
+    """Dataset rows by position.
+
+    A function is called at first use; a generator is advanced only as far as needed; of a file, only line offsets are
+    kept in memory.
+
+    Args:
+        source: see `DatasetSource`.
+    """
 
     def __init__(self, source: DatasetSource):
         self._source = source
@@ -46,7 +50,7 @@ class Rows:
         self._failure: Exception | None = None
 
     def first(self, n: int = -1) -> Iterator[Mapping[str, Any]]:
-        """The first `n` rows (all of them when n < 0, or when there are fewer), one by one."""
+        """Yield the first `n` rows (all if n < 0)."""
         if self._rows is None:
             self._open()
         assert self._rows is not None
@@ -58,7 +62,7 @@ class Rows:
             position += 1
 
     def count(self, n: int = -1) -> int | None:
-        """How many rows `first` gives; None for all rows of a generator that has not ended yet."""
+        """Return the number of rows that `first` yields; None for all rows of an unfinished generator."""
         if self._rows is None:
             self._open()
         assert self._rows is not None
@@ -69,8 +73,8 @@ class Rows:
         return len(self._rows) if n < 0 else min(n, len(self._rows))
 
     def _pull(self) -> bool:
-        """Take one more row from the generator, if there is one."""
-        if self._failure is not None:  # a generator that has raised looks like one that has ended
+        """Take one more row from the generator; return False at its end."""
+        if self._failure is not None:  # after an exception, a generator looks exhausted
             raise self._failure
         if self._pending is None:
             return False
@@ -110,10 +114,10 @@ def _check_row(row: Any, position: int) -> Mapping[str, Any]:
 
 
 class JsonLines(Sequence[dict[str, Any]]):
-    """The rows of a JSONL file, read when they are asked for; only where each begins is kept.
+    """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
     Raises:
-        ConfigError: there is no such file, or a line is not a JSON object.
+        ConfigError: the file does not exist, or a line is not a JSON object.
     """
 
     def __init__(self, path: Path):
@@ -146,14 +150,18 @@ def build_example(
     few_shot: Sequence[Mapping[str, Any]] | None = None,
     message_type: str = "chat",
 ) -> dict[str, Any]:
-    """A row as a rollout's input: `prompt`, `answer`, `info`, `example_id`, and every other column.
+    """Convert a row to the input of a rollout: `prompt`, `answer`, `info`, `example_id`, and every other column.
 
-    `prompt` is messages: `system_prompt` goes first unless the row's own starts with one; `few_shot` is used only with
-    `question`. With message_type "completion" it is a text, that of the row's `prompt` or `question`.
+    Args:
+        row: a dataset row with `prompt` or `question`.
+        index: position of the row; becomes `example_id`.
+        system_prompt: first message, unless the row's prompt has a system message.
+        few_shot: messages before a `question`.
+        message_type: with "completion" the prompt is the text of the row's `prompt` or `question`.
 
     Raises:
-        ConfigError: the row has neither `prompt` nor `question`, or something else than a text where one is needed, or its
-            `info` is not a mapping or JSON of one.
+        ConfigError: the row has neither `prompt` nor `question`, a value has the wrong type, or `info` is not a
+            mapping or its JSON.
     """
     example = dict(row)
     name = next((name for name in ("prompt", "question") if row.get(name) is not None), None)
@@ -195,6 +203,6 @@ def _info(value: Any, index: int) -> dict[str, Any]:
 
 
 def example_key(example: Mapping[str, Any]) -> str:
-    """Hash of an example's content (prompt, answer, info): the same row has the same key wherever it stands."""
+    """Return a hash of the content of an example (prompt, answer, info), independent of its position."""
     content = _KEY_ENCODER.encode([example["prompt"], example["answer"], example["info"]])
     return hashlib.blake2b(content.encode(), digest_size=8).hexdigest()

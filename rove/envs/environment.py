@@ -1,4 +1,4 @@
-"""What every environment is: tasks, instructions, an interaction protocol, and a rubric."""
+"""The base of all environments: dataset, prompts, interaction protocol and rubric."""
 
 from __future__ import annotations
 
@@ -24,12 +24,17 @@ from rove.utils.functions import maybe_await
 
 
 class Turn(Protocol):
-    """Shows the model a conversation, records the step in the state's trajectory, returns the answer. Made by `rove.rollout`.
+    """Sends a conversation to the model, records the step in the trajectory, and returns the reply.
 
-    Where the state's prompt is a text (completion mode), the model continues the text that the messages add up to. In another
-    `role` it is asked as by `rove.query`: recorded apart, under that name, and there under another name of a model and with
-    other sampling arguments where they are given. Where a foreign agent asks, `asked` has its tools (instead of
-    `state["tools"]`), its sampling (which goes over the run's), and who is told the answer as it comes.
+    If the state's prompt is a text (completion mode), the model continues the concatenated text of the messages.
+
+    Args:
+        state: the rollout.
+        messages: the conversation.
+        role: model role; the query is recorded under this name, as by `rove.query`.
+        model, sampling_args: for a model role, its model and sampling arguments.
+        asked: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
+            run's), and its stream callback.
     """
 
     def __call__(
@@ -42,7 +47,7 @@ class Turn(Protocol):
         sampling_args: Mapping[str, Any] | None = None,
         asked: Request | None = None,
     ) -> Awaitable[Message]:
-        """The model's answer."""
+        """Return the reply of the model."""
         ...
 
 
@@ -51,15 +56,22 @@ ScriptedPolicy = Callable[[Messages, State, Any], Any]
 
 
 def stop(priority: Any = 0) -> Any:
-    """Mark an async or sync method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
+    """Mark a method `(self, state) -> bool` as a stop condition; its name becomes `state["stop_condition"]`.
 
-    Checked after the model's turn and again after the environment's, highest `priority` first, then by name.
+    Stop conditions are checked after the model's turn and after the environment's, highest `priority` first, then by
+    name. The method may be async.
+
+    Example:
+        class Guess(rove.MultiTurnEnv):
+            @rove.stop
+            async def solved(self, state) -> bool:
+                return state["solved"]
     """
     return _mark("rove_stop", priority)
 
 
 def cleanup(priority: Any = 0) -> Any:
-    """Mark a method `(self, state)` to run after every rollout, whatever happened in it, highest `priority` first."""
+    """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first."""
     return _mark("rove_cleanup", priority)
 
 
@@ -69,7 +81,7 @@ def teardown(priority: Any = 0) -> Any:
 
 
 def _mark(kind: str, priority: Any) -> Any:
-    if callable(priority):  # used bare: @stop
+    if callable(priority):  # used without parentheses: @stop
         setattr(priority, kind, 0)
         return priority
 
@@ -81,24 +93,29 @@ def _mark(kind: str, priority: Any) -> Any:
 
 
 class Environment(ABC):
-    """Tasks (dataset), instructions (system prompt), an interaction protocol (`run`) and a rubric.
+    """A dataset, a system prompt, an interaction protocol (`run`) and a rubric.
 
     Args:
-        dataset: rows to train on (see `DatasetSource`); each has `prompt` or `question`, optionally `answer`, `info`, and more.
-        eval_dataset: rows to evaluate on; `dataset` when not given.
-        system_prompt: put first unless a row's prompt has its own.
+        dataset: training rows (see `DatasetSource`) with `prompt` or `question`, and optionally `answer`, `info` and
+            other columns.
+        eval_dataset: evaluation rows. Default: `dataset`.
+        system_prompt: first message, unless the row's prompt has a system message.
         few_shot: messages between the system prompt and a row's `question`.
-        parser: of every rubric that was given none; that of `rubric`, where it was given one, when not given.
-        rubric: a `Rubric` or `RubricGroup`; an empty rubric when not given (reward 0).
-        sampling_args: default sampling, under OpenAI's names.
-        message_type: "chat", or "completion": prompt and completion are raw texts, which the model continues without a chat
-            template. In records each piece of them is a message: the assistant's what the model wrote, the user's all else.
-        players: scripted policies the environment ships, found with `-m scripted:NAME`.
-        env_id, env_args: how it was loaded; set by `load_environment`.
+        parser: used by every rubric without its own. Default: the parser of `rubric`.
+        rubric: default: an empty rubric (reward 0).
+        sampling_args: default sampling arguments in OpenAI's names.
+        message_type: "chat", or "completion": prompt and completion are raw texts that the model continues without a
+            chat template. Records store the model's parts as assistant messages and all others as user messages.
+        policies: scripted policies that the environment ships, for `-m scripted:NAME`.
+        env_id, env_args: set by `load_environment`.
 
     Raises:
-        ConfigError: no dataset, an unknown keyword (with the nearest known one) or message_type, or a system prompt or
-            few_shot in completion mode.
+        ConfigError: no dataset, unknown keyword or message_type, or a system prompt or few_shot in completion mode.
+
+    Example:
+        env = rove.SingleTurnEnv(dataset=[{"question": "6 * 7?", "answer": "42"}], rubric=rove.Rubric([correct]))
+        records = env.generate_sync(rove.OpenAIClient(), "gpt-4.1-nano", rollouts_per_example=4)
+        print(records[0].scores.reward)
     """
 
     def __init__(
@@ -124,9 +141,7 @@ class Environment(ABC):
             raise ConfigError(f"message_type is {message_type!r}; expected 'chat' or 'completion'")
         if message_type == "completion" and (system_prompt or few_shot):
             given = "system_prompt" if system_prompt else "few_shot"
-            raise ConfigError(
-                f"{given} has no place in a raw text (message_type 'completion'); write it into the prompts"
-            )
+            raise ConfigError(f"{given} cannot be used with message_type 'completion'; write it into the prompts")
         self.message_type = message_type
         self.dataset = Rows(dataset) if dataset is not None else None
         self.eval_dataset = Rows(eval_dataset) if eval_dataset is not None else None
@@ -147,28 +162,33 @@ class Environment(ABC):
         self.env_id = env_id
         self.env_args = dict(env_args or {})
         self.source = ""
-        """Version and hash of the code of the package it was loaded from; set by `load_environment`."""
+        """Version and code hash of the package; set by `load_environment`."""
         self._stops = _marked(self, "rove_stop")
         self._cleanups = _marked(self, "rove_cleanup")
         self._teardowns = _marked(self, "rove_teardown")
 
     use_count = 0
-    """Runs that use it now; see `used_in_run`."""
+    """Number of runs that currently use this environment; see `used_in_run`."""
 
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
-        """Play one rollout: call `turn` for every model turn, keep everything else in `state`."""
+        """Run one rollout: call `turn` for every model turn and keep everything else in `state`.
+
+        Args:
+            state: the rollout; `state["prompt"]` is its prompt, `state["completion"]` the result.
+            turn: queries the model.
+        """
 
     def get_dataset(self, n: int = -1) -> list[dict[str, Any]]:
-        """The first `n` training examples (all when n < 0), ready to roll out."""
+        """Return the first `n` training examples (all if n < 0)."""
         return list(self.examples(n, train=True))
 
     def get_eval_dataset(self, n: int = -1) -> list[dict[str, Any]]:
-        """The first `n` evaluation examples (all when n < 0); the training ones when there are no others."""
+        """Return the first `n` evaluation examples (all if n < 0); training examples if there are no others."""
         return list(self.examples(n))
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
-        """The first `n` examples (all when n < 0), each made when it is asked for."""
+        """Yield the first `n` examples (all if n < 0), built lazily."""
         wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
         rows = wanted if wanted is not None else other
         assert rows is not None
@@ -176,7 +196,7 @@ class Environment(ABC):
             yield build_example(row, index, self.system_prompt, self.few_shot, self.message_type)
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """How many `examples` would give; None when only reading them all would tell."""
+        """Return the number of `examples`; None if all would have to be read."""
         wanted, other = (self.dataset, self.eval_dataset) if train else (self.eval_dataset, self.dataset)
         rows = wanted if wanted is not None else other
         assert rows is not None
@@ -184,13 +204,13 @@ class Environment(ABC):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this environment from others: name, version and hash of its code, arguments, and how it scores.
+        """What distinguishes this environment from others: name, version, code hash, arguments and rubric.
 
-        Code that reward functions and the environment call elsewhere does not count.
+        Code elsewhere that the environment calls does not count.
         """
         source = self.source
-        if not source:  # not loaded by name
-            with suppress(OSError, TypeError):  # typed into an interpreter
+        if not source:  # not loaded by `load_environment`
+            with suppress(OSError, TypeError):  # defined in an interpreter
                 source = digest_files([Path(inspect.getfile(type(self)))])
         return {
             "env": f"{self.env_id or type(self).__qualname__}#{source}",
@@ -200,46 +220,46 @@ class Environment(ABC):
         }
 
     def add_rubric(self, rubric: Rubric) -> None:
-        """Score with `rubric` too: rewards add up, metrics are joined.
+        """Score with `rubric` as well: rewards are summed, metrics merged.
 
         Raises:
-            ConfigError: as `RubricGroup`.
+            ConfigError: as for `RubricGroup`.
         """
-        mine = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
-        self.rubric = RubricGroup([*mine, rubric])
+        current = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
+        self.rubric = RubricGroup([*current, rubric])
         if self._has_parser:
             rubric.adopt_parser(self.parser)
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
-        """See `rove.generate`."""
+        """Run rollouts and return records; see `rove.generate`."""
         return await importlib.import_module("rove.rollouts.evaluate").generate(self, client, model, **options)
 
     async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
-        """See `rove.evaluate`."""
+        """Run rollouts and return a summary; see `rove.evaluate`."""
         return await importlib.import_module("rove.rollouts.evaluate").evaluate(self, client, model, **options)
 
     def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
-        """See `rove.make_dataset`."""
+        """Convert records to dataset rows; see `rove.make_dataset`."""
         return importlib.import_module("rove.rollouts.evaluate").make_dataset(records, **options)
 
     def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
-        """`generate` for code that is not async."""
+        """Call `generate` from synchronous code."""
         return asyncio.run(self.generate(client, model, **options))
 
     def evaluate_sync(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
-        """`evaluate` for code that is not async."""
+        """Call `evaluate` from synchronous code."""
         return asyncio.run(self.evaluate(client, model, **options))
 
     def admitted(self) -> AbstractAsyncContextManager[None]:
-        """Held while a run plays and scores one of its rollouts. Where it has no room for one more, this waits until it has."""
+        """Return a context manager that is held during one rollout; it may wait until the environment has capacity."""
         return nullcontext()
 
     def time_limit(self, state: State) -> float | None:
-        """Wall seconds that this rollout may take; None = no limit."""
+        """Return the wall-time limit of a rollout in seconds; None = no limit."""
         return self.timeout_seconds
 
     async def check_stops(self, state: State) -> bool:
-        """Run the stop conditions; the first that holds becomes `state["stop_condition"]`."""
+        """Check the stop conditions; the first that holds becomes `state["stop_condition"]`."""
         for method in self._stops:
             if await maybe_await(method(state)):
                 state["stop_condition"] = method.__name__
@@ -247,21 +267,23 @@ class Environment(ABC):
         return False
 
     async def clean_up(self, state: State) -> None:
-        """Run every `@cleanup` method, each even if one before it failed; then raise the first failure."""
+        """Run every `@cleanup` method, even if one fails, then raise the first failure."""
         await _run_all(self._cleanups, state)
 
     async def tear_down(self) -> None:
-        """Run every `@teardown` method and the rubric's, each even if one before it failed; then raise the first failure.
+        """Run every `@teardown` method and the rubric's, even if one fails, then raise the first failure.
 
-        A rubric that a run in another environment uses is left to that one.
+        A rubric that is in use by a run of another environment is skipped.
         """
         await _run_all([*self._teardowns, *([] if self.rubric.use_count else [self.rubric.teardown])])
 
     @asynccontextmanager
     async def used_in_run(self) -> AsyncIterator[None]:
-        """For as long as a run uses it. Of several runs at once, in this environment or with its rubrics, the last to end
-        tears down what nobody uses any more."""
-        parts = self.held_parts  # as they are now: a rubric may be added meanwhile
+        """Return a context manager that marks the environment as in use.
+
+        When several runs share an environment or rubric, the last one to end tears it down.
+        """
+        parts = self.components  # as of now: a rubric may be added during the run
         for part in parts:
             part.use_count += 1
         try:
@@ -273,16 +295,16 @@ class Environment(ABC):
                 await self.tear_down()
 
     @property
-    def held_parts(self) -> list[Any]:
-        """Itself and what else is torn down with it, unless somebody else uses that."""
-        return [self, *self.rubric.held_parts]
+    def components(self) -> list[Any]:
+        """This environment and its rubrics, which are torn down separately."""
+        return [self, *self.rubric.components]
 
 
 def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]]]:
-    """Prompt and completion of a rollout as messages; where they are texts, one for each piece of them.
+    """Return prompt and completion of a rollout as messages; in completion mode, one message per piece of text.
 
-    A piece that the model wrote is the assistant's, any other the user's. A completion that does not start with what the
-    last turn knew and said is an environment's own account of what the model said: one message of the assistant's.
+    The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
+    by a text that does not start with what the last turn recorded, that text becomes one assistant message.
     """
     prompt, completion = state["prompt"], state["completion"]
     if not isinstance(prompt, str):

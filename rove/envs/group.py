@@ -15,23 +15,26 @@ from rove.rubrics.rubric import merge_scores
 
 
 class EnvGroup(Environment):
-    """The examples of several environments, each played and scored by its own.
+    """The examples of several environments, each run and scored by its own.
 
-    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. Examples come member after member;
-    their column `env_id` says which ("outer/inner" where groups hold groups), as does `info["env_id"]` while a rollout runs
-    (there a list in nested groups). Neither counts in the example's key: its seeds, and so its rollouts, are those it has
-    outside of the group (unless two members have equal rows). What the members' rubrics do not have in common is absent
-    from a rollout's scores, not 0. Functions added to the group's own rubric score everything.
+    Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. Examples come member
+    after member. Their column `env_id` names the member ("outer/inner" in nested groups), as does `info["env_id"]`
+    during a rollout (a list in nested groups). Neither is part of the example's key, so seeds are the same as outside
+    of the group (unless two members have equal rows). Metrics that only some members have are absent from the others'
+    scores, not 0. Functions added to the group's own rubric score all rollouts.
 
     Args:
-        envs: at least one; groups may be among them.
-        env_names: one per environment. Default: what each was loaded as, "env_0", "env_1", … where that is not known.
-        sampling_args: default sampling of all; needed where theirs differ.
+        envs: at least one environment; may include groups.
+        env_names: one name per environment. Default: its `env_id`, else "env_0", "env_1", …
+        sampling_args: default sampling of all members; required if theirs differ.
         env_id, env_args: see `Environment`.
 
     Raises:
-        ConfigError: there is no environment, a name occurs twice, is empty or has a "/", there is not one for each, or
-            `sampling_args` are missing.
+        ConfigError: no environment, wrong number of names, a name that is empty, repeated or contains "/", or missing
+            `sampling_args`.
+
+    Example:
+        env = rove.EnvGroup([rove.load_environment("tictactoe"), rove.load_environment("sql_agent")])
     """
 
     def __init__(
@@ -49,7 +52,7 @@ class EnvGroup(Environment):
             dataset=lambda: self.examples(train=True),
             rubric=_MemberRubric(self),
             sampling_args=_common_sampling(self.members) if sampling_args is None else sampling_args,
-            policies=self._common_players(),
+            policies=self._common_policies(),
             env_id=env_id,
             env_args=env_args,
         )
@@ -57,7 +60,7 @@ class EnvGroup(Environment):
         self.message_type = types.pop() if len(types) == 1 else "chat"
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
-        """The first `n` examples (all when n < 0), member after member; `example_id` counts through."""
+        """Yield the first `n` examples (all if n < 0), member after member; `example_id` is numbered consecutively."""
         position = 0
         for name, env in self.members.items():
             for example in env.examples(n if n < 0 else n - position, train):
@@ -66,7 +69,7 @@ class EnvGroup(Environment):
                 position += 1
 
     def count_examples(self, n: int = -1, train: bool = False) -> int | None:
-        """How many `examples` would give; None when only reading them all would tell."""
+        """Return the number of `examples`; None if all would have to be read."""
         total = 0
         for env in self.envs:
             count = env.count_examples(n if n < 0 else n - total, train)
@@ -77,17 +80,16 @@ class EnvGroup(Environment):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells this group from others: its package, and the identities of its members."""
-        mine = super().identity
-        return {**mine, "members": {name: env.identity for name, env in self.members.items()}}
+        """As `Environment.identity`, with the identities of the members."""
+        return {**super().identity, "members": {name: env.identity for name, env in self.members.items()}}
 
     def time_limit(self, state: State) -> float | None:
-        """That of the member whose example it is."""
+        """Return the time limit of the member."""
         with self.at_member(state) as env:
             return env.time_limit(state)
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Play the rollout in the environment that its example is from."""
+        """Run the rollout in the member of its example."""
         path = state["input"]["env_id"]
         state["env_id"] = path
         route = path.split("/")
@@ -96,12 +98,12 @@ class EnvGroup(Environment):
             await env.run(state, turn)
 
     async def clean_up(self, state: State) -> None:
-        """Run the `@cleanup` methods of the environment that played the rollout."""
+        """Run the `@cleanup` methods of the member."""
         with self.at_member(state) as env:
             await env.clean_up(state)
 
     async def tear_down(self) -> None:
-        """Tear every environment down that no run uses, also when one of them fails."""
+        """Tear down every member that no run uses, even if one fails."""
         async with AsyncExitStack() as stack:
             stack.push_async_callback(super().tear_down)
             for env in {id(env): env for env in self.envs}.values():
@@ -109,15 +111,15 @@ class EnvGroup(Environment):
                     stack.push_async_callback(env.tear_down)
 
     @property
-    def held_parts(self) -> list[Any]:
-        """Itself, and those of every environment."""
-        return [*super().held_parts, *(part for env in self.envs for part in env.held_parts)]
+    def components(self) -> list[Any]:
+        """This group and the components of its members."""
+        return [*super().components, *(part for env in self.envs for part in env.components)]
 
     @contextmanager
     def at_member(self, state: State) -> Iterator[Environment]:
-        """The environment that a rollout's example is from.
+        """Return a context manager with the member of a rollout's example.
 
-        Within, `state["env_depth"]` tells nested groups which part of the path is theirs.
+        Inside of it, `state["env_depth"]` is the position of nested groups in the path.
 
         Raises:
             ConfigError: the example is not from this group.
@@ -134,25 +136,25 @@ class EnvGroup(Environment):
         finally:
             state["env_depth"] = depth
 
-    def _common_players(self) -> dict[str, ScriptedPolicy]:
-        """The scripted policies that every member ships; each plays by the rules of the example at hand."""
+    def _common_policies(self) -> dict[str, ScriptedPolicy]:
+        """Return the scripted policies that every member ships; each call goes to the member of the example."""
         common = set.intersection(*(set(env.policies) for env in self.envs))
 
-        def player(name: str) -> ScriptedPolicy:
-            def play(messages: Any, state: State, rng: Any) -> Any:
+        def delegate(name: str) -> ScriptedPolicy:
+            def policy(messages: Any, state: State, rng: Any) -> Any:
                 env: Environment = self
                 for part in state["input"]["env_id"].split("/"):
                     assert isinstance(env, EnvGroup)
                     env = env.members[part]
                 return env.policies[name](messages, state, rng)
 
-            return play
+            return policy
 
-        return {name: player(name) for name in self.envs[0].policies if name in common}
+        return {name: delegate(name) for name in self.envs[0].policies if name in common}
 
 
 class _MemberRubric(Rubric):
-    """Scores a rollout with the rubric of its environment, and with the functions added here."""
+    """Scores a rollout with the rubric of its member and with the functions added here."""
 
     def __init__(self, group: EnvGroup):
         super().__init__()
@@ -160,23 +162,23 @@ class _MemberRubric(Rubric):
 
     @property
     def names(self) -> list[str]:
-        """The union of the members' names, in order, then the own ones."""
-        theirs = [name for env in self.group.envs for name in env.rubric.names]
-        return list(dict.fromkeys(theirs + super().names))
+        """The union of the members' names in order, then those added here."""
+        member_names = [name for env in self.group.envs for name in env.rubric.names]
+        return list(dict.fromkeys(member_names + super().names))
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether a member's rubric, or this one, needs whole groups."""
+        """Whether a member or this rubric needs whole groups."""
         return super().has_group_rewards or any(env.rubric.has_group_rewards for env in self.group.envs)
 
     async def score_rollout(self, state: State) -> Scores:
-        """What the rollout's environment says of it; see `Rubric.score_rollout`."""
+        """Score a rollout with the rubric of its member; see `Rubric.score_rollout`."""
         own = await super().score_rollout(state)
         with self.group.at_member(state) as env:
             return merge_scores([await env.rubric.score_rollout(state), own])
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
-        """The scores of siblings, who are all from one environment; see `Rubric.score_group`."""
+        """Score a group, whose members are all from one environment; see `Rubric.score_group`."""
         given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
         if states:
             with ExitStack() as stack:
@@ -197,7 +199,7 @@ def _checked_names(envs: Sequence[Environment], names: Sequence[str] | None) -> 
         raise ConfigError(f"{len(names)} env_names for {len(envs)} environments; give one for each")
     wrong = sorted({name for name in names if not name or "/" in name or names.count(name) > 1})
     if wrong:
-        raise ConfigError(f"env_names {wrong} cannot tell environments apart; expected names of their own, without '/'")
+        raise ConfigError(f"env_names has {wrong}; expected unique, non-empty names without '/'")
     return list(names)
 
 
@@ -205,5 +207,7 @@ def _common_sampling(members: Mapping[str, Environment]) -> dict[str, Any]:
     first, *others = members.values()
     if any(env.sampling_args != first.sampling_args for env in others):
         differing = {name: env.sampling_args for name, env in members.items()}
-        raise ConfigError(f"the environments want different sampling: {differing}; pass sampling_args= for all of them")
+        raise ConfigError(
+            f"the environments have different sampling_args: {differing}; pass sampling_args= for all of them"
+        )
     return first.sampling_args

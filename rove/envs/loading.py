@@ -1,4 +1,4 @@
-"""Finding an environment by name: the one registry rove has."""
+"""Load environments by name."""
 
 from __future__ import annotations
 
@@ -25,55 +25,63 @@ from rove.envs.environment import Environment
 from rove.envs.questions import QuestionsEnv, is_question_file
 
 GROUP = "rove.environments"
-"""Entry points of packages that bring environments: the name of one = its top-level module."""
-_ROVE = Path(__file__).resolve().parents[1]
-PLAIN = {int, float, bool, str, NoneType}
-"""Types of environment arguments that are checked."""
+"""Entry point group of packages with environments; the name of an entry point is that of the environment."""
+_PACKAGE_DIR = Path(__file__).resolve().parents[1]
+CHECKED_TYPES = {int, float, bool, str, NoneType}
+"""Annotations of environment arguments whose values are checked."""
 
 
 class Elsewhere(NamedTuple):
-    """An environment that is not one of this interpreter's modules."""
+    """An environment that is not a module of this interpreter."""
 
     file: Path
-    """Of its module."""
+    """File of its module."""
     load: Callable[..., Environment]
-    """Called with its arguments as one mapping, and keywords of `rove.IsolatedEnv`."""
+    """Called with a mapping of its arguments, and keywords of `rove.IsolatedEnv`."""
 
 
 finders: list[Callable[[str], Elsewhere | None]] = []
-"""Asked about names like "owner/name" and "owner/name@version" first.
-`import rove` puts one here that knows what is installed from a hub."""
+"""Consulted first for names like "owner/name" and "owner/name@version". `import rove` adds a finder for environments
+installed from a hub.
+"""
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
-    """Load the environment `env_id` by calling its package's `load_environment(**env_args)`.
+    """Load an environment by calling `load_environment(**env_args)` of its package.
 
-    Searched in this order: `env_dir` if given, entry points of the group `rove.environments` of installed packages, installed
-    modules, `./environments`, the examples shipped with rove. The last part of "owner/name@version" is the name of one of these
-    entry points, or the module's own, "-" read as "_", unless one of the `finders` knows the whole: then it is an environment
-    installed from a hub. A name that ends in .jsonl, .csv or .parquet is a file of questions, whose arguments are those of
-    `rove.envs.questions.QuestionsEnv`. An environment of another library's may come with a method `__rove_environment__` that
-    returns it as one of rove's.
+    Search order: `env_dir` if given; entry points in the group `rove.environments`; installed modules;
+    `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
+    "_"), unless one of the `finders` knows the full name as an environment installed from a hub. A name that ends in
+    .jsonl, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
+    object of another library may convert itself with a method `__rove_environment__`.
+
+    Args:
+        env_id: name of the environment.
+        env_dir: folder of environments to search first.
+        env_args: arguments of the package's `load_environment`.
 
     Raises:
-        ConfigError: nothing has that name, or two installed packages do, or its version is another than the one that
-            is named; it cannot be imported, it has no `load_environment` or
-            that fails; or an argument is unknown or, where it is annotated with int, float, bool or str, something else.
+        ConfigError: the name is unknown or ambiguous, or the version differs; the module cannot be imported, or its
+            `load_environment` is missing or fails; or an argument is unknown or does not match its annotation (int,
+            float, bool or str).
+
+    Example:
+        env = rove.load_environment("tictactoe", num_examples=100)
     """
     if is_question_file(env_id):
         return _load_questions(env_id, env_args)
-    away = elsewhere(env_id, env_dir)
-    if away is not None:
-        return away.load(env_args)
+    external = elsewhere(env_id, env_dir)
+    if external is not None:
+        return external.load(env_args)
     name = _module_name(env_id)
-    _check_version(env_id, *_found(name, env_dir))
+    _check_version(env_id, *_locate(name, env_dir))
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
     if load is None:
         raise ConfigError(f"{module.__file__} has no load_environment(); an environment package must define it")
     _check_args(env_id, load, env_args)
     _check_types(env_id, load, env_args)
-    with _telling(f"load_environment() of '{env_id}' failed", Path(module.__file__ or "")):
+    with _reporting(f"load_environment() of '{env_id}' failed", Path(module.__file__ or "")):
         made = load(**env_args)
     env = as_environment(made, f"load_environment() of '{env_id}' returned")
     env.env_id = env.env_id or name
@@ -91,30 +99,31 @@ def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
 
 
 def elsewhere(env_id: str, env_dir: str | Path | None = None) -> Elsewhere | None:
-    """What the `finders` know of a name; None where it is a module's, or a folder is given to look in."""
+    """Return the environment that a finder knows by this name; None for a module name or with `env_dir`."""
     if env_dir is not None or "/" not in env_id:
         return None
     return next((found for finder in finders if (found := finder(env_id)) is not None), None)
 
 
-def as_environment(value: Any, said: str = "this is") -> Environment:
-    """An environment as it is, or one of another library's as the one of rove's that its `__rove_environment__` returns.
+def as_environment(value: Any, prefix: str = "this is") -> Environment:
+    """Return a rove environment unchanged, or convert an object with `__rove_environment__`.
 
     Args:
-        said: the beginning of an error, before what it is instead.
+        value: the object.
+        prefix: beginning of the error message.
 
     Raises:
-        ConfigError: it is neither.
+        ConfigError: the object is neither.
     """
     if not isinstance(value, Environment) and hasattr(value, "__rove_environment__"):
         value = value.__rove_environment__()
     if not isinstance(value, Environment):
-        raise ConfigError(f"{said} a {type(value).__name__}, expected a rove Environment")
+        raise ConfigError(f"{prefix} a {type(value).__name__}, expected a rove Environment")
     return value
 
 
 def _source(file: Path) -> str:
-    """Version and hash of a package: scores of an older one are not its scores."""
+    """Return version and code hash of a package, so that scores of different versions are not mixed."""
     digest = digest_files(file.parent.rglob("*.py") if file.name == "__init__.py" else [file])
     project = project_file(file)
     if not project.is_file():
@@ -123,7 +132,7 @@ def _source(file: Path) -> str:
 
 
 def project_file(file: Path) -> Path:
-    """Where the `pyproject.toml` of a module belongs: beside it, or beside its folder in the layout NAME/NAME/__init__.py."""
+    """Return the path of `pyproject.toml` for a module: in its folder, or one above in the layout NAME/NAME/__init__.py."""
     folder = file.parent
     nested = file.name == "__init__.py" and folder.name == folder.parent.name
     return (folder.parent if nested else folder) / "pyproject.toml"
@@ -132,12 +141,14 @@ def project_file(file: Path) -> Path:
 def environment_defaults(
     env_id: str, env_dir: str | Path | None = None, tool: str = "rove"
 ) -> tuple[Path, dict[str, Any]]:
-    """How an environment asks to be evaluated: the `pyproject.toml` of its package, and its table `[tool.rove.eval]`.
+    """Return the `pyproject.toml` of an environment and its unchecked table `[tool.rove.eval]` ({} without one).
 
-    The table is empty where there is none; what it holds is not checked. Another `tool`'s has its name in place of "rove".
+    Args:
+        env_id, env_dir: as for `load_environment`.
+        tool: replaces "rove" in the name of the table.
 
     Raises:
-        ConfigError: nothing has that name, or the file is not TOML or has something else than a table there.
+        ConfigError: the name is unknown, or the file is invalid.
     """
     file = project_file(environment_file(env_id, env_dir))
     if is_question_file(env_id):
@@ -151,10 +162,10 @@ def environment_defaults(
 
 
 def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
-    """Name, version and hash of the code of the environment that `load_environment` would load.
+    """Return name, version and code hash of the environment that `load_environment` would load.
 
     Raises:
-        ConfigError: nothing has that name.
+        ConfigError: the name is unknown.
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
@@ -163,41 +174,41 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
 
 
 def environment_module(env_id: str, env_dir: str | Path | None = None) -> ModuleType:
-    """The module that `load_environment` would use, imported.
+    """Import and return the module that `load_environment` would use.
 
     Raises:
-        ConfigError: nothing has that name, or it cannot be imported.
+        ConfigError: the name is unknown, or the import fails.
     """
     return _import(_module_name(env_id), env_dir)
 
 
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
-    """The file of the module that `load_environment` would use; found without importing it.
+    """Return the file of the module that `load_environment` would use, without importing it.
 
     Raises:
-        ConfigError: nothing has that name.
+        ConfigError: the name is unknown.
     """
     if is_question_file(env_id):
         return Path(env_id)
-    away = elsewhere(env_id, env_dir)
-    return _found(_module_name(env_id), env_dir)[0] if away is None else away.file
+    external = elsewhere(env_id, env_dir)
+    return _locate(_module_name(env_id), env_dir)[0] if external is None else external.file
 
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
-    """See that a module has the version that a name asks for, as far as it is known: another one's scores are not its scores."""
-    from packaging.version import InvalidVersion, Version  # for names with "@" alone
+    """Raise ConfigError if the version of a module is known and differs from that in the name."""
+    from packaging.version import InvalidVersion, Version  # slow to import; only names with "@" need it
 
     with suppress(InvalidVersion):
         wanted, here = Version(env_id.partition("@")[2]), Version(_version(file, installed))
         if wanted != here:
             raise ConfigError(
                 f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {here}: install the other one "
-                f"(rove install {env_id}), or leave '@{wanted}' out"
+                f"(rove install {env_id}), or omit '@{wanted}'"
             )
 
 
 def _version(file: Path, installed: str | None) -> str:
-    """Of the package that a module is of; "" where nobody knows."""
+    """Return the version of the package of a module; "" if unknown."""
     project = project_file(file)
     if project.is_file():
         return str(read_toml(project).get("project", {}).get("version", ""))
@@ -211,13 +222,13 @@ def _module_name(env_id: str) -> str:
 
 
 def example_environments() -> dict[str, Path]:
-    """Name and file of every example environment that ships with rove."""
-    return dict(_modules_in(_shipped()))
+    """Return names and files of the example environments shipped with rove."""
+    return dict(_modules_in(_examples_dir()))
 
 
-def _shipped() -> Path:
-    packaged = _ROVE / "_environments"
-    return packaged if packaged.is_dir() else _ROVE.parent / "environments"
+def _examples_dir() -> Path:
+    packaged = _PACKAGE_DIR / "_environments"
+    return packaged if packaged.is_dir() else _PACKAGE_DIR.parent / "environments"
 
 
 def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
@@ -229,7 +240,7 @@ def _modules_in(folder: Path) -> Iterator[tuple[str, Path]]:
 
 
 def _import(name: str, env_dir: str | Path | None) -> ModuleType:
-    file, module = _found(name, env_dir)
+    file, module = _locate(name, env_dir)
     if module is None:
         return _import_file(name, file)
     if getattr(sys.modules.get(module), "__file__", str(file)) != str(file):
@@ -238,18 +249,18 @@ def _import(name: str, env_dir: str | Path | None) -> ModuleType:
         return importlib.import_module(module)
 
 
-def _found(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
-    """The file of an environment, and the name of its module if that is installed."""
+def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
+    """Return the file of an environment, and the name of its module if it is installed."""
     given = [Path(env_dir)] if env_dir is not None else []
-    usual = [Path("environments"), _shipped()]
+    usual = [Path("environments"), _examples_dir()]
     module = None
-    file = _file_in(given, name) or _behind_stdlib(name)
+    file = _file_in(given, name) or _hidden_by_stdlib(name)
     if file is None:
-        module = _claimed(name) or name
+        module = _entry_point_module(name) or name
         file = _installed(module)
         if file is None and module != name:
             raise ConfigError(
-                f"an installed package names the module '{module}' for '{name}', which is not there; install that package again"
+                f"an installed package registers the module '{module}' for '{name}', but it does not exist; reinstall the package"
             )
     if file is None:
         module, file = None, _file_in(usual, name)
@@ -260,20 +271,22 @@ def _found(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
     return file, module
 
 
-def _claimed(name: str) -> str | None:
-    """The module that an installed package's entry point gives for a name; None where there is none."""
+def _entry_point_module(name: str) -> str | None:
+    """Return the module that an entry point registers for a name; None without one."""
     points = _entry_points().get(name, [])
     modules = {point.module for point in points}
     if len(modules) > 1:
-        who = " and ".join(sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points))
+        packages = " and ".join(
+            sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points)
+        )
         raise ConfigError(
-            f"{who} both bring an environment '{name}'; uninstall one of them, or name its folder with --env-dir"
+            f"{packages} both provide an environment '{name}'; uninstall one of them, or name its folder with --env-dir"
         )
     return next(iter(modules), None)
 
 
 def _entry_points() -> dict[str, list[EntryPoint]]:
-    """Those of the group of environments, by name."""
+    """Return the entry points of environments by name."""
     points: dict[str, list[EntryPoint]] = {}
     for point in importlib.metadata.entry_points(group=GROUP):
         points.setdefault(point.name.replace("-", "_"), []).append(point)
@@ -281,15 +294,15 @@ def _entry_points() -> dict[str, list[EntryPoint]]:
 
 
 def _installed(name: str) -> Path | None:
-    if not name.isidentifier() or name in sys.stdlib_module_names:  # "calendar" is a fine name for an environment
+    if not name.isidentifier() or name in sys.stdlib_module_names:  # an environment may be named "calendar"
         return None
-    # Not importlib.util.find_spec: for a module that we loaded from a folder before, that finds it again.
+    # Not importlib.util.find_spec: it would find a module again that was loaded from a folder before.
     spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, None))), None)
-    return Path(spec.origin) if spec is not None and spec.origin and not _is_ours(spec.origin) else None
+    return Path(spec.origin) if spec is not None and spec.origin and not _is_example(spec.origin) else None
 
 
-def _behind_stdlib(name: str) -> Path | None:
-    """The file of an installed package's module that one of the standard library hides, as for a package called "math"."""
+def _hidden_by_stdlib(name: str) -> Path | None:
+    """Return the file of an installed module that the standard library hides, as for a package named "math"."""
     if name not in sys.stdlib_module_names:
         return None
     try:
@@ -308,12 +321,12 @@ def _file_in(folders: list[Path], name: str) -> Path | None:
     return None
 
 
-def _is_ours(origin: str) -> bool:
-    return Path(origin).is_relative_to(_shipped())
+def _is_example(origin: str) -> bool:
+    return Path(origin).is_relative_to(_examples_dir())
 
 
 def _import_file(name: str, file: Path) -> ModuleType:
-    if name in sys.stdlib_module_names:  # whose module of that name everything else needs
+    if name in sys.stdlib_module_names:  # the standard module must stay importable
         name = f"{name}_environment"
     loaded = sys.modules.get(name)
     if loaded is not None and getattr(loaded, "__file__", None) == str(file):
@@ -330,16 +343,16 @@ def _import_file(name: str, file: Path) -> ModuleType:
 
 
 def _forget(name: str) -> None:
-    """Take a module, and the parts of a package, out of those that are imported."""
+    """Remove a module and its submodules from sys.modules."""
     for known in [known for known in sys.modules if known == name or known.startswith(f"{name}.")]:
         del sys.modules[known]
 
 
 @contextmanager
 def _importing(name: str, file: Path) -> Iterator[None]:
-    """Leave no half of a module behind, and say in which line of the environment's own code its import failed."""
+    """Remove a module whose import fails, and report the line of its own code."""
     try:
-        with _telling(f"environment '{name}' could not be imported", file):
+        with _reporting(f"environment '{name}' could not be imported", file):
             yield
     except BaseException:
         _forget(name)
@@ -347,8 +360,8 @@ def _importing(name: str, file: Path) -> Iterator[None]:
 
 
 @contextmanager
-def _telling(what: str, file: Path) -> Iterator[None]:
-    """Say in which line of an environment's own code it was that something failed."""
+def _reporting(what: str, file: Path) -> Iterator[None]:
+    """Convert an exception to a ConfigError that names the line of the environment's own code."""
     try:
         yield
     except Error:
@@ -357,19 +370,19 @@ def _telling(what: str, file: Path) -> Iterator[None]:
         frames = traceback.extract_tb(error.__traceback__)
         inside = file.parent if file.name == "__init__.py" else file
         own = [frame for frame in frames if Path(frame.filename).is_relative_to(inside)]
-        place = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
-        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({place}){_hint(error)}") from error
+        location = f"{own[-1].filename}, line {own[-1].lineno}" if own else str(file)
+        raise ConfigError(f"{what}: {type(error).__name__}: {error} ({location}){_hint(error)}") from error
 
 
 def _hint(error: Exception) -> str:
-    """What to do where a package needs a library that rove answers for."""
+    """Return a hint for packages that need the library verifiers."""
     if "rove.compat has no" in str(error):
         return ""
     if not (isinstance(error, (ImportError, AttributeError)) and re.search(r"\bverifiers\b", str(error))):
         return ""
     return (
-        "; rove answers for verifiers 0.1 to 0.3 after rove.compat.install(), or install(replace=True) where another version "
-        "is installed; commands do the same, or with --compat"
+        "; rove provides verifiers 0.1 to 0.3 after rove.compat.install(), or install(replace=True) if another version is "
+        "installed; commands do this themselves, or with --compat"
     )
 
 
@@ -386,15 +399,15 @@ def _check_args(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
 def _check_types(env_id: str, load: Any, env_args: dict[str, Any]) -> None:
     try:
         hints = get_type_hints(load)
-    except Exception:  # names that only a type checker knows
+    except Exception:  # names that exist only for type checkers
         return
     for name, value in env_args.items():
         hint = hints.get(name)
         kinds = set(get_args(hint)) if get_origin(hint) in (Union, UnionType) else {hint}
-        if value is None or not kinds <= PLAIN:
+        if value is None or not kinds <= CHECKED_TYPES:
             continue
         try:
             msgspec.convert(value, hint)
         except msgspec.ValidationError:
-            wanted = " or ".join(sorted(kind.__name__ for kind in PLAIN & kinds - {NoneType}))
+            wanted = " or ".join(sorted(kind.__name__ for kind in CHECKED_TYPES & kinds - {NoneType}))
             raise ConfigError(f"environment '{env_id}': {name} is {value!r}; expected {wanted}") from None

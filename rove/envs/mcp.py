@@ -21,34 +21,38 @@ from rove.tools.tool import Arguments, Tool
 
 SCOPES = ("shared", "rollout")
 STATE_KEY = "mcp_servers"
-"""Where a rollout's servers are in its state."""
+"""State key of a rollout's servers."""
 
 
 class MCPEnv(ToolEnv):
-    """A `ToolEnv` with the tools of MCP servers, besides functions of its own.
+    """A `ToolEnv` with the tools of MCP servers, in addition to functions.
 
-    Servers are started or called up when the first rollout needs them (or by `connect`), and from then on their tools are
-    in `tool_defs`. They are ended with the run, with all processes they have started.
+    The first rollout (or `connect`) starts the servers and adds their tools to `tool_defs`. The end of the run ends
+    the servers with all their processes.
 
-    What a tool returns is told to the model, images as content parts. What it says is an error, a call the server refuses and
-    one that takes too long are told, too, as a `ToolCallError` (see `stop_errors`). A server that cannot be started, or
-    ends during a call, ends the rollout with an `MCPServerError`.
+    Results are sent to the model, images as content parts. Errors of a tool, rejected calls and timeouts are reported
+    to the model as a `ToolCallError` (see `stop_errors`). A server that cannot be started, or ends during a call,
+    ends the rollout with an `MCPServerError`.
 
     Args:
-        mcp_servers: dicts, or `rove.mcp.ServerSettings`, with a name and one of `command` (with args, env, cwd), `url` (with
-            headers) and `server`; optionally include, exclude and prefix.
-        scope: "shared": one of each server for all rollouts, as in verifiers v0, for servers that keep nothing that one
-            rollout could spoil for another. "rollout": servers of its own for every rollout.
-        call_timeout: seconds that a call may take.
-        start_timeout: seconds until a server has told its tools.
-        max_restarts: how often in a row a shared server that has ended is started again, with the next call.
-        max_servers: rollouts that have servers of their own at a time; others wait (which counts as their time).
-        max_chars: of texts in one result that the model is told; the rest is cut.
-        Everything else: see `ToolEnv`.
+        mcp_servers: dicts or `rove.mcp.ServerSettings` with a name and one of `command` (with args, env, cwd), `url`
+            (with headers) and `server`; optionally include, exclude and prefix.
+        scope: "shared": all rollouts share each server, as in verifiers v0; for servers without state that rollouts
+            could change. "rollout": every rollout gets its own servers.
+        call_timeout: seconds per call.
+        start_timeout: seconds until a server has listed its tools.
+        max_restarts: consecutive restarts of a shared server that has ended; the next call restarts it.
+        max_servers: concurrent rollouts with their own servers; others wait, within their time limit.
+        max_chars: characters of text per result; the rest is cut.
+        **kwargs: see `ToolEnv`.
 
     Raises:
-        ConfigError: a server or scope is wrong, or mcp is not installed. When the servers are asked: tools of two have one
-            name, or one to include or exclude does not exist.
+        ConfigError: invalid server or scope, or mcp is not installed. On start: two servers have a tool of the same
+            name, or a tool to include or exclude does not exist.
+
+    Example:
+        servers = [{"name": "time", "command": "uvx", "args": ["mcp-server-time"]}]
+        env = rove.MCPEnv(mcp_servers=servers, dataset=[{"question": "What time is it in Tokyo?"}], rubric=rubric)
     """
 
     def __init__(
@@ -69,8 +73,8 @@ class MCPEnv(ToolEnv):
         for server in self.mcp_servers:
             if scope == "rollout" and server.server is not None and not server.has_factory:
                 raise ConfigError(
-                    f"MCP server '{server.name}' is one object, but scope 'rollout' needs one for every rollout; give a "
-                    "function that makes it: server=make_server"
+                    f"MCP server '{server.name}' is a single object, but scope 'rollout' needs one per rollout; pass a "
+                    "function that creates it: server=make_server"
                 )
         self.scope = scope
         self.call_timeout = call_timeout
@@ -80,23 +84,23 @@ class MCPEnv(ToolEnv):
         self.max_chars = max_chars
         check_positive(self, "call_timeout", "start_timeout", "max_servers", "max_chars")
         check_installed()
-        self._remote: set[str] = set()
+        self._server_tool_names: set[str] = set()
         self._shared: Servers | None = None
-        self._places: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
-        self._before: dict[str, Any] | None = None
+        self._slots: tuple[asyncio.AbstractEventLoop, asyncio.Semaphore] | None = None
+        self._initial_identity: dict[str, Any] | None = None
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; servers count as they are given, not with the tools they turn out to have."""
-        if self._before is not None:
-            return self._before
+        """As `Environment.identity`, with the server settings but not the tools that the servers list."""
+        if self._initial_identity is not None:
+            return self._initial_identity
         return {**super().identity, "mcp_servers": [one.identity for one in self.mcp_servers], "scope": self.scope}
 
     async def connect(self) -> None:
-        """Start the servers, as the first rollout would, and fill `tool_defs`. Those of scope "rollout" are ended again.
+        """Start the servers and fill `tool_defs`. Servers of scope "rollout" are then ended.
 
         Raises:
-            MCPServerError: one cannot be started.
+            MCPServerError: a server cannot be started.
             ConfigError: see the class.
         """
         if self.scope == "shared":
@@ -104,32 +108,32 @@ class MCPEnv(ToolEnv):
             return
         servers = self._servers(0)
         try:
-            self._offer(await servers.start())
+            self._add_server_tools(await servers.start())
         finally:
             await servers.close()
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Start the servers if there is need, then as `ToolEnv`."""
+        """Start the servers if needed, then run as `ToolEnv`."""
         with phase("mcp servers"):
             if self.scope == "shared":
                 await self._start_shared()
             else:
-                place = self._place()
-                await place.acquire()
+                slot = self._slot()
+                await slot.acquire()
                 servers = self._servers(0)
-                state[STATE_KEY] = (servers, place)
-                self._offer(await servers.start())
+                state[STATE_KEY] = (servers, slot)
+                self._add_server_tools(await servers.start())
         await super().run(state, turn)
 
     @cleanup(priority=-100)
     async def close_rollout_servers(self, state: State) -> None:
         """End the rollout's own servers."""
-        servers, place = state.pop(STATE_KEY, (None, None))
+        servers, slot = state.pop(STATE_KEY, (None, None))
         if servers is not None:
             try:
                 await servers.close()
             finally:
-                place.release()
+                slot.release()
 
     @teardown(priority=-100)
     async def close_servers(self) -> None:
@@ -142,56 +146,58 @@ class MCPEnv(ToolEnv):
 
     async def _start_shared(self) -> None:
         if self._shared is not None and self._shared.loop is not asyncio.get_running_loop():
-            self._shared.kill()  # the loop they were started on is over
+            self._shared.kill()  # their event loop has ended
             self._shared = None
         if self._shared is None:
             self._shared = self._servers(self.max_restarts)
-        self._offer(await self._shared.start())
+        self._add_server_tools(await self._shared.start())
 
     def _servers(self, max_restarts: int) -> Servers:
         return Servers(self.mcp_servers, self.start_timeout, self.call_timeout, max_restarts)
 
-    def _place(self) -> asyncio.Semaphore:
-        """What limits the rollouts that have servers, on this loop."""
+    def _slot(self) -> asyncio.Semaphore:
+        """Return the semaphore of this event loop that limits rollouts with their own servers."""
         loop = asyncio.get_running_loop()
-        if self._places is None or self._places[0] is not loop:
-            self._places = (loop, asyncio.Semaphore(self.max_servers))
-        return self._places[1]
+        if self._slots is None or self._slots[0] is not loop:
+            self._slots = (loop, asyncio.Semaphore(self.max_servers))
+        return self._slots[1]
 
-    def _offer(self, offered: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
-        """Give the model the servers' tools, the first time that they are known."""
-        if self._before is not None:
+    def _add_server_tools(self, tools_by_server: Mapping[str, Sequence[Mapping[str, Any]]]) -> None:
+        """Add the tools of the servers on the first call."""
+        if self._initial_identity is not None:
             return
         tools = [
-            self._as_tool(server, told) for server in self.mcp_servers for told in server.chosen(offered[server.name])
+            self._as_tool(server, listed)
+            for server in self.mcp_servers
+            for listed in server.chosen(tools_by_server[server.name])
         ]
         names = [tool.name for _, tool in tools]
         for server, tool in tools:
             others = [other.name for other, same in tools if same.name == tool.name and same is not tool]
-            if others or tool.name in self._known or names.count(tool.name) > 1:
+            if others or tool.name in self._tools_by_name or names.count(tool.name) > 1:
                 whose = f"server '{others[0]}'" if others else "the environment"
                 raise ConfigError(
                     f"MCP server '{server.name}' and {whose} both have a tool '{tool.name}'; give the server a prefix "
                     f"(prefix='{server.name}_'), or exclude the tool"
                 )
-        before = self.identity
+        identity = self.identity
         for _, tool in tools:
             self._add(tool)
-            self._remote.add(tool.name)
-        self._before = before
+            self._server_tool_names.add(tool.name)
+        self._initial_identity = identity
 
-    def _as_tool(self, server: ServerSettings, told: Mapping[str, Any]) -> tuple[ServerSettings, Tool]:
-        name = re.sub(r"[^a-zA-Z0-9_-]", "_", server.prefix + told["name"])[:64]
+    def _as_tool(self, server: ServerSettings, listed: Mapping[str, Any]) -> tuple[ServerSettings, Tool]:
+        name = re.sub(r"[^a-zA-Z0-9_-]", "_", server.prefix + listed["name"])[:64]
         return server, Tool(
             name=name,
-            description=told.get("description") or told.get("title") or "",
-            parameters={"type": "object", "properties": {}, **told["inputSchema"]},
-            func=functools.partial(self._call_server, server.name, told["name"]),
+            description=listed.get("description") or listed.get("title") or "",
+            parameters={"type": "object", "properties": {}, **listed["inputSchema"]},
+            func=functools.partial(self._call_server, server.name, listed["name"]),
         )
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         arguments = await super()._prepared(tool, arguments, messages, state)
-        if tool.name not in self._remote:
+        if tool.name not in self._server_tool_names:
             return arguments
         servers = state[STATE_KEY][0] if self.scope == "rollout" else self._shared
         return {"arguments": arguments, "servers": servers}
@@ -201,5 +207,5 @@ class MCPEnv(ToolEnv):
             raise MCPServerError(f"MCP server '{server}' has been closed")
         result = await servers.call(server, tool, arguments)
         if result.get("isError"):
-            raise ToolCallError(text_of_result(result, self.max_chars) or f"{tool} failed, and does not say why")
+            raise ToolCallError(text_of_result(result, self.max_chars) or f"{tool} failed without a message")
         return content_of(result, self.max_chars)

@@ -1,10 +1,11 @@
-"""The life of a rollout in which model and environment take turns."""
+"""Environments in which model and environment alternate turns, and the single-turn case."""
 
 from __future__ import annotations
 
+import copy
 from abc import abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Protocol, runtime_checkable
+from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
 from rove.core.errors import ConfigError, phase
 from rove.core.messages import Messages, as_messages, text_of
@@ -16,20 +17,36 @@ from rove.utils.functions import maybe_await
 
 
 class Opponent(Protocol):
-    """Takes the other role of a two-player environment: set by `rove play`, for instance."""
+    """Chooses the moves of the other role in a two-player environment; set by `rove play`."""
 
     async def __call__(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """Its move: one of the legal ones. It sees `view`, drawn as `board` where the environment can."""
+        """Return one of the legal moves. `view` is a text, `board` the same position as a rendering if there is one."""
         ...
 
 
 @runtime_checkable
 class TwoPlayer(Protocol):
-    """An environment that may have another role."""
+    """An environment that may have a second role."""
 
     two_player: bool
-    """Whether it asks `opponent`, when that is set, for the other role's moves."""
+    """Whether it consults `opponent`, if set, for the moves of the other role."""
     opponent: Opponent | None
+
+
+class HasOpponent(Protocol):
+    """An environment with the attribute `opponent`."""
+
+    opponent: Opponent | None
+
+
+GameEnv = TypeVar("GameEnv", bound=HasOpponent)
+
+
+def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:
+    """Return a shallow copy of an environment with another opponent; rollouts of the original keep theirs."""
+    copied = copy.copy(env)
+    copied.opponent = opponent
+    return copied
 
 
 def num_turns(state: State) -> int:
@@ -38,16 +55,24 @@ def num_turns(state: State) -> int:
 
 
 class MultiTurnEnv(Environment):
-    """Model and environment take turns until a stop condition holds.
+    """Model and environment alternate turns until a stop condition holds.
 
-    One turn: the model answers → stop conditions → `env_response` → stop conditions and limits. The environment sees every
-    model turn, the last allowed one too.
+    One turn: model reply → stop conditions → `env_response` → stop conditions and limits. The environment also sees
+    the last allowed model turn.
 
     Args:
-        max_turns: most model turns; -1 = no limit.
-        max_total_completion_tokens: stop once the model has produced this many tokens in the rollout; -1 = no limit.
-        timeout_seconds: wall-clock limit of a rollout; None = no limit. A rollout that meets it is scored as it stands.
-        Everything else: see `Environment`.
+        max_turns: maximum number of model turns; -1 = no limit.
+        max_total_completion_tokens: stop after this many generated tokens; -1 = no limit.
+        timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds it is scored as it is.
+        **kwargs: see `Environment`.
+
+    Example:
+        class Guess(rove.MultiTurnEnv):
+            async def env_response(self, messages, state, **kwargs):
+                state["solved"] = messages[-1].content == state["answer"]
+                return "correct" if state["solved"] else "try again"
+
+        env = Guess(dataset=[{"question": "Guess a digit.", "answer": "7"}], max_turns=10)
     """
 
     def __init__(
@@ -67,55 +92,59 @@ class MultiTurnEnv(Environment):
         self.add_rubric(monitor)
 
     async def setup_state(self, state: State, **kwargs: Any) -> Mapping[str, Any] | None:
-        """Prepare the rollout's state: change it in place, or return what is to be added to it. May be sync."""
+        """Prepare the state in place, or return a mapping to add to it. May be sync."""
         return state
 
     two_player: ClassVar[bool] = False
-    """Whether the environment asks `self.opponent`, when it is set, for the other role's moves."""
+    """Whether the environment consults `self.opponent`, if set, for the moves of the other role."""
 
     @abstractmethod
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Answer the model's turn with messages (or a text, said by the user).
+        """Return the environment's reply to the model: messages, or a text as one user message.
 
-        To end the rollout with these messages set `state["final_env_response"]` to them.
+        Set `state["final_env_response"]` to messages to end the rollout with them.
+
+        Args:
+            messages: the whole conversation so far, with the model's turn at the end.
+            state: the rollout.
         """
 
     def render(self, state: State) -> Rendering | None:
-        """What the rollout looks like now, for people; None: like its messages. Asked after `setup_state` and each reply.
+        """Return a picture of the state for people; None shows only messages. Called after `setup_state` and each reply.
 
-        What is drawn is kept in the record's `boards`, and shown by `rove view` and `rove play --web`; the model never sees it.
+        The record keeps it in `renderings`; `rove view` and `rove play --web` show it. The model never sees it.
         """
         return None
 
     @stop(priority=50)
     def has_final_env_response(self, state: State) -> bool:
-        """The environment has said its last word."""
+        """Stop when the environment has set `state["final_env_response"]`."""
         return state.get("final_env_response") is not None
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Set the state up, then let model and environment take turns until something stops them."""
+        """Set up the state, then alternate turns until a stop condition or limit applies."""
         await self._set_up(state)
         messages: Messages = as_messages(state["prompt"])
         start = len(messages)
-        self._draw(state, messages)
+        self._store_rendering(state, messages)
         while True:
             messages.append(await turn(state, messages))
-            state["completion"] = self._shown(messages[start:])
+            state["completion"] = self._visible(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state):
                     return
             with phase("env_response"):
-                reply = as_messages(await maybe_await(self.env_response(self._shown(messages), state)) or [])
+                reply = as_messages(await maybe_await(self.env_response(self._visible(messages), state)) or [])
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
-                state["completion"] = self._shown(messages[start:])
-            self._draw(state, messages)
+                state["completion"] = self._visible(messages[start:])
+            self._store_rendering(state, messages)
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
 
     async def _set_up(self, state: State) -> None:
-        state["completion"] = self._shown([])
+        state["completion"] = self._visible([])
         with phase("setup_state"):
             returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
@@ -127,22 +156,22 @@ class MultiTurnEnv(Environment):
             if self.message_type == "chat" and is_text:
                 state["prompt"] = as_messages(state["prompt"])
 
-    def _draw(self, state: State, messages: Messages) -> None:
-        """Keep what the rollout looks like beside the last message.
+    def _store_rendering(self, state: State, messages: Messages) -> None:
+        """Store the rendering of the state beside the last message.
 
         Raises:
-            ConfigError: `render` returned no board.
+            ConfigError: `render` did not return a Rendering.
         """
         with phase("render"):
-            board = self.render(state)
-            if board is None:
+            rendering = self.render(state)
+            if rendering is None:
                 return
-            if not isinstance(board, Rendering):
-                raise ConfigError(f"render() returned a {type(board).__name__}; expected a rove.Rendering or None")
-            state.setdefault("drawn_boards", {})[len(messages) - 1] = board
+            if not isinstance(rendering, Rendering):
+                raise ConfigError(f"render() returned a {type(rendering).__name__}; expected a rove.Rendering or None")
+            state.setdefault("drawn_boards", {})[len(messages) - 1] = rendering
 
-    def _shown(self, messages: Messages) -> Any:
-        """What was said as environments and rubrics see it: the messages, or in completion mode the text they add up to."""
+    def _visible(self, messages: Messages) -> Any:
+        """Return messages as environments and rubrics see them: in completion mode, their concatenated text."""
         return messages if self.message_type == "chat" else "".join(map(text_of, messages))
 
     def _limit_reached(self, state: State) -> bool:
@@ -150,8 +179,8 @@ class MultiTurnEnv(Environment):
         if 0 <= self.max_turns <= len(steps):
             state["stop_condition"] = "max_turns_reached"
             return True
-        produced = sum(step.usage.completion_tokens for step in steps)
-        if 0 <= self.max_total_completion_tokens <= produced:
+        generated = sum(step.usage.completion_tokens for step in steps)
+        if 0 <= self.max_total_completion_tokens <= generated:
             state["stop_condition"] = "max_total_completion_tokens_reached"
             state["is_truncated"] = True
             return True
@@ -159,10 +188,9 @@ class MultiTurnEnv(Environment):
 
 
 class MultiTurnCompletionEnv(MultiTurnEnv):
-    """Model and environment take turns at one raw text: a `MultiTurnEnv` whose message_type is "completion".
+    """A `MultiTurnEnv` in completion mode: model and environment alternately extend one raw text.
 
-    `state["prompt"]` is the row's text and `state["completion"]` all that both have added to it. Arguments: see
-    `MultiTurnEnv`.
+    `state["prompt"]` is the row's text, `state["completion"]` everything added to it. See `MultiTurnEnv` for arguments.
     """
 
     def __init__(self, **kwargs: Any):
@@ -170,7 +198,35 @@ class MultiTurnCompletionEnv(MultiTurnEnv):
 
     @abstractmethod
     async def env_response(self, messages: str, state: State, **kwargs: Any) -> str | None:  # pyright: ignore[reportIncompatibleMethodOverride]
-        """Answer the model's turn with the text to add to `messages`, the whole text so far.
+        """Return the text to append to `messages`, the whole text so far.
 
-        To end the rollout with this text set `state["final_env_response"]` to it.
+        Set `state["final_env_response"]` to a text to end the rollout with it.
         """
+
+
+class SingleTurnEnv(MultiTurnEnv):
+    """The model answers the prompt once; the rubric scores the answer. See `Environment` for arguments.
+
+    With `message_type="completion"` prompt and completion are raw texts.
+
+    Example:
+        def correct(completion, answer) -> float:
+            return float(completion[-1].content.strip() == answer)
+
+        env = rove.SingleTurnEnv(dataset=[{"question": "6 * 7?", "answer": "42"}], rubric=rove.Rubric([correct]))
+        records = env.generate_sync(rove.OpenAIClient(), "gpt-4.1-nano")
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(max_turns=1, **kwargs)
+
+    async def run(self, state: State, turn: Turn) -> None:
+        """Set up the state and query the model once."""
+        await self._set_up(state)
+        state["completion"] = self._visible([await turn(state, as_messages(state["prompt"]))])
+        if not await self.check_stops(state):
+            state["stop_condition"] = "answered"
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
+        """Return nothing; a single-turn environment never replies."""
+        return []

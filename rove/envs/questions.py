@@ -1,4 +1,4 @@
-"""A file of questions as an environment: each row has a question and its answer, and a scorer compares."""
+"""A file of questions and answers as an environment, with a choice of scorers."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from rove.core.errors import ConfigError, Error, nearest
 from rove.core.messages import Messages
 from rove.core.state import State
 from rove.envs.dataset import JsonLines
-from rove.envs.single_turn import SingleTurnEnv
+from rove.envs.multi_turn import SingleTurnEnv
 from rove.parsers.parser import MaybeThinkParser
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
-from rove.rubrics.regex import RegexRubric
+from rove.rubrics.scorers import RegexRubric
 
 SUFFIXES = (".jsonl", ".csv", ".parquet")
 QUESTION_COLUMNS = ("question", "prompt")
-"""Columns that hold the question if no column is named."""
+"""Default columns of the question."""
 
 TAGGED = "Give your final answer as <answer>your answer</answer>."
 BOXED = "Give your final answer in \\boxed{}."
@@ -37,27 +37,29 @@ SCORERS = {
     "math": (BOXED, "the answer is mathematically equal to the right one (math-verify)"),
     "judge": ("", "a model judges whether the reply gives the right answer"),
 }
-"""Name → (default system prompt, what is compared)."""
+"""Scorer: (default system prompt, description)."""
 
 
 class QuestionsEnv(SingleTurnEnv):
     """A file of questions, each answered once and scored against the answer in its row.
 
-    Scripted policies: `teacher` gives the right answer, `no_answer` says that it does not know.
+    Scripted policies: `teacher` gives the right answer, `no_answer` does not know it.
 
     Args:
         path: a .jsonl, .csv or .parquet file.
         scorer: "exact", "numeric", "regex", "choice", "math" or "judge"; see `rove.rubrics.scorers`.
         question_column: column of the question. Default: "question", else "prompt".
         answer_column: column of the answer.
-        choices_column: column of the options, for "choice": a list, or the JSON of one.
-        tolerance: for "numeric": largest difference, relative to the right number (absolute if that is below 1).
+        choices_column: for "choice": column of the options, a list or its JSON.
+        tolerance: for "numeric": largest relative difference (absolute for right numbers below 1).
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
-        system_prompt: "" for none. Default: the scorer's own, which asks for the format that it reads.
+        system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
 
     Raises:
-        ConfigError: the file cannot be read, a column is missing, a row has no question or no answer, or the scorer is
-            unknown.
+        ConfigError: the file cannot be read, a column, question or answer is missing, or the scorer is unknown.
+
+    Example:
+        env = rove.load_environment("questions.csv", scorer="numeric")
     """
 
     def __init__(
@@ -92,12 +94,12 @@ class QuestionsEnv(SingleTurnEnv):
 
     @property
     def description(self) -> str:
-        """What is evaluated, and how, in one line."""
+        """A one-line description of questions and scorer."""
         return f"{self.count_examples():,} questions, scorer '{self.scorer}': {SCORERS[self.scorer][1]}"
 
 
 def is_question_file(env_id: str) -> bool:
-    """Return whether the name of an environment is that of a file of questions."""
+    """Return whether an environment name is that of a file of questions."""
     return Path(env_id).suffix.lower() in SUFFIXES
 
 
@@ -129,7 +131,7 @@ def _no_answer(messages: Messages, state: State, rng: Any) -> str:
 
 
 def _example(path: str | Path, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Return a dataset row: the question, the answer as text, and every other column in `info`."""
+    """Return a dataset row with question, answer as text, and all other columns in `info`."""
     for name in columns:
         if row.get(name) in (None, ""):
             found = ", ".join(str(column) for column in row)
@@ -148,8 +150,8 @@ def _example(path: str | Path, number: int, row: Mapping[str, Any], columns: Seq
         listed = zip(string.ascii_uppercase, options, strict=False)
         question = "\n".join([str(question), "", *(f"{letter}) {text}" for letter, text in listed)])
         return {"question": question, "answer": answer, "choices": options, "info": info}
-    asked = {"prompt": question} if isinstance(question, list) else {"question": str(question)}
-    return {**asked, "answer": str(answer), "info": info}
+    prompt = {"prompt": question} if isinstance(question, list) else {"question": str(question)}
+    return {**prompt, "answer": str(answer), "info": info}
 
 
 def _check_numbers(path: str | Path, examples: Sequence[Mapping[str, Any]]) -> None:

@@ -1,10 +1,15 @@
-"""Recursive language models: a long input is a variable in the model's Python, which asks models about pieces of it."""
+"""Recursive language models: a long input is a variable in the Python session of a model, which queries sub-models about
+parts of it.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 from rove.core.config import check_positive
@@ -13,33 +18,17 @@ from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.core.model_roles import query
 from rove.core.protocols import Client
+from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.envs.environment import Turn, stop, teardown
-from rove.envs.exploration import (
-    BEGIN,
-    HOW,
-    LOAD,
-    ROLE,
-    Calls,
-    Exploration,
-    answer_ready,
-    as_text,
-    context_file,
-    instructions,
-    steps_of,
-    sub_calls,
-    sub_tokens,
-    with_preview,
-)
-from rove.envs.python import PythonEnv
-from rove.envs.sandbox import use_of
+from rove.envs.sandbox import PythonEnv, use_of
 from rove.rubrics import Rubric
 from rove.sandbox import Backend, Functions, Session
 from rove.utils.functions import function_name, maybe_await
 
 FENCED = re.compile(r"```(?:python|py)[ \t]*\n(.*?)```", re.DOTALL | re.IGNORECASE)
-KEEP = '_keep(str(answer["content"]), bool(answer["ready"]))'
-RENAMED = {
+READ_ANSWER = '_set_answer(str(answer["content"]), bool(answer["ready"]))'
+RENAMED_ARGUMENTS = {
     "max_sub_llm_parallelism": "max_parallel_calls",
     "sub_llm_max_turns": "sub_max_turns",
     "include_sub_llm_in_trajectory": "train_sub_calls",
@@ -49,45 +38,186 @@ RENAMED = {
     "max_iterations": "max_turns",
     "root_tools": "tools, which the model calls beside Python",
 }
-"""Arguments that people know from elsewhere, and what they are called here."""
+"""Arguments of other implementations, and their names here."""
+
+
+ROLE = "sub_model"
+"""Model role of sub-models that are not trained."""
+LOAD_CONTEXT = {
+    "context.txt": 'with open("context.txt", encoding="utf-8", newline="") as file: context = file.read()',
+    "context.json": 'import json\nwith open("context.json", encoding="utf-8") as file: context = json.load(file)\ndel json',
+}
+"""Code that loads the context file into a variable."""
+INIT_ANSWER = '\ndel file\nanswer = {"content": "", "ready": False}'
+INSTRUCTIONS = """\
+The question is about an input that may be too long to read at once. You do not see it: it is the variable `context` in a Python \
+of yours. {how} Variables stay; you are told what is printed and the value of the last expression, the middle of what is long \
+left out.
+
+`llm(prompt)` in that Python asks a language model and returns its answer, a text. It sees nothing but the prompt, so put \
+into it what it is to read. `llm_batch(prompts)` asks several at once and returns the list of their answers.{deeper} \
+{most} calls in all.
+
+When you know the answer: answer["content"] = "…"; answer["ready"] = True"""
+CODE_INSTRUCTIONS = {
+    "tool": "The tool `python` runs code in it.",
+    "fence": "What you write between ```python and ``` runs in it.",
+}
+RECURSION_INSTRUCTIONS = """\
+ With `llm(prompt, context=piece)` it has a Python of its own, with the piece as its `context`; so with \
+`llm_batch(prompts, contexts)`."""
+
+
+def answer_ready(state: State) -> float:
+    """1 if the model has marked its answer as final."""
+    return float(state["rlm"].ready)
+
+
+def sub_calls(state: State) -> float:
+    """Replies of sub-models."""
+    return float(len(state["rlm"].calls.steps))
+
+
+def sub_tokens(state: State) -> float:
+    """Tokens that sub-models read and generated."""
+    return float(sum(step.usage.prompt_tokens + step.usage.completion_tokens for step in state["rlm"].calls.steps))
+
+
+@dataclass(slots=True)
+class SubCalls:
+    """The calls of sub-models in a whole rollout, at all depths."""
+
+    turn: Turn
+    parallel: asyncio.Semaphore
+    model_roles: Mapping[str, list[TrajectoryStep]]
+    """Steps by model role, of the rollout."""
+    conversations: list[list[TrajectoryStep]]
+    """Trajectories to train on: of the rollout, then of its sub-models."""
+    made: int = 0
+
+    @property
+    def steps(self) -> list[TrajectoryStep]:
+        """All steps of sub-models so far."""
+        return [*self.model_roles.get(ROLE, ()), *chain.from_iterable(self.conversations[1:])]
+
+
+@dataclass(slots=True)
+class Exploration:
+    """One model with a Python session, that of the rollout or a sub-model: `state["rlm"]`."""
+
+    calls: SubCalls
+    depth: int = 0
+    """0 = the model of the rollout."""
+    context: Any = None
+    content: str = ""
+    """The last known answer, final or not."""
+    ready: bool = False
+    branches: list[tuple[int, State]] = field(default_factory=list)
+    """Sub-model conversations in order, each with the number of own turns before it."""
+
+    async def set_answer(self, content: Any, ready: Any) -> None:
+        """Store the value of `answer`; called by the code."""
+        self.content, self.ready = str(content), bool(ready)
+
+
+def steps_of(state: State) -> Iterator[TrajectoryStep]:
+    """Yield all steps of a conversation, each followed by those of the conversations that it started."""
+    own: list[TrajectoryStep] = state["trajectory"]
+    for number in range(len(own) + 1):
+        yield from own[number - 1 : number] if number else ()
+        for after, branch in state["rlm"].branches:
+            if after == number:
+                yield from steps_of(branch)
+
+
+def with_preview(prompt: Sequence[Mapping[str, Any]], context: Any, count: int) -> Messages:
+    """Append a description of the context to a prompt: its type, its length, and its beginning."""
+    text = as_text(context)
+    size = f"a text of {len(text):,} characters" if isinstance(context, str) else _size(context)
+    preview = f"`context` is {size}. It begins: {text[:count]!r}"
+    *before, last = as_messages(prompt) or [UserMessage()]
+    if last.role != "user":
+        return [*before, last, UserMessage(preview)]
+    if isinstance(last.content, list):
+        return [*before, Message({**last, "content": [*last.content, {"type": "text", "text": preview}]})]
+    return [*before, Message({**last, "content": f"{last.content}\n\n{preview}".lstrip()})]
+
+
+def _size(context: Any) -> str:
+    kind = type(context).__name__
+    return f"a {kind} of {len(context):,}" if isinstance(context, (list, dict)) else f"a value of type {kind}"
+
+
+def as_text(context: Any) -> str:
+    """Return a text unchanged, anything else as JSON.
+
+    Raises:
+        ConfigError: the value has no JSON form.
+    """
+    if isinstance(context, str):
+        return context
+    try:
+        return json.dumps(context, ensure_ascii=False)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"the context cannot be put into a sandbox: {error}; expected a text or a JSON value"
+        ) from error
+
+
+def context_file(context: Any) -> tuple[str, bytes]:
+    """Return name and content of the context file in the sandbox."""
+    name = "context.txt" if isinstance(context, str) else "context.json"
+    return name, as_text(context).encode(errors="replace")
+
+
+def instructions(code_in: str, max_depth: int, max_sub_calls: int) -> str:
+    """Return the default system prompt: Python session, sub-models and limits."""
+    return INSTRUCTIONS.format(
+        how=CODE_INSTRUCTIONS[code_in], deeper=RECURSION_INSTRUCTIONS if max_depth > 1 else "", most=max_sub_calls
+    )
 
 
 class RLMEnv(PythonEnv):
-    """A recursive language model: it explores a long input with Python and asks sub-models about pieces of it.
+    """A recursive language model: it explores a long input with Python and queries sub-models about parts of it.
 
-    The input is the variable `context`, of which the prompt has the length and the beginning only. Code calls `llm(prompt)` and
-    `llm_batch(prompts)`; a call beyond what is allowed raises in the code and ends nothing. The model answers by
-    `answer["content"] = …; answer["ready"] = True`: `state["final_answer"]` is the content as it was last seen, "" if none,
-    `state["rlm"].ready` whether it was final. A turn without code ends the rollout, too.
+    The input is the variable `context`; the prompt shows only its length and beginning. Code calls `llm(prompt)` and
+    `llm_batch(prompts)`; a call beyond the limits raises in the code and does not end the rollout. The model answers with
+    `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if none) and
+    `state["rlm"].ready` tells whether it was final. A turn without code also ends the rollout.
 
-    How long sub-calls take does not count for `timeout_per_command_seconds`; what bounds it is the client's patience, the number
-    of calls, and the rollout's `timeout_seconds`.
+    The duration of sub-calls does not count for `timeout_per_command_seconds`. It is limited by the client's timeout, the
+    number of calls, and `timeout_seconds` of the rollout.
 
     Args:
-        context: key of the row's `info` (or of the row) that has the input; or a function of the state that returns it, sync
-            or async, which keeps it out of records. A text, or what JSON can say.
-        system_prompt: Default: one that explains all this, with the limits. "" = none.
-        sub_client: who answers sub-calls. Default: the model that plays.
-        sub_model: name of the model that answers them, for endpoints that serve several. Default: the same.
-        sub_sampling_args: its sampling, under OpenAI's names. Default: that of the rollout, or none for `sub_client`.
-        max_sub_calls: most answers of sub-models in a rollout; 0 = none.
-        max_sub_tokens: no further call once these have read and written so many tokens; -1 = no limit.
-        max_parallel_calls: most that are under way at once in a rollout.
-        max_depth: 1 = a sub-model answers as it is asked; 2 = one that is given a `context` has a Python and sub-models of its
-            own; and so on. At the last level the context is put into the prompt.
-        sub_max_turns: most turns of a sub-model that has a Python.
-        train_sub_calls: whether sub-calls are steps of the trajectory, and trained on with the rollout's advantage. Else they
-            are kept in the role "sub_model". While the rollout is played its trajectory has the turns of the model alone.
-        code_in: "tool": code is given to the tool `python`; "fence": it stands between ```python and ``` in what the
-            model says, for models that cannot call tools.
-        preview_chars: so much of the beginning is shown in the prompt.
-        sub_backends: where sandboxes of sub-models come from, one backend per level from the second on: were it one for all,
-            rollouts could wait for each other. Needed where `backend` is given and max_depth is more than 1.
-        Everything else: see `SandboxEnv`.
+        context: key of the input in the row's `info` (or the row); or a sync or async function of the state that returns it,
+            which keeps it out of records. A text or a JSON value.
+        system_prompt: default: explains the above. "" = none.
+        sub_client: client of sub-models. Default: the client of the rollout.
+        sub_model: model name for sub-calls. Default: the model of the rollout.
+        sub_sampling_args: sampling arguments for sub-calls, in OpenAI's names. Default: those of the rollout; none for
+            `sub_client`.
+        max_sub_calls: maximum number of sub-calls in a rollout.
+        max_sub_tokens: no further sub-call after this many tokens read and generated; -1 = no limit.
+        max_parallel_calls: concurrent sub-calls in a rollout.
+        max_depth: 1 = sub-models only answer; 2 = a sub-model that is given a `context` has its own Python session and
+            sub-models; and so on. At the last level the context is put into the prompt.
+        sub_max_turns: maximum number of turns of a sub-model with a Python session.
+        train_sub_calls: add sub-calls to the trajectory and train on them with the rollout's advantage. Otherwise they are
+            recorded in the model role "sub_model". The trajectory of a running rollout has only the main model's turns.
+        code_in: "tool": code is an argument of the tool `python`; "fence": code is between ```python and ```, for models
+            without tool calls.
+        preview_chars: characters of the input shown in the prompt.
+        sub_backends: one sandbox backend per depth from 1 on; with a single one for all, rollouts could deadlock. Required
+            with `backend` and max_depth > 1.
+        **kwargs: see `SandboxEnv`.
 
     Raises:
-        ConfigError: a number is out of range, an argument is known by another name here, sub-calls of another model are to be
-            trained, or `sub_backends` are too few.
+        ConfigError: a number is out of range, an argument has another name here, train_sub_calls is combined with another
+            model, or there are too few `sub_backends`.
+
+    Example:
+        dataset = [{"question": "Who is the murderer?", "answer": "Norman", "info": {"context": novel}}]
+        env = rove.RLMEnv(dataset=dataset, rubric=rubric, max_sub_calls=50)
     """
 
     def __init__(
@@ -110,14 +240,12 @@ class RLMEnv(PythonEnv):
         sub_backends: Sequence[Backend] = (),
         **kwargs: Any,
     ):
-        for name in RENAMED.keys() & kwargs.keys():
-            raise ConfigError(f"RLMEnv has no argument '{name}': pass {RENAMED[name]}")
-        if code_in not in HOW:
-            raise ConfigError(f"code_in is {code_in!r}; expected one of {', '.join(HOW)}")
+        for name in RENAMED_ARGUMENTS.keys() & kwargs.keys():
+            raise ConfigError(f"RLMEnv has no argument '{name}': pass {RENAMED_ARGUMENTS[name]}")
+        if code_in not in CODE_INSTRUCTIONS:
+            raise ConfigError(f"code_in is {code_in!r}; expected one of {', '.join(CODE_INSTRUCTIONS)}")
         if max_sub_calls < 0:
-            raise ConfigError(
-                f"max_sub_calls is {max_sub_calls}; expected 0 or more: code that nobody trusts makes them"
-            )
+            raise ConfigError(f"max_sub_calls is {max_sub_calls}; expected 0 or more: untrusted code makes these calls")
         self.context = context
         self.sub_client, self.sub_model, self.sub_sampling_args = sub_client, sub_model, sub_sampling_args
         self.max_sub_calls, self.max_sub_tokens = max_sub_calls, max_sub_tokens
@@ -126,8 +254,8 @@ class RLMEnv(PythonEnv):
         check_positive(self, "max_parallel_calls", "max_depth", "sub_max_turns", "preview_chars")
         if train_sub_calls and (sub_client is not None or sub_model or sub_sampling_args is not None):
             raise ConfigError(
-                "train_sub_calls is set beside sub_client, sub_model or sub_sampling_args; expected one of them: only what the "
-                "model that plays has sampled, as it was sampled, is trained on"
+                "train_sub_calls is combined with sub_client, sub_model or sub_sampling_args; expected one of them: training "
+                "requires tokens sampled from the trained model with the run's sampling parameters"
             )
         if system_prompt is None:
             system_prompt = instructions(code_in, max_depth, max_sub_calls)
@@ -139,7 +267,7 @@ class RLMEnv(PythonEnv):
                 f"sub_backends has {len(sub_backends)}; expected {max_depth - 1} for max_depth {max_depth}"
             )
         self.backends: list[Backend] = [self.backend, *sub_backends]
-        """Where sandboxes come from, by depth."""
+        """Sandbox backends by depth."""
         monitor = Rubric()
         for metric in (answer_ready, sub_calls, sub_tokens):
             monitor.add_metric(metric)
@@ -147,7 +275,7 @@ class RLMEnv(PythonEnv):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; what sub-models may do, and who they are, counts, too."""
+        """As `Environment.identity`, with sub-models and their limits."""
         names = ("max_sub_calls", "max_sub_tokens", "max_depth", "sub_max_turns", "train_sub_calls", "code_in")
         return {
             **super().identity,
@@ -161,9 +289,9 @@ class RLMEnv(PythonEnv):
         }
 
     async def run(self, state: State, turn: Turn) -> None:
-        """As `PythonEnv`; then sub-calls that are to be trained join the trajectory, in the order in which they were asked."""
+        """Run as `PythonEnv`; with `train_sub_calls`, then add the sub-calls to the trajectory in order."""
         parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [state["trajectory"]]
-        exploration = Exploration(Calls(turn, parallel, state["model_roles"], conversations))
+        exploration = Exploration(SubCalls(turn, parallel, state["model_roles"], conversations))
         state.update(rlm=exploration, final_answer="", conversations=conversations)
         try:
             await super().run(state, turn)
@@ -172,7 +300,7 @@ class RLMEnv(PythonEnv):
                 state["trajectory"][:] = list(steps_of(state))
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
-        """Finds the context, and ends the prompt with what the model is told of it. Overridden, it has to be called."""
+        """Load the context and append its preview to the prompt. An override must call this."""
         state["rlm"].context = context = await self._context_of(state)
         if self.code_in == "fence":
             state["tools"] = None
@@ -186,17 +314,17 @@ class RLMEnv(PythonEnv):
             if self.context in columns:
                 return columns[self.context]
         raise ConfigError(
-            f"neither the row's info nor the row has '{self.context}'; name what has the input: context=…"
+            f"neither the row's info nor the row has '{self.context}'; pass the key of the input as context=…"
         )
 
     @stop
     def answer_is_ready(self, state: State) -> bool:
-        """The model has said that `answer` is final."""
+        """Stop when the model has marked `answer` as final."""
         return state["rlm"].ready
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """The model has answered without code."""
+        """Stop when the model answers without code."""
         if self.code_in == "tool":
             return super().no_tools_called(state)
         steps = state["trajectory"]
@@ -206,25 +334,25 @@ class RLMEnv(PythonEnv):
         return bool(message.get("tool_calls") if self.code_in == "tool" else FENCED.search(text_of(message)))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
-        """What came of the code of the model's turn."""
+        """Run the code of the model's turn and return its output."""
         if self.code_in == "tool":
             return await super().env_response(messages, state, **kwargs)
         with phase("tool python"):
             return [UserMessage(await self.python("\n".join(FENCED.findall(text_of(messages[-1]))), state))]
 
     def backend_of(self, state: State) -> Backend:
-        """Each depth has its own."""
+        """Return the backend for the depth of this conversation."""
         return self.backends[state["rlm"].depth]
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
-        """See `SandboxEnv.setup_sandbox`; the context is put in, and `answer`."""
+        """Put the context and `answer` into a new sandbox; see `SandboxEnv.setup_sandbox`."""
         await super().setup_sandbox(session, state)
         name, data = context_file(state["rlm"].context)
         await session.put(name, data)
         await self._load(session, name)
 
     async def _load(self, session: Session, name: str) -> None:
-        result = await session.run_python(LOAD[name] + BEGIN)
+        result = await session.run_python(LOAD_CONTEXT[name] + INIT_ANSWER)
         if not result.ok:
             raise SandboxError(f"the context could not be loaded: {result.text()}")
 
@@ -233,25 +361,25 @@ class RLMEnv(PythonEnv):
         exploration: Exploration = state["rlm"]
         session = await self.sandbox(state)
         result = await session.run_python(code, functions=self.functions(state))
-        told = [self.told(result, state)]
+        output = [self.format_result(result, state)]
         if not result.restarted:
-            result = await session.run_python(KEEP, functions={"_keep": exploration.keep})
+            result = await session.run_python(READ_ANSWER, functions={"_set_answer": exploration.set_answer})
             state["final_answer"] = exploration.content
             if not result.ok:
-                told.append(
+                output.append(
                     f"[`answer` cannot be read, it has to have 'content' and 'ready': {result.error.splitlines()[-1]}]"
                 )
         if result.restarted and not result.files_lost:
             await self._load(session, context_file(exploration.context)[0])
-            told.append("[`context` and `answer` are as in the beginning]")
-        return "\n".join(told)
+            output.append("[`context` and `answer` are as in the beginning]")
+        return "\n".join(output)
 
     def functions(self, state: State) -> Functions:
-        """See `PythonEnv.functions`: `llm` and `llm_batch`."""
+        """Return the functions `llm` and `llm_batch`; see `PythonEnv.functions`."""
 
         async def llm(prompt: Any, context: Any = None) -> str:
-            [said] = await self._sub_calls(state, "llm", [prompt], [context])
-            return said
+            [reply] = await self._sub_calls(state, "llm", [prompt], [context])
+            return reply
 
         async def llm_batch(prompts: Any, contexts: Any = None) -> list[str]:
             if not isinstance(prompts, list) or not isinstance(contexts, (list, type(None))):
@@ -263,21 +391,21 @@ class RLMEnv(PythonEnv):
         return {**super().functions(state), "llm": llm, "llm_batch": llm_batch}
 
     async def _sub_calls(self, state: State, name: str, prompts: list[Any], contexts: list[Any]) -> list[str]:
-        """The answers of sub-models; the first failure ends the others."""
+        """Return the replies of sub-models; the first failure cancels the others."""
         for prompt in prompts:
             if not isinstance(prompt, str) or not prompt:
                 raise TypeError(f"{name}() was given a prompt that is {type(prompt).__name__}; expected a text")
-        self._check_left(state, name, len(prompts))
-        inner = [self._branch(state, prompt, context) for prompt, context in zip(prompts, contexts, strict=True)]
-        tasks = [asyncio.ensure_future(self._answer_of(one)) for one in inner]
+        self._check_budget(state, name, len(prompts))
+        branches = [self._branch(state, prompt, context) for prompt, context in zip(prompts, contexts, strict=True)]
+        tasks = [asyncio.ensure_future(self._answer_of(one)) for one in branches]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
             for task in tasks:
                 task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)  # nothing may be at work when the rollout cleans up
+            await asyncio.gather(*tasks, return_exceptions=True)  # none may still run when the rollout cleans up
 
-    def _check_left(self, state: State, name: str, count: int) -> None:
+    def _check_budget(self, state: State, name: str, count: int) -> None:
         left = self.max_sub_calls - state["rlm"].calls.made
         if left < count:
             raise ValueError(f"{name}() asks for {count}, but {left} of {self.max_sub_calls} sub-calls are left")
@@ -285,22 +413,22 @@ class RLMEnv(PythonEnv):
             raise ValueError(f"{name}() has no tokens left: {used:.0f} of {self.max_sub_tokens} are used")
 
     def _branch(self, state: State, prompt: str, context: Any) -> State:
-        """A new conversation, with a model that has been asked something."""
-        mine: Exploration = state["rlm"]
-        is_deep = context is not None and mine.depth + 1 < self.max_depth
+        """Create the state of a new sub-model conversation."""
+        parent: Exploration = state["rlm"]
+        is_deep = context is not None and parent.depth + 1 < self.max_depth
         messages = as_messages(prompt if context is None or is_deep else f"{prompt}\n\n{as_text(context)}")
         if is_deep:
             messages = with_preview(messages, context, self.preview_chars)
             messages = [SystemMessage(self.system_prompt), *messages] if self.system_prompt else messages
-        inner = State(
+        branch = State(
             input=state["input"],
             prompt=messages,
             trajectory=[],
             completion=[],
             is_truncated=False,
-            seed=derive_seed(state["seed"], ROLE, len(mine.branches)) if self.train_sub_calls else state["seed"],
+            seed=derive_seed(state["seed"], ROLE, len(parent.branches)) if self.train_sub_calls else state["seed"],
             tools=state["tools"] if is_deep else None,
-            rlm=Exploration(mine.calls, mine.depth + 1, context if is_deep else None),
+            rlm=Exploration(parent.calls, parent.depth + 1, context if is_deep else None),
             **{
                 name: state[name]
                 for name in ("env_seed", "conversations", "model_roles", "role_clients")
@@ -308,41 +436,43 @@ class RLMEnv(PythonEnv):
             },
             role_numbers=state.setdefault("role_numbers", {}),
         )
-        mine.branches.append((len(state["trajectory"]), inner))
-        mine.calls.conversations.append(inner["trajectory"])
-        return inner
+        parent.branches.append((len(state["trajectory"]), branch))
+        parent.calls.conversations.append(branch["trajectory"])
+        return branch
 
-    async def _answer_of(self, inner: State) -> str:
-        """What a sub-model says in the end."""
-        exploration: Exploration = inner["rlm"]
-        messages: Messages = list(inner["prompt"])
+    async def _answer_of(self, branch: State) -> str:
+        """Return the final reply of a sub-model."""
+        exploration: Exploration = branch["rlm"]
+        messages: Messages = list(branch["prompt"])
         if exploration.context is None:
-            return text_of(await self._asked(inner, messages))
+            return text_of(await self._query(branch, messages))
         try:
             for _ in range(self.sub_max_turns):
-                messages.append(await self._asked(inner, messages))
+                messages.append(await self._query(branch, messages))
                 if not self._has_code(messages[-1]):
                     return text_of(messages[-1])
-                messages += await self.env_response(messages, inner)
+                messages += await self.env_response(messages, branch)
                 if exploration.ready:
                     break
             return exploration.content
         finally:
-            await use_of(inner).end()
+            await use_of(branch).end()
 
-    async def _asked(self, inner: State, messages: Messages) -> Message:
-        """One answer of a sub-model."""
-        calls: Calls = inner["rlm"].calls
+    async def _query(self, branch: State, messages: Messages) -> Message:
+        """Return one reply of a sub-model."""
+        calls: SubCalls = branch["rlm"].calls
         async with calls.parallel:
-            self._check_left(inner, "llm", 1)
+            self._check_budget(branch, "llm", 1)
             calls.made += 1
             if self.train_sub_calls:
-                return await calls.turn(inner, messages)
-            how, tools = self.sub_sampling_args, inner["tools"]
+                return await calls.turn(branch, messages)
+            sampling_args, tools = self.sub_sampling_args, branch["tools"]
             if self.sub_client is None:
-                return await calls.turn(inner, messages, role=ROLE, model=self.sub_model, sampling_args=how)
+                return await calls.turn(branch, messages, role=ROLE, model=self.sub_model, sampling_args=sampling_args)
             client, model = self.sub_client, self.sub_model
-            return await query(inner, messages, client, role=ROLE, model=model, sampling_args=how, tools=tools)
+            return await query(
+                branch, messages, client, role=ROLE, model=model, sampling_args=sampling_args, tools=tools
+            )
 
     @teardown
     async def close_sub_backends(self) -> None:

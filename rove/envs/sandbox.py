@@ -1,9 +1,10 @@
-"""Environments in which the model gets a sandbox of its own: bash, and whatever else runs in there."""
+"""Environments in which the model gets a sandbox: with bash, or with a Python session."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
+import inspect
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -15,49 +16,53 @@ from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Messages
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
-from rove.envs.stateful_tool import StatefulToolEnv
-from rove.rubrics import Rubric
-from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
-from rove.tools.tool import Arguments
+from rove.envs.tool import StatefulToolEnv
+from rove.rubrics import MathRubric, Rubric, RubricGroup
+from rove.sandbox import Backend, Functions, LocalBackend, Result, SandboxLimits, Session
+from rove.tools.tool import Arguments, make_tool
 from rove.utils.functions import maybe_await
 
-SECONDS = 30.0
-"""Wall time of one call, where nothing else is said."""
-GB = 1 << 30
-VENDOR = "it belongs to the sandboxes of a vendor; leave it out"
-NOT_HERE = {
+CALL_TIMEOUT_S = 30.0
+"""Default wall time of one call."""
+BYTES_PER_GB = 1 << 30
+VENDOR_HINT = "it is specific to the sandboxes of a vendor; remove it"
+UNSUPPORTED_ARGUMENTS = {
     "docker_image": "pass backend=rove.sandbox.DockerBackend(image)",
-    "cpu_cores": "no cores are set aside; limits=SandboxLimits(processes=…, cpu_seconds=…) bounds what a sandbox may use",
+    "cpu_cores": "cores are not reserved; limit usage with limits=SandboxLimits(processes=…, cpu_seconds=…)",
     "gpu_count": "sandboxes have no GPU",
-    "timeout_minutes": "a sandbox lives as long as its rollout, which timeout_seconds bounds",
-    "max_startup_wait_seconds": "Python is there as soon as its sandbox is; leave it out",
-    **dict.fromkeys(("sandbox_name", "team_id", "labels", "advanced_configs"), VENDOR),
+    "timeout_minutes": "a sandbox lasts as long as its rollout, which timeout_seconds limits",
+    "max_startup_wait_seconds": "Python is ready with its sandbox; remove it",
+    **dict.fromkeys(("sandbox_name", "team_id", "labels", "advanced_configs"), VENDOR_HINT),
 }
-"""Arguments that people know from elsewhere, and what to do instead."""
+"""Arguments of other libraries, and what to do instead."""
+MATH_PROMPT = (
+    "Solve the problem. Use the tool `python` for whatever is better computed than guessed: variables stay from call to call. "
+    "Put the final answer in \\boxed{}."
+)
 
 
 @dataclass(slots=True)
 class SandboxUse:
-    """What one rollout has of its sandbox: `state["sandbox"]`."""
+    """A rollout's sandbox: `state["sandbox"]`."""
 
     session: Session | None = None
     is_ready: bool = False
-    """It has been set up."""
+    """Whether it has been set up."""
     is_over: bool = False
     ready_wait: float = 0.0
-    """Seconds that the rollout waited for it, other rollouts' included where there are as many as may be."""
+    """Seconds that the rollout waited for the sandbox, including the wait for `max_sandboxes`."""
     calls: list[Result] = field(default_factory=list)
     opening: asyncio.Lock = field(default_factory=asyncio.Lock)
 
     async def end(self) -> None:
-        """Close it; none is opened any more."""
+        """Close the sandbox for good."""
         self.is_over = True
         if self.session is not None:
             await self.session.close()
 
 
 def use_of(state: State) -> SandboxUse:
-    """The rollout's use of its sandbox; an empty one where it has not needed any."""
+    """Return the sandbox use of a rollout."""
     return state.setdefault("sandbox", SandboxUse())
 
 
@@ -78,28 +83,31 @@ def sandbox_timeouts(state: State) -> int:
 
 
 class SandboxEnv(StatefulToolEnv):
-    """The model has bash in a sandbox of its own (tool `bash`); files stay for the next call.
+    """The model has a sandbox with bash (tool `bash`); files persist between calls.
 
-    A rollout's sandbox is opened by its first call (one that calls nothing pays nothing) and closed when it ends, however it
-    ends. What goes wrong inside, a call that takes too long included, is told to the model; a sandbox that cannot be
-    started ends the rollout with a `SandboxError`. Further tools that need it are methods added with
-    `add_tool(…, args_to_skip=["state"])`: they are given the state, and `await self.sandbox(state)` is the session.
+    The first call of a rollout opens its sandbox; the end of the rollout closes it. Failures inside the sandbox, including
+    timeouts, are reported to the model; a sandbox that cannot be started ends the rollout with a `SandboxError`. To add tools
+    that use the sandbox, add methods with `add_tool(…, args_to_skip=["state"])`: they receive the state, and `await
+    self.sandbox(state)` returns the session.
 
     Args:
-        backend: where sandboxes come from. Default: a `LocalBackend`. It is closed when the run ends, and can be used again.
-        limits: of one sandbox. Default: those of `backend`, else of `SandboxLimits` with 30 s for a call.
-        timeout_per_command_seconds, memory_gb, disk_size_gb: these of the limits. The disk is memory, too.
-        pip_install_packages: packages that code may import, as a list or separated by spaces, by their names without
-            versions. They have to be installed where rove runs; nothing is installed. Default: the standard library.
-        environment_vars: further environment variables, which the code can read.
-        start_command: run by bash in every new sandbox, before the first call; must succeed.
-        unsafe: go on where this machine cannot enforce what a sandbox takes (see `LocalBackend`): trust the code.
-        max_sandboxes: most at once; a rollout that needs one more waits.
-        parallel_calls: whether calls of one turn start at once; in the sandbox they run one after the other anyway.
-        Everything else: see `ToolEnv`.
+        backend: where sandboxes come from; closed when the run ends, and reusable. Default: a `LocalBackend`.
+        limits: limits of a sandbox. Default: those of `backend`, else of `SandboxLimits` with 30 s per call.
+        timeout_per_command_seconds, memory_gb, disk_size_gb: override these limits. The disk counts as memory.
+        pip_install_packages: installed packages that the code may import, without versions, as a list or separated by spaces.
+            Nothing is installed. Default: the standard library only.
+        environment_vars: additional environment variables; the code can read them.
+        start_command: bash command that must succeed in every new sandbox before the first call.
+        unsafe: continue if this machine cannot enforce isolation (see `LocalBackend`); only for trusted code.
+        max_sandboxes: maximum number of concurrent sandboxes; other rollouts wait.
+        parallel_calls: start the calls of one turn concurrently; the sandbox still runs them one by one.
+        **kwargs: see `ToolEnv`.
 
     Raises:
-        ConfigError: a package is not installed, a limit not above 0, or something is given that `backend` has to be told.
+        ConfigError: a package is not installed, a limit is not above 0, or an argument must be given to `backend` instead.
+
+    Example:
+        env = rove.SandboxEnv(dataset=[{"question": "Count the primes below 1000 with bash."}], rubric=rubric, memory_gb=1)
     """
 
     def __init__(
@@ -117,14 +125,14 @@ class SandboxEnv(StatefulToolEnv):
         parallel_calls: bool = False,
         **kwargs: Any,
     ):
-        for name in NOT_HERE.keys() & kwargs.keys():
-            raise ConfigError(f"{type(self).__name__} has no argument '{name}': {NOT_HERE[name]}")
+        for name in UNSUPPORTED_ARGUMENTS.keys() & kwargs.keys():
+            raise ConfigError(f"{type(self).__name__} has no argument '{name}': {UNSUPPORTED_ARGUMENTS[name]}")
         super().__init__(parallel_calls=parallel_calls, **kwargs)
         self.packages = package_names(pip_install_packages)
         self.start_command = start_command
         self._local_backend = functools.partial(
             LocalBackend,
-            SandboxLimits(seconds=SECONDS),
+            SandboxLimits(seconds=CALL_TIMEOUT_S),
             packages=self.packages,
             environment=environment_vars,
             unsafe=unsafe,
@@ -141,7 +149,9 @@ class SandboxEnv(StatefulToolEnv):
             )
             if value
         ]:
-            raise ConfigError(f"{given[0]} is given beside backend; expected one of them: tell the backend")
+            raise ConfigError(
+                f"{given[0]} and backend are both given; expected one of them: pass {given[0]} to the backend"
+            )
         self.backend: Backend = backend
         self.limits = limited(limits or backend.limits, timeout_per_command_seconds, memory_gb, disk_size_gb)
         monitor = Rubric()
@@ -152,13 +162,13 @@ class SandboxEnv(StatefulToolEnv):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; what a sandbox may use and import counts, too."""
+        """As `Environment.identity`, with limits and packages of the sandbox."""
         return {**super().identity, "sandbox": {**msgspec.to_builtins(self.limits), "packages": self.packages}}
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
-        """Prepare a new sandbox, before its first call: files, say, with `session.put`. Runs `start_command`.
+        """Prepare a new sandbox before its first call, for example with `session.put`. Runs `start_command`.
 
-        Called again, for the next call, should a sandbox have died with its files.
+        Called again if a sandbox died and lost its files.
 
         Raises:
             SandboxError: `start_command` failed.
@@ -169,22 +179,22 @@ class SandboxEnv(StatefulToolEnv):
                 raise SandboxError(f"start_command failed: {result.text()}")
 
     async def post_rollout(self, state: State) -> Any:
-        """The rollout is over and its sandbox still open: the place to fetch from it what is to be scored. May be sync.
+        """Fetch what is to be scored while the sandbox is still open. May be sync.
 
-        `await self.sandbox(state)` is the session; it is opened if the rollout did not.
+        `await self.sandbox(state)` returns the session, and opens it if needed.
         """
 
     async def sandbox(self, state: State) -> Session:
-        """The rollout's session, opened and set up if it is not yet.
+        """Return the session of the rollout, opened and set up.
 
         Raises:
-            ConfigError: this machine cannot enforce what a sandbox takes.
-            SandboxError: it could not be started, or the rollout is over.
+            ConfigError: this machine cannot enforce the isolation of a sandbox.
+            SandboxError: the sandbox could not be started, or the rollout is over.
         """
         use = use_of(state)
         async with use.opening:
             if use.is_over:
-                raise SandboxError("the rollout is over, and its sandbox closed")
+                raise SandboxError("the rollout is over and its sandbox is closed")
             if use.session is None:
                 began = time.perf_counter()
                 try:
@@ -198,7 +208,7 @@ class SandboxEnv(StatefulToolEnv):
             return use.session
 
     def backend_of(self, state: State) -> Backend:
-        """Where this rollout's sandbox comes from."""
+        """Return the backend for this rollout."""
         return self.backend
 
     async def bash(self, command: str, state: State) -> str:
@@ -208,10 +218,10 @@ class SandboxEnv(StatefulToolEnv):
             command: may have several lines
         """
         session = await self.sandbox(state)
-        return self.told(await session.bash(command), state)
+        return self.format_result(await session.bash(command), state)
 
-    def told(self, result: Result, state: State) -> str:
-        """What the model is told of a call's result, which is kept for the metrics."""
+    def format_result(self, result: Result, state: State) -> str:
+        """Return the text of a result for the model, and record the result for the metrics."""
         use = use_of(state)
         use.calls.append(result)
         use.is_ready = use.is_ready and not result.files_lost
@@ -220,15 +230,15 @@ class SandboxEnv(StatefulToolEnv):
     async def update_tool_args(
         self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
     ) -> Arguments:
-        """Adds `state` for tools that hide it, and opens the sandbox: what fails there is no error of the model's."""
-        if "state" not in self._known[tool_name].hidden:
+        """Add `state` for tools that hide it, and open the sandbox: its failure is not an error of the model."""
+        if "state" not in self._tools_by_name[tool_name].hidden:
             return tool_args
         await self.sandbox(state)
         return {**tool_args, "state": state}
 
     @cleanup
     async def close_sandbox(self, state: State) -> None:
-        """`post_rollout`, then the end of the sandbox whatever came of that."""
+        """Call `post_rollout`, then close the sandbox."""
         use = use_of(state)
         try:
             with phase("post_rollout"):
@@ -238,21 +248,75 @@ class SandboxEnv(StatefulToolEnv):
 
     @teardown
     async def close_backend(self) -> None:
-        """Close the backend; the next call of any rollout starts it anew."""
+        """Close the backend; a later call reopens it."""
         await self.backend.close()
 
 
+class PythonEnv(SandboxEnv):
+    """The model has a Python session in a sandbox (tool `python`): variables, functions and files persist between calls.
+
+    The model sees what the code prints, the value of its last expression, and exceptions; the middle of long output
+    is omitted. After a call that was stopped Python restarts, and the model is informed that variables are lost. For
+    an additional bash tool: `env.add_tool(env.bash, args_to_skip=["state"])`. See `SandboxEnv` for arguments.
+
+    Example:
+        env = rove.PythonEnv(dataset=[{"question": "What is 2**100?"}], pip_install_packages="numpy", rubric=rubric)
+    """
+
+    def __init__(self, **kwargs: Any):
+        super().__init__(**kwargs)
+        self.remove_tool("bash")
+        description = (inspect.getdoc(PythonEnv.python) or "").partition("\n\nArgs:")[0]
+        if self.packages:
+            description += f" Packages: {', '.join(self.packages)}."
+        self.add_tool(make_tool(self.python, description=description, hidden=["state"]))
+
+    def functions(self, state: State) -> Functions:
+        """Return async host functions that the model's code can call (see `Session.run_python`). Default: none.
+
+        Describe them in the prompt.
+        """
+        return {}
+
+    async def python(self, code: str, state: State) -> str:
+        """Run Python and get what it prints and the value of its last expression. Variables stay. There is no network.
+
+        Args:
+            code: may have several lines
+        """
+        session = await self.sandbox(state)
+        return self.format_result(await session.run_python(code, functions=self.functions(state)), state)
+
+
+class CodeMathEnv(PythonEnv):
+    """Mathematics questions with a Python session; the answer goes into \\boxed{}.
+
+    Args:
+        system_prompt: default: explains this format.
+        rubric: default: a `MathRubric` (extra `math`).
+        **kwargs: see `SandboxEnv`.
+    """
+
+    def __init__(
+        self,
+        system_prompt: str | None = MATH_PROMPT,
+        rubric: Rubric | RubricGroup | None = None,
+        **kwargs: Any,
+    ):
+        super().__init__(system_prompt=system_prompt, rubric=MathRubric() if rubric is None else rubric, **kwargs)
+
+
 def package_names(given: str | Sequence[str]) -> list[str]:
-    """Names of packages from a list, or a text that has them separated by spaces.
+    """Return package names from a list or a space-separated text.
 
     Raises:
-        ConfigError: one has a version, or is something else than a name.
+        ConfigError: a name has a version or is invalid.
     """
     names = given.split() if isinstance(given, str) else list(given)
     for name in names:
         if not name.replace("-", "_").replace(".", "_").isidentifier():
             raise ConfigError(
-                f"pip_install_packages has '{name}'; expected names without versions: what is installed here is used"
+                f"pip_install_packages has '{name}'; expected names without versions: the installed version is used"
             )
     return names
 
@@ -260,15 +324,15 @@ def package_names(given: str | Sequence[str]) -> list[str]:
 def limited(
     limits: SandboxLimits, seconds: float | None, memory_gb: float | None, disk_size_gb: float | None
 ) -> SandboxLimits:
-    """The limits with those of them replaced that are given.
+    """Return the limits with the given values replaced.
 
     Raises:
-        ConfigError: one is not above 0.
+        ConfigError: a value is not above 0.
     """
     given = {
         "seconds": seconds,
-        "memory_bytes": None if memory_gb is None else int(memory_gb * GB),
-        "disk_bytes": None if disk_size_gb is None else int(disk_size_gb * GB),
+        "memory_bytes": None if memory_gb is None else int(memory_gb * BYTES_PER_GB),
+        "disk_bytes": None if disk_size_gb is None else int(disk_size_gb * BYTES_PER_GB),
     }
     changed = {name: value for name, value in given.items() if value is not None}
     return SandboxLimits(**{**msgspec.structs.asdict(limits), **changed})

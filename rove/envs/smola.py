@@ -1,4 +1,4 @@
-"""smolagents in environments: its tools for our models, and its agents as foreign agents."""
+"""smolagents in environments: its tools for any model, and its agents as foreign agents."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from rove.envs.tool import ToolEnv
 from rove.server.proxy import Access
 from rove.tools.tool import Tool
 
-TYPES: dict[str, Any] = {
+PYTHON_TYPES: dict[str, Any] = {
     "string": str,
     "boolean": bool,
     "integer": int,
@@ -30,22 +30,24 @@ TYPES: dict[str, Any] = {
     "image": str,
     "audio": str,
 }
-"""smolagents' types; of images and sounds a model can only give the name."""
+"""Python types of the types of smolagents; a model passes images and audio by name."""
 
 
 class SmolaToolEnv(ToolEnv):
-    """A `ToolEnv` whose tools may be those of smolagents, beside functions.
+    """A `ToolEnv` whose tools may be those of smolagents, in addition to functions.
 
-    What the model is told of one is its `description` and `inputs`; arguments are checked against these, and a wrong one is
-    told to the model. A tool is set up at its first call, and then called in threads, for several rollouts at once:
-    what its `forward` changes must allow that. Results are told as those of any tool.
+    The model sees `description` and `inputs` of a tool; invalid arguments are reported to it. A tool is set up at its
+    first call and then called in threads, concurrently for several rollouts, so its `forward` must be thread-safe.
 
     Args:
-        tools: `smolagents.Tool`s (`@tool` makes such), functions, or `rove.tools.Tool`s.
-        Everything else: see `ToolEnv`.
+        tools: `smolagents.Tool`s (as made by `@tool`), functions, or `rove.tools.tool.Tool`s.
+        **kwargs: see `ToolEnv`.
 
     Raises:
-        ConfigError: as `ToolEnv`; or smolagents is not installed.
+        ConfigError: as for `ToolEnv`, or smolagents is not installed.
+
+    Example:
+        env = rove.SmolaToolEnv(tools=[smolagents.WikipediaSearchTool()], dataset=dataset, rubric=rubric)
     """
 
     def __init__(self, tools: Sequence[Any] | None = None, **kwargs: Any):
@@ -53,26 +55,31 @@ class SmolaToolEnv(ToolEnv):
         super().__init__(tools=[as_tool(tool) for tool in tools or ()], **kwargs)
 
     def add_tool(self, tool: Any) -> None:
-        """See `ToolEnv.add_tool`."""
+        """Add a tool; see `ToolEnv.add_tool`."""
         super().add_tool(as_tool(tool))
 
 
 class SmolaAgentEnv(AgentEnv):
-    """A smolagents agent plays each rollout: a `ToolCallingAgent`, a `CodeAgent`, or a team of such.
+    """A smolagents agent carries out each rollout: a `ToolCallingAgent`, a `CodeAgent`, or a team of agents.
 
-    Its model is the run's. Its answer is the rollout's, see `AgentEnv`; `state["agent_state"]` is "success" or
-    "max_steps_error". It runs in a thread of its own, and is interrupted when the rollout ends.
+    It uses the run's model. Its answer is that of the rollout, see `AgentEnv`; `state["agent_state"]` is "success" or
+    "max_steps_error". It runs in a thread and is interrupted when the rollout ends.
 
-    A `CodeAgent` runs the model's code in this process, unless its `executor_type` says otherwise: give it one that contains
-    what nobody trusts. Both kinds of agent send back what the model said in other words, so that each of its turns starts a
-    new branch, which costs time in training, nothing else.
+    A `CodeAgent` runs the model's code in this process unless its `executor_type` isolates it. Both kinds of agents
+    rewrite model output in later prompts, so each turn starts a new branch, which only makes training slower.
 
     Args:
-        make_agent: takes a smolagents model, and returns a new agent. Called for every rollout, in its thread.
-        Everything else: see `AgentEnv`.
+        make_agent: called with a smolagents model for every rollout, in its thread; returns a new agent.
+        **kwargs: see `AgentEnv`.
 
     Raises:
-        ConfigError: as `AgentEnv`; or smolagents (with openai) is not installed.
+        ConfigError: as for `AgentEnv`, or smolagents (with openai) is not installed.
+
+    Example:
+        def make_agent(model):
+            return smolagents.CodeAgent(tools=[], model=model, executor_type="docker")
+
+        env = rove.SmolaAgentEnv(make_agent, dataset=dataset, rubric=rubric)
     """
 
     def __init__(self, make_agent: Callable[[Any], Any], **kwargs: Any):
@@ -84,11 +91,11 @@ class SmolaAgentEnv(AgentEnv):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `AgentEnv.identity`."""
+        """As `AgentEnv.identity`, with the code of `make_agent`."""
         return {**super().identity, "agent": digest_code(self.make_agent)}
 
     async def run_agent(self, access: Access, state: State) -> Any:
-        """Make the agent, and run it on the task."""
+        """Create the agent and run it on the task."""
         agents: list[Any] = []
         try:
             return await self.in_thread(functools.partial(self._run, access, state, agents), state)
@@ -102,32 +109,32 @@ class SmolaAgentEnv(AgentEnv):
             model_id=access.model,
             api_base=access.base_url,
             api_key=access.api_key,
-            client_kwargs={"max_retries": 0},  # who answers has tried again already
+            client_kwargs={"max_retries": 0},  # rove retries already
         )
         agent = self.make_agent(model)
         agents.append(agent)
         result = agent.run(task_of(state), return_full_result=True)
         state["agent_state"] = result.state
-        return str(result.output) if isinstance(result.output, str) else result.output  # plain, not an AgentText
+        return str(result.output) if isinstance(result.output, str) else result.output  # a plain str, not an AgentText
 
 
 def as_tool(tool: Any) -> Any:
-    """A smolagents tool as one of ours; anything else as it is.
+    """Convert a smolagents tool; return anything else unchanged.
 
     Raises:
-        ConfigError: an input of it is of a type that smolagents does not have.
+        ConfigError: an input has an unknown type.
     """
     inputs = getattr(tool, "inputs", None)
     if isinstance(tool, Tool) or not isinstance(inputs, Mapping) or not hasattr(tool, "forward"):
         return tool
-    optional = {name for name, told in inputs.items() if told.get("nullable")}
-    hints = {name: _hint(tool, name, told) for name, told in inputs.items()}
+    optional = {name for name, spec in inputs.items() if spec.get("nullable")}
+    hints = {name: _hint(tool, name, spec) for name, spec in inputs.items()}
     fields = {name: NotRequired[hint] if name in optional else Required[hint] for name, hint in hints.items()}
-    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  whose fields only we know
+    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  fields known only at run time
     required = [name for name in inputs if name not in optional]
     schema = {
         "type": "object",
-        "properties": {name: _schema(told) for name, told in inputs.items()},
+        "properties": {name: _schema(spec) for name, spec in inputs.items()},
         "required": required,
         "additionalProperties": False,
     }
@@ -142,11 +149,11 @@ def as_tool(tool: Any) -> Any:
 
 
 class _Call:
-    """Calls a smolagents tool, which is set up once however many call it at first."""
+    """Calls a smolagents tool and sets it up once, even if called concurrently."""
 
     def __init__(self, tool: Any):
         self.tool = tool
-        self.__wrapped__ = tool.forward  # whose code is the tool's
+        self.__wrapped__ = tool.forward  # its code identifies the tool
         self._setting_up = threading.Lock()
 
     def __call__(self, **arguments: Any) -> Any:
@@ -156,33 +163,31 @@ class _Call:
         return self.tool(**arguments)
 
 
-def _hint(tool: Any, name: str, told: Mapping[str, Any]) -> Any:
-    kinds = told.get("type", "any")
+def _hint(tool: Any, name: str, spec: Mapping[str, Any]) -> Any:
+    kinds = spec.get("type", "any")
     kinds = [kinds] if isinstance(kinds, str) else list(kinds)
     for kind in kinds:
-        if kind not in TYPES:
-            raise ConfigError(f"input '{name}' of tool '{tool.name}' is of type '{kind}'; expected {', '.join(TYPES)}")
-    hint = Union[tuple(TYPES[kind] for kind in kinds)]  # noqa: UP007  of so many
-    return Optional[hint] if told.get("nullable") else hint  # noqa: UP045  of anything
+        if kind not in PYTHON_TYPES:
+            raise ConfigError(
+                f"input '{name}' of tool '{tool.name}' is of type '{kind}'; expected {', '.join(PYTHON_TYPES)}"
+            )
+    hint = Union[tuple(PYTHON_TYPES[kind] for kind in kinds)]  # noqa: UP007  a variable number
+    return Optional[hint] if spec.get("nullable") else hint  # noqa: UP045  `hint` may be any object
 
 
-def _schema(told: Mapping[str, Any]) -> dict[str, Any]:
-    """The JSON schema of an input, which may say more of itself than smolagents knows of."""
-    kinds = told.get("type", "any")
+def _schema(spec: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the JSON schema of an input, with keywords that smolagents does not know."""
+    kinds = spec.get("type", "any")
     names = [
         "string" if kind in ("image", "audio") else kind for kind in ([kinds] if isinstance(kinds, str) else kinds)
     ]
-    schema = {name: value for name, value in told.items() if name not in ("type", "nullable")}
+    schema = {name: value for name, value in spec.items() if name not in ("type", "nullable")}
     if "any" in names:
         return schema
     return {"type": names[0] if len(names) == 1 else names, **schema}
 
 
 def check_installed() -> None:
-    """Refuse to go on without smolagents.
-
-    Raises:
-        ConfigError: it is not installed; the message says how it is.
-    """
+    """Raise ConfigError if smolagents is not installed."""
     if importlib.util.find_spec("smolagents") is None:
         raise ConfigError("smolagents is not installed; run: pip install 'rove[smolagents]'")

@@ -6,6 +6,7 @@ import asyncio
 import copy
 import functools
 import warnings
+from abc import abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
@@ -41,15 +42,15 @@ from rove.tools.tool import (
 from rove.utils.functions import is_async, maybe_await
 from rove.utils.threads import Threads, UnderWay
 
-GRACE_SECONDS = 1.0
-"""So long a cleanup waits for sync tools that are still at work, before it is left to run after them."""
+CLEANUP_GRACE_S = 1.0
+"""Seconds that a cleanup waits for running sync tools before it is postponed until they return."""
 
 _sync_calls: ContextVar[UnderWay | None] = ContextVar("rove_sync_calls", default=None)
-"""The sync calls under way of the rollout that is played here."""
+"""The running sync calls of the current rollout."""
 
 
 class ToolMonitorRubric(Rubric):
-    """Metrics of the calls a model made, whether they went well or not: `total_tool_calls`, and `NAME_calls` of every tool."""
+    """Metrics of tool calls, successful or not: `total_tool_calls`, and `NAME_calls` per tool."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +60,7 @@ class ToolMonitorRubric(Rubric):
         """Count the calls of a tool.
 
         Raises:
-            ConfigError: there is a metric of that name.
+            ConfigError: a metric of that name exists.
         """
 
         def tool_calls(completion: Messages) -> int:
@@ -68,12 +69,12 @@ class ToolMonitorRubric(Rubric):
         self.add_metric(tool_calls, name=f"{name}_calls")
 
     def remove_tool_metric(self, name: str) -> None:
-        """Count the calls of a tool no more."""
+        """Stop counting the calls of a tool."""
         self._functions = [function for function in self._functions if function.name != f"{name}_calls"]
 
 
 def called_names(completion: Messages) -> list[str | None]:
-    """The names of the functions that the model called, in order; None for a call without one."""
+    """Return the names of all called functions, in order; None for a call without a name."""
     calls = (m.get("tool_calls") for m in completion if m["role"] == "assistant")
     return [call_name(call) for some in calls if isinstance(some, list) for call in some]
 
@@ -84,7 +85,7 @@ def total_tool_calls(completion: Messages) -> int:
 
 
 def _as_exception(error: BaseException) -> Exception:
-    """An error that a model can be told of."""
+    """Convert an error to an exception that can be reported to the model."""
     if isinstance(error, Exception):
         return error
     if isinstance(error, asyncio.CancelledError):
@@ -94,7 +95,7 @@ def _as_exception(error: BaseException) -> Exception:
     )
 
 
-def _classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
+def _exception_classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
     given: list[Any] = [stop_errors] if isinstance(stop_errors, type) else list(stop_errors or ())
     for one in given:
         if not (isinstance(one, type) and issubclass(one, BaseException)):
@@ -103,27 +104,31 @@ def _classes(stop_errors: Any) -> tuple[type[BaseException], ...]:
 
 
 class ToolEnv(MultiTurnEnv):
-    """The model calls tools, typed Python functions, until it answers without calling one.
+    """The model calls tools (typed Python functions) until it answers without a call.
 
-    Every call is answered by one tool message, in the order of the calls. What is wrong with a call (an unknown tool,
-    arguments that are no JSON or do not fit) and what a tool raises is told to the model in that message; an `InfraError` or
-    `LimitReachedError` of a tool ends the rollout instead. A result is a text, a list of content parts (images), or anything
-    else, as JSON.
+    Every call gets one tool message, in the order of the calls. Invalid calls (unknown tool, malformed arguments) and
+    exceptions of a tool are reported to the model in that message; an `InfraError` or `LimitReachedError` of a tool
+    ends the rollout instead. A result is a text, a list of content parts (images), or anything else, sent as JSON.
 
     Args:
-        tools: functions, sync or async, see `rove.tools.make_tool`. Default: none.
-        max_turns: most model turns; -1 = no limit.
-        error_formatter: the text that the model is told of an exception.
-        stop_errors: exception classes that are not told but end the rollout, as the cause of a `ToolParseError` or
-            `ToolCallError`. Default: none.
-        parallel_calls: whether the calls of one turn run at once; else one after the other.
-        max_threads: most sync tools that run at once, in threads, so that one that blocks does not hold up other rollouts;
-            0 = they run on the event loop, as quick ones may.
-        Everything else: see `MultiTurnEnv`.
+        tools: sync or async functions; see `rove.tools.tool.make_tool`.
+        max_turns: maximum number of model turns; -1 = no limit.
+        error_formatter: converts an exception to the text for the model.
+        stop_errors: exception classes that end the rollout with a `ToolParseError` or `ToolCallError` instead of
+            being reported to the model.
+        parallel_calls: run the calls of one turn concurrently.
+        max_threads: concurrent sync tools, which run in threads so that one does not block other rollouts; 0 runs
+            them on the event loop.
+        **kwargs: see `MultiTurnEnv`.
 
     Raises:
-        ConfigError: something cannot be a tool, two have one name, stop_errors are no exception classes, or message_type is
-            "completion".
+        ConfigError: invalid tool, duplicate name, invalid stop_errors, or message_type "completion".
+
+    Example:
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        env = rove.ToolEnv(tools=[add], dataset=[{"question": "2 + 3?", "answer": "5"}], rubric=rubric)
     """
 
     def __init__(
@@ -138,19 +143,17 @@ class ToolEnv(MultiTurnEnv):
     ):
         super().__init__(max_turns=max_turns, **kwargs)
         if self.message_type != "chat":
-            raise ConfigError("tools have no place in a raw text (message_type 'completion'); expected 'chat'")
+            raise ConfigError("tools cannot be used with message_type 'completion'; expected 'chat'")
         self.error_formatter = error_formatter
-        self.stop_errors = _classes(stop_errors)
+        self.stop_errors = _exception_classes(stop_errors)
         self.parallel_calls = parallel_calls
         self._threads = Threads(max_threads) if max_threads > 0 else None
         self.tools: list[Callable[..., Any]] = []
-        """The functions."""
         self.tool_map: dict[str, Callable[..., Any]] = {}
-        """The functions by name."""
         self.tool_defs: list[dict[str, Any]] = []
-        """What the model is told of them, in the OpenAI wire form."""
-        self._known: dict[str, Tool] = {}
-        self._late: set[asyncio.Task[None]] = set()
+        """Tool definitions in the OpenAI wire format."""
+        self._tools_by_name: dict[str, Tool] = {}
+        self._pending_cleanups: set[asyncio.Task[None]] = set()
         self.tool_monitor_rubric = ToolMonitorRubric()
         self.add_rubric(self.tool_monitor_rubric)
         if callable(tools):
@@ -159,23 +162,27 @@ class ToolEnv(MultiTurnEnv):
             self._add(make_tool(tool))
 
     def add_tool(self, tool: Callable[..., Any] | Tool) -> None:
-        """Give the model one more tool.
+        """Add a tool.
 
         Raises:
-            ConfigError: it cannot be a tool, or there is one of its name.
+            ConfigError: the function cannot be a tool, or the name exists.
         """
         self._add(make_tool(tool))
 
     def remove_tool(self, tool: Callable[..., Any] | Tool | str) -> None:
-        """Take a tool away, given as it was added or by its name.
+        """Remove a tool, given as it was added or by name.
 
         Raises:
             ConfigError: there is no such tool.
         """
-        name = tool if isinstance(tool, str) else next((n for n, t in self._known.items() if tool in (t, t.func)), None)
-        if name not in self._known:
-            raise ConfigError(f"{tool!r} is none of the tools; {nearest(str(tool), self._known)}")
-        known = self._known.pop(name)
+        name = (
+            tool
+            if isinstance(tool, str)
+            else next((n for n, t in self._tools_by_name.items() if tool in (t, t.func)), None)
+        )
+        if name not in self._tools_by_name:
+            raise ConfigError(f"{tool!r} is not one of the tools; {nearest(str(tool), self._tools_by_name)}")
+        known = self._tools_by_name.pop(name)
         self.tools.remove(known.func)
         del self.tool_map[name]
         self.tool_defs = [one for one in self.tool_defs if one["function"]["name"] != name]
@@ -183,15 +190,13 @@ class ToolEnv(MultiTurnEnv):
 
     def _add(self, tool: Tool) -> None:
         name = tool.name
-        if name in self._known:
-            raise ConfigError(
-                f"there is a tool named '{name}' already; give one of them another: make_tool(func, name=…)"
-            )
+        if name in self._tools_by_name:
+            raise ConfigError(f"a tool named '{name}' exists already; rename one of them: make_tool(func, name=…)")
         if f"{name}_calls" in self.rubric.names:
             raise ConfigError(
-                f"tool '{name}' is counted by the metric '{name}_calls', but the rubric has one of that name"
+                f"the metric '{name}_calls' of tool '{name}' exists already in the rubric; rename one of them"
             )
-        self._known[name] = tool
+        self._tools_by_name[name] = tool
         self.tools.append(tool.func)
         self.tool_map[name] = tool.func
         self.tool_defs.append(tool.definition)
@@ -199,13 +204,13 @@ class ToolEnv(MultiTurnEnv):
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; the tools count, too: their code and what the model is told of them."""
-        return {**super().identity, "tools": [tool_identity(tool) for tool in self._known.values()]}
+        """As `Environment.identity`, with the code and definitions of the tools."""
+        return {**super().identity, "tools": [tool_identity(tool) for tool in self._tools_by_name.values()]}
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Show the model the tools, then as `MultiTurnEnv`.
+        """Run a rollout as `MultiTurnEnv` with `state["tools"]`, a copy of the tool definitions.
 
-        `state["tools"]` is this rollout's own list of them: `setup_state` may change it. The model can call those in it.
+        `setup_state` may change that list; the model can call only the tools in it.
         """
         state["tools"] = copy.deepcopy(self.tool_defs)
         state["sync_calls"] = UnderWay()
@@ -216,64 +221,62 @@ class ToolEnv(MultiTurnEnv):
             _sync_calls.reset(token)
 
     async def clean_up(self, state: State) -> None:
-        """See `Environment.clean_up`; no method runs while a sync tool of the rollout may use what it frees.
+        """Run the cleanup methods once no sync tool of the rollout is running.
 
-        Nothing can stop a thread, so that a time limit may leave a tool at work. After `GRACE_SECONDS` the rollout goes on
-        without its cleanup, which then runs as soon as the tool has returned, but not once the event loop has ended. To make
-        a tool return, stop what it waits for in an override of this method.
+        A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
+        the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
         calls: UnderWay = state.get("sync_calls") or UnderWay()
-        late = bool(calls)
+        is_late = bool(calls)
         try:
             if calls:
-                await asyncio.wait(calls, timeout=GRACE_SECONDS)
-                late = bool(calls)
-        finally:  # cancelled, too
-            if late:
-                task = asyncio.ensure_future(self._clean_up_late(state, calls))
-                self._late.add(task)
-                task.add_done_callback(self._late.discard)
-        if not late:
+                await asyncio.wait(calls, timeout=CLEANUP_GRACE_S)
+                is_late = bool(calls)
+        finally:  # also when cancelled
+            if is_late:
+                task = asyncio.ensure_future(self._clean_up_later(state, calls))
+                self._pending_cleanups.add(task)
+                task.add_done_callback(self._pending_cleanups.discard)
+        if not is_late:
             await super().clean_up(state)
 
-    async def _clean_up_late(self, state: State, calls: UnderWay) -> None:
+    async def _clean_up_later(self, state: State, calls: UnderWay) -> None:
         while calls:
             await asyncio.wait(calls)
         try:
             await super().clean_up(state)
-        except BaseException as error:  # no word of it gets into the record, which is made
+        except BaseException as error:  # too late for the record
             if ends_task(error):
                 raise
-            warnings.warn(f"a cleanup that waited for a tool failed: {type(error).__name__}: {error}", stacklevel=1)
+            warnings.warn(f"a postponed cleanup failed: {type(error).__name__}: {error}", stacklevel=1)
 
     async def tear_down(self) -> None:
-        """See `Environment.tear_down`; first those cleanups that wait for a sync tool, for at most `GRACE_SECONDS`."""
-        if self._late:
-            _, waiting = await asyncio.wait(self._late, timeout=GRACE_SECONDS)
+        """Wait up to `CLEANUP_GRACE_S` for postponed cleanups, then as `Environment.tear_down`."""
+        if self._pending_cleanups:
+            _, waiting = await asyncio.wait(self._pending_cleanups, timeout=CLEANUP_GRACE_S)
             if waiting:
                 warnings.warn(
-                    f"a sync tool of {len(waiting)} rollout(s) has not returned, so that what they hold is not freed; give what "
-                    "it waits for a time limit",
+                    f"sync tools of {len(waiting)} rollout(s) have not returned, so their cleanups did not run; add a time limit "
+                    "to what the tools wait for",
                     stacklevel=1,
                 )
         await super().tear_down()
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """The model has answered without calling a tool, and without beginning a call that nobody can read."""
+        """Stop when the model answers without a tool call, unless it wrote a call that cannot be parsed."""
         steps = state["trajectory"]
         if not steps or steps[-1].completion[-1].get("tool_calls"):
             return False
         return steps[-1].finish_reason == "length" or not unreadable_call(text_of(steps[-1].completion[-1]))
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
-        """One tool message per call of the model's turn, in the order of the calls; one of the user if there is none that can be
-        read.
+        """Return one tool message per call, in order; one user message if the calls cannot be parsed.
 
         Raises:
-            ToolParseError: the calls are no list, or lie in the text of an endpoint's answer; or they cannot be read and
-                `stop_errors` say so.
-            ToolError: one call failed with an error of `stop_errors`; in parallel once all have ended.
+            ToolParseError: the calls are not a list, or the server left them in the text; or they cannot be parsed
+                and `stop_errors` includes this.
+            ToolError: a call failed with an error in `stop_errors`; parallel calls all finish first.
         """
         calls = messages[-1].get("tool_calls") or []
         if not isinstance(calls, list):
@@ -281,18 +284,18 @@ class ToolEnv(MultiTurnEnv):
         text = text_of(messages[-1])
         if not calls and (how := unreadable_call(text)):
             steps = state["trajectory"]
-            if steps and steps[-1].tokens is None and read_calls(text, how, self._known)[1]:
+            if steps and steps[-1].tokens is None and read_calls(text, how, self._tools_by_name)[1]:
                 raise ToolParseError(
-                    "the answer has a tool call in its text and no tool_calls: whoever serves the model does not read them "
-                    "(vLLM: --enable-auto-tool-choice --tool-call-parser …; scripted policies return "
-                    "AssistantMessage(None, tool_calls=[…]))"
+                    "the reply has a tool call in its text but no tool_calls: the server does not parse tool calls. Enable its "
+                    "parser (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted policy returns "
+                    "AssistantMessage(None, tool_calls=[…])"
                 )
             example = how.write([Call("name", {"argument": "value"})])
             error = ToolParseError(f"the tool call cannot be read; expected, with nothing left out: {example}")
-            return [UserMessage(self._told(error, error, ToolParseError, "")["content"])]
+            return [UserMessage(self._error_message(error, error, ToolParseError, "")["content"])]
         if not self.parallel_calls or len(calls) < 2:
             return [await self._answer(call, messages, state) for call in calls]
-        # Whoever fails waits for the others: nothing may still be at work when the rollout cleans up.
+        # A failure waits for the other calls: none may still run when the rollout cleans up.
         answers = await asyncio.gather(*(self._attempt(call, messages, state) for call in calls))
         for answer in answers:
             if isinstance(answer, BaseException):
@@ -300,7 +303,7 @@ class ToolEnv(MultiTurnEnv):
         return [answer for answer in answers if isinstance(answer, Message)]
 
     async def call_tool(self, tool_name: str, tool_args: Arguments, tool_call_id: str, **kwargs: Any) -> Message:
-        """Call a tool with arguments that fit; what it raises passes through.
+        """Call a tool with checked arguments; its exceptions pass through.
 
         Raises:
             ToolParseError: there is no such tool.
@@ -332,7 +335,7 @@ class ToolEnv(MultiTurnEnv):
             tool = self._tool(call_name(call), state)
             arguments = tool.read(call_arguments(call))
         except ToolParseError as error:
-            return self._told(error, error.__cause__ or error, ToolParseError, id)
+            return self._error_message(error, error.__cause__ or error, ToolParseError, id)
         arguments = await self._prepared(tool, arguments, messages, state)
         with phase(f"tool {tool.name}"):
             try:
@@ -342,17 +345,16 @@ class ToolEnv(MultiTurnEnv):
             except BaseException as error:
                 if ends_task(error):
                     raise
-                return self._told(_as_exception(error), error, ToolCallError, id)
+                return self._error_message(_as_exception(error), error, ToolCallError, id)
 
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
-        """The arguments that the tool is called with."""
         return arguments
 
     def _tool(self, name: str | None, state: Mapping[str, Any] | None = None) -> Tool:
-        """The tool of that name, among those that a rollout has been shown if there is one."""
+        """Return a tool by name, among those in `state["tools"]` if there is a state."""
         if name is None:
             raise ToolParseError('a tool call names no function; expected {"function": {"name": …, "arguments": …}}')
-        known = self._known
+        known = self._tools_by_name
         if state is not None and "tools" in state:
             shown = {call_name(definition) for definition in state["tools"] or ()}
             known = {one: tool for one, tool in known.items() if one in shown}
@@ -361,10 +363,69 @@ class ToolEnv(MultiTurnEnv):
             raise ToolParseError(f"there is no tool '{given}'; {nearest(given, known)}")
         return known[name]
 
-    def _told(self, error: Exception, cause: BaseException, kind: type[ToolError], id: str) -> ToolMessage:
-        """The message that tells the model of an error, unless the rollout is to end with it."""
+    def _error_message(self, error: Exception, cause: BaseException, kind: type[ToolError], id: str) -> ToolMessage:
+        """Return the message that reports an error to the model; raise it if it is in `stop_errors`."""
         if isinstance(error, self.stop_errors) or isinstance(cause, self.stop_errors):
             if isinstance(error, kind):
                 raise error
             raise kind(f"{type(error).__name__}: {error}") from error
         return ToolMessage(self.error_formatter(error) or repr(error), id)
+
+
+class StatefulToolEnv(ToolEnv):
+    """A `ToolEnv` with tool arguments that the model does not see; `update_tool_args` sets them for every call.
+
+    Open resources in `setup_state`, keep them in the state, and close them in a `@cleanup` method. Tools added with
+    `add_tool` may hide arguments; those in `tools` cannot. Sync tools of one rollout run one at a time, because they
+    share its resources.
+
+    See `ToolEnv` for arguments.
+
+    Example:
+        class Database(rove.StatefulToolEnv):
+            def __init__(self, **kwargs):
+                super().__init__(**kwargs)
+                self.add_tool(query, args_to_skip=["connection"])  # def query(sql: str, connection: Connection) -> list
+
+            async def setup_state(self, state, **kwargs):
+                state["connection"] = sqlite3.connect(":memory:", check_same_thread=False)
+
+            def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
+                return {**tool_args, "connection": state["connection"]}
+    """
+
+    def add_tool(self, tool: Callable[..., Any] | Tool, args_to_skip: Iterable[str] = ()) -> None:
+        """Add a tool and hide some of its arguments from the model.
+
+        Args:
+            tool: a function.
+            args_to_skip: arguments that `update_tool_args` sets.
+
+        Raises:
+            ConfigError: the function cannot be a tool, has no such argument, or the name exists.
+        """
+        self._add(make_tool(tool, hidden=args_to_skip))
+
+    @abstractmethod
+    def update_tool_args(
+        self, tool_name: str, tool_args: Arguments, messages: Messages, state: State, **kwargs: Any
+    ) -> Any:
+        """Return the arguments for a call: those of the model, checked and converted, and the hidden ones.
+
+        May be async. Its exceptions make the rollout fail and are not reported to the model.
+        """
+
+    async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
+        with phase("update_tool_args"):
+            updated = await maybe_await(self.update_tool_args(tool.name, arguments, messages, state))
+            if not isinstance(updated, Mapping):
+                raise ConfigError(
+                    f"update_tool_args returned {type(updated).__name__} for '{tool.name}'; expected a dict, the arguments"
+                )
+            tool.check_call(updated)
+            return dict(updated)
+
+    async def _in_thread(self, threads: Threads, call: Callable[[], Any], under_way: UnderWay | None) -> Any:
+        while under_way:  # the first task to resume registers its call, so the others wait again
+            await asyncio.wait(under_way)
+        return await super()._in_thread(threads, call, under_way)

@@ -1,9 +1,8 @@
-"""Every line of play: one player's answers against all that its opponent may do, as a tree whose chances are exact."""
+"""Exhaustive evaluation: a model plays every game that its opponent's legal moves allow, with exact probabilities."""
 
 from __future__ import annotations
 
 import asyncio
-import contextvars
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
@@ -19,7 +18,7 @@ from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv
+from rove.envs.multi_turn import MultiTurnEnv, env_with_opponent
 from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
@@ -27,121 +26,130 @@ from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
 
 @runtime_checkable
 class ExhaustiveGame(Protocol):
-    """What a two-player environment needs besides, so that its lines can be played."""
+    """The methods that a two-player environment needs for exhaustive evaluation."""
 
     def openings(self) -> Sequence[Mapping[str, Any]]:
-        """Dataset rows, equally likely, with which every game begins in one of all its ways."""
+        """Return dataset rows that together start every possible game; all rows are equally likely."""
         ...
 
     def check_answer(self, messages: Messages, answer: str) -> Mapping[str, bool]:
-        """What there was to see in the last of `messages`, by name, and whether the answer did see it."""
+        """Return, by name, each opportunity in the last of `messages` and whether the answer took it."""
         ...
 
 
 def as_exhaustive_game(env: Environment) -> ExhaustiveGame:
-    """The environment, where its lines can be played.
+    """Return the environment as an exhaustive game.
 
     Raises:
-        ConfigError: it has no second role, or cannot tell its openings.
+        ConfigError: The environment has no second role, or lacks the methods of `ExhaustiveGame`.
     """
     if not (isinstance(env, MultiTurnEnv) and env.two_player and isinstance(env, ExhaustiveGame)):
         raise ConfigError(
-            f"environment '{env.env_id}' cannot be played line by line; it needs two_player = True, and the methods "
-            "openings() and check_answer() (see rove.lines.Lined)"
+            f"environment '{env.env_id}' does not support exhaustive evaluation; it needs two_player = True, and the "
+            "methods openings() and check_answer() (see rove.games.exhaustive.ExhaustiveGame)"
         )
     return env
 
 
 class Line(msgspec.Struct, frozen=True):
-    """One whole game."""
+    """One complete game: a path through the game tree."""
 
     opening: int
-    """Which of the environment's openings."""
+    """Index into the environment's openings."""
     replies: tuple[str, ...]
     """The opponent's moves."""
     probability: float
-    """Of this line against an opponent that takes each of its moves equally often."""
+    """Probability of this game against a uniformly random opponent."""
     record: RolloutRecord
 
 
 class Check(msgspec.Struct):
-    """How often something was there to be seen, and how often it was seen."""
+    """Counts of one kind of opportunity, such as a win in one move."""
 
-    there: int = 0
+    total: int = 0
+    """Conversations that offered it."""
     seen: int = 0
+    """Answers that took it."""
 
 
-class Proof(msgspec.Struct, frozen=True):
-    """What a player does in every line of play."""
+class ExhaustiveResult(msgspec.Struct, frozen=True):
+    """Summary of an exhaustive evaluation."""
 
     lines: int
-    questions: int
-    """Different conversations it was asked to go on with."""
+    """Games played."""
+    conversations: int
+    """Distinct conversations that the model answered."""
     counts: dict[str, int]
-    """Lines in which a reward function or metric is more than 0."""
+    """Number of games in which a reward function or metric is positive."""
     expected: dict[str, float]
-    """The mean of each against a uniformly random opponent: exact."""
+    """Exact mean of each reward function and metric against a uniformly random opponent."""
     checks: dict[str, Check]
-    """Over the questions, each counted once."""
+    """Counts over the conversations, each counted once."""
 
 
 class Missed(NamedTuple):
-    """A goal that a player does not reach."""
+    """A goal that was not reached."""
 
     amount: float
-    """By how much: lines, answers, or points of a percentage."""
+    """Shortfall: games, answers or percentage points."""
     text: str
 
 
 class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What mastery of a game is, in every line of play; without any of these a player lacks nothing."""
+    """Goals of an exhaustive evaluation. Without goals nothing is missed.
+
+    Example:
+        >>> Goals(never=["lost", "invalid_move"], expected={"won": 0.97})
+    """
 
     never: list[str] = []
-    """Reward functions and metrics that must be 0 in every line."""
+    """Reward functions and metrics that must be 0 in every game."""
     expected: dict[str, float] = {}
-    """The least mean of reward functions and metrics, from 0 to 1, against a uniformly random opponent."""
+    """Minimum mean (0 to 1) of reward functions and metrics against a uniformly random opponent."""
     checks: dict[str, float] = {}
-    """The least share of what was there that was seen, by check; what was never there counts as one that was not seen."""
+    """Minimum share (0 to 1) of opportunities taken, by check; an opportunity that never occurs counts as missed."""
 
-    def missed(self, proof: Proof) -> list[Missed]:
-        """What a player lacks; nothing when it masters the game.
+    def missed(self, result: ExhaustiveResult) -> list[Missed]:
+        """Return the goals that a result does not reach.
 
         Raises:
-            ConfigError: the environment has no such reward function or metric.
+            ConfigError: The environment has no such reward function or metric.
         """
         for name in (*self.never, *self.expected):
-            if name not in proof.counts:
-                raise ConfigError(f"no line of play has a '{name}'; {nearest(name, proof.counts)}")
-        lines = [Missed(proof.counts[name], f"{name} in {proof.counts[name]} lines") for name in self.never]
+            if name not in result.counts:
+                raise ConfigError(f"no reward function or metric is called '{name}'; {nearest(name, result.counts)}")
+        lines = [Missed(result.counts[name], f"{name} in {result.counts[name]} games") for name in self.never]
         means = [
             Missed(
-                100 * (least - proof.expected[name]),
-                f"{name} {100 * proof.expected[name]:.2f} % against random, {100 * least:g} wanted",
+                100 * (minimum - result.expected[name]),
+                f"{name} {100 * result.expected[name]:.2f} % against random, goal {100 * minimum:g} %",
             )
-            for name, least in self.expected.items()
+            for name, minimum in self.expected.items()
         ]
-        checks = [(name, least, proof.checks.get(name, Check(there=1))) for name, least in self.checks.items()]
+        checks = [(name, minimum, result.checks.get(name, Check(total=1))) for name, minimum in self.checks.items()]
         answers = [
-            Missed(least * check.there - check.seen, f"{name} {check.seen} of {check.there}, {100 * least:g} % wanted")
-            for name, least, check in checks
+            Missed(
+                minimum * check.total - check.seen, f"{name} {check.seen} of {check.total}, goal {100 * minimum:g} %"
+            )
+            for name, minimum, check in checks
         ]
         return [missed for missed in (*lines, *means, *answers) if missed.amount > 0]
 
 
-class _Once:
-    """A client that asks the one behind it every question once, with a seed of its own: equal ones get the same answer."""
+class _CachingClient:
+    """A client that sends each conversation once, with a seed derived from it, and reuses the response."""
 
     def __init__(self, client: Client):
         self.client = client
         self.max_concurrent = client.max_concurrent
-        self.asked: dict[bytes, asyncio.Task[Response]] = {}
+        self.responses: dict[bytes, asyncio.Task[Response]] = {}
 
     async def respond(self, request: Request) -> Response:
         key = msgspec.json.encode(request.messages)
-        if key not in self.asked:
-            own = msgspec.structs.replace(request, seed=derive_seed(request.seed, key.decode()))
-            self.asked[key] = asyncio.ensure_future(self.client.respond(own))
-        return await asyncio.shield(self.asked[key])
+        if key not in self.responses:
+            seeded = msgspec.structs.replace(request, seed=derive_seed(request.seed, key.decode()))
+            self.responses[key] = asyncio.ensure_future(self.client.respond(seeded))
+        return await asyncio.shield(self.responses[key])
 
     async def close(self) -> None:
         await self.client.close()
@@ -149,86 +157,78 @@ class _Once:
 
 @dataclass
 class _Path:
-    """The replies of one game: those given, then always the first that is legal; the others are noted."""
+    """One path through the game tree: the given replies, then the first legal one each time. Records the untried branches."""
 
     opening: int
     given: tuple[str, ...]
     taken: list[str] = field(default_factory=list)
     probability: float = 1.0
-    others: list[tuple[str, ...]] = field(default_factory=list)
+    branches: list[tuple[str, ...]] = field(default_factory=list)
 
-    def reply(self, legal: Sequence[str]) -> str:
+    async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
+        """Reply as the path says: an `Opponent` of the environment."""
         depth = len(self.taken)
         move = self.given[depth] if depth < len(self.given) else legal[0]
         if depth >= len(self.given):
-            self.others += [(*self.taken, other) for other in legal[1:]]
+            self.branches += [(*self.taken, other) for other in legal[1:]]
         self.taken.append(move)
         self.probability /= len(legal)
         return move
 
 
-_path: contextvars.ContextVar[_Path] = contextvars.ContextVar("path")
-
-
-async def play_every_line(
+async def play_all_games(
     env: Environment, client: Client, sampling: SamplingParams, model: str = "", seed: int = 0
 ) -> list[Line]:
-    """Play a two-player environment against everything its opponent may do, in whole rollouts as any others.
+    """Play a two-player environment against every sequence of moves that the opponent could make.
 
-    Each conversation is put to the client once, so the lines are those of one player, whatever it samples with.
+    Each distinct conversation is sent to the client once, so all games are consistent with one policy, at any temperature.
 
     Args:
-        env: its `opponent` is taken meanwhile.
-        client: who plays.
-        sampling: temperature 0 for the player's best.
-        model: its name, for endpoints that serve several.
-        seed: of a player that draws lots.
+        env: An environment that supports exhaustive evaluation.
+        client: Answers the model's requests.
+        sampling: Sampling parameters; temperature 0 evaluates the greedy policy.
+        model: Model name, for endpoints that serve several.
+        seed: Random seed of a policy that samples.
 
     Returns:
-        the lines in the order of openings and replies.
+        The games, ordered by opening and replies.
 
     Raises:
-        ConfigError: see `lined`.
-        RolloutError: a game failed.
+        ConfigError: The environment does not support exhaustive evaluation.
+        RolloutError: A game failed.
     """
     rows = enumerate(as_exhaustive_game(env).openings())
     assert isinstance(env, MultiTurnEnv)
+    game: MultiTurnEnv = env
     examples = [build_example(row, i, env.system_prompt, env.few_shot, env.message_type) for i, row in rows]
-    turn = make_turn(_Once(client), model, sampling)
+    turn = make_turn(_CachingClient(client), model, sampling)
     lines: list[Line] = []
 
     async def play(path: _Path) -> None:
-        _path.set(path)
         example = examples[path.opening]
         job = Job(example, example_key(example), 0, seed)
-        state = await run_rollout(env, job, turn)
+        state = await run_rollout(env_with_opponent(game, path.opponent), job, turn)
         record = try_record(job, state, await score(env, state), sampling.temperature, None)
         if record.error is not None:
             raise RolloutError(record)
         lines.append(Line(path.opening, tuple(path.taken), path.probability / len(examples), record))
-        for replies in path.others:
+        for replies in path.branches:
             games.create_task(play(_Path(path.opening, replies)))
 
-    async def opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
-        return _path.get().reply(legal)
-
-    before, env.opponent = env.opponent, opponent
     try:
         async with asyncio.TaskGroup() as games:
             for opening in range(len(examples)):
                 games.create_task(play(_Path(opening, ())))
     except* RolloutError as failed:
         raise failed.exceptions[0] from None
-    finally:
-        env.opponent = before
     return sorted(lines, key=lambda line: (line.opening, line.replies))
 
 
-def summarize(env: Environment, lines: Sequence[Line]) -> Proof:
-    """Sum the lines of a player up.
+def summarize(env: Environment, lines: Sequence[Line]) -> ExhaustiveResult:
+    """Summarize the games of an exhaustive evaluation.
 
     Raises:
-        ConfigError: see `lined`.
+        ConfigError: The environment does not support exhaustive evaluation.
     """
     check_answer = as_exhaustive_game(env).check_answer
     counts: dict[str, int] = {}
@@ -238,21 +238,21 @@ def summarize(env: Environment, lines: Sequence[Line]) -> Proof:
             counts[name] = counts.get(name, 0) + (value > 0)
             expected[name] = expected.get(name, 0.0) + line.probability * value
     checks: dict[str, Check] = {}
-    asked = {
+    answers = {
         msgspec.json.encode(step.prompt): (step.prompt, step.completion[0])
         for line in lines
         for step in line.record.steps
     }
-    for messages, answer in asked.values():
+    for messages, answer in answers.values():
         for name, seen in check_answer(as_messages(messages), text_of(answer)).items():
             check = checks.setdefault(name, Check())
-            check.there += 1
+            check.total += 1
             check.seen += seen
-    return Proof(len(lines), len(asked), counts, expected, checks)
+    return ExhaustiveResult(len(lines), len(answers), counts, expected, checks)
 
 
 def values_of(record: RolloutRecord) -> dict[str, float]:
-    """What every reward function and metric said of a record."""
+    """Return the values of all reward functions and metrics of a record."""
     return {} if record.scores is None else {**record.scores.rewards, **record.scores.metrics}
 
 
@@ -267,7 +267,7 @@ async def measure_exhaustively(
         situations that the model recognized; and `missed`, by how much it misses the goals: games, answers and percentage
         points, summed.
     """
-    lines = await play_every_line(env, client, sampling_params, seed=seed)
+    lines = await play_all_games(env, client, sampling_params, seed=seed)
     summary = summarize(env, lines)
     found = {"lines": float(summary.lines), "missed": math.fsum(one.amount for one in goals.missed(summary))}
     found["reward/mean"] = math.fsum(line.probability * (line.record.reward or 0.0) for line in lines)
@@ -275,7 +275,7 @@ async def measure_exhaustively(
     for name, value in summary.expected.items():
         found[f"{'reward' if scores and name in scores.rewards else 'metrics'}/{name}"] = value
     found |= {f"lines/{name}": float(count) for name, count in summary.counts.items()}
-    return found | {f"checks/{name}": check.seen / check.there for name, check in summary.checks.items()}
+    return found | {f"checks/{name}": check.seen / check.total for name, check in summary.checks.items()}
 
 
 EVALUATION_KINDS["exhaustive"] = EvaluationKind(Goals, as_exhaustive_game, measure_exhaustively)

@@ -1,4 +1,4 @@
-"""Regression cases: games that were kept, played again by whatever model there is now."""
+"""Replay cases: recorded games that the current model plays again, as regression tests."""
 
 from __future__ import annotations
 
@@ -15,79 +15,72 @@ from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.envs.multi_turn import MultiTurnEnv, Opponent
+from rove.envs.multi_turn import MultiTurnEnv, Opponent, env_with_opponent
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
 
 OPPONENT = "opponent"
-"""The role under which a person's moves are kept."""
-SEARCHED = 10_000
-"""Examples of the dataset among which a game's is looked for."""
+"""Model role under which a person's moves as the opponent are recorded."""
+MAX_EXAMPLES = 10_000
+"""Examples of the dataset that are searched for a game's example."""
 
 
 class ReplayCase(NamedTuple):
-    """A game as it was, and as it is now."""
+    """A recorded game and its replay."""
 
     then: RolloutRecord
     now: RolloutRecord
 
     @property
     def is_worse(self) -> bool:
-        """Whether it has a smaller reward now, or fails."""
+        """Whether the replay failed or has a lower reward."""
         return self.now.reward is None or self.now.reward < (self.then.reward or 0.0)
 
 
 async def run_replay_cases(
     env: Environment,
     client: Client,
-    kept: Iterable[RolloutRecord],
+    recorded: Iterable[RolloutRecord],
     *,
     model: str = "",
     sampling: SamplingParams | None = None,
     role: str = "",
 ) -> AsyncIterator[ReplayCase]:
-    """Play games again, one after the other, on the examples they had.
+    """Replay recorded games one after another, each on its own example.
 
-    Where a person had the opponent's role, its moves come again wherever the game comes to what they answered; elsewhere a
-    legal move is drawn, the same one every time. Where it had a role that the environment asks by name, its words come again
-    likewise; elsewhere whom the environment asks is asked.
+    Where a person played the opponent, its recorded moves are repeated in positions that the replay reaches again; in other
+    positions a random legal move is used, seeded so that replays are reproducible. Where a person answered in a model role,
+    its recorded answers are repeated in the same conversations; otherwise the environment's own client answers.
 
     Args:
-        env: a two-player environment's `opponent` is taken meanwhile.
-        client: who plays now.
-        kept: the games; failed ones are left out.
-        role: the name by which the environment asked the person; it may be a pattern.
+        env: The environment; it is not changed.
+        client: Plays the model's role.
+        recorded: The games; failed ones are skipped.
+        role: Name, or a pattern of names, of the model roles in which the person answered.
 
     Raises:
-        RunError: the dataset has the example of a game no more.
+        RunError: The dataset no longer has the example of a game.
     """
-    rows = {example_key(row): row for row in islice(env.examples(), SEARCHED)}
-    before = env.opponent if isinstance(env, MultiTurnEnv) else None
-    try:
-        for record in kept:
-            if record.scores is None:
-                continue
-            row = rows.get(record.example_key)
-            if row is None:
-                raise RunError(
-                    f"the example {record.example_id} of a kept game is not among the first {SEARCHED:,} of '{env.env_id}'; "
-                    "give the arguments of the environment (-a) that it was played with"
-                )
-            if isinstance(env, MultiTurnEnv):
-                env.opponent = replayed(record)
-            jobs = [[Job(row, record.example_key, 0, 0)]]
-            played = run_groups(
-                env, client, jobs, model=model, sampling=sampling, max_concurrent=1, model_roles=Recalled(record, role)
+    rows = {example_key(row): row for row in islice(env.examples(), MAX_EXAMPLES)}
+    for record in recorded:
+        if record.scores is None:
+            continue
+        row = rows.get(record.example_key)
+        if row is None:
+            raise RunError(
+                f"example {record.example_id} of a recorded game is not among the first {MAX_EXAMPLES:,} examples of "
+                f"'{env.env_id}'; pass the environment arguments (-a) that it was played with"
             )
-            async for now in played:
-                yield ReplayCase(record, now)
-    finally:
-        if isinstance(env, MultiTurnEnv):
-            env.opponent = before
+        game = env_with_opponent(env, recorded_opponent(record)) if isinstance(env, MultiTurnEnv) else env
+        jobs = [[Job(row, record.example_key, 0, 0)]]
+        roles = RecordedRoles(record, role)
+        rollouts = run_groups(game, client, jobs, model=model, sampling=sampling, max_concurrent=1, model_roles=roles)
+        async for now in rollouts:
+            yield ReplayCase(record, now)
 
 
-def replayed(record: RolloutRecord) -> Opponent | None:
-    """The opponent of a kept game; None where that was the environment's own."""
+def recorded_opponent(record: RolloutRecord) -> Opponent | None:
+    """Return an opponent that repeats a person's recorded moves; None if no person played the opponent."""
     steps = record.model_roles.get(OPPONENT, [])
     moves: dict[str, Any] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
 
@@ -98,28 +91,30 @@ def replayed(record: RolloutRecord) -> Opponent | None:
     return opponent if moves else None
 
 
-class Recalled:
-    """Who answers in the roles that a person had in a game (`rove.core.model_roles.RoleClients`): it does, as it did.
+class RecordedRoles:
+    """Model roles of a replay: a person's recorded answers come first (implements `rove.core.model_roles.RoleClients`).
 
     Args:
-        record: the game.
-        role: pattern of the roles' names.
+        record: The recorded game.
+        role: Pattern of the role names in which the person answered.
     """
 
     def __init__(self, record: RolloutRecord, role: str):
         self.record, self.role = record, role
 
     def get(self, role: str, client: Client, /) -> Client:
-        """The person's words, before whom the environment asks."""
-        return Memory(self.record.model_roles.get(role, []), client) if fnmatchcase(role, self.role) else client
+        """Return a client that repeats recorded answers, or `client` for other roles."""
+        if not fnmatchcase(role, self.role):
+            return client
+        return RecordedClient(self.record.model_roles.get(role, []), client)
 
 
-class Memory:
-    """A client that says what was said to the same conversation before, and asks another one where there was none.
+class RecordedClient:
+    """A client that repeats recorded answers and passes unknown conversations on to another client.
 
     Args:
-        steps: what was said.
-        client: who is asked otherwise.
+        steps: The recorded conversations and answers.
+        client: Answers all other conversations.
     """
 
     def __init__(self, steps: Iterable[TrajectoryStep], client: Client):
@@ -131,10 +126,10 @@ class Memory:
         return self.client.max_concurrent
 
     async def respond(self, request: Request) -> Response:
-        """The recorded answer, or a new one."""
+        """Return the recorded answer, or a new one."""
         found = next((step for step in self.steps if step.prompt == request.messages), None)
         return await self.client.respond(request) if found is None else Response(as_message(found.completion[-1]))
 
     async def close(self) -> None:
-        """Close the client behind."""
+        """Close the client for other conversations."""
         await self.client.close()

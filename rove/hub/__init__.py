@@ -1,4 +1,4 @@
-"""Sharing environments as packages: what a package is, how one is built, kept and installed.
+"""Share environments as packages: `package` builds and checks them, `client` installs and publishes them, `server` hosts them.
 
-No code of a package runs here, except where its own author builds it.
+Package code runs only when its author builds the package.
 """

@@ -1,10 +1,13 @@
-"""Any environment as an OpenEnv server: who connects takes the model's role."""
+"""Any environment as an OpenEnv server: the connecting client acts as the model."""
 
 from __future__ import annotations
 
+import asyncio
 import json
-from collections.abc import Mapping
+import uuid
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -12,30 +15,33 @@ from aiohttp import WSMsgType, web
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage, text_of
+from rove.core.protocols import Request, Response
+from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
-from rove.integrations.environments.open_env_wire import RefusedError
-from rove.integrations.open_env_episode import ACTION, Episode, Room
-from rove.integrations.open_env_rest import Rest
+from rove.integrations.environments.open_env import RefusedError
+from rove.rollouts.groups import run_groups
+from rove.rollouts.runner import plan
 from rove.server.admission import own_pages_only
 
-MOST_SESSIONS = 1024
+MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
-"""Name of a split → whether it is the training rows."""
-TASKS = 1000
-"""Rows that seeds choose from, and that are listed."""
+"""Name of a split → whether it has the training rows."""
+MAX_TASKS = 1000
+"""Maximum rows of a split: seeds select among them, and clients can list them."""
 OBSERVATION = {
     "type": "object",
-    "title": "Said",
-    "description": "What the environment has said since the model's last turn.",
+    "title": "Observation",
+    "description": "Messages of the environment since the model's last turn.",
     "properties": {
         "text": {"type": "string", "description": "The text of its messages."},
         "messages": {"type": "array", "items": {"type": "object"}, "description": "In OpenAI's form."},
-        "tools": {"type": "array", "items": {"type": "object"}, "description": "That the model may call."},
+        "tools": {"type": "array", "items": {"type": "object"}, "description": "Tools that the model may call."},
         "done": {"type": "boolean"},
-        "reward": {"type": "number", "description": "Of the rollout, when it is over; before that 0."},
+        "reward": {"type": "number", "description": "Reward of the rollout at its end; 0 before."},
         "metadata": {
             "type": "object",
-            "description": "When it is over: every reward, metric, why it ended, the error.",
+            "description": "At the end: rewards, metrics, stop condition, error.",
         },
     },
 }
@@ -51,30 +57,34 @@ STATE = {
 
 
 class OpenEnvServer:
-    """The routes of an OpenEnv server over an environment.
+    """The routes of an OpenEnv server for an environment.
 
-    Every connection to `/ws` is a session, and so is every episode over REST (see `Rest`). An episode is a rollout of the
-    environment: who is connected says what the model would say (`{"message": …}`, with tools also `tool_calls`). `reset` takes
-    `seed` (which of the rows, and everything random), or `split` ("train" or "eval") and `index`. The reward comes with
-    `done`: that of the environment's rubric, group rewards left out.
+    Every connection to `/ws` is a session, and so is every episode over REST (see `RestEpisodes`). An episode is a rollout of the
+    environment in which the client sends the model's messages: `{"message": …}`, with tools also `tool_calls`. `reset` takes
+    `seed` (selects the row and seeds the environment), or `split` ("train" or "eval") and `index`. The last observation has the
+    rubric's reward, without group rewards.
+
+        web.run_app(OpenEnvServer(env, "tictactoe").app(), port=8000)
 
     Args:
         env: the environment; torn down when the application ends.
-        name: what it is called.
-        max_sessions: further connections are refused with CAPACITY_REACHED.
-        seed: of the episodes, for those who give none with `split` and `index`.
+        name: its name.
+        max_sessions: maximum sessions; further connections are refused with CAPACITY_REACHED.
+        seed: default seed of episodes.
     """
 
-    def __init__(self, env: Environment, name: str, max_sessions: int = MOST_SESSIONS, seed: int = 0):
+    def __init__(self, env: Environment, name: str, max_sessions: int = MAX_SESSIONS, seed: int = 0):
         self.env, self.name, self.seed = env, name, seed
-        self.room = Room(max_sessions)
-        self.rest = Rest(self._begun, self.room)
+        self.limit = SessionLimit(max_sessions)
+        self.rest = RestEpisodes(self._begin_episode, self.limit)
         self._rows: dict[str, list[dict[str, Any]]] = {}
         if env.rubric.has_group_rewards:
-            raise ConfigError(f"'{name}' has rewards that compare siblings; an episode of an OpenEnv server has none")
+            raise ConfigError(
+                f"'{name}' has group rewards, but an episode of an OpenEnv server is a single rollout; remove them"
+            )
 
     def app(self) -> web.Application:
-        """The web application. It has no API keys, so it refuses web pages of other origins."""
+        """Return the web application. It has no API keys, so it refuses web pages of other origins."""
         app = web.Application(middlewares=[own_pages_only])
         app.router.add_get("/health", self._health)
         app.router.add_get("/schema", self._schema)
@@ -107,40 +117,40 @@ class OpenEnvServer:
 
     async def _splits(self, request: web.Request) -> web.Response:
         self._check_name(request)
-        kinds = {"train": "train", "eval": "validation"}
-        return web.json_response([{"name": name, "type": kinds[name]} for name in SPLITS])
+        types = {"train": "train", "eval": "validation"}
+        return web.json_response([{"name": name, "type": types[name]} for name in SPLITS])
 
     async def _tasks(self, request: web.Request) -> web.Response:
-        """The rows of a split: all, how many, one, or a range of them."""
+        """Return rows of a split: all, their number, one, or a range."""
         self._check_name(request)
-        asked: dict[str, Any] = await request.json()
+        query: dict[str, Any] = await request.json()
         try:
-            rows = self._rows_of(asked.get("split", "train"))
+            rows = self._rows_of(query.get("split", "train"))
         except RefusedError as error:
             raise web.HTTPBadRequest(text=str(error)) from error
         kind = request.path.rpartition("/")[2]
         if kind == "num_tasks":
             return web.json_response({"num_tasks": len(rows)})
         if kind == "task":
-            if not 0 <= asked.get("index", -1) < len(rows):
+            if not 0 <= query.get("index", -1) < len(rows):
                 raise web.HTTPBadRequest(text="Invalid task index")
-            return web.json_response({"task": _task(rows[asked["index"]])})
-        chosen = rows[asked.get("start") : asked.get("stop")] if kind == "task_range" else rows
-        named = {"env_name": self.name} if kind == "tasks" else {}
-        return web.json_response({"tasks": [_task(row) for row in chosen], **named})
+            return web.json_response({"task": _public_task(rows[query["index"]])})
+        selected = rows[query.get("start") : query.get("stop")] if kind == "task_range" else rows
+        env_name = {"env_name": self.name} if kind == "tasks" else {}
+        return web.json_response({"tasks": [_public_task(row) for row in selected], **env_name})
 
     def _check_name(self, request: web.Request) -> None:
         if request.match_info["env"] != self.name:
-            raise web.HTTPNotFound(text=f"no environment '{request.match_info['env']}'; here is '{self.name}'")
+            raise web.HTTPNotFound(text=f"no environment '{request.match_info['env']}'; this server has '{self.name}'")
 
     def _rows_of(self, split: str) -> list[dict[str, Any]]:
         if split not in SPLITS:
             raise RefusedError(f"no split '{split}'; expected one of {', '.join(SPLITS)}", "VALIDATION_ERROR")
         if split not in self._rows:
-            self._rows[split] = list(self.env.examples(TASKS, SPLITS[split]))
+            self._rows[split] = list(self.env.examples(MAX_TASKS, SPLITS[split]))
         return self._rows[split]
 
-    def _begun(self, data: Mapping[str, Any]) -> Episode:
+    def _begin_episode(self, data: Mapping[str, Any]) -> Episode:
         split, seed, index = data.get("split", "train"), data.get("seed"), data.get("index")
         rows = self._rows_of(split)
         if index is None:
@@ -154,7 +164,7 @@ class OpenEnvServer:
         socket = web.WebSocketResponse(heartbeat=30.0, max_msg_size=64 << 20)
         await socket.prepare(request)
         try:
-            self.room.take()
+            self.limit.acquire()
         except RefusedError as error:
             await _send(socket, "error", {"message": str(error), "code": error.code})
             await socket.close()
@@ -172,28 +182,28 @@ class OpenEnvServer:
                     if kind == "reset":
                         if episode is not None:
                             await episode.close()
-                        episode = self._begun(data)
-                    await _send(socket, *await _answered(kind, data, episode))
+                        episode = self._begin_episode(data)
+                    await _send(socket, *await _reply(kind, data, episode))
                 except json.JSONDecodeError as error:
                     await _send(socket, "error", {"message": f"Invalid JSON: {error}", "code": "INVALID_JSON"})
                 except Exception as error:
                     code = error.code if isinstance(error, RefusedError) else "EXECUTION_ERROR"
                     await _send(socket, "error", {"message": str(error), "code": code})
         finally:
-            self.room.leave()
+            self.limit.release()
             if episode is not None:
                 await episode.close()
             await socket.close()
         return socket
 
 
-async def _answered(kind: str, data: Mapping[str, Any], episode: Episode | None) -> tuple[str, dict[str, Any]]:
+async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) -> tuple[str, dict[str, Any]]:
     if kind not in ("reset", "step", "state"):
         raise RefusedError(f"Unknown message type: {kind}", "UNKNOWN_TYPE")
     if kind == "state":
-        return "state", {"episode_id": None, "step_count": 0} if episode is None else episode.state
+        return "state", NO_EPISODE if episode is None else episode.state
     if episode is None:
-        raise RefusedError("reset first", "EXECUTION_ERROR")
+        raise RefusedError("there is no episode; send reset first", "EXECUTION_ERROR")
     return "observation", await (episode.observe() if kind == "reset" else episode.act(data))
 
 
@@ -202,6 +212,282 @@ async def _send(socket: web.WebSocketResponse, kind: str, data: Mapping[str, Any
         await socket.send_str(msgspec.json.encode({"type": kind, "data": data}).decode())
 
 
-def _task(example: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a row whoever plays it may see: the answer is not among it."""
+def _public_task(example: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the parts of a row that a client may see; the answer is not one of them."""
     return {"index": example["example_id"], "prompt": example["prompt"]}
+
+
+ACTION = {
+    "type": "object",
+    "title": "Turn",
+    "description": "The model's message.",
+    "properties": {
+        "message": {"type": "string", "description": "Text of the message."},
+        "tool_calls": {"type": "array", "items": {"type": "object"}, "description": "In OpenAI's form."},
+        "metadata": {"type": "object"},
+    },
+    "required": ["message"],
+}
+
+
+class _RemoteModel:
+    """A client whose responses are the actions that arrive over the network."""
+
+    max_concurrent = 1
+
+    def __init__(self) -> None:
+        self.events: asyncio.Queue[Request | RolloutRecord] = asyncio.Queue()
+        self.actions: asyncio.Queue[AssistantMessage] = asyncio.Queue()
+
+    async def respond(self, request: Request) -> Response:
+        """Publish the request, and wait for an action."""
+        self.events.put_nowait(request)
+        message = await self.actions.get()
+        return Response(message, finish_reason="tool_calls" if message.get("tool_calls") else "stop")
+
+    async def close(self) -> None:
+        """Do nothing: it holds no resources."""
+
+
+class Episode:
+    """One rollout in which a remote client acts as the model."""
+
+    def __init__(self, env: Environment, example: Mapping[str, Any], seed: int, split: str, episode_id: str):
+        self.state = {"episode_id": episode_id, "step_count": 0, "example_id": example["example_id"], "split": split}
+        self.model = _RemoteModel()
+        self.done = False
+        self._num_seen = 0
+        self._task = asyncio.create_task(self._run(env, dict(example), seed))
+
+    async def _run(self, env: Environment, example: dict[str, Any], seed: int) -> None:
+        async for record in run_groups(env, self.model, plan([example], 1, seed), max_concurrent=1):
+            self.model.events.put_nowait(record)
+
+    async def observe(self) -> dict[str, Any]:
+        """Return the observation once the environment waits for an action, or the rollout has ended."""
+        waiting = asyncio.create_task(self.model.events.get())
+        await asyncio.wait([waiting, self._task], return_when=asyncio.FIRST_COMPLETED)
+        if not waiting.done() and self._task.done() and self.model.events.empty():
+            waiting.cancel()
+            self._task.result()
+        event = await waiting
+        if isinstance(event, Request):
+            messages = event.messages if event.text is None else [{"role": "user", "content": event.text}]
+            new, self._num_seen = messages[self._num_seen :], len(messages) + 1
+            return _observation(new, event.tools, 0.0, False)
+        self.done = True
+        scores, error = event.scores, event.error
+        metadata: dict[str, Any] = {"stop_condition": event.stop_condition, "is_truncated": event.is_truncated}
+        if scores is not None:
+            metadata |= {"rewards": scores.rewards, "metrics": scores.metrics}
+        if error is not None:
+            metadata["error"] = {"phase": error.phase, "type": error.type, "message": error.message}
+        new = [*event.prompt, *event.completion][self._num_seen :]
+        return _observation(new, None, None if scores is None else scores.reward, True, metadata)
+
+    async def act(self, action: Mapping[str, Any]) -> dict[str, Any]:
+        """Respond as the model, and return the next observation."""
+        if self.done:
+            raise RefusedError("the episode has ended; send reset to begin another one", "EXECUTION_ERROR")
+        message = _message(action)
+        self.state["step_count"] += 1
+        self.model.actions.put_nowait(message)
+        return await self.observe()
+
+    async def close(self) -> None:
+        """Cancel the rollout."""
+        self._task.cancel()
+        with suppress(asyncio.CancelledError, Exception):
+            await self._task
+
+
+class SessionLimit:
+    """Limits the number of concurrent sessions."""
+
+    def __init__(self, max_sessions: int):
+        self.max_sessions = max_sessions
+        self.active = 0
+
+    def acquire(self) -> None:
+        """Count a new session.
+
+        Raises:
+            RefusedError: the maximum is reached.
+        """
+        if self.active >= self.max_sessions:
+            raise RefusedError(f"all {self.max_sessions} sessions are in use", "CAPACITY_REACHED")
+        self.active += 1
+
+    def release(self) -> None:
+        """Count the end of a session."""
+        self.active -= 1
+
+
+def _observation(
+    messages: Sequence[Mapping[str, Any]],
+    tools: list[dict[str, Any]] | None,
+    reward: float | None,
+    done: bool,
+    metadata: dict[str, Any] | None = None,
+) -> dict[str, Any]:
+    text = "\n\n".join(filter(None, (text_of(one) for one in messages if one["role"] != "assistant")))
+    observation: dict[str, Any] = {"text": text, "messages": list(messages)}
+    if tools is not None:
+        observation["tools"] = tools
+    result = {"observation": {**observation, "metadata": metadata or {}}, "reward": reward, "done": done}
+    return {**result, "metadata": metadata} if metadata else result
+
+
+def _message(action: Mapping[str, Any]) -> AssistantMessage:
+    unknown = action.keys() - ACTION["properties"].keys()
+    text, calls = action.get("message"), action.get("tool_calls")
+    if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
+        raise RefusedError(
+            f"the action is {_excerpt(action)}; expected {{'message': string}}, optionally with 'tool_calls': list",
+            "VALIDATION_ERROR",
+        )
+    return AssistantMessage(text, tool_calls=calls) if calls else AssistantMessage(text)
+
+
+def _excerpt(action: Mapping[str, Any]) -> str:
+    text = json.dumps(action, ensure_ascii=False, default=str)
+    return text if len(text) <= 200 else f"{text[:200]}…"
+
+
+IDLE_TIMEOUT_S = 600.0
+"""Episodes that have been idle for longer are closed when another one begins."""
+STATUS = {"VALIDATION_ERROR": 422, "CAPACITY_REACHED": 503, "NOT_FOUND": 404}
+NO_EPISODE = {"episode_id": None, "step_count": 0}
+
+
+@dataclass(eq=False, slots=True)
+class _StoredEpisode:
+    """An episode between two requests."""
+
+    episode: Episode
+    last_used: float
+    """Time of the last request, by the event loop's clock."""
+    lock: asyncio.Lock = field(default_factory=asyncio.Lock)
+
+
+class RestEpisodes:
+    """Routes for clients without a connection: POST /reset, POST /step, GET /state.
+
+    `reset` returns the id of its episode in `metadata`: the requested one, or a new one. `step` and `state` take `episode_id`;
+    the default is the episode that began last. (OpenEnv's own server forgets an episode after each request, so that only the
+    first step can be taken there.) An episode ends with its last step, or when another one begins with its id.
+
+    Args:
+        begin: begins an episode, given the data of a reset.
+        limit: limit of sessions, shared with the server's connections.
+        idle_seconds: see `IDLE_TIMEOUT_S`.
+    """
+
+    def __init__(
+        self, begin: Callable[[Mapping[str, Any]], Episode], limit: SessionLimit, idle_seconds: float = IDLE_TIMEOUT_S
+    ):
+        self.begin, self.limit, self.idle_seconds = begin, limit, idle_seconds
+        self._episodes: dict[str, _StoredEpisode] = {}
+
+    def add_to(self, app: web.Application) -> None:
+        """Add the routes."""
+        app.router.add_post("/reset", _handler(self.reset))
+        app.router.add_post("/step", _handler(self.step))
+        app.router.add_get("/state", _handler(self.state))
+
+    async def reset(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Begin an episode; return observation, reward and done.
+
+        Raises:
+            RefusedError: the maximum of sessions is reached, or there is no such row.
+        """
+        now = asyncio.get_running_loop().time()
+        name = str(data.get("episode_id") or uuid.uuid4().hex)
+        for old in [
+            old for old, stored in self._episodes.items() if old == name or now - stored.last_used > self.idle_seconds
+        ]:
+            await self._end(old)
+        self.limit.acquire()
+        try:
+            stored = _StoredEpisode(self.begin({**data, "episode_id": name}), now)
+        except BaseException:
+            self.limit.release()
+            raise
+        self._episodes[name] = stored
+        return await self._store_result(name, stored, stored.episode.observe())
+
+    async def step(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Act in an episode; return observation, reward and done.
+
+        Raises:
+            RefusedError: there is no such episode, or the action is invalid.
+        """
+        name, stored = self._find(data)
+        action = data.get("action")
+        if not isinstance(action, Mapping):
+            raise RefusedError('a step must be {"action": {…}}, optionally with "episode_id"', "VALIDATION_ERROR")
+        async with stored.lock:
+            stored.last_used = asyncio.get_running_loop().time()
+            return await self._store_result(name, stored, stored.episode.act(action))
+
+    async def state(self, data: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the state of an episode."""
+        return self._find(data)[1].episode.state if self._episodes or data.get("episode_id") else NO_EPISODE
+
+    async def close(self) -> None:
+        """End every episode."""
+        for name in list(self._episodes):
+            await self._end(name)
+
+    async def _store_result(self, name: str, stored: _StoredEpisode, observing: Any) -> dict[str, Any]:
+        try:
+            result = await observing
+        except RefusedError:
+            raise
+        except BaseException:
+            await self._end(name, stored)
+            raise
+        if result["done"]:
+            await self._end(name, stored)
+        return {**result, "metadata": {**result.get("metadata", {}), "episode_id": name}}
+
+    def _find(self, data: Mapping[str, Any]) -> tuple[str, _StoredEpisode]:
+        name = str(data.get("episode_id") or next(reversed(self._episodes), ""))
+        if name not in self._episodes:
+            which = f"episode '{name}'" if name else "episode"
+            raise RefusedError(f"no {which} is active: it has ended, or has not been begun by reset", "NOT_FOUND")
+        return name, self._episodes[name]
+
+    async def _end(self, name: str, expected: _StoredEpisode | None = None) -> None:
+        """End an episode; with `expected` only that one, since another one may have its id by now."""
+        stored = self._episodes.get(name)
+        if stored is not None and expected in (None, stored):
+            del self._episodes[name]
+            self.limit.release()
+            await stored.episode.close()
+
+
+def _handler(method: Callable[[Mapping[str, Any]], Any]) -> Any:
+    """Return a request handler for a method; a refusal becomes a response with OpenEnv's status code."""
+
+    async def handle(request: web.Request) -> web.Response:
+        try:
+            result = await method(await _data(request))
+            return web.Response(body=msgspec.json.encode(result), content_type="application/json")
+        except RefusedError as error:
+            return web.json_response({"detail": str(error), "code": error.code}, status=STATUS.get(error.code, 500))
+
+    return handle
+
+
+async def _data(request: web.Request) -> Mapping[str, Any]:
+    if request.method == "GET":
+        return dict(request.query)
+    text = await request.text()
+    try:
+        data = json.loads(text) if text.strip() else {}
+    except json.JSONDecodeError as error:
+        raise RefusedError(f"the body is not JSON: {error}", "VALIDATION_ERROR") from error
+    if not isinstance(data, dict):
+        raise RefusedError("the body is not a JSON object", "VALIDATION_ERROR")
+    return data

@@ -1,7 +1,7 @@
-"""Servers of the Model Context Protocol: what they are, their processes, the sessions with them.
+"""Servers of the Model Context Protocol (MCP).
 
-`settings` says what a server is, `process` runs one that is a command, `sdk` is all that knows the SDK (both of its majors),
-`connection` is one session and `servers` those of an environment or a rollout; `content` reads what a tool returned.
+`settings`: which server. `process`: the process of a command. `sdk`: adapter for both majors of the SDK. `servers`:
+connections of an environment or rollout. `content`: results of tools as message content.
 """
 
 from rove.mcp.servers import Servers

@@ -1,4 +1,4 @@
-"""What an MCP tool returned, as the content of a tool message."""
+"""Convert results of MCP tools to message content."""
 
 from __future__ import annotations
 
@@ -11,17 +11,18 @@ Part = dict[str, Any]
 
 
 def text_part(text: str) -> Part:
-    """A text as a content part."""
+    """Return a text as a content part."""
     return {"type": "text", "text": text}
 
 
 def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
-    """A tool's result, in the protocol's spelling, as a text, or as content parts where it is not all text.
+    """Return the result of a tool as text, or as content parts if it is not only text.
 
-    Structured content is told as JSON where no text tells it.
+    Structured content is added as JSON if the result has no text.
 
     Args:
-        max_chars: of all texts together; what is beyond is cut, and said to be.
+        result: as the protocol spells it.
+        max_chars: characters of all texts together; the rest is cut.
     """
     parts = [_part(block) for block in result.get("content", ())]
     structured = result.get("structuredContent")
@@ -39,13 +40,13 @@ def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
 
 
 def text_of_result(result: Mapping[str, Any], max_chars: int) -> str:
-    """The texts of a result alone."""
+    """Return only the texts of a result."""
     content = content_of(result, max_chars)
     return content if isinstance(content, str) else "\n".join(p["text"] for p in content if p["type"] == "text")
 
 
 def cut(text: str, max_chars: int) -> str:
-    """The beginning of a text, with a note of how much is missing."""
+    """Return the beginning of a text, with a note of how much is missing."""
     missing = len(text) - max_chars
     return text if missing <= 0 else f"{text[:max_chars]}\n… {missing} more characters"
 

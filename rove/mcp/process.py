@@ -1,4 +1,4 @@
-"""A server that is a command: its process, with all that it starts, and the messages on its pipes."""
+"""The process of a server that is a command, and the messages on its pipes."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from rove.core.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
 from rove.utils.processes import has_ended, signal_group, start_group
 
-CLOSED_SECONDS = 2.0
-"""How long a server may take to end once its stdin is closed, and again once it is asked to."""
-KILLED_SECONDS = 5.0
-SETTLED_SECONDS = 0.5
-"""How long a server whose stdout has ended may take to end itself, for its exit code to be told."""
-MESSAGE_BYTES = 64 << 20
-"""The longest message that is read."""
-KEPT_LINES, KEPT_CHARS = 20, 400
-"""What is kept of its stderr: so many last lines, so much of each."""
+CLOSE_TIMEOUT_S = 2.0
+"""Seconds for a server to end after its stdin is closed, and again after SIGTERM."""
+KILL_TIMEOUT_S = 5.0
+EXIT_CODE_TIMEOUT_S = 0.5
+"""Seconds for a server to end after its stdout, so that its exit code can be reported."""
+MAX_MESSAGE_BYTES = 64 << 20
+MAX_STDERR_LINES, MAX_LINE_CHARS = 20, 400
+"""The last lines of stderr that are kept, and characters per line."""
 
 
 class ServerProcess:
-    """The process of a server, the leader of a group of its own that ends with it.
+    """The process of a server, leader of its own process group, which ends with it.
 
     Args:
-        decode: a line of the server's stdout as what the SDK takes; raises ValueError where it is no message.
-        encode: what the SDK sends as one line, without its end.
+        process: the started process.
+        decode: converts a line of stdout to an SDK message; raises ValueError for any other line.
+        encode: converts an SDK message to a line, without line end.
     """
 
     def __init__(
@@ -39,11 +39,11 @@ class ServerProcess:
         self._process = process
         self._decode = decode
         self._encode = encode
-        self._said: deque[str] = deque(maxlen=KEPT_LINES)
+        self._stderr_lines: deque[str] = deque(maxlen=MAX_STDERR_LINES)
         self.silent = False
-        """Whether its stdout has ended: nothing more will come."""
-        # For those who leave without closing: an exit() in the middle, a loop that is closed.
-        self._last_resort = weakref.finalize(self, signal_group, process.pid, signal.SIGKILL)
+        """Whether its stdout has ended."""
+        # If the process is never closed: exit() in a rollout, or a closed event loop.
+        self._finalizer = weakref.finalize(self, signal_group, process.pid, signal.SIGKILL)
 
     @classmethod
     async def start(
@@ -53,10 +53,10 @@ class ServerProcess:
         decode: Callable[[bytes], Any],
         encode: Callable[[Any], bytes],
     ) -> ServerProcess:
-        """Start it, in a session of its own.
+        """Start the process in its own session.
 
         Raises:
-            MCPServerError: there is no such program or folder.
+            MCPServerError: the program or folder does not exist.
         """
         try:
             process = await start_group(settings.command, *settings.args, env={**env, **settings.env}, cwd=settings.cwd)
@@ -65,21 +65,21 @@ class ServerProcess:
         return cls(process, decode, encode)
 
     @property
-    def last_words(self) -> str:
-        """How it ended, if it has, and the last lines of its stderr."""
+    def last_output(self) -> str:
+        """Exit code, if it has ended, and the last lines of stderr."""
         code = self._process.returncode
         ended = (
             "" if code is None else f"it ended with {signal.Signals(-code).name if code < 0 else f'exit code {code}'}"
         )
-        lines = "\n".join(f"  {line}" for line in self._said)
+        lines = "\n".join(f"  {line}" for line in self._stderr_lines)
         return "; ".join(part for part in (ended, f"its last lines:\n{lines}" if lines else "") if part)
 
     @asynccontextmanager
     async def streams(self, make_stream: Callable[[], Any]) -> AsyncIterator[tuple[Any, Any]]:
-        """The streams (messages from it, messages to it) that the SDK wants; leaving ends the process and its group.
+        """Open the streams (from the server, to the server) for the SDK; on exit, end the process group.
 
         Args:
-            make_stream: a stream in memory, as (where to send, where to receive).
+            make_stream: creates an in-memory stream as (send, receive).
         """
         (arrived, incoming), (outgoing, leaving) = make_stream(), make_stream()
         work = [self._read(arrived), self._write(leaving), self._listen()]
@@ -97,29 +97,29 @@ class ServerProcess:
                 await asyncio.gather(*tasks, return_exceptions=True)
 
     async def end(self) -> None:
-        """Close its stdin, then ask it to end, then kill it and whatever it has started."""
+        """Close stdin, then send SIGTERM, then kill the process group."""
         assert self._process.stdin is not None
         try:
             self._process.stdin.close()
-            if not await self._has_ended(CLOSED_SECONDS):
+            if not await self._has_ended(CLOSE_TIMEOUT_S):
                 self._signal(signal.SIGTERM)
-                await self._has_ended(CLOSED_SECONDS)
-        finally:  # a cancellation cuts the waiting short, and what the server started may outlive it
+                await self._has_ended(CLOSE_TIMEOUT_S)
+        finally:  # also after a cancellation, and for child processes that outlive the server
             self._signal(signal.SIGKILL)
-            if await self._has_ended(KILLED_SECONDS):
-                self._last_resort.detach()
+            if await self._has_ended(KILL_TIMEOUT_S):
+                self._finalizer.detach()
             # A process that has left the group may hold the pipes open.
             self._process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
     async def settle(self) -> None:
-        """Wait a moment for the end of a process that has fallen silent, so that `last_words` has it."""
+        """Wait briefly for the exit code of a process whose stdout has ended."""
         if self.silent:
-            await self._has_ended(SETTLED_SECONDS)
+            await self._has_ended(EXIT_CODE_TIMEOUT_S)
             await asyncio.sleep(0)
 
     def kill(self) -> None:
-        """Kill it and whatever it has started, without waiting."""
-        if self._last_resort.alive:
+        """Kill the process group without waiting."""
+        if self._finalizer.alive:
             self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -134,7 +134,7 @@ class ServerProcess:
             async for line in lines_of(self._process.stdout):
                 try:
                     message = self._decode(line)
-                except ValueError:  # a server that prints to stdout, which is not for people
+                except ValueError:  # a server that prints other text to stdout
                     self._note(line)
                     continue
                 await arrived.send(message)
@@ -146,7 +146,7 @@ class ServerProcess:
 
     async def _write(self, leaving: Any) -> None:
         assert self._process.stdin is not None
-        with suppress(OSError, RuntimeError):  # it has ended: who waits for an answer hears of it by `_read`
+        with suppress(OSError, RuntimeError):  # it has ended; `_read` reports that
             async for message in leaving:
                 self._process.stdin.write(self._encode(message) + b"\n")
                 await self._process.stdin.drain()
@@ -160,16 +160,16 @@ class ServerProcess:
             pass
 
     def _note(self, line: bytes) -> None:
-        text = line[:KEPT_CHARS].decode(errors="replace").strip()
+        text = line[:MAX_LINE_CHARS].decode(errors="replace").strip()
         if text:
-            self._said.append(text)
+            self._stderr_lines.append(text)
 
 
 async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
-    """The lines of a stream, without their ends; not the last one if it has none.
+    """Yield the lines of a stream without line ends, except for an incomplete last line.
 
     Raises:
-        ValueError: one is longer than `MESSAGE_BYTES`.
+        ValueError: a line is longer than `MAX_MESSAGE_BYTES`.
     """
     parts: list[bytes] = []
     size = 0
@@ -180,5 +180,5 @@ async def lines_of(stream: asyncio.StreamReader) -> AsyncIterator[bytes]:
             parts, size = [], 0
         parts.append(rest)
         size += len(rest)
-        if size > MESSAGE_BYTES:
-            raise ValueError(f"a line of more than {MESSAGE_BYTES >> 20} MiB")
+        if size > MAX_MESSAGE_BYTES:
+            raise ValueError(f"a line of more than {MAX_MESSAGE_BYTES >> 20} MiB")

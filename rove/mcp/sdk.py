@@ -1,6 +1,6 @@
-"""The `mcp` package, from 1.24 on and 2: all that differs between its majors, and all that knows its names.
+"""Adapter for the `mcp` package, 1.24 and later and 2: the only module that uses its names.
 
-What it returns is told on as plain data in the protocol's own spelling (`inputSchema`, `isError`), which both majors write.
+Results are plain data as the protocol spells them (`inputSchema`, `isError`), the same in both majors.
 """
 
 from __future__ import annotations
@@ -15,23 +15,23 @@ from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 
 CONNECTION_CLOSED = -32000
-"""The code of the SDK's own error for a connection that has ended. Servers may use it too."""
-PAGES = 1000
-"""Of a list of tools; a server that has more has lost its way."""
+"""The SDK's error code for a closed connection. Servers may use it too."""
+MAX_TOOL_PAGES = 1000
+"""Pages of a tool list that are read."""
 
 
 class Session:
-    """What a server is asked, whichever major the SDK is."""
+    """A session with a server, for either major of the SDK."""
 
     def __init__(self, client: Any, process: ServerProcess | None = None):
         self._client = client
         self._process = process
 
     async def tools(self) -> list[dict[str, Any]]:
-        """All tools of the server: name, description, inputSchema, …"""
+        """Return all tools of the server: name, description, inputSchema, …"""
         tools: list[dict[str, Any]] = []
         cursor: str | None = None
-        for _ in range(PAGES):
+        for _ in range(MAX_TOOL_PAGES):
             page = _plain(await self._client.list_tools(**_page(cursor)))
             tools += page["tools"]
             cursor = page.get("nextCursor")
@@ -40,35 +40,31 @@ class Session:
         return tools
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """What a tool returned: content, structuredContent, isError.
+        """Call a tool and return content, structuredContent and isError.
 
         Raises:
-            Exception: the SDK's, see `said_of` and `is_lost`.
+            Exception: from the SDK; see `message_of` and `is_lost`.
         """
         return _plain(await self._client.call_tool(tool, dict(arguments)))
 
     def is_lost(self, error: BaseException | None = None) -> bool:
-        """Whether the server is gone, as this error of a call tells if there is one."""
+        """Return whether the server has ended, as far as `error` of a call shows it."""
         if self._process is not None:
             return self._process.silent
-        told = getattr(error, "error", None)
-        return getattr(told, "code", None) == CONNECTION_CLOSED or getattr(told, "message", "") == "Session terminated"
+        data = getattr(error, "error", None)
+        return getattr(data, "code", None) == CONNECTION_CLOSED or getattr(data, "message", "") == "Session terminated"
 
 
-def said_of(error: BaseException) -> str:
-    """What an error of the SDK says, the first of those it may be a group of."""
+def message_of(error: BaseException) -> str:
+    """Return the message of an SDK error, or of the first error in a group."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
-    told = getattr(error, "error", None)
-    return str(getattr(told, "message", "") or error) or repr(error)
+    data = getattr(error, "error", None)
+    return str(getattr(data, "message", "") or error) or repr(error)
 
 
 def check_installed() -> None:
-    """Whether the SDK is there.
-
-    Raises:
-        ConfigError: it is not.
-    """
+    """Raise ConfigError if the SDK is not installed."""
     _mcp()
 
 
@@ -77,7 +73,7 @@ async def start_process(settings: ServerSettings) -> ServerProcess:
     mcp = _mcp()
     types = importlib.import_module("mcp.types")
     wrap = importlib.import_module("mcp.shared.message").SessionMessage
-    if _is_second(mcp):
+    if _is_major_2(mcp):
         adapter = types.jsonrpc_message_adapter
         decode: Callable[[bytes], Any] = lambda line: wrap(adapter.validate_json(line, by_name=False))  # noqa: E731
         unset = {"exclude_unset": True}
@@ -94,11 +90,12 @@ async def start_process(settings: ServerSettings) -> ServerProcess:
 async def connected(
     settings: ServerSettings, process: ServerProcess | None, read_seconds: float
 ) -> AsyncIterator[Session]:
-    """A session with a server, to be left by the task that entered it.
+    """Open a session with a server; the task that enters must also exit.
 
     Args:
-        process: of a server that is a command; leaving ends it.
-        read_seconds: silence on an HTTP connection after which it is given up.
+        settings: the server.
+        process: the process of a command; ended on exit.
+        read_seconds: read timeout of an HTTP connection.
     """
     mcp = _mcp()
     async with AsyncExitStack() as stack:
@@ -109,7 +106,7 @@ async def connected(
             transport = await _over_http(settings, read_seconds, stack)
         else:
             transport = None
-        if _is_second(mcp):
+        if _is_major_2(mcp):
             target = settings.make_server() if transport is None else transport
             client = await stack.enter_async_context(mcp.Client(target, cache=None))
         elif transport is None:
@@ -124,14 +121,14 @@ async def connected(
 
 
 async def _over_http(settings: ServerSettings, read_seconds: float, stack: AsyncExitStack) -> Any:
-    httpx = importlib.import_module("httpx2" if _is_second(_mcp()) else "httpx")
+    httpx = importlib.import_module("httpx2" if _is_major_2(_mcp()) else "httpx")
     client = await stack.enter_async_context(
         httpx.AsyncClient(
             headers=settings.headers,
             timeout=httpx.Timeout(30.0, read=read_seconds, pool=None),
-            # A call holds its connection until it is answered: a limit would be one of calls at once.
+            # A call holds its connection until it returns, so a limit here would limit concurrent calls.
             limits=httpx.Limits(max_connections=None, max_keepalive_connections=50),
-            follow_redirects=True,  # of 1.24; later ones follow within the origin themselves, and do not look
+            follow_redirects=True,  # needed for 1.24; later versions ignore it
         )
     )
     http = importlib.import_module("mcp.client.streamable_http")
@@ -145,14 +142,14 @@ def _mcp() -> Any:
         raise ConfigError(f"MCPEnv needs the mcp package ({error}): pip install 'rove[mcp]'") from error
 
 
-def _is_second(mcp: Any) -> bool:
+def _is_major_2(mcp: Any) -> bool:
     return hasattr(mcp, "Client")
 
 
 def _page(cursor: str | None) -> dict[str, Any]:
     if cursor is None:
         return {}
-    if _is_second(_mcp()):
+    if _is_major_2(_mcp()):
         return {"cursor": cursor}
     return {"params": importlib.import_module("mcp.types").PaginatedRequestParams(cursor=cursor)}
 

@@ -1,4 +1,4 @@
-"""The servers of an environment, or of one rollout."""
+"""Connections to the MCP servers of an environment or a rollout."""
 
 from __future__ import annotations
 
@@ -6,16 +6,158 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.core.errors import MCPServerError
-from rove.mcp.connection import Connection
+from rove.core.errors import Error, MCPServerError, ToolCallError
+from rove.mcp import sdk
+from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 
 
-class Servers:
-    """Connections to several servers, made together; one that breaks is made anew for the next call.
+class Connection:
+    """A session with one server; calls may be concurrent.
+
+    A separate task holds the session, because the SDK's contexts must be exited by the task that entered them.
 
     Args:
-        max_restarts: how often in a row a server is started again, or called up again, without a call going well in between.
+        settings: the server.
+        start_seconds: time limit for start and tool list.
+        call_seconds: time limit of a call.
+    """
+
+    def __init__(self, settings: ServerSettings, start_seconds: float, call_seconds: float):
+        self.settings = settings
+        self.start_seconds = start_seconds
+        self.call_seconds = call_seconds
+        self.tools: list[dict[str, Any]] = []
+        """Tool definitions as the protocol spells them."""
+        self._session: sdk.Session | None = None
+        self._broken = False
+        self._process: ServerProcess | None = None
+        self._closing = asyncio.Event()
+        self._ready = asyncio.Event()
+        self._holder: asyncio.Task[None] | None = None
+
+    async def open(self) -> None:
+        """Start the server and list its tools.
+
+        Raises:
+            MCPServerError: the server cannot be started, ends, or takes too long.
+        """
+        self._holder = asyncio.create_task(self._hold_session(), name=f"mcp {self.settings.name}")
+        ready = asyncio.create_task(self._ready.wait())
+        try:
+            await asyncio.wait({self._holder, ready}, timeout=self.start_seconds, return_when=asyncio.FIRST_COMPLETED)
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
+        finally:
+            ready.cancel()
+        if self._ready.is_set():
+            return
+        if not self._holder.done():
+            timeout = self._error(f"has not listed its tools within {self.start_seconds:g} s")
+            await self._abandon()
+            raise timeout
+        raise await self._connection_error("could not be started")
+
+    @property
+    def lost(self) -> bool:
+        """Whether the connection has ended."""
+        if self._broken or self._session is None or self._holder is None:
+            return True
+        return self._holder.done() or self._session.is_lost()
+
+    async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
+        """Call a tool and return its result as the protocol spells it.
+
+        Raises:
+            ToolCallError: the server rejected the call, or took too long.
+            MCPServerError: the server has ended.
+        """
+        if self.lost:
+            raise await self._connection_error("has ended")
+        assert self._session is not None
+        assert self._holder is not None
+        call = asyncio.create_task(self._session.call(tool, arguments))
+        try:
+            await asyncio.wait({call, self._holder}, timeout=self.call_seconds, return_when=asyncio.FIRST_COMPLETED)
+            if call.done() and not call.cancelled():
+                return await self._outcome(call)
+        finally:
+            if not call.done():
+                call.cancel()
+                await asyncio.gather(call, return_exceptions=True)
+        if self.lost:
+            raise await self._connection_error("ended during the call")
+        raise ToolCallError(f"{tool} has not returned within {self.call_seconds:g} s")
+
+    async def _outcome(self, call: asyncio.Task[dict[str, Any]]) -> dict[str, Any]:
+        error = call.exception()
+        if error is None:
+            return call.result()
+        assert self._session is not None
+        self._broken = self._broken or self._session.is_lost(error)
+        if self.lost:
+            raise await self._connection_error("ended during the call", error) from error
+        raise ToolCallError(sdk.message_of(error)) from error
+
+    async def close(self) -> None:
+        """End the session, and the process of a command. Errors during this are ignored."""
+        self._closing.set()
+        if self._holder is None:
+            return
+        try:
+            await asyncio.gather(self._holder, return_exceptions=True)
+        except asyncio.CancelledError:
+            await self._abandon()
+            raise
+
+    def kill(self) -> None:
+        """Kill the process without waiting; works in any event loop or none."""
+        if self._process is not None:
+            self._process.kill()
+
+    async def _hold_session(self) -> None:
+        if self.settings.command:
+            self._process = await sdk.start_process(self.settings)
+        try:
+            async with sdk.connected(self.settings, self._process, self.call_seconds + 10.0) as session:
+                self.tools = await session.tools()
+                self._session = session
+                self._ready.set()
+                await self._closing.wait()
+        finally:
+            self.kill()  # if no session was opened that would have ended it
+
+    async def _abandon(self) -> None:
+        if self._holder is not None:
+            self._holder.cancel()
+            await asyncio.gather(self._holder, return_exceptions=True)
+
+    async def _connection_error(self, what: str, error: BaseException | None = None) -> Error:
+        """Return the error for a connection that broke or could not be opened."""
+        if self._process is not None:
+            await self._process.settle()
+        holder = self._holder
+        if error is None and holder is not None and holder.done() and not holder.cancelled():
+            error = holder.exception()
+        if isinstance(error, Error):  # has a complete message
+            return error
+        failure = self._error(f"{what} ({sdk.message_of(error)})" if error is not None else what)
+        failure.__cause__ = error
+        return failure
+
+    def _error(self, what: str) -> MCPServerError:
+        output = self._process.last_output if self._process is not None else ""
+        return MCPServerError(f"MCP server '{self.settings.name}' {what}{f'; {output}' if output else ''}")
+
+
+class Servers:
+    """Connections to several servers, opened together; a broken one is reopened for the next call.
+
+    Args:
+        settings: the servers.
+        start_seconds, call_seconds: time limits in seconds.
+        max_restarts: consecutive restarts of a server without a successful call in between.
     """
 
     def __init__(
@@ -33,10 +175,10 @@ class Servers:
         self._failed: MCPServerError | None = None
 
     async def start(self) -> dict[str, list[dict[str, Any]]]:
-        """Start those that do not run yet, and tell the tools of all, by server.
+        """Start all servers if needed, and return their tools by server.
 
         Raises:
-            MCPServerError: one cannot be started; the others are ended.
+            MCPServerError: a server cannot be started; the others are ended.
         """
         async with self._start:
             if not self._connections:
@@ -44,19 +186,19 @@ class Servers:
         return {name: connection.tools for name, connection in self._connections.items()}
 
     async def call(self, server: str, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
-        """See `Connection.call`; a call during which the server ends is not made again."""
+        """Call a tool; see `Connection.call`. A call during which the server ends is not repeated."""
         connection = await self._alive(server)
         result = await connection.call(tool, arguments)
         self._restarts[server] = 0
         return result
 
     async def close(self) -> None:
-        """End all of them."""
+        """End all servers."""
         connections, self._connections = self._connections, {}
         await asyncio.gather(*(connection.close() for connection in connections.values()))
 
     def kill(self) -> None:
-        """End their processes without waiting, when their loop is gone."""
+        """Kill all processes without waiting, after their event loop has ended."""
         for connection in self._connections.values():
             connection.kill()
         self._connections = {}
@@ -88,11 +230,11 @@ class Servers:
         async with self._locks[server]:
             connection = self._connections.get(server, connection)
             if not connection.lost or not self.max_restarts:
-                return connection  # a call through a lost one says how it ended
+                return connection  # a call through a lost connection reports how it ended
             if self._restarts[server] >= self.max_restarts:
                 raise MCPServerError(
-                    f"MCP server '{server}' has ended, and is not started again: {self.max_restarts} restarts in a row "
-                    "did not help (max_restarts)"
+                    f"MCP server '{server}' has ended and is not restarted: {self.max_restarts} consecutive restarts "
+                    "failed (max_restarts)"
                 )
             self._restarts[server] += 1
             await connection.close()

@@ -1,4 +1,4 @@
-"""What an MCP server is, and which of its tools a model is given."""
+"""Settings of MCP servers."""
 
 from __future__ import annotations
 
@@ -12,67 +12,70 @@ from rove.core.errors import ConfigError, nearest
 
 
 class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """One server: a `command` to start, a `url` to call, or a `server` object in this process.
+    """One server: a `command` to start, a `url` to connect to, or a `server` object in this process.
 
     Raises:
-        ConfigError: it is none of these or several, or has settings of another kind of server.
+        ConfigError: not exactly one of these, or settings of another kind of server.
+
+    Example:
+        ServerSettings(name="time", command="uvx", args=["mcp-server-time"])
     """
 
     name: str
-    """What errors call it."""
+    """Name in error messages."""
     command: str = ""
-    """Program to start; it speaks on its stdin and stdout."""
+    """Program to start; it communicates through stdin and stdout."""
     args: list[str] = []
-    """Of the command."""
+    """Arguments of the command."""
     env: dict[str, str] = {}
-    """Variables of the command, besides PATH, HOME and the like: it sees no others of this process."""
+    """Environment variables of the command; otherwise it gets only PATH, HOME and similar."""
     cwd: str | None = None
-    """Folder the command runs in. Default: this process's."""
+    """Working directory of the command. Default: this process's."""
     url: str = ""
-    """Of a server that speaks streamable HTTP, such as http://localhost:8000/mcp."""
+    """URL of a streamable HTTP server, such as http://localhost:8000/mcp."""
     headers: dict[str, str] = {}
-    """Sent with every HTTP request."""
+    """Headers of every HTTP request."""
     server: Any = None
-    """A server object of the SDK, or a function without arguments that makes one."""
+    """A server object of the SDK, or a function that creates one."""
     description: str = ""
-    """For people; models are told of the tools alone."""
+    """For people; models see only tools."""
     include: list[str] | None = None
-    """Its tools that the model is given, by their names there. Default: all."""
+    """Names of tools for the model. Default: all."""
     exclude: list[str] = []
-    """Its tools that the model is not given."""
+    """Names of tools to omit."""
     prefix: str = ""
-    """Put before the names of its tools, so that two servers may have tools of one name."""
+    """Prefix of tool names, for servers with tools of the same name."""
 
     def __post_init__(self) -> None:
-        ways = [way for way in ("command", "url", "server") if getattr(self, way)]
-        if len(ways) != 1:
-            given = " and ".join(ways) or "none of them"
+        kinds = [kind for kind in ("command", "url", "server") if getattr(self, kind)]
+        if len(kinds) != 1:
+            given = " and ".join(kinds) or "none of them"
             raise ConfigError(f"MCP server '{self.name}' has {given}; expected one of command, url and server")
         wrong = [key for key in ("args", "env", "cwd") if getattr(self, key) and not self.command]
         wrong += ["headers"] if self.headers and not self.url else []
         if wrong:
-            raise ConfigError(f"MCP server '{self.name}' has {', '.join(wrong)}, which a {ways[0]} does not take")
+            raise ConfigError(f"MCP server '{self.name}' has {', '.join(wrong)}, which a {kinds[0]} does not take")
 
     @property
     def identity(self) -> dict[str, Any]:
-        """What tells it from others; values of variables and headers are secrets, and left out."""
-        kept = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
-        return {key: getattr(self, key) for key in kept if getattr(self, key)}
+        """What distinguishes the server from others, without environment variables and headers, which may be secret."""
+        shown = ("name", "command", "args", "cwd", "url", "include", "exclude", "prefix")
+        return {key: getattr(self, key) for key in shown if getattr(self, key)}
 
     def make_server(self) -> Any:
-        """The server object."""
+        """Return the server object."""
         return self.server() if self.has_factory else self.server
 
     @property
     def has_factory(self) -> bool:
-        """Whether `server` makes servers."""
+        """Whether `server` is a function that creates servers."""
         return callable(self.server) and not hasattr(self.server, "run")
 
     def chosen(self, tools: Sequence[Mapping[str, Any]]) -> list[Mapping[str, Any]]:
-        """Those of the server's tools that the model is given.
+        """Return the tools for the model.
 
         Raises:
-            ConfigError: `include` or `exclude` names a tool that the server does not have.
+            ConfigError: `include` or `exclude` has an unknown tool.
         """
         names = [tool["name"] for tool in tools]
         for setting, wanted in (("include", self.include or []), ("exclude", self.exclude)):
@@ -86,10 +89,10 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
 
 
 def read_servers(given: Iterable[Any]) -> list[ServerSettings]:
-    """Servers from dicts, or `ServerSettings` as they are.
+    """Convert dicts to `ServerSettings`.
 
     Raises:
-        ConfigError: one is wrong, two have one name, or there is none.
+        ConfigError: invalid settings, a repeated name, or no servers.
     """
     if isinstance(given, (str, Mapping)) or not isinstance(given, Iterable):
         raise ConfigError(f'mcp_servers is {given!r}; expected a list like [{{"name": "time", "command": "uvx", …}}]')
@@ -97,7 +100,7 @@ def read_servers(given: Iterable[Any]) -> list[ServerSettings]:
     names = [server.name for server in servers]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        raise ConfigError(f"mcp_servers has two servers named '{twice}'; expected names of their own")
+        raise ConfigError(f"mcp_servers has two servers named '{twice}'; expected unique names")
     if not servers:
         raise ConfigError("mcp_servers is empty; expected at least one server, or use ToolEnv")
     return servers

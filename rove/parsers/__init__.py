@@ -1,1 +1,1 @@
-"""Read answers out of a model's text."""
+"""Read answers out of completions."""

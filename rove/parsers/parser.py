@@ -1,4 +1,4 @@
-"""Reading answers out of what a model said, and scoring how well it kept the format it was asked for."""
+"""Parsers read answers out of completions and score their format."""
 
 from __future__ import annotations
 
@@ -11,41 +11,47 @@ from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
 
 Completion = str | Iterable[Mapping[str, Any]]
-"""What a model said: messages (dicts or `Message`), or a text, which counts as one assistant message."""
+"""The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
 
 
 def identity(text: str) -> str:
-    """The text itself."""
+    """Return the text unchanged."""
     return text
 
 
 class Parser:
-    """Reads the answer out of a completion; this one takes the whole last assistant message.
+    """Reads the answer out of a completion; this class takes the whole last assistant message.
 
     Subclasses override `parse`, `parse_answer` or `format_score`.
 
     Args:
-        extract_fn: applied to the text that is read, e.g. to take a number out of a sentence. Default: the text itself.
+        extract_fn: applied to the text of the answer, e.g. to extract a number.
+
+    Example:
+        parser = rove.Parser(rove.extract_boxed_answer)
+        parser.parse_answer("The result is \\boxed{42}.")  # "42"
     """
 
     def __init__(self, extract_fn: Callable[[str], Any] = identity):
         self.extract_fn = extract_fn
 
     def parse(self, text: str) -> Any:
-        """What one text says."""
+        """Read one text."""
         return self.extract_fn(text)
 
     def parse_answer(self, completion: Completion) -> Any:
-        """The answer in the last assistant message, or None when there is no such message."""
-        said = self.get_assistant_messages(completion)
-        return self.parse(text_of(said[-1])) if said else None
+        """Return the answer in the last assistant message, or None without such a message."""
+        messages = self.get_assistant_messages(completion)
+        return self.parse(text_of(messages[-1])) if messages else None
 
     def format_score(self, text: str) -> float:
-        """How well one text keeps the format, 0 to 1; a parser that asks for no format gives 1.0."""
+        """Return how well one text follows the format, 0 to 1; 1.0 without a format."""
         return 1.0
 
     def get_format_reward_func(self) -> Callable[..., float]:
-        """A reward function `format_reward(completion)`: mean `format_score` of the assistant messages, 0 if none."""
+        """Return a reward function `format_reward(completion)`: the mean `format_score` of the assistant messages, 0
+        without any.
+        """
 
         def format_reward(completion: Completion) -> float:
             scores = [self.format_score(text_of(message)) for message in self.get_assistant_messages(completion)]
@@ -54,49 +60,52 @@ class Parser:
         return format_reward
 
     def get_assistant_messages(self, completion: Completion) -> Messages:
-        """What the model said."""
-        return _said_by("assistant", completion)
+        """Return the messages of the model."""
+        return _messages_by_role("assistant", completion)
 
     def get_system_messages(self, completion: Completion) -> Messages:
-        """The system messages."""
-        return _said_by("system", completion)
+        """Return the system messages."""
+        return _messages_by_role("system", completion)
 
     def get_user_messages(self, completion: Completion) -> Messages:
-        """What the user, often the environment, said."""
-        return _said_by("user", completion)
+        """Return the user messages, often written by the environment."""
+        return _messages_by_role("user", completion)
 
     def get_tool_messages(self, completion: Completion) -> Messages:
-        """What tools returned."""
-        return _said_by("tool", completion)
+        """Return the results of tools."""
+        return _messages_by_role("tool", completion)
 
 
-def _said_by(role: str, completion: Completion) -> Messages:
+def _messages_by_role(role: str, completion: Completion) -> Messages:
     return [message for message in as_messages(completion, role="assistant") if message["role"] == role]
 
 
 class ThinkParser(Parser):
-    """For models that write `<think>…</think>` before their answer, into the text itself.
+    """Reads the text after `<think>…</think>`, for models that write their reasoning into the text.
 
-    The answer is what follows the last `</think>`, and "" without one: unfinished thoughts are never graded. Where a
-    server or chat template takes the thoughts out of the text, use `MaybeThinkParser`.
+    The answer is "" without a `</think>`, so that unfinished reasoning is never graded. Use `MaybeThinkParser` if a
+    server or chat template removes the reasoning.
+
+    Example:
+        rove.ThinkParser().parse("<think>6 * 7</think>42")  # "42"
     """
 
     def parse(self, text: str) -> Any:
-        """What follows the last `</think>`, stripped; "" without one."""
+        """Return the stripped text after the last `</think>`; "" without one."""
         return self.extract_fn(text.rpartition("</think>")[2].strip() if "</think>" in text else "")
 
     def format_score(self, text: str) -> float:
-        """1.0 for exactly one `<think>`, at the start, one `</think>` and an answer after it; else 0.0."""
+        """Return 1.0 for one `<think>` at the start, one `</think>` and an answer after it; else 0.0."""
         opened = text.count("<think>") == 1 and text.lstrip().startswith("<think>")
         answer = text.rpartition("</think>")[2]
         return float(opened and text.count("</think>") == 1 and answer.strip() != "")
 
 
 class MaybeThinkParser(Parser):
-    """For models that may write `<think>…</think>` before their answer, or leave it out."""
+    """Reads the text after an optional `<think>…</think>`."""
 
     def parse(self, text: str) -> Any:
-        """What follows the last `</think>`, or the whole text; stripped."""
+        """Return the stripped text after the last `</think>`, or the whole text."""
         return self.extract_fn(text.rpartition("</think>")[2].strip())
 
 
@@ -104,13 +113,17 @@ class XMLParser(Parser):
     """Reads fields written as `<name>text</name>`.
 
     Args:
-        fields: what the model is asked to write, in order. A field is a tag name, or several of which the model writes
-            one, e.g. `["think", ("tool", "answer")]`; `format` writes the first.
-        answer_field: the tag that `parse_answer` reads. Default "answer".
-        extract_fn: applied by `parse_answer` to the text of that tag. Default: the text itself.
+        fields: fields that the model writes, in order. A field is a tag name, or a list of alternatives, e.g.
+            `["think", ("tool", "answer")]`; `format` writes the first.
+        answer_field: tag that `parse_answer` reads.
+        extract_fn: applied by `parse_answer` to the text of that tag.
 
     Raises:
-        ConfigError: no fields, a name that cannot be a tag, or a name given twice.
+        ConfigError: no fields, an invalid tag name, or a name given twice.
+
+    Example:
+        parser = rove.XMLParser(["think", "answer"])
+        parser.parse("<think>6 * 7</think><answer>42</answer>").answer  # "42"
     """
 
     def __init__(
@@ -126,36 +139,37 @@ class XMLParser(Parser):
         self._ends = tuple(f"</{name}>" for name in self._fields[-1])
 
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
-        """The text of every tag as attributes; None where a tag is not there or not closed.
+        """Return the texts of all tags as attributes; None for a tag that is missing or not closed.
 
         Args:
-            strip: drop white space around the texts.
-            last: of a tag written several times, take the last complete pair instead of the first.
+            text: text to parse.
+            strip: remove white space around the texts.
+            last: use the last complete pair of a repeated tag instead of the first.
         """
         found = {name: _between(text, name, last) for names in self._fields for name in names}
         return SimpleNamespace(**{name: raw.strip() if raw and strip else raw for name, raw in found.items()})
 
     def parse_answer(self, completion: Completion) -> Any:
-        """The last complete `answer_field` in the last assistant message, or None.
+        """Return the last complete `answer_field` in the last assistant message, or None.
 
         Raises:
-            ConfigError: `answer_field` is none of the fields.
+            ConfigError: `answer_field` is not one of the fields.
         """
-        said = self.get_assistant_messages(completion)
-        if not said:
+        messages = self.get_assistant_messages(completion)
+        if not messages:
             return None
-        parsed = self.parse(text_of(said[-1]), last=True)
+        parsed = self.parse(text_of(messages[-1]), last=True)
         if not hasattr(parsed, self.answer_field):
             hint = nearest(self.answer_field, vars(parsed))
-            raise ConfigError(f"answer_field='{self.answer_field}' of this XMLParser is none of its fields: {hint}")
+            raise ConfigError(f"answer_field='{self.answer_field}' of this XMLParser is not one of its fields: {hint}")
         answer = getattr(parsed, self.answer_field)
         return None if answer is None else self.extract_fn(answer)
 
     def format_score(self, text: str) -> float:
-        """0.4 for the share of fields present, 0.2 each for tidy, starts with the first tag, ends with the last.
+        """Return 0.4 times the share of fields present, plus 0.2 each for: tidy, starts with the first tag, ends with the last.
 
-        Present means opened and closed. Tidy means that at least one field is present and that none has white space
-        between its tags and its text beyond one line break, as `format` writes it. Text without any tag scores 0.
+        Present means opened and closed. Tidy means that at least one field is present and that fields have at most one line
+        break between tag and text, as `format` writes them. Text without tags scores 0.
         """
         text = text.strip()
         found = [[_between(text, name, last=True) for name in names] for names in self._fields]
@@ -164,24 +178,24 @@ class XMLParser(Parser):
         return (2 * share + tidy + text.startswith(self._starts) + text.endswith(self._ends)) / 5
 
     def get_fields(self) -> list[str]:
-        """The first name of every field, in order."""
+        """Return the first name of every field, in order."""
         return [names[0] for names in self._fields]
 
     def get_format_str(self) -> str:
-        """The format as a text for a prompt."""
+        """Return a description of the format for a prompt."""
         tags = (names[0] if len(names) == 1 else f"[ {' | '.join(names)} ]" for names in self._fields)
         return "\n".join(f"<{tag}>\n...\n</{tag}>" for tag in tags)
 
     def format(self, /, **values: Any) -> str:
-        """A text in this format. Every field takes its value by any of its names and is written under its first.
+        """Write a text in this format. Every field takes its value under any of its names.
 
         Raises:
-            ConfigError: a field has no value, or a name belongs to no field.
+            ConfigError: a field has no value, or a name is not that of a field.
         """
         known = [name for names in self._fields for name in names]
         for name in values:
             if name not in known:
-                raise ConfigError(f"format() got '{name}', which is none of the fields: {nearest(name, known)}")
+                raise ConfigError(f"format() got '{name}', which is not one of the fields: {nearest(name, known)}")
         parts: list[str] = []
         for names in self._fields:
             value = next((values[name] for name in names if values.get(name) is not None), None)
@@ -209,10 +223,10 @@ def _checked_fields(fields: Sequence[str | Sequence[str]]) -> list[tuple[str, ..
 
 
 def _between(text: str, name: str, last: bool) -> str | None:
-    """The text of the first or last complete pair of tags.
+    """Return the text of the first or last complete pair of tags.
 
-    Of tags opened several times before they are closed the innermost counts, so that a draft cut off is no part of the
-    answer. String searches, because a lazy regular expression needs quadratic time on a text full of unclosed tags.
+    If a tag is opened several times before it is closed, the innermost counts, so that an abandoned draft is not part
+    of the answer. Uses string searches: a lazy regular expression needs quadratic time on many unclosed tags.
     """
     opening, closing = f"<{name}>", f"</{name}>"
     if last:
@@ -231,12 +245,13 @@ def _is_tidy(raw: str) -> bool:
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    """What stands in the last complete `\\boxed{…}`, braces inside it included.
+    """Return the content of the last complete `\\boxed{…}`, with inner braces.
 
     Args:
-        strict: without one return "" instead of the whole text.
+        text: text to search.
+        strict: return "" instead of the whole text if there is none.
     """
-    opened: list[int] = []  # where the braces begin that are open; -1 for those that box nothing
+    opened: list[int] = []  # start of the content of every open brace; -1 if it is not a box
     first, last = -1, -1
     for found in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
         token = found[0]
@@ -250,5 +265,5 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_hash_answer(text: str) -> str:
-    """What follows the last `####`, as GSM8K writes its answers, stripped; the whole text without one."""
+    """Return the stripped text after the last `####`, as in GSM8K answers; the whole text without one."""
     return text.rpartition("####")[2].strip() if "####" in text else text

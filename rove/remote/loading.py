@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -19,6 +18,7 @@ from rove.envs.loading import elsewhere, environment_file, load_environment
 from rove.envs.questions import is_question_file
 from rove.remote.environment import AwayEnv, IsolatedEnv
 from rove.remote.venv import StandIns, python_for
+from rove.workers.import_alias import active_import_alias
 
 SETTINGS = ("isolation", "ray")
 """Tables of settings that say where an environment runs, and change nothing of what it does."""
@@ -102,7 +102,7 @@ def open_environment(
     Raises:
         ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
     """
-    prepare, stand_ins = _library_stand_ins()
+    prepare, stand_ins = _import_alias()
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
@@ -128,13 +128,10 @@ async def open_beside(
     return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
 
 
-def _library_stand_ins() -> tuple[str, StandIns]:
-    """Return the `prepare` function of workers and the versions of the libraries that rove replaces in this process.
-
-    The import finder of `rove.compat.install` has both, because import names are local to a process.
-    """
-    finder: Any = next((finder for finder in sys.meta_path if hasattr(finder, "in_workers")), None)
-    return ("", {}) if finder is None else (finder.in_workers(), finder.stand_ins)
+def _import_alias() -> tuple[str, StandIns]:
+    """Return the function that installs this process's import alias in a worker, and the versions that the alias provides."""
+    alias = active_import_alias()
+    return ("", {}) if alias is None else (alias.setup, alias.provided_versions)
 
 
 @contextmanager

@@ -156,21 +156,21 @@ class RayEnv(AwayEnv):
     def _ready_actors(self, count: int) -> dict[int, Any]:
         """Return `about` of the actors that have started, by number."""
         ray, seconds = self._ray, self._isolation.start_seconds
-        asked = [self._actor(number).actor.about.remote() for number in range(count)]
-        there, _ = ray.wait(asked, timeout=seconds)
+        replies = [self._actor(number).actor.about.remote() for number in range(count)]
+        there, _ = ray.wait(replies, timeout=seconds)
         if not there:
             free, all = (one().get("CPU", 0) for one in (ray.available_resources, ray.cluster_resources))
             raise ConfigError(
                 f"no Ray actor has started within {seconds:g} s (isolation.start_seconds): each takes a CPU, and of the "
                 f"cluster's {all:g} CPUs {free:g} are free"
             )
-        known = [description for number, description in enumerate(asked) if self._actor(number).is_up]
+        known = [description for number, description in enumerate(replies) if self._actor(number).is_up]
         if known:
             ray.wait(known, num_returns=len(known), timeout=seconds)
         youngest = max(self._actor(number).since for number in range(count))
         left = max(0.0, youngest + min(GRACE_S, seconds) - time.monotonic())
-        there, _ = ray.wait(asked, num_returns=len(asked), timeout=left)
-        return {number: description for number, description in enumerate(asked) if description in there}
+        there, _ = ray.wait(replies, num_returns=len(replies), timeout=left)
+        return {number: description for number, description in enumerate(replies) if description in there}
 
     async def _replacement(self, number: int) -> RayNode:
         """Start an actor to replace a lost one, as soon as the cluster has a free CPU."""

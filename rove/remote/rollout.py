@@ -11,7 +11,16 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import Error, LimitReachedError, OverlongPromptError, RemoteError, WorkerError, phase_of
+from rove.core.errors import (
+    Error,
+    LimitReachedError,
+    OverlongPromptError,
+    RemoteError,
+    WorkerError,
+    cancelled_unanswered,
+    phase_of,
+    unanswered_attempts,
+)
 from rove.core.messages import Message
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
@@ -83,7 +92,9 @@ class RemoteRollout:
                     if worker is None:
                         raise
         except asyncio.CancelledError as error:
-            await self._requests.end(error)
+            attempts = await self._requests.end()
+            if attempts is not None:
+                raise cancelled_unanswered(attempts) from error
             raise
         finally:
             await self._requests.end()
@@ -384,12 +395,13 @@ class ModelRequests:
             raise WorkerError(NONDETERMINISTIC)
         return await asyncio.shield(move)
 
-    async def end(self, error: asyncio.CancelledError | None = None) -> None:
+    async def end(self) -> list[str] | None:
         """Refuse new requests and cancel running ones.
 
-        Args:
-            error: Receives the failed attempts of a cancelled request, which explain why the rollout took so long.
+        Returns:
+            The failed attempts of a cancelled request, which explain why the rollout took so long; None without any.
         """
+        attempts: list[str] | None = None
         self.is_over = True
         pending = [task for task in (one.task for one in self._sent) if task is not None and not task.done()]
         for task in (*pending, *(task for _, task in self._moves)):
@@ -397,11 +409,12 @@ class ModelRequests:
         for task in pending:
             try:
                 await task
-            except asyncio.CancelledError as inner:
-                if error is not None and hasattr(inner, "rove_unanswered"):
-                    error.rove_unanswered = inner.rove_unanswered  # pyright: ignore[reportAttributeAccessIssue]
+            except asyncio.CancelledError as cancelled:
+                found = unanswered_attempts(cancelled)
+                attempts = attempts if found is None else found
             except Exception:
                 continue
+        return attempts
 
     def steps(self, reply: Sequence[Any]) -> list[TrajectoryStep]:
         """Return the steps of a worker's reply: the number of a request stands for its recorded step."""

@@ -145,7 +145,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         folder.parent.mkdir(parents=True, exist_ok=True)
         new_folder = Path(tempfile.mkdtemp(prefix=f"{folder.name}.", dir=folder.parent))
     except OSError as error:
-        raise ConfigError(f"the virtual environment {folder} cannot be new_folder: {error}") from error
+        raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     try:
         venv.EnvBuilder(with_pip=False, symlinks=os.name != "nt").create(new_folder)
         [own] = new_folder.glob("lib/python*/site-packages")
@@ -159,7 +159,7 @@ def _make(folder: Path, arguments: Sequence[str], seconds: float, stand_ins: Sta
         new_folder.rename(folder)
     except OSError as error:
         if not (folder / "made").exists():  # else another process has made it
-            raise ConfigError(f"the virtual environment {folder} cannot be new_folder: {error}") from error
+            raise ConfigError(f"the virtual environment {folder} cannot be made: {error}") from error
     finally:
         shutil.rmtree(new_folder, ignore_errors=True)
 

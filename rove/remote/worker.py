@@ -35,7 +35,7 @@ from rove.utils.functions import maybe_await
 
 LENGTH = struct.Struct("<I")
 
-_rollout_number: contextvars.ContextVar[int] = contextvars.ContextVar("playing")
+_rollout_number: contextvars.ContextVar[int] = contextvars.ContextVar("rollout_number")
 """Number of the rollout that the current task runs."""
 
 
@@ -307,9 +307,7 @@ class _RpcServer:
             self.write(_encode(frame))
             raise
         if "limit" in reply:
-            reached = LimitReachedError(reply["limit"])
-            reached.truncated = reply["truncated"]
-            raise reached
+            raise LimitReachedError(reply["limit"], reply["truncated"])
         if "failed" in reply:
             raise _error_from_dict(**reply["failed"])
         return reply

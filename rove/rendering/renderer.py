@@ -1,6 +1,6 @@
-"""Messages (by the model's own chat template) or texts to tokens and back; no sampled token is ever tokenised again.
+"""Convert messages (with the model's chat template) or texts to tokens and back; sampled tokens are never tokenized again.
 
-Tool calls are read from what the model wrote and rendered as it would write them: see `rove.rendering.tool_calls`.
+Tool calls are parsed from the model's text and rendered in its format: see `rove.rendering.tool_calls`.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, s
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
-"""The key of an assistant message with tool calls that holds them as the model wrote them."""
-REMEMBERED = 1024
-"""Conversations that a renderer remembers as text, and texts as ids and back: siblings, and games that go alike, ask again."""
-SHORT = 4096
-"""Bytes, characters or tokens; what is longer is not remembered."""
+"""Key of an assistant message with tool calls that has the original text of the model."""
+CACHE_SIZE = 1024
+"""Maximum entries of each cache of a renderer; rollouts of one group repeat conversations."""
+MAX_CACHED_LENGTH = 4096
+"""Bytes, characters or tokens; longer values are not cached."""
 
 
 class Tokenizer(Protocol):
-    """What the renderer needs of a tokenizer; a `transformers` fast tokenizer has it."""
+    """The methods of a tokenizer that the renderer uses; a `transformers` fast tokenizer has them."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -37,20 +37,24 @@ class Tokenizer(Protocol):
         ...
 
     def encode(self, text: str, *, add_special_tokens: bool) -> list[int]:
-        """Text to ids."""
+        """Convert text to ids."""
         ...
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
-        """Ids to text."""
+        """Convert ids to text."""
         ...
 
 
 class Renderer:
     """Renders conversations with a tokenizer's chat template, and raw texts without it.
 
+    Example:
+        >>> renderer = Renderer(tokenizer)
+        >>> ids = renderer.prompt_ids([{"role": "user", "content": "Hi"}])
+
     Args:
-        tokenizer: with a chat template; for raw texts it need not have one.
-        stop_ids: tokens that end the model's turn; the tokenizer's end-of-sequence token is always one of them.
+        tokenizer: Tokenizer; raw texts need no chat template.
+        stop_ids: Tokens that end the model's turn, in addition to the tokenizer's end-of-sequence token.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = ()):
@@ -63,13 +67,13 @@ class Renderer:
 
     @property
     def template(self) -> str:
-        """The chat template, or all of them; "" when there is none."""
+        """The chat template, or all of them joined; "" if there is none."""
         template = getattr(self.tokenizer, "chat_template", None) or ""
         return "\n".join(template.values()) if isinstance(template, Mapping) else template
 
     @property
     def tool_format(self) -> Format | None:
-        """How the model writes tool calls; None when its template does not show any."""
+        """Format of the model's tool calls; None if its template shows none that is known."""
         return format_of(self.template)
 
     def text(
@@ -79,17 +83,17 @@ class Renderer:
         generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> str:
-        """The conversation as the template writes it.
+        """Render a conversation as text with the chat template.
 
-        A message of role "developer" is the system's where the template does not know that role.
+        The role "developer" becomes "system" if the template does not know it.
 
         Raises:
-            ConfigError: there are tools, and the model's template shows none, or not in a way known here; a message has other
-                parts than text; there is no template, or it refuses these messages.
+            ConfigError: tools are given and the template has no known format of tool calls; a message has parts other than
+                text; there is no template, or it refuses these messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
-                "tools are given, but the model's chat template shows no way to call them that is known here "
+                "tools are given, but the model's chat template has no known format of tool calls "
                 "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
             )
         if not self.template:
@@ -102,19 +106,19 @@ class Renderer:
         return _remembered(self._texts, key, lambda: self._render(messages, tools, variables))
 
     def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
-        """What decides the text; None when something else does, too, or it is long."""
+        """Return the cache key of a conversation; None if it is long or the template uses the current time."""
         if "strftime_now" in self.template:
             return None
         try:
-            told = msgspec.json.encode((messages, tools, variables))
+            content = msgspec.json.encode((messages, tools, variables))
         except (TypeError, ValueError):
             return None
-        return (self.template, told) if len(told) <= SHORT else None
+        return (self.template, content) if len(content) <= MAX_CACHED_LENGTH else None
 
     def _render(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> str:
-        told = [self._as_rendered(message) for message in messages]
+        prepared = [self._as_rendered(message) for message in messages]
         try:
-            return self.tokenizer.apply_chat_template(told, tools=tools or None, tokenize=False, **variables)
+            return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
         except Exception as error:  # a template is a program, often with checks of its own
             roles = [message["role"] for message in messages]
             raise ConfigError(
@@ -145,7 +149,7 @@ class Renderer:
 
     def encode(self, text: str) -> list[int]:
         """Ids of a text in which special tokens are already written out."""
-        key = text if len(text) <= SHORT else None
+        key = text if len(text) <= MAX_CACHED_LENGTH else None
         return [*_remembered(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
     def special_token(self, text: str) -> int | None:
@@ -155,11 +159,11 @@ class Renderer:
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of ids, special tokens written out."""
-        told = list(ids)
+        listed = list(ids)
         return _remembered(
             self._decoded,
-            tuple(told) if len(told) <= SHORT else None,
-            lambda: self.tokenizer.decode(told, skip_special_tokens=False, clean_up_tokenization_spaces=False),
+            tuple(listed) if len(listed) <= MAX_CACHED_LENGTH else None,
+            lambda: self.tokenizer.decode(listed, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
 
     def prompt_ids(
@@ -171,11 +175,10 @@ class Renderer:
         generation_prompt: bool = True,
         template_kwargs: Mapping[str, Any] | None = None,
     ) -> list[int]:
-        """Ids of the conversation up to where the model speaks.
+        """Return the ids of a conversation up to the model's turn.
 
-        When the conversation continues `previous`, its ids are kept as they were sampled and only what follows them is
-        tokenised. When it does not (the template rewrites history, or the environment edited it) everything is
-        tokenised afresh, which starts a new branch.
+        If the conversation continues `previous`, its sampled ids are reused and only the rest is tokenized. Otherwise (the
+        template rewrites history, or the environment edited it) everything is tokenized, which starts a new branch.
 
         Raises:
             ConfigError: see `text`.
@@ -184,24 +187,24 @@ class Renderer:
         text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
         if previous is not None:
-            said = self.decode(previous.ids)
-            if text.startswith(said):
-                return previous.ids + self.encode(text[len(said) :])
+            known = self.decode(previous.ids)
+            if text.startswith(known):
+                return previous.ids + self.encode(text[len(known) :])
         return self.encode(text)
 
     def read(
         self, completion_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0
     ) -> Message:
-        """The assistant message that sampled ids say; the end-of-turn token is not part of it. Arguments: see `message`."""
+        """Return sampled ids as an assistant message, without the end-of-turn token; for the arguments see `message`."""
         return self.message(self.decode(self._without_end(completion_ids)), tools, before)
 
     def message(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0) -> Message:
-        """The assistant message that a sampled text is.
+        """Return a sampled text as an assistant message with its tool calls.
 
         Args:
-            text: as the model wrote it.
-            tools: that could be called, in chat form; without any nothing is taken for a call.
-            before: tokens of the prompt; turns that say the same then still have calls with different ids.
+            text: Text of the model.
+            tools: Available tools in chat form; without any, no calls are parsed.
+            before: Number of prompt tokens, so that equal calls of different turns get different ids.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
@@ -211,10 +214,10 @@ class Renderer:
         return AssistantMessage(text)
 
     def text_ids(self, text: str, previous: StepTokens | None = None, context: int | None = None) -> list[int]:
-        """Ids of a raw text up to where the model goes on, after a beginning-of-sequence token if the tokenizer wants one.
+        """Return the ids of a raw text, after a beginning-of-sequence token if the tokenizer adds one.
 
-        When the text continues `previous`, its ids are kept as they were sampled, but for a sampled end, which is no part
-        of the text: only if there was one does the next turn start a new branch.
+        If the text continues `previous`, its sampled ids are reused, except for a sampled end token, which is not part of the
+        text; the next turn then starts a new branch.
 
         Raises:
             OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
@@ -224,13 +227,13 @@ class Renderer:
         begin = begin if begin == [self.tokenizer.bos_token_id] else []
         if previous is not None:
             ids = previous.prompt_ids + self._without_end(previous.completion_ids)
-            said = self.decode(ids[len(begin) :])
-            if text.startswith(said):
-                return ids + self.encode(text[len(said) :])
+            known = self.decode(ids[len(begin) :])
+            if text.startswith(known):
+                return ids + self.encode(text[len(known) :])
         return begin + self.encode(text)
 
     def read_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Message:
-        """The text that sampled ids add to that of the prompt, said by the assistant."""
+        """Return the text that sampled ids add to that of the prompt, as an assistant message."""
         # Together, because some tokenizers drop a space at the start of what they decode.
         before, ids = self.decode(prompt_ids), self._without_end(completion_ids)
         whole = self.decode([*prompt_ids, *ids])
@@ -239,29 +242,32 @@ class Renderer:
     def training_branches(
         self, messages: Sequence[Mapping[str, Any]], tools: Any = None, said_at: Collection[int] | None = None
     ) -> list[tuple[list[int], list[bool]]]:
-        """A finished conversation as (ids, mask) pairs, the mask true on what the assistant said and its end of turn.
+        """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
-        Of the assistant's messages only those in the places `said_at` count as such, where these are given.
+        The ids are those that sampling the conversation turn by turn would produce. A turn whose prompt does not extend the
+        previous turn starts another pair. Messages after the last assistant message are left out.
 
-        The ids are those that sampling the conversation turn by turn would have produced. A turn whose prompt does not
-        extend the turn before it starts another pair. What follows the last assistant message is left out.
+        Args:
+            messages: The conversation.
+            tools: Tools in chat form.
+            said_at: Positions of the assistant messages to train on. Default: all.
         """
         branches: list[tuple[list[int], list[bool]]] = []
-        said = ""
+        known = ""
         for i, message in enumerate(messages):
             if message["role"] != "assistant" or (said_at is not None and i not in said_at):
                 continue
             prompt = self.text(messages[:i], tools)
             answer = self._answer_text(prompt, messages[: i + 1], tools)
-            if not branches or not prompt.startswith(said):
+            if not branches or not prompt.startswith(known):
                 branches.append(([], []))
-                said = ""
+                known = ""
             ids, mask = branches[-1]
-            for text, trained in ((prompt[len(said) :], False), (answer, True)):
+            for text, trained in ((prompt[len(known) :], False), (answer, True)):
                 new = self.encode(text)
                 ids += new
                 mask += [trained] * len(new)
-            said = prompt + answer
+            known = prompt + answer
         return branches
 
     def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -272,14 +278,14 @@ class Renderer:
             return message
         how, sampled = self.tool_format, message.get(SAMPLED)
         if how is not None and isinstance(sampled, str):
-            beside, told = read_calls(sampled, how, [call.name for call in calls])
-            if beside == text_of(message) and calls_of({"tool_calls": told}) == calls:
-                return {"role": "assistant", "content": sampled}  # nobody has edited it since
+            beside, written = read_calls(sampled, how, [call.name for call in calls])
+            if beside == text_of(message) and calls_of({"tool_calls": written}) == calls:
+                return {"role": "assistant", "content": sampled}  # unedited
         if how is not None and "tool_calls" not in self.template:
             return {"role": "assistant", "content": text_of(message) + how.write(calls)}
         given = [
-            {**told, "function": {"name": call.name, "arguments": call.arguments}}  # templates want no JSON text
-            for told, call in zip(message["tool_calls"], calls, strict=True)
+            {**parsed, "function": {"name": call.name, "arguments": call.arguments}}  # templates want no JSON text
+            for parsed, call in zip(message["tool_calls"], calls, strict=True)
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 
@@ -317,26 +323,25 @@ class Renderer:
 
 
 def _remembered(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """What is remembered under a key, or is made, and remembered in place of the oldest; without a key it is always made."""
+    """Return the cached value of a key, or make and cache it, replacing the oldest; without a key, always make it."""
     if key is None:
         return make()
     if key not in memory:
         memory[key] = make()
-        if len(memory) > REMEMBERED:
+        if len(memory) > CACHE_SIZE:
             del memory[next(iter(memory))]
     return memory[key]
 
 
 class IncrementalDetokenizer:
-    """Tells the text of tokens that come one by one, each piece as soon as no further token can change it.
+    """Decodes tokens one by one and reports each piece of text as soon as no further token can change it.
 
-    The pieces together are the beginning of what `Renderer.read` (with `before`: `Renderer.read_text`) says of all of them;
-    with stop texts, of the text that they cut.
+    The pieces together are a prefix of the text that `Renderer.read` (with `before`: `Renderer.read_text`) returns.
 
     Args:
-        renderer: of the model that speaks.
-        tell: called with each piece.
-        before: the prompt's ids, where its text goes on; some tokenizers begin a text otherwise than they continue it.
+        renderer: Renderer of the model.
+        tell: Called with each piece.
+        before: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
     """
 
     def __init__(self, renderer: Renderer, tell: Callable[[str], None], before: Sequence[int] = ()):
@@ -348,9 +353,9 @@ class IncrementalDetokenizer:
 
     @staticmethod
     def of(renderer: Renderer, request: Request, before: Sequence[int] = ()) -> OnToken | None:
-        """What to call with each token so that those who listen to a request are told; None if nobody does.
+        """Return the function to call with each token so that a request's callbacks are called; None if it has none.
 
-        Text that may turn out to be a tool call is not told.
+        Text that may be part of a tool call is not reported.
         """
         on_token, on_text = request.on_token, request.on_text
         if on_text is None:
@@ -368,8 +373,8 @@ class IncrementalDetokenizer:
         return both
 
     def __call__(self, token: Token) -> None:
-        """The next token."""
-        if token.text is not None:  # whoever looks out for stop texts knows it already
+        """Process the next token."""
+        if token.text is not None:  # the stop checker has already decoded it
             if token.text:
                 self._tell(token.text)
             return
@@ -386,15 +391,15 @@ class IncrementalDetokenizer:
 
 
 def _beside_calls(tell: Callable[[str], None], how: Format) -> Callable[[str], None]:
-    """What to call with the pieces of an answer so that `tell` is told those that are no tool call for sure."""
-    text, told = "", 0
+    """Return a function for the pieces of an answer that passes on to `tell` only text that is certainly no tool call."""
+    text, sent = "", 0
 
     def hear(piece: str) -> None:
-        nonlocal text, told
+        nonlocal text, sent
         text += piece
         sure = sure_of(text, how)
-        if sure > told:
-            tell(text[told:sure])
-            told = sure
+        if sure > sent:
+            tell(text[sent:sure])
+            sent = sure
 
     return hear

@@ -1,4 +1,4 @@
-"""Evaluate a model in an environment, generate rollouts, make a dataset of them."""
+"""Evaluate a model in an environment, generate rollouts, make a dataset from them."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ from rove.statistics import Price, Tally
 from rove.statistics.reward_errors import RewardErrors
 
 OnRecord = Callable[[RolloutRecord | Outcome], None]
-SHARE_FROM = 20
-"""Rollouts before a share of errors says anything."""
+MIN_ROLLOUTS_FOR_SHARE = 20
+"""Finished rollouts from which `max_errors` applies as a share."""
 
 
 class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -44,31 +44,31 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     num_examples: int = -1
-    """The first so many rows of the dataset; -1 = all."""
+    """Number of rows from the start of the dataset; -1 = all."""
     rollouts_per_example: int = 1
-    """Siblings per example."""
+    """Rollouts per example (group size)."""
     sampling_args: dict[str, Any] = {}
-    """Under OpenAI's names; they go over the environment's own."""
+    """Sampling parameters with OpenAI's names; they override the environment's."""
     max_concurrent: int | None = None
-    """Rollouts at a time; what the client likes when not given."""
+    """Maximum concurrent rollouts. Default: the client's recommendation."""
     max_scoring: int | None = None
-    """Rollouts scored at a time; None = as many as run."""
+    """Maximum rollouts scored concurrently; None = no limit."""
     limits: Limits = Limits()
-    """What one rollout may use."""
+    """Limits of one rollout."""
     price: Price | None = None
-    """What tokens cost: for `limits.max_cost`, `budget` and the summary."""
+    """Price of the model's tokens, for `limits.max_cost`, `budget` and the summary."""
     role_prices: dict[str, Price] = {}
-    """What tokens of other roles than the model cost, such as {"judge": …}: for the summary, and `budget` in this session."""
+    """Prices of the tokens of model roles, such as {"judge": …}, for the summary and for `budget` in this session."""
     budget: float | None = None
-    """What the whole run may cost, earlier sessions and failed rollouts included. When it is spent no further rollout is
-    started; those that run are finished."""
+    """Maximum cost of the whole run, including earlier sessions and failed rollouts. When it is spent, no further rollout
+    starts; running ones are finished."""
     max_errors: float | None = None
-    """Stop when more rollouts failed than this: a count if 1 or more, else a share of those finished (looked at from the
-    20th on). What is finished is kept."""
+    """Stop when more rollouts failed than this: a count if 1 or more, else a share of the finished rollouts (from the
+    20th on). Finished rollouts are kept."""
     fail_fast: bool = False
     """Raise at the first failed rollout instead of recording it."""
     seed: int = 0
-    """Of everything random; the same seed, data and answers give the same rollouts."""
+    """Random seed; the same seed, data and answers give the same rollouts."""
     train: bool = False
     """Use the training rows instead of the evaluation rows."""
     pass_threshold: float = 1.0
@@ -81,7 +81,7 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
 
 
 class _Evaluation:
-    """One evaluation under way: what is kept already, what is left to run, what came of it."""
+    """A running evaluation: finished rollouts, rollouts left to run, cost and errors."""
 
     def __init__(self, env: Environment, client: Client, model: str, options: Options, run: Run | None):
         self.env = env
@@ -98,12 +98,12 @@ class _Evaluation:
         self.planned = 0
         self.out_of_budget = False
         self._reopened = False
-        self._untold: deque[int] = deque()  # where the kept rollouts of this plan begin
+        self._unreported: deque[int] = deque()  # offsets of this plan's finished rollouts in rollouts.jsonl
         self._errors: Counter[str] = Counter()
         self._done = 0
 
-    async def finish(self, read: Callable[[Run, int], RolloutRecord | Outcome], tell: Callable[[Any], None]) -> None:
-        """Run what is missing; `tell` gets every record, those kept already as `read` reads them."""
+    async def finish(self, read: Callable[[Run, int], RolloutRecord | Outcome], report: Callable[[Any], None]) -> None:
+        """Run the missing rollouts; `report` gets every record, those of earlier sessions as read by `read`."""
         options, run = self.options, self.run
         rollouts = run_groups(
             self.env,
@@ -124,10 +124,10 @@ class _Evaluation:
             with _rare_collections():
                 async with self.env.used_in_run(), aclosing(rollouts):  # so that no rollout still runs at the teardown
                     async for record in rollouts:
-                        tell(record)
+                        report(record)
                         self._check_errors(record)
-                        self._tell_kept(read, tell, most=200)  # no more: answers wait meanwhile
-                    self._tell_kept(read, tell)
+                        self._report_kept(read, report, limit=200)  # a limit, since this blocks the event loop
+                    self._report_kept(read, report)
         finally:
             if isinstance(limiter, AdmissionLimiter):
                 limiter.on_change = None
@@ -140,17 +140,17 @@ class _Evaluation:
             self.run.append_rollout(record)
 
     def _missing(self) -> Iterator[list[Job]]:
-        """The groups still to run; one that is scored together is run together. Notes where the others are kept."""
+        """Yield the groups left to run, whole groups if they are scored together; remember the offsets of the others."""
         options, together = self.options, self.env.rubric.has_group_rewards
         examples = self.env.examples(options.num_examples, options.train)
         for group in plan(examples, options.rollouts_per_example, options.seed):
             self.planned += len(group)
             missing = [job for job in group if (job.key, job.index) not in self.kept]
             if together and not missing and not in_one_piece([self.kept[job.key, job.index] for job in group]):
-                missing = group  # of two attempts, the later one cut short
+                missing = group  # its lines are of two attempts, the later one interrupted
             again = group if missing and together else missing
             if len(again) < len(group):
-                self._untold.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
+                self._unreported.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
             if again and self.run is not None and not self._reopened:
                 self.run.reopen()
                 self._reopened = True
@@ -164,34 +164,34 @@ class _Evaluation:
                 f"the dataset of environment '{self.env.env_id}' has no rows; there is nothing to evaluate"
             )
 
-    def _tell_kept(
+    def _report_kept(
         self,
         read: Callable[[Run, int], RolloutRecord | Outcome],
-        tell: Callable[[Any], None],
-        most: int | None = None,
+        report: Callable[[Any], None],
+        limit: int | None = None,
     ) -> None:
-        for _ in range(len(self._untold) if most is None else min(most, len(self._untold))):
+        for _ in range(len(self._unreported) if limit is None else min(limit, len(self._unreported))):
             assert self.run is not None
-            tell(read(self.run, self._untold.popleft()))
+            report(read(self.run, self._unreported.popleft()))
 
-    def not_run(self, told: int) -> int | None:
-        """Rollouts of the plan that the budget did not allow; None when the dataset's length is not known."""
+    def not_run(self, done: int) -> int | None:
+        """Return the number of planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
         if not self.out_of_budget:
             return 0
         examples = self.env.count_examples(self.options.num_examples, self.options.train)
-        return None if examples is None else examples * self.options.rollouts_per_example - told
+        return None if examples is None else examples * self.options.rollouts_per_example - done
 
     def _check_errors(self, record: RolloutRecord) -> None:
         self._done += 1
-        most = self.options.max_errors
-        if record.error is None or most is None:
+        limit = self.options.max_errors
+        if record.error is None or limit is None:
             return
         self._errors[f"{record.error.phase}: {record.error.type}"] += 1
         failed = self._errors.total()
-        if failed > most if most >= 1 else self._done >= SHARE_FROM and failed > most * self._done:
+        if failed > limit if limit >= 1 else self._done >= MIN_ROLLOUTS_FOR_SHARE and failed > limit * self._done:
             [(worst, times)] = self._errors.most_common(1)
             raise TooManyErrorsError(
-                f"{failed} of {self._done} rollouts failed, more than max_errors = {most:g} allows; "
+                f"{failed} of {self._done} rollouts failed, more than max_errors = {limit:g} allows; "
                 f"{times} of them with {worst}; the last one:\n  {record.error.message}\n"
                 "What is finished is kept; the same command runs the rest"
             )
@@ -199,7 +199,7 @@ class _Evaluation:
 
 @contextmanager
 def _rare_collections() -> Iterator[None]:
-    """Let Python look for garbage cycles more rarely: with a thousand rollouts under way it takes a fifth of the time."""
+    """Run the garbage collector less often: with a thousand concurrent rollouts it would take a fifth of the time."""
     before = gc.get_threshold()
     gc.set_threshold(max(before[0], 20_000) if before[0] else 0, *before[1:])
     try:
@@ -217,31 +217,35 @@ async def generate(
     on_record: OnRecord | None = None,
     **options: Any,
 ) -> list[RolloutRecord]:
-    """Roll a model out in an environment.
+    """Sample rollouts of a model in an environment.
+
+    Example:
+        >>> env = rove.load_environment("tictactoe")
+        >>> records = await rove.generate(env, client, num_examples=10, rollouts_per_example=4)
 
     Args:
-        env: one of rove's, or of another library's that says how it is one (`__rove_environment__`).
-        client: who answers; an `openai.AsyncOpenAI` object is accepted too.
-        model: name of the model, for endpoints that serve several.
-        run: a run folder, or a started `Run`; every finished rollout is kept there, and those already kept are not run
-            again. A folder of another identity is refused (see `run_identity`).
-        on_record: called with every record, kept ones too, in no particular order.
-        options: see `Options`.
+        env: A rove environment, or one of another library with a method `__rove_environment__`.
+        client: Client of the model, or an `openai.AsyncOpenAI` object.
+        model: Name of the model, for endpoints that serve several.
+        run: A run folder or a started `Run`, to which finished rollouts are written; those already there are not run again. A
+            folder with another identity is refused (see `run_identity`).
+        on_record: Called with every record, including those already in the folder, in no particular order.
+        options: See `Options`.
 
     Returns:
-        one record per rollout, in the order of examples and siblings.
+        One record per rollout, ordered by example and position in the group.
 
     Raises:
         ConfigError: an option is unknown or out of range.
         RunError: the folder cannot be used.
-        TooManyErrorsError, RolloutError: as the options say.
+        TooManyErrorsError, RolloutError: see `max_errors` and `fail_fast`.
     """
-    tell = on_record or (lambda record: None)
+    report = on_record or (lambda record: None)
     records: list[RolloutRecord] = []
 
     def keep(record: RolloutRecord) -> None:
         records.append(record)
-        tell(record)
+        report(record)
 
     with _opened(run, as_environment(env), client, model, options) as evaluation:
         await evaluation.finish(Run.record_at, keep)
@@ -257,21 +261,25 @@ async def evaluate(
     on_record: OnRecord | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """`generate`, summed up: reward and metrics with 95 % intervals over the scored rollouts, failures counted apart.
+    """Evaluate a model in an environment: reward and metrics with 95 % intervals over the scored rollouts.
 
-    Keeps no text in memory, however many rollouts there are. Arguments and errors: those of `generate`; what is kept
-    already is given to `on_record` as an `Outcome`.
+    Texts are not kept in memory. Arguments and errors are those of `generate`; rollouts that are already in the folder are
+    passed to `on_record` as `Outcome`.
+
+    Example:
+        >>> summary = await rove.evaluate(env, client, num_examples=100)
+        >>> summary["reward"]["mean"], summary["reward"]["low"], summary["reward"]["high"]
 
     Returns:
-        a summary (see `rove.statistics.Tally.summary`), with `not_run`: rollouts that
-        the budget did not allow (None when the dataset's length is not known), and `cost.spent`: what every try cost, those
-        run again included. `broken_rewards`, where there are any: reward function → its last error, of those that raised in
-        every rollout though that counted as 0.0, as in environments written for `verifiers` v0.
+        A summary (see `rove.statistics.Tally.summary`) with these additions: `not_run`, the number of rollouts that the budget
+        did not allow (None if the dataset's length is unknown); `cost.spent`, the cost of all attempts including repeated
+        ones; `broken_rewards`, if any: reward function → last error, for functions that raised in every rollout and count as
+        0.0, as in environments written for `verifiers` v0.
     """
-    tell = on_record or (lambda record: None)
+    report = on_record or (lambda record: None)
     with _opened(run, as_environment(env), client, model, options) as evaluation:
-        told = evaluation.options
-        tally = Tally(price=told.price, pass_threshold=told.pass_threshold, role_prices=told.role_prices)
+        used = evaluation.options
+        tally = Tally(price=used.price, pass_threshold=used.pass_threshold, role_prices=used.role_prices)
 
         scored = rewarded = False
         errors = RewardErrors()
@@ -282,7 +290,7 @@ async def evaluate(
             rewarded = rewarded or bool(record.scores and record.scores.rewards)
             tally.add(record)
             errors.add(record)
-            tell(record)
+            report(record)
 
         await evaluation.finish(Run.outcome_at, count)
         summary = {**tally.summary(), "not_run": evaluation.not_run(tally.rollouts)}
@@ -303,10 +311,9 @@ async def evaluate(
 
 
 def run_identity(env: Environment, client: Any, model: str, options: Options) -> dict[str, Any]:
-    """What must be the same for a run to be continued: who answered, what was asked, how it was sampled.
+    """Return what must not change when a run is continued: environment (version and code), model (weights), sampling parameters.
 
-    The environment counts with its version and code, a model folder with its weights. How many examples and siblings
-    there are may change: what is missing is run.
+    The number of examples and of rollouts per example may change: missing rollouts are run.
     """
     return {
         **env.identity,
@@ -339,15 +346,19 @@ def _opened(
 def make_dataset(
     records: Iterable[RolloutRecord], min_reward: float | None = None, filter: str | None = None
 ) -> list[dict[str, Any]]:
-    """Scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
+    """Return scored rollouts as dataset rows: prompt, completion, reward, answer, info, metrics.
+
+    Example:
+        >>> rows = rove.make_dataset(records, min_reward=1.0, filter="not is_truncated")
 
     Args:
-        min_reward: leave out those below. Default: none.
-        filter: leave out those for which this expression, like "metrics.win > 0 and not is_truncated", is false (see
+        records: The rollouts; failed ones are left out.
+        min_reward: Minimum reward. Default: no limit.
+        filter: Expression that rollouts must fulfill, like "metrics.win > 0 and not is_truncated" (see
             `rove.rollouts.filters.Filter`). Default: none.
 
     Raises:
-        ConfigError: the filter is no expression, or has a name that does not exist.
+        ConfigError: the filter is not a valid expression, or uses an unknown name.
     """
     passes = Filter(filter) if filter is not None else None
     rows: list[dict[str, Any]] = []
@@ -360,7 +371,7 @@ def make_dataset(
 
 
 def all_text(records: Iterable[RolloutRecord]) -> list[str]:
-    """Every message of the rollouts as text, tools and calls as new models see and write them: what a tokenizer is trained on."""
+    """Return all messages, tools and tool calls of the rollouts as texts, for training a tokenizer."""
     hermes = next(one for one in FORMATS if one.name == "hermes")
     texts: list[str] = []
     for record in records:

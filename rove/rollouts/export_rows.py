@@ -40,12 +40,12 @@ class RunRows:
     Args:
         run: the run folder.
         passes: which rollouts; all scored ones when not given.
-        tags: only those that somebody has tagged with one of these (`rove view --annotate`); all when not given.
-        not_tags: none that is tagged with one of these.
+        tags: Only rollouts with one of these tags (`rove view --annotate`). Default: all.
+        not_tags: No rollouts with one of these tags.
 
     Raises:
-        RunError: the folder is no run, none of its rollouts was scored, or a tag is asked for and cannot be read.
-        ConfigError: the filter cannot be applied to the first rollouts, or nobody has used a tag that is asked for.
+        RunError: the folder is no run, none of its rollouts was scored, or annotations cannot be read.
+        ConfigError: the filter cannot be applied to the first rollouts, or no rollout has a requested tag.
     """
 
     def __init__(
@@ -88,12 +88,12 @@ class RunRows:
                 }
 
 
-def _tags(run: Run, asked: Collection[str]) -> dict[RolloutKey, set[str]]:
-    """The tags of every rollout that has some."""
-    said = Annotations(run.path)
-    said.check()
-    known = said.tags()
-    for tag in asked:
+def _tags(run: Run, requested: Collection[str]) -> dict[RolloutKey, set[str]]:
+    """Return the tags of every tagged rollout; raise an error if a requested tag is unknown."""
+    annotations = Annotations(run.path)
+    annotations.check()
+    known = annotations.tags()
+    for tag in requested:
         if tag not in known:
             raise ConfigError(f"no rollout of {run.path} is tagged '{tag}'; {nearest(tag, known)}")
-    return {place: set(one.tags) for place, one in said.rollouts.items()}
+    return {key: set(one.tags) for key, one in annotations.rollouts.items()}

@@ -1,4 +1,4 @@
-"""Running many rollouts at once: groups of siblings in, records out as soon as they are final."""
+"""Run many rollouts concurrently: takes groups of jobs and yields records as soon as they are final."""
 
 from __future__ import annotations
 
@@ -37,22 +37,25 @@ async def run_groups(
 ) -> AsyncGenerator[RolloutRecord, None]:
     """Run every job of every group and yield each record as soon as it is final.
 
-    A record is final when its rollout is scored; with group rewards, when all its siblings are. `groups` is read as
-    rollouts are started. At most `max_concurrent` run at a time; where the client finds its own limit, a new one starts
-    only when its first request would be admitted at once.
+    A record is final when its rollout is scored; with group rewards, when the whole group is. `groups` is read lazily. At most
+    `max_concurrent` rollouts run concurrently; with an adaptive limiter, a rollout starts only when its first request would be
+    admitted immediately.
 
     Args:
-        model: the model's name, for endpoints that serve several.
-        sampling: the environment's own when not given.
-        max_concurrent: what the client likes when not given.
-        max_scoring: rollouts scored at a time; no limit of its own when not given.
-        allowance: what one rollout may use.
-        step: training step, written into the records.
-        roles: who answers in other roles instead of whom the environment asks there itself.
-        keep: called with each record the moment it is final, the siblings of a group one right after the other;
-            records that nobody takes from the generator any more are kept all the same.
-        for_training: fail rollouts whose agent samples with parameters that the loss does not know; see
-            `rove.rollout.check_trainable`.
+        env: The environment.
+        client: Client of the model.
+        groups: Groups of jobs, see `plan`.
+        model: Name of the model, for endpoints that serve several.
+        sampling: Sampling parameters. Default: the environment's.
+        max_concurrent: Maximum concurrent rollouts. Default: the client's recommendation.
+        max_scoring: Maximum rollouts scored concurrently. Default: no limit.
+        allowance: Limits of one rollout.
+        fail_fast: Stop at the first failed rollout.
+        step: Training step, written into the records.
+        model_roles: Clients that replace the environment's by role.
+        keep: Called with each final record, in order within a group, even if the generator is closed early.
+        for_training: Fail rollouts whose agent uses sampling parameters that the loss does not support; see
+            `rove.rollouts.runner.check_trainable`.
 
     Raises:
         RolloutError: a rollout failed and `fail_fast` is set.
@@ -74,7 +77,7 @@ async def run_groups(
             raise RolloutError(failed)
         if records:
             finished.put_nowait(records)
-            await asyncio.sleep(0)  # a client that never waits would keep every record from being kept until the last
+            await asyncio.sleep(0)  # let the consumer run, even if the client never waits
 
     pool = _Pool(env, client, units, play)
     workers = [pool.worker() for _ in range(max(1, max_concurrent or client.max_concurrent))]
@@ -85,12 +88,12 @@ async def run_groups(
 
 
 class _Pool:
-    """Workers that each play one rollout after another, until there are no more.
+    """Workers that each run one rollout after another.
 
     Args:
-        env, client: whose room a new rollout needs; the environment's first, so that none of the client's stands idle.
-        units: what to play.
-        play: plays one.
+        env, client: Their capacity limits new rollouts; the environment's is acquired first, so the client's is not idle.
+        units: Rollouts to run.
+        play: Runs one rollout.
     """
 
     def __init__(
@@ -107,10 +110,10 @@ class _Pool:
         self.play = play
         self._next: tuple[_Unit, int] | None = None
         self._exhausted = False
-        self._waiting: set[asyncio.Task[Any]] = set()  # workers without a rollout, for want of room
+        self._waiting: set[asyncio.Task[Any]] = set()  # workers that wait for capacity
 
     async def worker(self) -> None:
-        """Play, while there is something to play."""
+        """Run rollouts until none is left."""
         place, me = _Place(self.limiter), asyncio.current_task()
         assert me is not None
         try:
@@ -122,7 +125,9 @@ class _Pool:
                     if self._more():
                         assert self._next is not None
                         (unit, position), self._next = self._next, None
-                        if self._waiting:  # tell them at once when this was the last: room may be long in coming
+                        if (
+                            self._waiting
+                        ):  # if this was the last, stop waiting workers now instead of when they get capacity
                             self._more()
                         await self.play(unit, position, place)
         except asyncio.CancelledError:
@@ -133,7 +138,7 @@ class _Pool:
             place.give_up()
 
     def _more(self) -> bool:
-        """Whether something is left to play; if not, nobody needs to wait for room any more."""
+        """Return whether a rollout is left; if not, cancel the waiting workers."""
         if self._next is None and not self._exhausted:
             self._next = next(self.units, None)
             if self._next is None:
@@ -146,7 +151,7 @@ class _Pool:
 async def _until_done(
     workers: Sequence[Coroutine[Any, Any, None]], finished: asyncio.Queue[list[RolloutRecord] | None]
 ) -> AsyncGenerator[list[RolloutRecord], None]:
-    """What the workers put into the queue, until all are done or one fails; none outlives this generator."""
+    """Yield what the workers put into the queue until all are done or one fails; cancel them when the generator closes."""
     tasks = [asyncio.create_task(worker) for worker in workers]
     together = asyncio.gather(*tasks)
     together.add_done_callback(lambda _: finished.put_nowait(None))
@@ -157,34 +162,34 @@ async def _until_done(
     finally:
         together.add_done_callback(
             lambda done: done.cancelled() or done.exception()
-        )  # seen, even if nobody asks any more
+        )  # retrieve the exception, or asyncio logs it
         for task in tasks:  # one by one: when a worker fails, gather leaves the others running
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 
 class _Place:
-    """Room for one more rollout at a client that finds its own limit; at any other there always is."""
+    """A reservation for one more rollout at an adaptive limiter; always granted without one."""
 
     def __init__(self, limiter: AdmissionLimiter | None):
         self._limiter = limiter
         self._held = False
 
     async def take(self) -> None:
-        """Wait for it."""
+        """Wait for the reservation."""
         if self._limiter is not None and not self._held:
             await self._limiter.reserve()
             self._held = True
 
     def give_up(self) -> None:
-        """The rollout's first request is about to be made, or will never be."""
+        """Release the reservation, before the rollout's first request or when it will not run."""
         if self._limiter is not None and self._held:
             self._held = False
             self._limiter.unreserve()
 
 
 class _Unit(msgspec.Struct):
-    """Jobs that are scored together, and what those played so far came to, by position."""
+    """Jobs that are scored together, and the results of the finished ones by position."""
 
     jobs: Sequence[Job]
     played: dict[int, tuple[State, Scores | None]] = {}
@@ -192,7 +197,7 @@ class _Unit(msgspec.Struct):
     async def add(
         self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
     ) -> list[RolloutRecord]:
-        """Score a finished rollout, and after the last sibling the group; the records that are final then."""
+        """Score a finished rollout, and the group after its last rollout; return the records that are final then."""
         self.played[position] = state, await score(env, state)
         if len(self.played) < len(self.jobs):
             return []
@@ -209,7 +214,7 @@ def _units(groups: Iterable[Sequence[Job]]) -> Iterator[tuple[_Unit, int]]:
 
 
 class RolloutError(Error):
-    """A rollout failed and the run was told to stop at the first failure."""
+    """A rollout failed, and the run stops at the first failure (`fail_fast`)."""
 
     def __init__(self, record: RolloutRecord):
         error = record.error

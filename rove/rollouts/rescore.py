@@ -1,7 +1,7 @@
-"""Scoring the rollouts of a run again, with the rubric as it is now, without asking a model.
+"""Score the rollouts of a run again with the current rubric, without a model.
 
-A rubric may read what no record holds: whatever the environment keeps in the rollout's state. So every rollout is played
-again. The environment runs as it did, with the seeds it had; the answers are those on record.
+A rubric may read any part of the rollout's state, which records do not contain. So every rollout is replayed: the environment
+runs again with the same seeds, and the answers come from the records.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from rove.runs.serialization import decode_record, encode_record
 from rove.statistics import Price, Tally
 
 CONCURRENT = 32
-"""Rollouts played again at a time."""
+"""Default number of concurrent replays."""
 LIMITS = frozenset(
     {
         "max_turns_reached",
@@ -40,13 +40,13 @@ LIMITS = frozenset(
         "timeout_reached",
     }
 )
-"""Stop conditions that are not the environment's word: a replay ends where the rollout did, and for its reason."""
-SHOWN = 100
-"""Characters of a message that an error quotes."""
+"""Stop conditions that rove sets, not the environment; a replay ends where the rollout did, with the same condition."""
+MAX_QUOTED_CHARS = 100
+"""Maximum characters of a message that an error quotes."""
 
 
 class ReplayError(Error):
-    """The environment does not do again what it did: the rollout cannot be scored as it was played."""
+    """The environment behaves differently in the replay, so the rollout cannot be scored."""
 
 
 async def rescore(
@@ -61,29 +61,32 @@ async def rescore(
     pass_threshold: float | None = None,
     overwrite: bool = False,
 ) -> dict[str, Any]:
-    """Score the rollouts of an evaluation again by playing them again with their recorded answers.
+    """Score the rollouts of an evaluation again by replaying them with their recorded answers.
 
-    A record keeps its answers, tokens, usage and times; scores and the time they took are new. A rollout that a limit had
-    ended ends there again, by the same name. Where the environment shows the model anything else than it did (its rules
-    or data have changed, or a tool of it does not repeat itself) the rollout fails with a `ReplayError`; it gets no score.
-    Failed rollouts, and those of examples that the dataset has no more, are left out and counted.
+    Records keep their answers, tokens, usage and times; scores and scoring times are new. A rollout that ended at a limit ends
+    there again. If the environment's messages differ from the recorded ones (its rules or data have changed, or a tool is not
+    deterministic), the rollout fails with a `ReplayError`. Failed rollouts and those of examples that are no longer in the
+    dataset are left out and counted.
+
+    Example:
+        >>> summary = await rove.rescore(env, rove.Run("runs/old"), into="runs/rescored")
 
     Args:
-        env: the environment with its new rubric.
-        into: a run folder, or a started `Run`. What it holds of `source` already is not played again, unless `source` has
-            another rollout in its place by now.
-        max_concurrent: rollouts played at a time. Default: 32.
-        max_scoring: rollouts scored at a time. Default: as many as are played.
-        on_record: called with every new record, and with an `Outcome` for what `into` holds already.
-        price, pass_threshold: for the summary, see `rove.evaluate.Options`. Default: those of `source`.
-        overwrite: throw away what is in the folder `into`.
+        env: The environment with its new rubric.
+        source: The run of an evaluation.
+        into: A run folder, or a started `Run`. Rollouts already in it are not replayed, unless they have changed in `source`.
+        max_concurrent: Maximum concurrent replays. Default: 32.
+        max_scoring: Maximum rollouts scored concurrently. Default: no limit.
+        on_record: Called with every new record, and with an `Outcome` for those already in `into`.
+        price, pass_threshold: For the summary, see `rove.rollouts.evaluate.Options`. Default: those of `source`.
+        overwrite: Discard the content of the folder `into`.
 
     Returns:
-        a summary as of `rove.evaluate`, and `rescored`: the `run` that `source` is, how many rollouts had `failed` there,
-        and of how many the example is `gone` from the dataset.
+        A summary as from `rove.evaluate`, with `rescored`: the `run` of `source`, the number of rollouts that had `failed`
+        there, and the number whose example is `gone` from the dataset.
 
     Raises:
-        ConfigError: `into` is `source`, or one of the numbers is not above 0.
+        ConfigError: `into` is `source`, or a number is not positive.
         RunError: `source` is not the run of an evaluation, or `into` cannot be used.
     """
     for name, value in (("max_concurrent", max_concurrent), ("max_scoring", max_scoring)):
@@ -91,11 +94,11 @@ async def rescore(
             raise ConfigError(f"{name} is {value}; expected 1 or more")
     recorded = _Recorded(source)
     try:
-        told = msgspec.convert(recorded.config, _Told)
+        settings = msgspec.convert(recorded.config, _SummarySettings)
     except msgspec.ValidationError as error:
         raise RunError(f"{source.path}/config.toml has settings that rove cannot use: {error}") from error
-    passes_at = told.pass_threshold if pass_threshold is None else pass_threshold
-    tally = Tally(price=price or told.price, pass_threshold=passes_at)
+    passes_at = settings.pass_threshold if pass_threshold is None else pass_threshold
+    tally = Tally(price=price or settings.price, pass_threshold=passes_at)
 
     def count(record: RolloutRecord | Outcome) -> None:
         tally.add(record)
@@ -112,10 +115,10 @@ async def rescore(
 
 
 def settings_of(source: Run) -> dict[str, Any]:
-    """The settings of an evaluation that was kept.
+    """Return the settings of an evaluation's run folder.
 
     Raises:
-        RunError: `source` is no run folder, not that of an evaluation, or does not say how its rollouts were seeded.
+        RunError: `source` is not the run folder of an evaluation, or has no seed.
     """
     content = source.config()
     if content.get("kind") != "eval" or "seed" not in content.get("config", {}):
@@ -151,10 +154,10 @@ async def _play(
     max_concurrent: int,
     max_scoring: int | None,
 ) -> None:
-    """Add to `run` what it does not hold yet; `count` gets every rollout of it, kept or new."""
+    """Replay the rollouts missing in `run`; `count` is called with every rollout, old or new."""
     rollouts = run_groups(
         replay,
-        ScriptedClient(lambda *_: "", "nobody"),  # never asked: every rollout brings its answers
+        ScriptedClient(lambda *_: "", "unused"),  # not called: every replay has its own answers
         _missing(replay, run, count),
         sampling=SamplingParams(),
         max_concurrent=max_concurrent,
@@ -168,7 +171,7 @@ async def _play(
 
 
 def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> Iterator[list[Job]]:
-    """The groups that `run` does not hold yet; one that is scored together is played together."""
+    """Yield the groups missing in `run`, whole groups if they are scored together."""
     kept = {(key, index): line for (_, key, index), line in run.kept().items()}
     source, together = replay.recorded, replay.rubric.has_group_rewards
     for group in source.groups(replay.env):
@@ -189,15 +192,15 @@ def _missing(replay: _Replay, run: Run, on_kept: Callable[[Outcome], None]) -> I
             yield again
 
 
-class _Told(msgspec.Struct):
-    """What the settings of an evaluation say of its summary."""
+class _SummarySettings(msgspec.Struct):
+    """Settings of an evaluation that its summary uses."""
 
     price: Price | None = None
     pass_threshold: float = 1.0
 
 
 class _Recorded:
-    """The rollouts of an evaluation that were played to their end: where they lie, by example and sibling."""
+    """The finished rollouts of an evaluation: their offsets in rollouts.jsonl by example and position in the group."""
 
     def __init__(self, run: Run):
         self.run = run
@@ -216,7 +219,7 @@ class _Recorded:
                 self.failed += 1
 
     def groups(self, env: Environment) -> Iterator[list[Job]]:
-        """The rollouts of every example that the dataset still has; afterwards `gone` says how many of others there are."""
+        """Yield the rollouts of every example that is still in the dataset; then set `gone` to the number of others."""
         train = bool(self.config.get("train"))
         endless = env.count_examples(-1, train) is None
         left = set(self._places)
@@ -229,22 +232,22 @@ class _Recorded:
         self.gone = sum(len(self._places[key]) for key in left)
 
     def record(self, job: Job) -> RolloutRecord:
-        """The rollout of `job`."""
+        """Return the recorded rollout of `job`."""
         return self.run.record_at(self._places[job.key][job.index])
 
     def holds(self, job: Job, outcome: Outcome) -> bool:
-        """Whether `outcome` is of the very rollout that lies here: no two take the same time to the last digit."""
+        """Return whether `outcome` is of the recorded rollout, identified by its exact times and usage."""
         mine = self.run.outcome_at(self._places[job.key][job.index])
         return (mine.turn_seconds, mine.usage) == (outcome.turn_seconds, outcome.usage)
 
 
 def _is_of_scoring(error: ErrorInfo) -> bool:
-    """Whether all was said, and only a reward function failed: what rescoring is there to mend."""
+    """Return whether only a reward function failed, which rescoring can correct."""
     return error.phase == "scoring" or error.phase.startswith("reward ")
 
 
 class _Replay(Environment):
-    """`env`, in which every answer has been given already."""
+    """The environment with recorded answers instead of a model."""
 
     def __init__(self, env: Environment, recorded: _Recorded):
         self.env = env
@@ -254,11 +257,11 @@ class _Replay(Environment):
         self._expected: dict[int, RolloutRecord] = {}
 
     def expect(self, job: Job) -> None:
-        """Have the record of a rollout ready that is about to be played."""
+        """Load the record of a rollout before its replay."""
         self._expected[derive_seed(job.seed, job.key, job.index)] = self.recorded.record(job)
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Play one rollout by its record, whoever `turn` would ask."""
+        """Replay one rollout with its recorded answers; `turn` is not used."""
         answers = _Answers(self._expected[state["seed"]])
         others = answers.record.model_roles.items()
         state["role_clients"] = {
@@ -271,7 +274,7 @@ class _Replay(Environment):
         except LimitReachedError as reached:
             limit = reached
         finally:
-            del state["role_clients"]  # a rubric that asks does so anew
+            del state["role_clients"]  # a rubric queries its judge again
             steps = zip(state["trajectory"], answers.record.steps)
             state["trajectory"][:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
         answers.check_end(state, limit is not None)
@@ -283,16 +286,16 @@ class _Replay(Environment):
         await self.env.clean_up(state)
 
     def finished(self, record: RolloutRecord) -> RolloutRecord:
-        """The new record with the times and the sampling of the old one; the old one is forgotten."""
+        """Return the new record with the times and the temperature of the old one, which is released."""
         old = self._expected.pop(derive_seed(self.recorded.seed, record.example_key, record.rollout_index))
         timing = Timing(old.timing.total, record.timing.model, record.timing.scoring)
         return msgspec.structs.replace(record, timing=timing, temperature=old.temperature)
 
 
 class _Answers:
-    """The client of one rollout: it answers as its record says, to the very prompts the record says.
+    """The client of one replay: it gives the recorded answers to the recorded prompts.
 
-    Conversations of several models at once (see `RLMEnv`) may come in another order than they were recorded in.
+    Requests of concurrent conversations (see `RLMEnv`) may come in another order than recorded.
     """
 
     max_concurrent = 1
@@ -303,22 +306,20 @@ class _Answers:
         self._failure: ReplayError | None = None
 
     async def respond(self, request: Request) -> Response:
-        """The next answer.
+        """Return the recorded answer to a prompt.
 
         Raises:
-            LimitReachedError: the rollout ended here, by a limit.
-            ReplayError: the prompt is another one, or nothing more was asked then.
+            LimitReachedError: the rollout ended here at a limit.
+            ReplayError: the prompt differs, or the rollout had ended.
         """
         turn, ended = self._given, self.record.stop_condition
         with phase("replay"):
             if not self._left:
                 if ended in LIMITS:
-                    limit = LimitReachedError(ended)
-                    limit.truncated = self.record.is_truncated
-                    raise limit
-                self._fail(f"at turn {turn + 1}: one more answer is asked for; the rollout had ended there ({ended})")
+                    raise LimitReachedError(ended, self.record.is_truncated)
+                self._fail(f"at turn {turn + 1}: one more answer is requested; the rollout had ended there ({ended})")
             step = self._left.pop(self._place(f"at turn {turn + 1}", request.messages))
-        # A copy, as the environment may change it, and the prompts on record hold the same message.
+        # A copy, since the environment may change the message, which is also part of recorded prompts.
         message = copy.deepcopy(Message(step.completion[-1]))
         return Response(message, step.usage, step.finish_reason, step.tokens, step.attempts)
 
@@ -326,17 +327,18 @@ class _Answers:
         """Nothing to free."""
 
     def check_end(self, state: State, by_limit: bool) -> None:
-        """Refuse a rollout that has ended otherwise than its record; give one that a limit had ended that end.
+        """Check that a replay ended like the recorded rollout, and set the stop condition of a limit.
 
         Args:
-            by_limit: it has ended because it asked for an answer that a limit had refused.
+            state: State of the replay.
+            by_limit: Whether the replay ended at a request that a limit had refused.
 
         Raises:
-            ReplayError: what is different.
+            ReplayError: the end differs.
         """
         record, turns = self.record, len(self.record.steps)
         with phase("replay"):
-            if self._failure is not None:  # the environment may have caught it
+            if self._failure is not None:  # the environment may have caught the error
                 raise self._failure
             if self._given < turns:
                 stop = state["stop_condition"]
@@ -354,7 +356,7 @@ class _Answers:
         return len(self.record.steps) - len(self._left)
 
     def _place(self, where: str, now: Sequence[Any]) -> int:
-        """Which of the answers that are left was given to this prompt."""
+        """Return the position of the remaining answer to this prompt."""
         prompts = [step.prompt for step in self._left]
         if now not in prompts:
             now = self._read_back(now)
@@ -363,7 +365,7 @@ class _Answers:
         return prompts.index(list(now))
 
     def _compare(self, where: str, now: Sequence[Any], then: Sequence[Any]) -> None:
-        if now != then:  # as they are; else as they would be read back
+        if now != then:  # the record has the messages as read from JSON
             now = self._read_back(now)
         if now != then:
             self._fail(f"{where}: {_difference(now, then)}")
@@ -380,13 +382,14 @@ class _Answers:
 
 
 def _difference(now: Sequence[Any], then: Sequence[Any]) -> str:
-    """The first message in which two conversations are not the same."""
+    """Describe the first difference between two conversations."""
     for position, (mine, theirs) in enumerate(zip(now, then), start=1):
         if mine != theirs:
             a, b = text_of(mine), text_of(theirs)
             if a == b:
                 a, b = str(mine), str(theirs)
             parting = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-            start = max(0, parting - SHOWN // 4)
-            return f"message {position} is now {a[start : start + SHOWN]!r}, was {b[start : start + SHOWN]!r}"
+            start = max(0, parting - MAX_QUOTED_CHARS // 4)
+            end = start + MAX_QUOTED_CHARS
+            return f"message {position} is now {a[start:end]!r}, was {b[start:end]!r}"
     return f"{len(now)} messages now, {len(then)} then"

@@ -1,4 +1,4 @@
-"""Running one rollout, and scoring it. The only place where a step is recorded."""
+"""Run and score one rollout. `make_turn` is the only place where a step is recorded."""
 
 from __future__ import annotations
 
@@ -25,6 +25,7 @@ from rove.core.errors import (
     phase,
     phase_of,
     traceback_text,
+    unanswered_attempts,
 )
 from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
@@ -37,7 +38,7 @@ from rove.statistics import Price
 
 
 class Job(msgspec.Struct, frozen=True):
-    """One rollout to run: an example and which of its siblings."""
+    """One rollout to run: an example and a position in its group."""
 
     example: dict[str, Any]
     key: str
@@ -47,9 +48,9 @@ class Job(msgspec.Struct, frozen=True):
 
 
 def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: int = 0) -> Iterator[list[Job]]:
-    """The jobs of a run, one group of siblings per example, made as they are asked for.
+    """Yield the jobs of a run, one group per example.
 
-    Equal rows get keys of their own ("…#2").
+    Equal rows get different keys ("…#2").
     """
     seen: dict[str, int] = {}
     for example in examples:
@@ -61,7 +62,7 @@ def plan(examples: Iterable[dict[str, Any]], rollouts_per_example: int, seed: in
 
 
 class Allowance(msgspec.Struct, frozen=True):
-    """What the rollouts of a run may use."""
+    """Limits of the rollouts of a run, and the price for the cost limit."""
 
     limits: Limits = Limits()
     price: Price | None = None
@@ -72,15 +73,15 @@ class Allowance(msgspec.Struct, frozen=True):
         conversations: Sequence[Sequence[TrajectoryStep]] | None = None,
         under_way: int = 0,
     ) -> None:
-        """Refuse one more answer when these, and those under way, have used everything up.
+        """Check that a rollout may make one more turn.
 
         Args:
-            steps: of the conversation that goes on; its turns count.
-            conversations: of all conversations of the rollout, where there are several; their tokens count.
-            under_way: answers of that conversation that are asked for.
+            steps: Steps of the conversation, for the limit of turns.
+            conversations: Steps of all conversations of the rollout if there are several, for the limits of tokens and cost.
+            under_way: Number of running requests of the conversation.
 
         Raises:
-            LimitReachedError: which limit.
+            LimitReachedError: a limit is reached.
         """
         limits = self.limits
         if limits.max_turns is not None and len(steps) + under_way >= limits.max_turns:
@@ -89,27 +90,21 @@ class Allowance(msgspec.Struct, frozen=True):
             used = sum((step.usage for some in conversations or [steps] for step in some), Usage())
             tokens = used.prompt_tokens + used.completion_tokens
             if limits.max_total_tokens is not None and tokens >= limits.max_total_tokens:
-                raise _cut_off("max_total_tokens_reached")
+                raise LimitReachedError("max_total_tokens_reached", truncated=True)
             if limits.max_cost is not None and self.price is not None and self.price.of(used) >= limits.max_cost:
-                raise _cut_off("max_cost_reached")
-
-
-def _cut_off(name: str) -> LimitReachedError:
-    reached = LimitReachedError(name)
-    reached.truncated = True
-    return reached
+                raise LimitReachedError("max_cost_reached", truncated=True)
 
 
 @dataclass(slots=True)
 class _Turns:
-    """The turns of one rollout, several of which may be under way where an agent asks."""
+    """Counts the turns of one rollout; an agent may request several concurrently."""
 
     begun: int = 0
     under_way: int = 0
 
     @contextmanager
     def one_more(self) -> Iterator[None]:
-        """A turn from its beginning to its end."""
+        """Count a turn while it runs."""
         self.begun += 1
         self.under_way += 1
         number = self.begun
@@ -117,7 +112,7 @@ class _Turns:
             yield
         except BaseException:
             if self.begun == number:
-                self.begun -= 1  # asked again, it is the same turn with the same seed
+                self.begun -= 1  # a retry is the same turn with the same seed
             raise
         finally:
             self.under_way -= 1
@@ -126,10 +121,10 @@ class _Turns:
 def _continued(
     steps: Sequence[TrajectoryStep], messages: Sequence[Any]
 ) -> tuple[TrajectoryStep | None, list[dict[str, Any]]]:
-    """The step that a conversation goes on from: that with which it begins with the most messages, of equals the last.
+    """Return the step that a conversation continues: the last of those that share the most messages with its beginning.
 
     Returns:
-        the step, and these messages: steps that hold the very same ones take little memory.
+        The step, and the shared messages; reusing these objects saves memory.
     """
     found: TrajectoryStep | None = None
     most: list[dict[str, Any]] = []
@@ -143,7 +138,7 @@ def _continued(
 
 
 def over(sampling: SamplingParams, asked: SamplingParams) -> SamplingParams:
-    """The sampling with what an agent asks over it; the smaller `max_tokens`, and the texts in `stop` of both."""
+    """Return the run's sampling parameters overridden by an agent's, with the smaller `max_tokens` and both `stop` lists."""
     given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
     if sampling.max_tokens is not None and "max_tokens" in given:
         given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
@@ -272,9 +267,14 @@ def make_turn(
 async def run_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
 ) -> State:
-    """Play one rollout, in the environment's time limit or in this one if it is shorter; `roles`: who answers in other roles.
+    """Run one rollout. Errors are recorded in `state["error"]` instead of raised.
 
-    Never raises for what happens inside it: what went wrong is in `state["error"]`.
+    Args:
+        env: The environment.
+        job: The rollout to run.
+        turn: Function for model turns, see `make_turn`.
+        timeout_seconds: Time limit, if shorter than the environment's.
+        model_roles: Clients that replace the environment's by role.
     """
     started = time.perf_counter()
     state = State(
@@ -291,10 +291,12 @@ async def run_rollout(
     )
     try:
         with _contained(state):
-            state["input"] = _own_copy(job.example)  # siblings share the example: none may change it for the others
+            state["input"] = _own_copy(
+                job.example
+            )  # the group shares the example; a rollout must not change it for others
             limit = _shorter(env.time_limit(state), timeout_seconds)
             await within(limit, state, lambda: env.run(state, turn))
-    finally:  # cancelled, too, a rollout frees what it holds
+    finally:  # clean up also after a cancellation
         with _contained(state), phase("cleanup"):
             await env.clean_up(state)
     state["seconds"] = time.perf_counter() - started
@@ -302,7 +304,7 @@ async def run_rollout(
 
 
 async def within(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
-    """Run until that, a limit, or the time ends the rollout; which of them is in the state then."""
+    """Run a rollout until it ends or reaches a limit of turns, tokens or time, and set its stop condition."""
     limit = asyncio.timeout(timeout_seconds)
     try:
         async with limit:
@@ -314,16 +316,16 @@ async def within(timeout_seconds: float | None, state: State, run: Callable[[], 
     except TimeoutError as error:
         if not limit.expired():
             raise
-        # An endpoint that refuses, or does not answer at all, is no reason for a score.
-        unanswered = getattr(error.__cause__, "rove_unanswered", None)
+        # A rollout without an answer from its endpoint must not get a score.
+        unanswered = unanswered_attempts(error.__cause__)
         if unanswered or not state["trajectory"]:
-            said = f"no answer in the {timeout_seconds:g} s that the rollout may take"
-            raise InfraError(f"{said}: {unanswered[-1]}" if unanswered else said, unanswered or ()) from error
+            problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
+            raise InfraError(f"{problem}: {unanswered[-1]}" if unanswered else problem, unanswered or ()) from error
         state.update(stop_condition="timeout_reached", is_truncated=True)
 
 
 def _own_copy(value: Any) -> Any:
-    """`copy.deepcopy`, many times faster for what rows are made of: texts, numbers, lists, dicts and messages."""
+    """Return a deep copy, much faster than `copy.deepcopy` for the usual contents of dataset rows."""
     kind = type(value)
     if kind in (str, int, float, bool, type(None)):
         return value
@@ -340,7 +342,7 @@ def _shorter(*limits: float | None) -> float | None:
 
 @contextmanager
 def _contained(*states: State) -> Iterator[None]:
-    """Turn what goes wrong in this block into the states' error, unless it `ends_task`."""
+    """Record an exception of this block as the states' error, unless it `ends_task`."""
     try:
         yield
     except BaseException as error:
@@ -351,7 +353,7 @@ def _contained(*states: State) -> Iterator[None]:
 
 
 def error_info(error: BaseException) -> ErrorInfo:
-    """An exception as data; one of a worker process as it was there."""
+    """Return an exception as data; for a worker's exception, as it was in the worker."""
     if isinstance(error, RemoteError) and error.type:
         return ErrorInfo(phase_of(error), error.type, error.args[0], error.traceback)
     attempts = list(error.attempts) if isinstance(error, Error) else []
@@ -359,7 +361,7 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 async def score(env: Environment, state: State) -> Scores | None:
-    """The rubric's scores of a finished rollout; None (and `state["error"]` set) when it failed, or scoring it does."""
+    """Return the scores of a finished rollout; None, with `state["error"]` set, if the rollout or its scoring failed."""
     if state["error"] is not None:
         return None
     started = time.perf_counter()
@@ -371,7 +373,7 @@ async def score(env: Environment, state: State) -> Scores | None:
 
 
 async def score_siblings(env: Environment, states: Sequence[State], scores: list[Scores | None]) -> list[Scores | None]:
-    """Add the group rewards: they see the survivors only. If one raises, every survivor fails with its error."""
+    """Add group rewards, which see successful rollouts only. If one raises, all of these fail with its error."""
     alive = [i for i, given in enumerate(scores) if given is not None]
     if not alive or not env.rubric.has_group_rewards:
         return scores
@@ -387,7 +389,7 @@ async def score_siblings(env: Environment, states: Sequence[State], scores: list
 def make_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
-    """The frozen record of a finished, scored rollout."""
+    """Return the frozen record of a finished, scored rollout."""
     steps: list[TrajectoryStep] = state["trajectory"]
     prompt, completion = messages_of(state)
     return RolloutRecord(
@@ -418,7 +420,7 @@ def make_record(
 def try_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
-    """`make_record`, and if the environment left a state that no record can be made of, one of that error."""
+    """Return the record of a rollout; if its state is invalid, a record of that error."""
     with _contained(state), phase("rollout"):
         return make_record(job, state, scores, temperature, step)
     empty = State(

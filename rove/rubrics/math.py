@@ -1,41 +1,50 @@
-"""Is this the same number, set, or formula?"""
+"""Compare mathematical answers with math-verify."""
 
 from __future__ import annotations
 
 import importlib.util
 import os
 from collections.abc import Sequence
+from pathlib import Path
 
 from rove.core.config import check_positive
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
 from rove.parsers.parser import Completion, MaybeThinkParser, Parser, extract_boxed_answer
-from rove.rubrics.math_pool import MathPool
 from rove.rubrics.rubric import RewardFunc, Rubric
+from rove.workers import Workers
 
 MAX_WORKERS = 8
+MEMORY_BYTES = 2 << 30
+"""Memory of a worker beyond its imports."""
+MAX_QUOTED_CHARS = 80
 
 
 def strictly_boxed(text: str) -> str:
-    """What stands in the last `\\boxed{…}`; "" without one."""
+    """Return the content of the last `\\boxed{…}`; "" without one."""
     return extract_boxed_answer(text, strict=True)
 
 
 class MathRubric(Rubric):
-    """Rewards answers that mean the same as the right one: 1/2, 0.5 and \\frac{1}{2} (function `correct_answer`, weight 1).
+    """Rewards answers that are mathematically equal to the right one: 1/2, 0.5 and \\frac{1}{2} (function
+    `correct_answer`, weight 1).
 
-    math-verify compares them, in worker processes that have no API keys in their environment and 2 GiB of memory at most.
-    A response is wrong if it has no answer, is longer than `max_verify_chars`, or cannot be compared within `timeout_seconds`.
-    The rollout fails with an error if the right answer itself cannot be compared.
+    math-verify compares them in worker processes without API keys and with at most 2 GiB of memory. A response is
+    wrong if it has no answer, is longer than `max_verify_chars`, or cannot be compared within `timeout_seconds`. The
+    rollout fails if the right answer itself cannot be compared.
 
     Args:
-        funcs, weights: further reward functions, as of `Rubric`.
-        parser: finds the answer. Default: that of the environment, else what is in the last `\\boxed{…}` after any thoughts.
-        max_workers: comparisons at a time. Default: 8, or as many as there are cores if fewer.
+        funcs, weights: further reward functions, as for `Rubric`.
+        parser: finds the answer. Default: the last `\\boxed{…}` after the reasoning.
+        max_workers: concurrent comparisons. Default: the number of cores, at most 8.
         timeout_seconds: wall time of one comparison.
-        max_verify_chars: longer responses are not read.
+        max_verify_chars: longer responses are wrong.
 
     Raises:
         ConfigError: math-verify is not installed, or a limit is not above 0.
+
+    Example:
+        dataset = [{"question": "What is 1/2 + 1/4?", "answer": "3/4"}]
+        env = rove.SingleTurnEnv(dataset=dataset, rubric=rove.MathRubric())
     """
 
     def __init__(
@@ -60,11 +69,11 @@ class MathRubric(Rubric):
         self.add_reward_func(self.correct_answer)
 
     async def correct_answer(self, parser: Parser, completion: Completion, answer: str) -> float:
-        """1.0 where the parsed answer means the same as `answer`, else 0.0.
+        """Return 1.0 if the parsed answer is equal to `answer`, else 0.0.
 
         Raises:
             WorkerError, RemoteError: `answer` cannot be compared in time, or makes math-verify fail.
-            Error: `answer` is no mathematics.
+            Error: `answer` cannot be parsed.
         """
         response = str(parser.parse_answer(completion) or "").strip()
         if not response or len(response) > self.max_verify_chars:
@@ -74,3 +83,73 @@ class MathRubric(Rubric):
     async def teardown(self) -> None:
         """End the workers."""
         await self._pool.end()
+
+
+class MathPool:
+    """A pool of worker processes, started on demand; a comparison that exceeds its time limit ends its worker.
+
+    Args:
+        max_workers: concurrent comparisons.
+        timeout_seconds: wall time of one comparison, without the wait for a worker and its start.
+    """
+
+    def __init__(self, max_workers: int, timeout_seconds: float):
+        self.timeout_seconds = timeout_seconds
+        program = Path(__file__).with_name("math_worker.py")
+        self.workers = Workers(program, max_workers=max_workers, memory_bytes=MEMORY_BYTES, name="math-verify")
+        self._times_closed = 0
+
+    async def equal(self, answer: str, response: str) -> bool:
+        """Return whether a response is equal to the right answer.
+
+        Raises:
+            InfraError: math-verify cannot be imported; or (WorkerError) the comparison timed out or killed its worker.
+            Error: the right answer cannot be parsed; or (RemoteError) math-verify failed.
+        """
+        try:
+            await self.workers.ensure_started()
+        except (RemoteError, WorkerError) as error:
+            raise InfraError(f"math-verify cannot be used: {error}; try pip install 'rove[math]'") from error
+        async with self.workers.acquire() as worker:
+            is_equal = await worker.call("compare", self.timeout_seconds, answer=answer, response=response)
+        if is_equal is None:
+            shown = repr(answer if len(answer) <= MAX_QUOTED_CHARS else answer[:MAX_QUOTED_CHARS] + "…")
+            raise Error(
+                f"math-verify cannot parse the right answer {shown}; expected a number, a set or a LaTeX expression"
+            )
+        return is_equal
+
+    async def grade(self, answer: str, response: str) -> bool:
+        """Return whether a response is equal to the right answer; False if the response itself cannot be compared.
+
+        If a comparison fails, the right answer is compared with 0. If that succeeds, the response caused the failure
+        and is wrong: otherwise a policy could remove a rollout from its group with an answer such as 9^{9^{9^{9}}}.
+
+        Raises:
+            WorkerError, RemoteError: the right answer cannot be compared with 0 either, or the pool was closed.
+            InfraError, Error: as for `equal`.
+        """
+        closed_before = self._times_closed
+        try:
+            return await self.equal(answer, response)
+        except (RemoteError, WorkerError):
+            if self._times_closed > closed_before or not await self._can_compare(answer):
+                raise
+            return False
+
+    async def _can_compare(self, answer: str) -> bool:
+        try:
+            await self.equal(answer, "0")
+        except (RemoteError, WorkerError):
+            return False
+        return True
+
+    async def end(self) -> None:
+        """Close the pool without blocking the event loop; see `close`."""
+        self._times_closed += 1
+        await self.workers.aclose()
+
+    def close(self) -> None:
+        """End all workers, even during a comparison. The pool starts new ones when it is used again."""
+        self._times_closed += 1
+        self.workers.close()

@@ -1,4 +1,4 @@
-"""What a math worker does: it says whether two answers mean the same. Knows nothing of rove, so that it loads little else."""
+"""The worker program of `MathPool`. It does not import rove, so that it starts quickly."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ from math_verify import parse, verify
 
 
 class Session:
-    """Compares, one pair after another."""
+    """Compares answers."""
 
     def compare(self, answer: str, response: str) -> bool | None:
-        """Whether they mean the same; None where the right answer itself is no mathematics."""
-        # Its own time limits are signals that Python code must see; those of workers need nobody's cooperation.
-        known = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        if not known:
+        """Return whether two answers are equal; None if the right answer cannot be parsed."""
+        # No time limits here: math-verify's use signals, which C code may delay. The worker's limit ends the process.
+        expected = parse(f"\\boxed{{{answer}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        if not expected:
             return None
-        said = parse(f"\\boxed{{{response}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
-        return bool(verify(known, said, timeout_seconds=None))
+        given = parse(f"\\boxed{{{response}}}", parsing_timeout=None)  # pyright: ignore[reportArgumentType]
+        return bool(verify(expected, given, timeout_seconds=None))
 
 
 def setup() -> None:
-    """Imports and tables, before the first clock runs."""
+    """Import everything before the first time limit starts."""
     Session().compare("1", "1")

@@ -1,4 +1,4 @@
-"""What a regex worker does: it searches for a pattern. It imports the standard library alone."""
+"""The worker program of `RegexRubric`. It imports only the standard library."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import re
 
 
 class Session:
-    """Searches for one pattern after another."""
+    """Searches for patterns."""
 
     def search(self, pattern: str, text: str) -> bool | None:
         """Return whether the pattern is found; None if it is not a regular expression."""

@@ -7,6 +7,7 @@ import inspect
 import math
 import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AsyncExitStack
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -18,7 +19,7 @@ from rove.parsers.parser import Parser
 from rove.utils.functions import function_name, maybe_await, unwrapped
 
 RewardFunc = Callable[..., Any]
-"""A reward function: arguments by name, returns a number, or (marked with `group_reward`) one number per state."""
+"""A reward function takes arguments by name and returns a number, or one number per state if marked with `group_reward`."""
 
 _FuncT = TypeVar("_FuncT", bound=RewardFunc)
 
@@ -27,16 +28,22 @@ _GROUP_MARK = "rove_group_reward"
 _PLURALS = {"prompts": "prompt", "completions": "completion", "answers": "answer", "infos": "info", "tasks": "task"}
 _GROUP_NAMES = frozenset({"states", "parser", *_PLURALS})
 _STATE_FIRST = INPUT_FIELDS | {"completion"}
-"""Names whose value in the state wins over a dataset column of that name."""
+"""Names that are looked up in the state before the dataset row."""
 _FALLBACKS: dict[str, Callable[[], Any]] = {"answer": str, "info": dict}
 _RESERVED = _STATE_FIRST | {"state", "states", *_PLURALS}
 
 
 def group_reward(func: _FuncT) -> _FuncT:
-    """Mark a reward function that compares the siblings of a group.
+    """Mark a reward function that compares the members of a group.
 
-    It is called once for a whole group, with the lists `states`, `prompts`, `completions`, `answers`, `infos`, `tasks`
-    (plus `parser` and class objects), and returns one number per state.
+    It is called once per group with the lists `states`, `prompts`, `completions`, `answers`, `infos`, `tasks` (also
+    `parser` and class objects) and returns one number per state.
+
+    Example:
+        @rove.group_reward
+        def shortest(completions) -> list[float]:
+            lengths = [len(str(completion)) for completion in completions]
+            return [float(length == min(lengths)) for length in lengths]
     """
     setattr(func, _GROUP_MARK, True)
     return func
@@ -44,18 +51,18 @@ def group_reward(func: _FuncT) -> _FuncT:
 
 @dataclass(frozen=True, slots=True)
 class _Function:
-    """A reward function with everything about its signature that a call needs."""
+    """A reward function and its signature."""
 
     func: RewardFunc
     name: str
     weight: float
     is_group: bool
     parameters: tuple[str, ...]
-    """Names it can take."""
+    """Names of its parameters."""
     required: frozenset[str]
-    """Those without a default."""
+    """Parameters without a default."""
     takes_all: bool
-    """It has **kwargs."""
+    """Whether it has **kwargs."""
     bound: frozenset[str]
     """Names already bound by functools.partial: never injected."""
 
@@ -64,7 +71,7 @@ class _Function:
         return f"reward {self.name}"
 
     def arguments(self, find: Callable[[str], Any], available: Callable[[], Iterable[str]]) -> dict[str, Any]:
-        """What to call it with: `find` looks a name up, `available` lists the names there are."""
+        """Return the arguments of a call: `find` looks up a name, `available` lists all names."""
         names = self.required.union(available()) - self.bound if self.takes_all else self.parameters
         found: dict[str, Any] = {}
         for name in names:
@@ -72,10 +79,10 @@ class _Function:
             if value is not _ABSENT:
                 found[name] = value
             elif name in self.required:
-                raise ConfigError(self._complaint(name, sorted(available())))
+                raise ConfigError(self._missing_message(name, sorted(available())))
         return found
 
-    def _complaint(self, name: str, available: list[str]) -> str:
+    def _missing_message(self, name: str, available: list[str]) -> str:
         hint, listing = nearest(name, available), ", ".join(available)
         if listing not in hint:
             hint = f"{hint} (available: {listing})"
@@ -88,24 +95,31 @@ class _Function:
 
 
 class Rubric:
-    """Weighted reward functions: the reward is the sum of weight * value; a function of weight 0 is a metric.
+    """Weighted reward functions: the reward is the sum of weight * value. A function of weight 0 is a metric.
 
-    Functions are sync or async and get their arguments by name: `prompt`, `completion`, `answer` ("" when the row has
-    none), `info` ({} likewise), `task`, `state`, `parser`, class objects, columns of the dataset row, then any other
-    key of the state. A parameter whose name nobody has keeps its default; `**kwargs` gets everything. Functions marked
-    with `group_reward` run once per group. Nothing here writes to the state; a failing function is an error, not a 0.
+    Functions may be async and get their arguments by name: `prompt`, `completion`, `answer` (default ""), `info`
+    (default {}), `task`, `state`, `parser`, class objects, columns of the dataset row, then keys of the state. A
+    parameter that matches none of these keeps its default; `**kwargs` receives all. Functions marked with
+    `group_reward` run once per group. A rubric never writes to the state. A function that raises makes the rollout
+    fail; it does not count as 0.
 
     Args:
-        funcs: reward functions; more can be added with `add_reward_func` and `add_metric`. Default: none.
+        funcs: reward functions; add more with `add_reward_func` and `add_metric`.
         weights: one per function. Default: 1.0 each.
         parser: injected as `parser`. Default: that of the environment, else a plain `Parser`.
 
     Raises:
-        ConfigError: the weights do not match the functions, or a function cannot be added (see `add_reward_func`).
+        ConfigError: the number of weights is wrong, or a function cannot be added (see `add_reward_func`).
+
+    Example:
+        def correct(parser, completion, answer) -> float:
+            return float(parser.parse_answer(completion) == answer)
+
+        rubric = rove.Rubric([correct], [1.0], parser=rove.XMLParser(["think", "answer"]))
     """
 
     use_count = 0
-    """Runs that use it now; see `rove.Environment.used_in_run`."""
+    """Number of runs that currently use this rubric; see `rove.Environment.used_in_run`."""
 
     def __init__(
         self,
@@ -125,29 +139,31 @@ class Rubric:
             self.add_reward_func(func, weight)
 
     def add_reward_func(self, func: RewardFunc, weight: float = 1.0, name: str | None = None) -> None:
-        """Add a function that counts towards the reward (a metric if `weight` is 0).
+        """Add a reward function; with weight 0, a metric.
 
         Args:
-            name: the key of its values. Default: the function's own name.
+            func: see the class.
+            weight: factor of its value in the reward.
+            name: key of its values. Default: the name of the function.
 
         Raises:
-            ConfigError: the name is taken, the weight is no finite number, or `func` cannot take arguments by name.
+            ConfigError: the name is taken, the weight is not finite, or `func` cannot take arguments by name.
         """
         if not callable(func):
-            raise ConfigError(f"{func!r} is not a reward function; expected something to call")
+            raise ConfigError(f"{func!r} is not a reward function; expected a callable")
         name = name or function_name(func)
         if name in self.names:
-            raise ConfigError(f"a function named '{name}' is here already; pass name= to add_reward_func or add_metric")
+            raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
         if not isinstance(weight, (int, float)) or not math.isfinite(weight):
             raise ConfigError(f"the weight of reward function '{name}' is {weight!r}; expected a finite number")
         self._functions.append(_inspected(func, float(weight), name))
 
     def add_metric(self, func: RewardFunc, weight: float = 0.0, name: str | None = None) -> None:
-        """Add a function that is only reported; otherwise like `add_reward_func`."""
+        """Add a function that is reported but does not count towards the reward; see `add_reward_func`."""
         self.add_reward_func(func, weight, name)
 
     def adopt_parser(self, parser: Parser) -> None:
-        """Take the environment's parser, unless one was given."""
+        """Use the environment's parser unless the rubric was given one."""
         if not self.has_own_parser:
             self.parser = parser
 
@@ -155,10 +171,12 @@ class Rubric:
         """Make `obj` available to every function as the argument `name`.
 
         Raises:
-            ConfigError: `name` is one that always means something of the rollout, such as "answer".
+            ConfigError: `name` is reserved for a part of the rollout, such as "answer".
         """
         if name in _RESERVED:
-            raise ConfigError(f"class object '{name}' would hide the rollout's own; names taken: {sorted(_RESERVED)}")
+            raise ConfigError(
+                f"class object '{name}' would hide a part of the rollout; reserved names: {sorted(_RESERVED)}"
+            )
         if name == "parser":
             self.parser, self.has_own_parser = obj, True
         else:
@@ -166,37 +184,37 @@ class Rubric:
 
     @property
     def names(self) -> list[str]:
-        """Names of all functions, in the order they were added."""
+        """Names of all functions in the order in which they were added."""
         return [function.name for function in self._functions]
 
     @property
-    def held_parts(self) -> list[Rubric]:
-        """The rubrics that are torn down one by one: itself."""
+    def components(self) -> list[Rubric]:
+        """The rubrics that are torn down separately."""
         return [self]
 
     @property
     def extras_names(self) -> list[str]:
-        """Keys of what it notes beside the scores, in their `extras`: none."""
+        """Keys of the additional data in `Scores.extras`."""
         return []
 
     @property
     def identity(self) -> list[str]:
-        """Name, weight and hash of the code of every function."""
+        """Name, weight and code hash of every function."""
         return [f"{f.name} × {f.weight:g} #{digest_code(unwrapped(f.func))}" for f in self._functions]
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether some function needs the whole group."""
+        """Whether a function needs the whole group."""
         return any(function.is_group for function in self._functions)
 
     async def score_rollout(self, state: State) -> Scores:
-        """Scores of one finished rollout, group functions left out.
+        """Score one finished rollout without group functions.
+
+        Exceptions of a function pass through, marked with the phase "reward <name>".
 
         Raises:
-            ConfigError: a function needs an argument that nobody has.
+            ConfigError: a function needs an argument that does not exist.
             Error: a function did not return a finite number.
-
-        Whatever a function raises passes through, marked with the phase "reward <name>".
         """
         values: dict[str, float] = {}
         for function in self._functions:
@@ -207,14 +225,15 @@ class Rubric:
         return self._scores(values)
 
     async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
-        """Scores of the siblings of a group, group functions included.
+        """Score the members of a group, with group functions.
 
         Args:
-            scores: what `score_rollout` said of each state. Default: every state is scored first, one after another.
+            states: finished rollouts of one example.
+            scores: results of `score_rollout`, one per state. Default: computed here.
 
         Raises:
-            ConfigError: as `score_rollout`, or there is not one of `scores` per state.
-            Error: as `score_rollout`, or a group function did not return one number per state.
+            ConfigError: as for `score_rollout`, or the number of `scores` is wrong.
+            Error: as for `score_rollout`, or a group function did not return one number per state.
         """
         if scores is None:
             scores = [await self.score_rollout(state) for state in states]
@@ -230,7 +249,7 @@ class Rubric:
         return merged
 
     async def teardown(self) -> None:
-        """Free what the rubric holds; called once, after all scoring. This one holds nothing."""
+        """Free resources; called once, after all scoring."""
 
     async def _group_values(self, function: _Function, states: list[State]) -> list[float]:
         with phase(function.phase):
@@ -282,8 +301,94 @@ class Rubric:
         return self.parser if name == "parser" else self.class_objects.get(name, _ABSENT)
 
 
+class RubricGroup(Rubric):
+    """Several rubrics as one: rewards are summed, values and metrics are merged.
+
+    Functions and class objects added to the group go to its first rubric.
+
+    Args:
+        rubrics: at least one. Function names and names of `JudgeRubric` must be unique.
+
+    Raises:
+        ConfigError: `rubrics` is empty, or a name occurs duplicates.
+    """
+
+    def __init__(self, rubrics: Sequence[Rubric]):
+        if not rubrics:
+            raise ConfigError("a RubricGroup needs at least one rubric; got none")
+        super().__init__(parser=rubrics[0].parser)
+        self.has_own_parser = rubrics[0].has_own_parser
+        self.rubrics = list(rubrics)
+        duplicates = sorted({name for name in self.names if self.names.count(name) > 1})
+        if duplicates:
+            raise ConfigError(f"{duplicates} are in more than one rubric; pass name= to add_reward_func or add_metric")
+        duplicates = sorted({name for name in self.extras_names if self.extras_names.count(name) > 1})
+        if duplicates:
+            raise ConfigError(f"more than one rubric is named {duplicates}; pass name= to JudgeRubric")
+
+    def add_reward_func(self, func: RewardFunc, weight: float = 1.0, name: str | None = None) -> None:
+        """Add a function to the first rubric; see `Rubric.add_reward_func`."""
+        name = name or function_name(func)
+        if name in self.names:
+            raise ConfigError(f"a function named '{name}' exists already; pass name= to add_reward_func or add_metric")
+        self.rubrics[0].add_reward_func(func, weight, name)
+
+    def add_class_object(self, name: str, obj: Any) -> None:
+        """Add a class object to the first rubric; see `Rubric.add_class_object`."""
+        self.rubrics[0].add_class_object(name, obj)
+
+    def adopt_parser(self, parser: Parser) -> None:
+        """See `Rubric.adopt_parser`."""
+        for rubric in self.rubrics:
+            rubric.adopt_parser(parser)
+        self.parser = self.rubrics[0].parser
+
+    @property
+    def names(self) -> list[str]:
+        """See `Rubric.names`."""
+        return [name for rubric in self.rubrics for name in rubric.names]
+
+    @property
+    def components(self) -> list[Rubric]:
+        """See `Rubric.components`."""
+        return [part for rubric in self.rubrics for part in rubric.components]
+
+    @property
+    def extras_names(self) -> list[str]:
+        """See `Rubric.extras_names`."""
+        return [name for rubric in self.rubrics for name in rubric.extras_names]
+
+    @property
+    def identity(self) -> list[str]:
+        """See `Rubric.identity`."""
+        return [entry for rubric in self.rubrics for entry in rubric.identity]
+
+    @property
+    def has_group_rewards(self) -> bool:
+        """See `Rubric.has_group_rewards`."""
+        return any(rubric.has_group_rewards for rubric in self.rubrics)
+
+    async def score_rollout(self, state: State) -> Scores:
+        """See `Rubric.score_rollout`."""
+        return merge_scores([await rubric.score_rollout(state) for rubric in self.rubrics])
+
+    async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
+        """See `Rubric.score_group`."""
+        merged = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
+        for rubric in self.rubrics:
+            merged = await rubric.score_group(states, merged)
+        return merged
+
+    async def teardown(self) -> None:
+        """Tear down every rubric that no run uses, even if one fails."""
+        async with AsyncExitStack() as stack:
+            for rubric in self.rubrics:
+                if not rubric.use_count:
+                    stack.push_async_callback(rubric.teardown)
+
+
 def merge_scores(parts: Sequence[Scores]) -> Scores:
-    """The scores of several rubrics, or of several functions, of the same rollout as one.
+    """Merge scores of the same rollout from several rubrics or functions.
 
     Raises:
         ConfigError: two parts have a value of the same name.
@@ -293,9 +398,11 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
     metrics: dict[str, float] = {}
     extras: dict[str, Any] = {}
     for part in parts:
-        twice = (rewards.keys() | metrics.keys()) & (part.rewards.keys() | part.metrics.keys())
-        if twice:
-            raise ConfigError(f"two functions are named {sorted(twice)}; pass name= to add_reward_func or add_metric")
+        duplicates = (rewards.keys() | metrics.keys()) & (part.rewards.keys() | part.metrics.keys())
+        if duplicates:
+            raise ConfigError(
+                f"two functions are named {sorted(duplicates)}; pass name= to add_reward_func or add_metric"
+            )
         rewards |= part.rewards
         weights |= part.weights
         metrics |= part.metrics
@@ -304,12 +411,12 @@ def merge_scores(parts: Sequence[Scores]) -> Scores:
 
 
 def _weighted_sum(rewards: Mapping[str, float], weights: Mapping[str, float]) -> float:
-    # fsum, so that the order in which functions were added cannot change the reward.
+    # fsum: the reward must not depend on the order of the functions.
     return math.fsum(weights[name] * value for name, value in rewards.items())
 
 
 def _number(name: str, value: Any) -> float:
-    # By __float__, so that numbers of numpy and torch count and texts do not.
+    # __float__ accepts numbers of numpy and torch and rejects texts.
     try:
         number = float(value) if hasattr(value, "__float__") else math.nan
     except (TypeError, ValueError, OverflowError, RuntimeError):
@@ -333,7 +440,7 @@ def _inspected(func: RewardFunc, weight: float, name: str) -> _Function:
     bound = frozenset(func.keywords if isinstance(func, functools.partial) else ())
     by_name = [p for p in parameters if p.kind in (p.POSITIONAL_OR_KEYWORD, p.KEYWORD_ONLY) and p.name not in bound]
     inner = unwrapped(func)
-    marked = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on a class's __call__
+    marked = (func, inner, getattr(inner, "__call__", None))  # noqa: B004  the mark may be on `__call__` of a class
     return _Function(
         func=func,
         name=name,

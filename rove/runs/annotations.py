@@ -1,7 +1,7 @@
-"""What people say of a run: tags of the run and of its rollouts, and notes on rollouts, in annotations.jsonl of its folder.
+"""Annotations of a run: tags of the run and of its rollouts, and notes on rollouts, in annotations.jsonl of its folder.
 
-A line is a change; all of them in their order are what is said now. A line is appended and flushed, and needs nothing of
-whoever makes the rollouts, so that a run can be annotated while it goes on.
+Each line is a change; applied in order they give the current annotations. Lines are appended and flushed independently of the
+process that writes rollouts, so a run can be annotated while it is in progress.
 """
 
 from __future__ import annotations
@@ -19,23 +19,20 @@ from rove.utils.files import heal, open_regular, read_lines
 
 try:
     import fcntl
-except ImportError:  # Windows: two people who annotate at the very same moment are not noticed there
+except ImportError:  # Windows: simultaneous annotations are not locked there
     fcntl = None
 
 FILE = "annotations.jsonl"
-LONGEST_TAG = 40
-"""Characters of a tag."""
-LONGEST_NOTE = 20_000
-"""Characters of a note."""
-MOST = 50
-"""Tags added or removed by one change."""
+MAX_TAG_CHARS = 40
+MAX_NOTE_CHARS = 20_000
+MAX_TAGS_PER_CHANGE = 50
 
 Place = tuple[int | None, str, int]
-"""A rollout: training step (None outside of RL), example key, sibling."""
+"""A rollout: training step (None outside of RL), example key, position in its group."""
 
 
 class Subject(msgspec.Struct, frozen=True):
-    """A rollout by the values that are the same however often it is repeated."""
+    """Identifies a rollout by values that stay the same when it is repeated."""
 
     example_key: str
     rollout_index: int
@@ -43,76 +40,80 @@ class Subject(msgspec.Struct, frozen=True):
 
     @property
     def place(self) -> Place:
-        """As a key."""
+        """The rollout as a dict key."""
         return self.step, self.example_key, self.rollout_index
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """What a person has changed.
+    """A change of annotations by a person.
+
+    Example:
+        >>> annotate(Path("runs/a"), Change(add=["interesting"], rollout=Subject("f00d", 0)))
 
     Raises:
-        ValueError: a tag is empty, longer than LONGEST_TAG, or has spaces around it or characters that cannot be seen; a note is
-            too long, or is of a whole run.
+        ValueError: a tag is empty, longer than MAX_TAG_CHARS, or has surrounding spaces or invisible characters; a note is too
+            long, or is for a whole run.
     """
 
     add: list[str] = []
-    """Tags."""
+    """Tags to add."""
     remove: list[str] = []
-    """Tags; those that are not there are left out."""
+    """Tags to remove; missing ones are ignored."""
     note: str | None = None
-    """Takes the place of the one before, "" leaves none; None: nothing was said of it."""
+    """New note; "" deletes the note, None leaves it unchanged."""
     rollout: Subject | None = None
-    """None: the run as a whole."""
+    """The rollout; None = the whole run."""
     at: float = 0.0
-    """When, in seconds since 1970."""
+    """Time in seconds since 1970."""
 
     def __post_init__(self) -> None:
-        if len(self.add) + len(self.remove) > MOST:
-            raise ValueError(f"{len(self.add) + len(self.remove)} tags at once; expected {MOST} at most")
+        if len(self.add) + len(self.remove) > MAX_TAGS_PER_CHANGE:
+            raise ValueError(f"{len(self.add) + len(self.remove)} tags at once; expected {MAX_TAGS_PER_CHANGE} at most")
         for tag in (*self.add, *self.remove):
-            if not 0 < len(tag) <= LONGEST_TAG or tag != tag.strip() or not tag.isprintable():
+            if not 0 < len(tag) <= MAX_TAG_CHARS or tag != tag.strip() or not tag.isprintable():
                 raise ValueError(
-                    f"a tag is {tag[: 2 * LONGEST_TAG]!r}; expected 1 to {LONGEST_TAG} visible characters, no space at either end"
+                    f"a tag is {tag[: 2 * MAX_TAG_CHARS]!r}; expected 1 to {MAX_TAG_CHARS} visible characters, "
+                    "no space at either end"
                 )
-        if len(self.note or "") > LONGEST_NOTE:
-            raise ValueError(f"a note has {LONGEST_NOTE:,} characters at most, this one {len(self.note or ''):,}")
+        if len(self.note or "") > MAX_NOTE_CHARS:
+            raise ValueError(f"a note has {MAX_NOTE_CHARS:,} characters at most, this one {len(self.note or ''):,}")
         if self.note is not None and self.rollout is None:
             raise ValueError("a note is written on a rollout; a run has tags only")
 
 
 class Said(NamedTuple):
-    """What is said of a run, or of a rollout."""
+    """The current annotations of a run or of a rollout."""
 
     tags: tuple[str, ...] = ()
-    """The oldest first."""
+    """Tags, oldest first."""
     note: str = ""
 
     def after(self, change: Change) -> Said:
-        """The same once something has been changed."""
+        """Return the annotations after a change."""
         left = [tag for tag in self.tags if tag not in change.remove]
         return Said(tuple(dict.fromkeys([*left, *change.add])), self.note if change.note is None else change.note)
 
 
 class Annotations:
-    """What is said now, read again when the file has changed.
+    """The current annotations of a run, read again when the file has changed.
 
     Args:
-        folder: of the run; nothing need have been said of it yet.
+        folder: The run folder.
     """
 
     def __init__(self, folder: Path):
         self.file = folder / FILE
         self.run = Said()
         self.rollouts: dict[Place, Said] = {}
-        """Only those of which something is said."""
+        """Annotated rollouts only."""
         self.bad: list[tuple[int, str]] = []
-        """Lines that are no annotations, counted from 1, and why."""
+        """Numbers of invalid lines, from 1, with the reason."""
         self.stamp: tuple[int, ...] = ()
-        """Differs where the contents do."""
+        """Changes with the contents of the file."""
         self.catch_up()
 
     def catch_up(self) -> None:
-        """Read what is new; a last line without its end is being written, or was torn."""
+        """Read the file again if it has changed; an incomplete last line is ignored."""
         try:
             with open_regular(self.file) as lines:
                 found = os.fstat(lines.fileno())
@@ -124,7 +125,7 @@ class Annotations:
             self.run, self.rollouts, self.bad, self.stamp = Said(), {}, [], ()
 
     def _read(self, lines: Iterable[bytes]) -> None:
-        said: dict[Place | None, Said] = {}
+        found: dict[Place | None, Said] = {}
         bad = []
         for number, line in enumerate(lines, start=1):
             if not line.endswith(b"\n"):
@@ -134,42 +135,42 @@ class Annotations:
             except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
                 bad.append((number, str(error)))
                 continue
-            place = change.rollout.place if change.rollout else None
-            said[place] = said.get(place, Said()).after(change)
-        self.run = said.pop(None, Said())
-        self.rollouts = {place: one for place, one in said.items() if place is not None and one != Said()}
+            key = change.rollout.place if change.rollout else None
+            found[key] = found.get(key, Said()).after(change)
+        self.run = found.pop(None, Said())
+        self.rollouts = {key: one for key, one in found.items() if key is not None and one != Said()}
         self.bad = bad
 
     def tags(self) -> list[str]:
-        """The tags of rollouts, in the order of the alphabet."""
-        return sorted({tag for said in self.rollouts.values() for tag in said.tags})
+        """Return the tags of all rollouts in alphabetical order."""
+        return sorted({tag for one in self.rollouts.values() for tag in one.tags})
 
     def check(self) -> None:
-        """Refuse to go on without a line that cannot be read.
+        """Check that every line could be read.
 
         Raises:
-            RunError: there is one.
+            RunError: a line is invalid.
         """
         if self.bad:
             number, why = self.bad[0]
-            raise RunError(f"{self.file}, line {number}: not an annotation: {why}\nDelete that line, or mend it")
+            raise RunError(f"{self.file}, line {number}: not an annotation: {why}\nDelete or correct that line")
 
 
 def annotate(folder: Path, change: Change) -> None:
-    """Keep a change: once this returns, killing the process does not lose it.
+    """Write a change to disk.
 
     Raises:
-        ConfigError: nothing is changed.
-        RunError: annotations.jsonl is something other than a regular file.
-        OSError: nothing can be written there.
+        ConfigError: the change is empty.
+        RunError: annotations.jsonl is not a regular file.
+        OSError: the file cannot be written.
     """
     if not change.add and not change.remove and change.note is None:
-        raise ConfigError("nothing to change; give tags to add or to remove, or a note")
+        raise ConfigError("the change is empty; give tags to add or to remove, or a note")
     line = msgspec.json.encode(msgspec.structs.replace(change, at=change.at or time.time()))
     with open_regular(folder / FILE, "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
-        heal(folder / FILE)  # what was torn was never confirmed to anybody
+        heal(folder / FILE)  # an incomplete line was never confirmed
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())

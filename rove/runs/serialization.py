@@ -1,8 +1,7 @@
-"""Records as lines of JSON.
+"""Encode records as lines of JSON.
 
-In memory every step holds its whole prompt. On disk a step that extends the step before it holds only what was added, so
-that a rollout of T turns takes O(T) space; `decode_record` gives back what `encode_record` was given, but for values JSON
-cannot hold.
+In memory every step has its whole prompt. On disk a step that extends the previous one has only the new messages and tokens, so
+that a rollout of T turns takes O(T) space. `decode_record` restores the record, except for values that JSON cannot represent.
 """
 
 from __future__ import annotations
@@ -64,7 +63,7 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 
 
 class Listed(Outcome, frozen=True):
-    """What a list of rollouts shows: an outcome, what was asked, and the schema it was written in."""
+    """A rollout as shown in lists: an outcome with the prompt, the temperature and the schema version."""
 
     prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
     temperature: float | None = None
@@ -86,7 +85,7 @@ class _StoredVersion(msgspec.Struct, frozen=True):
 
 
 class Place(msgspec.Struct, frozen=True):
-    """Which rollout a line is of, whether it failed, and what it used."""
+    """Identity, error and usage of the rollout of a line."""
 
     example_key: str
     rollout_index: int
@@ -96,7 +95,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def key(self) -> tuple[int | None, str, int]:
-        """Training step (None outside of RL), example and sibling: what makes a rollout."""
+        """Training step (None outside of RL), example key and position in the group."""
         return self.step, self.example_key, self.rollout_index
 
     @property
@@ -111,10 +110,10 @@ class _StoredPlace(msgspec.Struct, frozen=True):
 
 def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
     stored: list[_StoredStep] = []
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     ids: list[int] = []
     for step in steps:
-        shared_messages = len(said) if _extends(step.prompt, said) else 0
+        shared_messages = len(messages) if _extends(step.prompt, messages) else 0
         tokens = step.tokens
         shared_ids = len(ids) if tokens and _extends(tokens.prompt_ids, ids) else 0
         stored.append(
@@ -136,31 +135,31 @@ def _store(steps: list[TrajectoryStep]) -> list[_StoredStep]:
                 tools=step.tools,
             )
         )
-        said = step.prompt + step.completion
+        messages = step.prompt + step.completion
         ids = tokens.ids if tokens else []
     return stored
 
 
 def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
     steps: list[TrajectoryStep] = []
-    said: list[dict[str, Any]] = []
+    messages: list[dict[str, Any]] = []
     ids: list[int] = []
     for item in stored:
         tokens = None
         if item.prompt_ids is not None:
             prompt_ids = ids[: item.shared_ids] + item.prompt_ids
             tokens = StepTokens(prompt_ids, item.completion_ids, item.logprobs, item.policy_version, item.version_spans)
-        prompt = said[: item.shared_messages] + [Message(m) for m in item.prompt]
+        prompt = messages[: item.shared_messages] + [Message(m) for m in item.prompt]
         completion: list[dict[str, Any]] = [Message(m) for m in item.completion]
-        told = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
-        steps.append(TrajectoryStep(prompt, completion, *told))
-        said = prompt + completion
+        fields = (item.finish_reason, item.usage, item.seconds, tokens, item.attempts, item.reward, item.tools)
+        steps.append(TrajectoryStep(prompt, completion, *fields))
+        messages = prompt + completion
         ids = tokens.ids if tokens else []
     return steps
 
 
 def _storable(value: Any) -> Any:
-    """What JSON can hold instead: numpy's and torch's values as plain ones, half a surrogate pair as "?"."""
+    """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?"."""
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
     if value is None or type(value) in (bool, int, float):
@@ -185,7 +184,7 @@ _place_decoder = msgspec.json.Decoder(_StoredPlace)
 
 
 def encode_record(record: RolloutRecord) -> bytes:
-    """One JSON line, without the newline; what JSON cannot hold (a tool may return anything) becomes what it can."""
+    """Return a record as a JSON line without the newline; values that JSON cannot represent are converted (see `_storable`)."""
     bare, roles = msgspec.structs.replace(record, steps=[], model_roles={}), record.model_roles.items()
     stored = _StoredRecord(bare, _store(record.steps), {role: _store(steps) for role, steps in roles})
     try:
@@ -195,10 +194,10 @@ def encode_record(record: RolloutRecord) -> bytes:
 
 
 def decode_record(line: bytes) -> RolloutRecord:
-    """The record of one line.
+    """Return the record of a line.
 
     Raises:
-        RunError: the line is not a rollout record, or of a newer schema than this rove reads.
+        RunError: the line is not a rollout record, or has a newer schema than this version reads.
     """
     stored = _decoded(_decoder, line)
     _check_version(stored.record.schema_version)
@@ -212,7 +211,7 @@ def decode_record(line: bytes) -> RolloutRecord:
 
 
 def decode_outcome(line: bytes) -> Outcome:
-    """The outcome of one line, several times quicker than the whole record.
+    """Return the outcome of a line, several times faster than the whole record.
 
     Raises:
         RunError: the line is not a rollout record.
@@ -221,10 +220,10 @@ def decode_outcome(line: bytes) -> Outcome:
 
 
 def decode_listed(line: bytes) -> Listed:
-    """What a list shows of one line, about as quick as its outcome.
+    """Return the rollout of a line as shown in lists, about as fast as its outcome.
 
     Raises:
-        RunError: the line is not a rollout record, or of a newer schema than this rove reads.
+        RunError: the line is not a rollout record, or has a newer schema than this version reads.
     """
     try:
         listed = _with_turns(_decoded(_listed_decoder, line))
@@ -241,7 +240,7 @@ def _check_version(version: int) -> None:
 
 
 def _with_turns(stored: Any) -> Any:
-    """The stored outcome, what its steps tell of it included."""
+    """Return the stored outcome with the times, retries and usage of its steps."""
     return msgspec.structs.replace(
         stored.record,
         turn_seconds=[step.seconds for step in stored.steps],
@@ -251,7 +250,7 @@ def _with_turns(stored: Any) -> Any:
 
 
 def decode_place(line: bytes) -> Place:
-    """Which rollout a line is of; quickest.
+    """Return the identity of the rollout of a line; the fastest decoder.
 
     Raises:
         RunError: the line is not a rollout record.

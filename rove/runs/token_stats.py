@@ -1,4 +1,4 @@
-"""What the trainer knew of single tokens, of a few rollouts of each step: tokens/STEP.json of a run folder, only looked at."""
+"""Per-token statistics of training for some rollouts of each step: tokens/STEP.json of a run folder, for viewing only."""
 
 from __future__ import annotations
 
@@ -13,19 +13,19 @@ from rove.utils.files import atomic_write, read_regular
 
 
 class TrainedTurn(msgspec.Struct, frozen=True):
-    """What the trainer knew of one turn's sampled tokens before it took a step on them; every list is as long as these."""
+    """Statistics of one turn before the optimizer step; lists have one value per sampled token."""
 
     turn: int
-    """Which of the rollout's steps."""
+    """Position of the turn in the rollout."""
     logprobs: list[float]
-    """Under the weights that were trained, at the sampling temperature. The ratio is exp(these − the sampler's)."""
+    """Log-probabilities under the trained weights at the sampling temperature; the ratio is exp(these − the sampler's)."""
     entropies: list[float]
-    """In nats, of what each token was drawn from."""
+    """Entropy of the sampling distribution in nats."""
     advantage: float
 
 
 class TrainedRollout(msgspec.Struct, frozen=True):
-    """The same of a rollout."""
+    """Statistics of the turns of a rollout."""
 
     example_key: str
     rollout_index: int
@@ -33,19 +33,19 @@ class TrainedRollout(msgspec.Struct, frozen=True):
 
 
 def file_of(run: Path, step: int) -> Path:
-    """Where they lie in a run folder."""
+    """Return the path of a step's statistics."""
     return run / "tokens" / f"{step}.json"
 
 
 def write_tokens(run: Path, step: int, rollouts: Sequence[TrainedRollout]) -> None:
-    """Keep them in a run folder."""
+    """Write the statistics of a step."""
     file = file_of(run, step)
     file.parent.mkdir(exist_ok=True)
     atomic_write(file, msgspec.json.encode(rollouts))
 
 
 def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
-    """Those of a step; [] where none were kept.
+    """Return the statistics of a step; [] if there are none.
 
     Raises:
         RunError: the file is not one that rove wrote.
@@ -58,4 +58,4 @@ def read_tokens(run: Path, step: int) -> list[TrainedRollout]:
     try:
         return msgspec.json.decode(read_regular(file), type=list[TrainedRollout])
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
-        raise RunError(f"{file} cannot be read: {error}; delete it, it is only looked at") from error
+        raise RunError(f"{file} cannot be read: {error}; delete it, it is only used for viewing") from error

@@ -1,4 +1,4 @@
-"""Read run folders that older versions of rove wrote: field, setting and file names of today for those of then."""
+"""Read run folders of older versions of rove: map former names of fields, settings and files to the current ones."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Rooms for code that nobody trusts: what a model writes runs here, and harms nothing."""
+"""Sandboxes for untrusted code, such as programs that a model writes."""
 
 from rove.sandbox.backend import Backend, Description, Functions, Result, SandboxLimits, Session
 from rove.sandbox.docker import DockerBackend

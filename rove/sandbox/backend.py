@@ -1,6 +1,6 @@
-"""What a sandbox is to those who use it: a backend opens sessions, a session runs code.
+"""The interface of sandboxes: a backend opens sessions, and a session runs code.
 
-`PythonEnv` and its relatives know nothing else; `LocalBackend` and `DockerBackend` are two answers.
+Environments use only this interface; `LocalBackend` and `DockerBackend` implement it.
 """
 
 from __future__ import annotations
@@ -13,72 +13,72 @@ import msgspec
 from rove.core.config import check_positive
 
 Functions = Mapping[str, Callable[..., Any]]
-"""Async functions of the host that code may call, by name. What they are given and what they return is JSON: numbers, texts,
-lists and dicts, nothing else crosses. What they are given was written by the code: data to check."""
+"""Host functions that code may call, by name; they may be async. Arguments and results are JSON: numbers, texts, lists and
+dicts. The code chooses the arguments: check them.
+"""
 
 
 class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """What one session may use.
+    """Limits of one session.
 
     Raises:
-        ConfigError: a limit is not above 0.
+        ConfigError: A limit is not positive.
     """
 
     seconds: float = 10.0
-    """Wall time of one call; `run_python` and `bash` take another one for a single call."""
+    """Default time limit of one call."""
     cpu_seconds: int = 60
     """CPU time of one process, over all calls."""
     memory_bytes: int = 1 << 30
-    """Address space of one process. Where there are control groups for memory: also of all processes of the session
-    together, and of its files."""
+    """Address space of one process. With control groups also the memory of all processes of the session and of its files."""
     processes: int = 32
-    """Processes and threads at once, two of our own included."""
+    """Concurrent processes and threads, including two of rove."""
     disk_bytes: int = 64 << 20
-    """Size of the session's folder. It is memory."""
+    """Size of the session's folder, which is in memory."""
     files: int = 4096
-    """Files and folders in it."""
+    """Number of files and folders in it."""
     file_bytes: int = 32 << 20
     """Size of one file."""
     open_files: int = 256
     """Open files of one process."""
     output_chars: int = 8192
-    """What comes back of a call: so many bytes of output and as many of a value or a traceback, the middle left out."""
+    """Bytes of a call's output, and of its value or traceback; longer text loses its middle."""
     message_bytes: int = 4 << 20
-    """What code gives to a function of the host in one call, as JSON; and what comes back of it."""
+    """Size of the arguments of a host function as JSON, and of its result."""
 
     def __post_init__(self) -> None:
         check_positive(self, *self.__struct_fields__)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """What came of one call. All texts were written by the code that ran: data to judge, bounded by `output_chars`."""
+    """The result of one call. The code that ran wrote its texts: they are untrusted, and limited by `output_chars`."""
 
     output: str = ""
-    """What was printed, standard output and standard error as they came."""
+    """Standard output and standard error, interleaved."""
     value: str = ""
-    """`repr` of the last expression of a piece of Python; "" where it is None or there is none."""
+    """`repr` of the last expression of Python code; "" for None or without an expression."""
     error: str = ""
-    """Why it failed: a traceback, or what stopped it. "" = it did not."""
+    """Why the call failed: a traceback, or the reason for its end. "" = it succeeded."""
     exit_code: int | None = None
-    """Of a bash command; 128 + n after signal n."""
+    """Exit status of a bash command; 128 + n after signal n."""
     timed_out: bool = False
-    """It was stopped after its wall time."""
+    """Whether the call reached its time limit."""
     truncated: bool = False
-    """Something of it was left out."""
+    """Whether text was shortened."""
     restarted: bool = False
-    """Python's variables are gone and all processes of the session ended; its files are kept."""
+    """Whether Python's variables and all processes of the session are gone; files are kept."""
     files_lost: bool = False
-    """The whole session had to be made anew: its files are gone as well."""
+    """Whether the whole session was restarted, so that its files are gone as well."""
     seconds: float = 0.0
-    """Wall time."""
+    """Duration of the call."""
 
     @property
     def ok(self) -> bool:
-        """Whether it ran to its end, without an exception or an exit status other than 0."""
+        """Whether the call succeeded: no exception, and no exit status other than 0."""
         return not self.error and not self.exit_code
 
     def text(self) -> str:
-        """Everything in one text, for a model: output, value, error, exit status, and what was lost."""
+        """Return the whole result as one text for a model: output, value, error, exit status, and what was lost."""
         lost = "files and variables" if self.files_lost else "variables"
         parts = [
             self.output.rstrip("\n"),
@@ -91,39 +91,38 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Description(msgspec.Struct, frozen=True, kw_only=True):
-    """What a backend enforces on this machine, in sentences."""
+    """What a backend enforces on this machine, as sentences."""
 
     enforced: list[str]
     missing: list[str]
-    """What this machine could not enforce, and why."""
+    """What this machine cannot enforce, and why."""
 
 
 class Session(Protocol):
-    """One room with one Python in it. Calls are run one after the other; close it whatever happens."""
+    """One isolated session with one Python interpreter. Calls run one after the other; always close it."""
 
     async def run_python(self, code: str, seconds: float | None = None, functions: Functions | None = None) -> Result:
-        """Run Python; variables stay for the next call.
+        """Run Python code; variables persist until the next restart.
 
         Args:
-            code: may have several lines.
-            seconds: wall time, None = that of the limits. The time that `functions` take does not count; asking them takes a
-                millisecond of it at least, so that there is an end to questions.
-            functions: what code can call of the host, as ordinary functions that wait. One question is answered at a time; a
-                name is the function's in this call, and fails in those to which it is not given. What a function raises is
-                raised in the code as a RuntimeError with its words; InfraError and LimitReachedError end the call, and the
-                session's processes, and are raised here.
+            code: One or more lines.
+            seconds: Time limit; None = that of the limits. The time of host functions does not count, except for a
+                millisecond per call, which bounds their number.
+            functions: Host functions that the code can call like ordinary blocking functions, one call at a time. A name is
+                defined only in calls that pass it. An exception of a function becomes a RuntimeError in the code; InfraError and
+                LimitReachedError end the call and the session's processes, and are raised here.
 
         Raises:
-            ConfigError: `seconds` is not above 0, or a function has no name that Python allows.
-            SandboxError: the sandbox itself failed; what the code does wrong is in the result.
+            ConfigError: `seconds` is not positive and finite, or a function's name is not an identifier.
+            SandboxError: The sandbox itself failed; errors of the code are in the result.
         """
         ...
 
     async def bash(self, command: str, seconds: float | None = None) -> Result:
-        """Run a command of bash in the session's folder; processes it leaves behind go on until the session ends.
+        """Run a bash command in the session's folder; background processes run until the session ends.
 
         Raises:
-            SandboxError: the sandbox itself failed.
+            SandboxError: The sandbox itself failed.
         """
         ...
 
@@ -131,7 +130,7 @@ class Session(Protocol):
         """Write a file; relative paths start in the session's folder.
 
         Raises:
-            SandboxFileError: it cannot be written.
+            SandboxFileError: It cannot be written.
         """
         ...
 
@@ -139,32 +138,32 @@ class Session(Protocol):
         """Read a file of at most `file_bytes`.
 
         Raises:
-            SandboxFileError: there is none, it is not a regular file, or it is too large.
+            SandboxFileError: It does not exist, is not a regular file, or is too large.
         """
         ...
 
     async def close(self) -> None:
-        """End every process of the session and forget its files. Closing again does nothing."""
+        """End every process of the session and delete its files; may be called again."""
         ...
 
 
 class Backend(Protocol):
-    """Where sessions come from. Use it as `async with`, or close it."""
+    """Opens sessions. Use it with `async with`, or close it."""
 
     limits: SandboxLimits
-    """Of a session that is opened without its own."""
+    """Default limits of a session."""
 
     async def open(self, limits: SandboxLimits | None = None) -> Session:
-        """A new session; waits where as many as allowed are open. `limits` None = those of the backend.
+        """Open a session; wait if the maximum number is open. `limits` None = the backend's.
 
         Raises:
-            ConfigError: this machine cannot enforce what it takes.
-            SandboxError: it could not be started.
+            ConfigError: This machine lacks a required feature.
+            SandboxError: The session could not be started.
         """
         ...
 
     async def describe(self) -> Description:
-        """What is enforced here, and what is not."""
+        """Describe what this machine enforces."""
         ...
 
     async def close(self) -> None:

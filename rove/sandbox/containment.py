@@ -1,4 +1,4 @@
-"""What each feature of the kernel contains, in words."""
+"""What each kernel feature contains, as sentences."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rove.sandbox.backend import Description
 
 FEATURES = {
     "own user": (
-        "code has no privileges and no way to get any: a user of its own, or a user namespace; no capabilities, no new ones",
+        "code has no privileges and cannot gain any: separate user or user namespace; no capabilities",
         "code runs as the user that started it and can do to that user's files and processes what that user can",
     ),
     "files": (
@@ -18,9 +18,9 @@ FEATURES = {
     ),
     "processes": (
         "a session sees its own processes only, and all of them end with it, those that left their group as well",
-        "code sees the machine's processes; what detaches itself may outlive its session where it has no user of its own",
+        "code sees the machine's processes; detached processes may outlive a session without a separate user",
     ),
-    "network": ("there is no network", "code reaches whatever the machine reaches where system calls are not filtered"),
+    "network": ("there is no network", "code reaches the machine's network unless system calls are filtered"),
     "ipc": (
         "shared memory and queues of others cannot be reached",
         "System V and POSIX queues and segments are shared",
@@ -43,24 +43,28 @@ FEATURES = {
         "sessions of one backend are counted together: one can use up the processes of all",
     ),
 }
-"""Name → what it gives, what is not contained without it."""
+"""Name → what it enforces, and what is not contained without it."""
 
 ESSENTIAL = ("own user", "files", "processes", "network", "ipc", "system calls")
-"""What a session takes; without one of them a backend refuses, unless told `unsafe`."""
+"""Required features; without one of them a backend refuses, unless `unsafe` is set."""
 
 LIMITING = ("memory group", "pids group")
-"""What limits a session as a whole; without one of them a backend warns."""
+"""Features that limit a session as a whole; without one of them a backend warns."""
 
 ALWAYS = (
     "a call is stopped after its wall time, with every process of its session",
     "limits of each process: memory, CPU time, size of a file, open files, no core dumps",
     "output is clipped while it is read; what comes back is text, never an object",
-    "nothing of the environment variables of who started it",
+    "no environment variables of the process that started it",
 )
 
 
 def describe(missing: Mapping[str, str]) -> Description:
-    """In sentences, from features the machine did not give and why."""
+    """Return a description of a machine.
+
+    Args:
+        missing: Missing features, with the reasons.
+    """
     return Description(
         enforced=[*ALWAYS, *(gives for name, (gives, _) in FEATURES.items() if name not in missing)],
         missing=[f"{name}: {lacks} ({missing[name]})" for name, (_, lacks) in FEATURES.items() if name in missing],

@@ -1,4 +1,4 @@
-"""Sandboxes in containers: Docker's or Podman's command line, the supervisor of the local ones as first process."""
+"""Sandboxes in containers of Docker or Podman; the first process is the supervisor of local sandboxes."""
 
 from __future__ import annotations
 
@@ -37,22 +37,27 @@ ENVIRONMENT = {
     "OPENBLAS_NUM_THREADS": "1",
     "MALLOC_ARENA_MAX": "1",
 }
-END_SECONDS = 20.0
+REMOVE_TIMEOUT_S = 20.0
 
 
 class DockerBackend:
     """Sessions in containers of their own.
 
     Args:
-        image: has Python 3.11 or later as `python3`, bash, and what sessions may import. It is not pulled: `docker pull` it
-            before.
-        limits: of a session that is opened without its own.
-        environment: further environment variables of sessions, which the code can read.
-        binary: the command; None = docker, or podman where there is none.
-        max_sessions: most sessions at once; further ones wait.
+        image: Image with Python 3.11 or later as `python3`, bash, and the packages of sessions. rove does not pull it: run
+            `docker pull` first.
+        limits: Default limits of a session.
+        environment: Additional environment variables of sessions, which code can read.
+        binary: Command of the container engine; None = docker, or podman if docker is not installed.
+        max_sessions: Maximum number of open sessions; `open` waits for a free one.
 
     Raises:
-        ConfigError: there is no such command, or `max_sessions` is not above 0.
+        ConfigError: The command does not exist, or `max_sessions` is not positive.
+
+    Example:
+        >>> async with DockerBackend("python:3.11-slim") as backend:  # doctest: +SKIP
+        ...     session = await backend.open()
+        ...     result = await session.bash("ls")
     """
 
     def __init__(
@@ -67,12 +72,12 @@ class DockerBackend:
         self.image, self.limits, self.max_sessions = image, limits or SandboxLimits(), max_sessions
         self.environment = ENVIRONMENT | dict(environment or {})
         check_positive(self, "max_sessions")
-        wanted = [binary] if binary else ["docker", "podman"]
-        found = [path for path in map(shutil.which, wanted) if path]
+        names = [binary] if binary else ["docker", "podman"]
+        found = [path for path in map(shutil.which, names) if path]
         if not found:
-            raise ConfigError(f"no {' or '.join(wanted)} on PATH; install it, or use LocalBackend on Linux")
+            raise ConfigError(f"{' or '.join(names)} is not on PATH; install it, or use LocalBackend on Linux")
         self.binary = found[0]
-        self.room = asyncio.Semaphore(max_sessions)
+        self.slots = asyncio.Semaphore(max_sessions)
         self._sessions: set[SupervisedSession] = set()
 
     async def open(self, limits: SandboxLimits | None = None) -> DockerSession:
@@ -83,7 +88,7 @@ class DockerBackend:
         return session
 
     async def describe(self) -> Description:
-        """See `Backend.describe`; what the container engine promises, not what was found out."""
+        """See `Backend.describe`; these are the engine's promises, which rove does not test."""
         return Description(
             enforced=[
                 "a call is stopped after its wall time, with every process of its session",
@@ -94,18 +99,18 @@ class DockerBackend:
             ],
             missing=[
                 "own user: all containers of a machine share the user 65534 unless the engine maps users",
-                "number of files: Podman has no option for it; they take of disk_bytes and of the memory",
-                "host: who may talk to the container engine may do anything; rove may",
+                "number of files: Podman has no option for it; files count towards disk_bytes and memory",
+                "host: access to the container engine gives full control of the machine; rove has it",
             ],
         )
 
     async def close(self) -> None:
         """See `Backend.close`."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
-        self.room = asyncio.Semaphore(self.max_sessions)  # one that was waited for belongs to its event loop
+        self.slots = asyncio.Semaphore(self.max_sessions)  # a used semaphore is bound to its event loop
 
     def forget(self, session: SupervisedSession) -> None:
-        """A session is closed."""
+        """Remove a closed session."""
         self._sessions.discard(session)
 
     async def __aenter__(self) -> DockerBackend:
@@ -120,12 +125,12 @@ class DockerSession(SupervisedSession):
 
     def __init__(self, backend: DockerBackend, limits: SandboxLimits):
         super().__init__(limits, backend.forget)
-        self._backend, self._room = backend, backend.room
+        self._backend, self._slots = backend, backend.slots
         self._name = ""
         self._process: asyncio.subprocess.Process | None = None
 
     async def _connect(self) -> Streams:
-        await self._room.acquire()
+        await self._slots.acquire()
         self._name = f"rove-{secrets.token_hex(8)}"
         command = command_of(self._name, self._backend.image, self.limits, self._backend.environment)
         pipe = asyncio.subprocess.PIPE
@@ -134,7 +139,7 @@ class DockerSession(SupervisedSession):
                 self._backend.binary, *command, stdin=pipe, stdout=pipe, stderr=pipe, start_new_session=True
             )
         except BaseException:
-            self._room.release()
+            self._slots.release()
             raise
         self._process = process
         assert process.stdout is not None
@@ -146,26 +151,26 @@ class DockerSession(SupervisedSession):
         return "" if process is None else await asyncio.shield(self._remove(process))
 
     async def _remove(self, process: asyncio.subprocess.Process) -> str:
-        """Remove the container, then end the command that held its streams. What that said."""
-        nothing = asyncio.subprocess.DEVNULL
+        """Remove the container, then end the command that held its streams; return the command's message."""
+        null = asyncio.subprocess.DEVNULL
         try:
             words = [self._backend.binary, "rm", "--force", self._name]
-            remover = await asyncio.create_subprocess_exec(*words, stdin=nothing, stdout=nothing, stderr=nothing)
+            remover = await asyncio.create_subprocess_exec(*words, stdin=null, stdout=null, stderr=null)
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(END_SECONDS):
+                async with asyncio.timeout(REMOVE_TIMEOUT_S):
                     await remover.wait()
             with contextlib.suppress(ProcessLookupError):
                 process.kill()
             assert process.stderr is not None
-            said = await process.stderr.read(4000)
+            message = await process.stderr.read(4000)
             await process.wait()
-            return said.decode(errors="replace").strip()
+            return message.decode(errors="replace").strip()
         finally:
-            self._room.release()
+            self._slots.release()
 
 
 def command_of(name: str, image: str, limits: SandboxLimits, environment: Mapping[str, str]) -> list[str]:
-    """Words that start a session's container."""
+    """Return the arguments that start a session's container."""
     folder = f"/session:rw,nosuid,nodev,size={limits.disk_bytes},mode=1777"
     memory = limits.memory_bytes + limits.disk_bytes
     words = f"""
@@ -179,13 +184,13 @@ def command_of(name: str, image: str, limits: SandboxLimits, environment: Mappin
         *words.split(),
         *variables,
         *python,
-        base64.b64encode(packed()).decode(),
+        base64.b64encode(packed_modules()).decode(),
         msgspec.json.encode(limits).decode(),
     ]
 
 
-def packed() -> bytes:
-    """What runs inside, as a zip file."""
+def packed_modules() -> bytes:
+    """Return the modules of `inside` as a zip file."""
     folder = Path(__file__).parent / "inside"
     data = io.BytesIO()
     with zipfile.ZipFile(data, "w", zipfile.ZIP_DEFLATED) as archive:

@@ -1,4 +1,4 @@
-"""Sandboxes on this machine: processes forked from a prepared parent, locked in by what the Linux kernel offers."""
+"""Sandboxes on this machine: processes forked from a prepared parent and isolated by features of the Linux kernel."""
 
 from __future__ import annotations
 
@@ -22,10 +22,10 @@ ENVIRONMENT = {
     "HOME": "/session",
     "LANG": "C.UTF-8",
     "PATH": "/usr/local/bin:/usr/bin:/bin",
-    "OMP_NUM_THREADS": "1",  # a thread pool in the parent could not be forked
+    "OMP_NUM_THREADS": "1",  # threads of the parent would not survive the fork
     "OPENBLAS_NUM_THREADS": "1",
     "MKL_NUM_THREADS": "1",
-    "MALLOC_ARENA_MAX": "1",  # else each thread may reserve 64 MB, which count as memory_bytes
+    "MALLOC_ARENA_MAX": "1",  # otherwise each thread may reserve 64 MB, which count towards memory_bytes
 }
 
 
@@ -33,18 +33,23 @@ class LocalBackend:
     """Sessions on this machine (Linux).
 
     Args:
-        limits: of a session that is opened without its own.
-        packages: installed packages that sessions may import, by their name in an index or in Python; imported once, before
-            the first session. Without any, sessions have the standard library.
-        paths: further files and folders that sessions may read, under the same path. They must not hold secrets.
-            Where one is below /tmp, /tmp is read-only.
-        environment: further environment variables of sessions, which the code can read.
-        unsafe: open sessions even where this machine cannot enforce what it takes; see `describe`.
-        max_sessions: most sessions at once; further ones wait.
-        without: features to leave off, by their names in `rove.sandbox.containment` (to see what they are good for).
+        limits: Default limits of a session.
+        packages: Installed packages that sessions may import, by distribution or module name; they are imported once, before the
+            first session. Without any, sessions have only the standard library.
+        paths: Additional files and folders that sessions may read, under the same path. They must not contain secrets. If one is
+            below /tmp, /tmp is read-only.
+        environment: Additional environment variables of sessions, which code can read.
+        unsafe: Open sessions even if this machine lacks required features; see `describe`.
+        max_sessions: Maximum number of open sessions; `open` waits for a free one.
+        without: Features to disable, by their names in `rove.sandbox.containment`, to see their effect.
 
     Raises:
-        ConfigError: a package is not installed, a path not absolute, a feature unknown, or `max_sessions` not above 0.
+        ConfigError: A package is not installed, a path is invalid, a feature is unknown, or `max_sessions` is not positive.
+
+    Example:
+        >>> async with LocalBackend() as backend:  # doctest: +SKIP
+        ...     session = await backend.open()
+        ...     result = await session.run_python("1 + 1")
     """
 
     def __init__(
@@ -74,7 +79,7 @@ class LocalBackend:
         return session
 
     def forget(self, session: SupervisedSession) -> None:
-        """A session is closed."""
+        """Remove a closed session."""
         self._sessions.discard(session)
 
     async def describe(self) -> Description:
@@ -83,24 +88,24 @@ class LocalBackend:
             return Description(
                 enforced=[], missing=describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing
             )
-        return describe(self._missing(await self._started()))
+        return describe(self._missing(await self._ensure_parent()))
 
     async def parent(self) -> Parent:
-        """The process that sessions are forked from, started if there is none.
+        """Return the process that sessions are forked from; start it if necessary.
 
         Raises:
-            ConfigError: this machine cannot enforce what it takes, and `unsafe` is not set.
-            SandboxError: it does not start.
+            ConfigError: This machine lacks a required feature, and `unsafe` is not set.
+            SandboxError: It does not start.
         """
-        parent = await self._started()
+        parent = await self._ensure_parent()
         missing = self._missing(parent)
         lacking = [name for name in ESSENTIAL if name in missing]
         if lacking and not self.unsafe:
-            words = "\n".join(f"- {line}" for line in describe({name: missing[name] for name in lacking}).missing)
-            raise ConfigError(f"this machine cannot contain code as it should:\n{words}\n{REMEDY}")
+            reasons = "\n".join(f"- {line}" for line in describe({name: missing[name] for name in lacking}).missing)
+            raise ConfigError(f"this machine lacks features that the sandbox requires:\n{reasons}\n{REMEDY}")
         unlimited = {name: missing[name] for name in LIMITING if name in missing}
         if unlimited:
-            warnings.warn(f"{unlimited_words(unlimited)}; {CONTROL_GROUPS}", stacklevel=2)
+            warnings.warn(f"{unlimited_warning(unlimited)}; {CONTROL_GROUPS}", stacklevel=2)
         return parent
 
     async def close(self) -> None:
@@ -117,11 +122,11 @@ class LocalBackend:
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _started(self) -> Parent:
+    async def _ensure_parent(self) -> Parent:
         if not sys.platform.startswith("linux"):
             raise ConfigError(f"the local sandbox needs Linux, this is {sys.platform}: {ELSEWHERE}")
         loop = asyncio.get_running_loop()
-        if self._loop is not loop:  # a parent, its sessions and locks belong to the loop they were made in
+        if self._loop is not loop:  # a parent, its sessions and locks belong to one event loop
             old, self._parent, self._loop, self._starting = self._parent, None, loop, asyncio.Lock()
             self._sessions.clear()
             if old is not None:
@@ -144,8 +149,12 @@ class LocalBackend:
         return parent.missing | groups
 
 
-def unlimited_words(missing: Mapping[str, str]) -> str:
-    """Say that sessions have no limits as a whole, from those features of `LIMITING` that are missing, with the reasons."""
+def unlimited_warning(missing: Mapping[str, str]) -> str:
+    """Return a warning that sessions have no limits as a whole.
+
+    Args:
+        missing: Missing features of `LIMITING`, with the reasons.
+    """
     return f"sandboxes run without control groups on this machine: {'; '.join(describe(missing).missing)}"
 
 
@@ -158,7 +167,7 @@ ELSEWHERE = (
 
 
 class LocalSession(SupervisedSession):
-    """A session whose processes were forked here."""
+    """A session whose processes were forked on this machine."""
 
     def __init__(self, backend: LocalBackend, limits: SandboxLimits):
         super().__init__(limits, backend.forget)
@@ -173,7 +182,7 @@ class LocalSession(SupervisedSession):
         except SandboxError:
             if not parent.is_gone:
                 raise
-            # it died while this session waited for its turn: there is a new one now
+            # the parent died while this session waited for a slot: there is a new one now
             parent = await self._backend.parent()
             number, connection = await parent.fork(self.limits)
         self._parent, self._number = parent, number
@@ -187,10 +196,10 @@ class LocalSession(SupervisedSession):
 def settings(
     packages: Sequence[str], paths: Sequence[str], environment: Mapping[str, str], without: Sequence[str]
 ) -> Mapping[str, Any]:
-    """What a zygote is told.
+    """Return the settings of a zygote.
 
     Raises:
-        ConfigError: a package is not installed, a path not absolute, or a feature unknown.
+        ConfigError: A package is not installed, a path is invalid, or a feature is unknown.
     """
     for path in paths:
         if (
@@ -198,7 +207,9 @@ def settings(
             or not os.path.exists(path)
             or os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
         ):
-            raise ConfigError(f"paths has '{path}'; expected absolute paths that exist, and none of /, /dev and /proc")
+            raise ConfigError(
+                f"paths has '{path}'; expected existing absolute paths other than /, /dev, /proc and /session"
+            )
     for name in without:
         if name not in FEATURES:
             raise ConfigError(f"without has '{name}'; {nearest(name, FEATURES)}")
@@ -218,10 +229,10 @@ def settings(
 
 
 def module_of(package: str) -> str:
-    """What an installed package is imported as.
+    """Return the module name of an installed package.
 
     Raises:
-        ConfigError: it is not installed.
+        ConfigError: It is not installed.
     """
     name = package.replace("-", "_")
     if importlib.util.find_spec(name) is not None:
@@ -229,4 +240,4 @@ def module_of(package: str) -> str:
     for module, packages in importlib.metadata.packages_distributions().items():
         if package.lower() in (known.lower() for known in packages):
             return module
-    raise ConfigError(f"packages has '{package}', which is not installed here; pip install {package}")
+    raise ConfigError(f"packages has '{package}', which is not installed; pip install {package}")

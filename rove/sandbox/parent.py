@@ -1,4 +1,4 @@
-"""The host's end of a zygote: starts it, asks it for sessions, knows which have ended."""
+"""The host's side of a zygote: start it, request sessions, and track their ends."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ from rove.core.errors import SandboxError
 from rove.sandbox.backend import SandboxLimits
 from rove.sandbox.cgroups import Groups
 
-START_SECONDS = 60.0
-"""For the zygote, with all it imports."""
-END_SECONDS = 5.0
-RETRY_SECONDS = 0.01
-"""Until a message is sent again that did not fit into the socket to the zygote."""
-USERS_FROM, USERS = 1_000_000_000, 1_000_000_000
-"""User ids that sessions get one of where rove runs as root: far from those that anybody has."""
+START_TIMEOUT_S = 60.0
+"""Time for the zygote to start and import its modules."""
+END_TIMEOUT_S = 5.0
+RETRY_DELAY_S = 0.01
+"""Delay before a message is sent again if the zygote's socket was full."""
+FIRST_USER_ID, NUM_USER_IDS = 1_000_000_000, 1_000_000_000
+"""User ids of sessions if rove runs as root: far above those in use."""
 BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import main; main(int(sys.argv[2]))"
 
 
 class Parent:
-    """A running zygote. Make it with `start`; it belongs to the event loop it was started in.
+    """A running zygote, bound to the event loop in which `start` created it.
 
     Args:
-        control: our end of the socket to it, not blocking.
-        process: it, or the process that waits for it.
-        slots: most sessions at once.
-        groups: where their control groups are made.
+        control: The host's end of the socket, non-blocking.
+        process: The zygote, or the process that waits for it.
+        slots: Maximum number of sessions.
+        groups: Control groups of the sessions.
     """
 
     def __init__(self, control: socket.socket, process: subprocess.Popen[bytes], slots: int, groups: Groups):
@@ -43,42 +43,42 @@ class Parent:
         self.missing: dict[str, str] = {}
         self.is_gone = False
         self._control, self._process, self._groups = control, process, groups
-        self._room = asyncio.Semaphore(slots)
+        self._slots_free = asyncio.Semaphore(slots)
         self._sending = asyncio.Lock()
         self._free = list(range(slots))
-        self._first_user = users(slots)
+        self._first_user = first_user_id(slots)
         self._count = 0
         self._slots: dict[int, int] = {}
         self._ends: dict[int, asyncio.Future[str]] = {}
-        self._hello: asyncio.Future[dict[str, Any]] = self.loop.create_future()
+        self._ready: asyncio.Future[dict[str, Any]] = self.loop.create_future()
 
     @staticmethod
     async def start(settings: Mapping[str, Any], slots: int) -> Parent:
-        """Start a zygote and wait until it has imported everything.
+        """Start a zygote and wait until it is ready.
 
         Raises:
-            SandboxError: it does not come up.
+            SandboxError: It does not start.
         """
-        ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-        with theirs:
-            process = started(theirs, settings["environment"])
-        ours.setblocking(False)
+        host_end, zygote_end = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with zygote_end:
+            process = start_process(zygote_end, settings["environment"])
+        host_end.setblocking(False)
         without = {name.removesuffix(" group") for name in settings["without"]}
-        parent = Parent(ours, process, slots, Groups(without=without))
-        parent.loop.add_reader(ours.fileno(), parent._hear)
+        parent = Parent(host_end, process, slots, Groups(without=without))
+        parent.loop.add_reader(host_end.fileno(), parent._read_messages)
         try:
-            ours.send(msgspec.json.encode({**settings, "uid": parent._first_user}))
-            async with asyncio.timeout(START_SECONDS):
-                hello = await parent._hello
+            host_end.send(msgspec.json.encode({**settings, "uid": parent._first_user}))
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await parent._ready
         except BaseException as error:
             await parent.close()
             if isinstance(error, TimeoutError):
-                raise SandboxError(f"the sandbox did not start within {START_SECONDS:g} s") from error
+                raise SandboxError(f"the sandbox did not start within {START_TIMEOUT_S:g} s") from error
             raise
-        if "broken" in hello:
+        if "broken" in ready:
             await parent.close()
-            raise SandboxError(f"the sandbox did not start:\n{hello['broken']}")
-        parent.missing = hello["missing"]
+            raise SandboxError(f"the sandbox did not start:\n{ready['broken']}")
+        parent.missing = ready["missing"]
         return parent
 
     @property
@@ -87,14 +87,14 @@ class Parent:
         return self._groups
 
     async def fork(self, limits: SandboxLimits) -> tuple[int, socket.socket]:
-        """A new session: its number and our end of the socket to it. Waits for a free slot.
+        """Start a session when a slot is free; return its number and the host's end of its socket.
 
         Raises:
-            SandboxError: the zygote is gone, or control groups are refused.
+            SandboxError: The zygote is gone, or control groups are refused.
         """
-        await self._room.acquire()
+        await self._slots_free.acquire()
         if self.is_gone:
-            self._room.release()
+            self._slots_free.release()
             raise SandboxError("the process that starts sandboxes is gone")
         slot = self._free.pop()
         self._count += 1
@@ -104,9 +104,7 @@ class Parent:
         user = None if self._first_user is None else self._first_user + slot
         message = {"open": number, "uid": user, "limits": msgspec.to_builtins(limits)}
         try:
-            async with (
-                self._sending
-            ):  # one at a time: files that wait to be sent count against this process's open files
+            async with self._sending:  # one at a time: file descriptors in flight count against this process's limit
                 return number, await self._send_open(msgspec.json.encode(message), slot, limits)
         except BaseException as error:
             self._ended(number, str(error))
@@ -115,33 +113,33 @@ class Parent:
             raise
 
     async def _send_open(self, message: bytes, slot: int, limits: SandboxLimits) -> socket.socket:
-        """Ask for a session; returns our end of its socket. Waits while the zygote has too many messages to read.
+        """Request a session; return the host's end of its socket. Wait while the zygote's socket is full.
 
         Raises:
-            OSError: control groups or files are refused, or the zygote is gone.
+            OSError: Control groups or files are refused, or the zygote is gone.
         """
-        ours, theirs = socket.socketpair()
-        files = [theirs.fileno()]
+        host_end, zygote_end = socket.socketpair()
+        files = [zygote_end.fileno()]
         try:
             files += self._groups.enter(slot, limits)
             while True:
                 try:
                     socket.send_fds(self._control, [message], files)
-                    return ours
+                    return host_end
                 except BlockingIOError:
-                    await asyncio.sleep(RETRY_SECONDS)
+                    await asyncio.sleep(RETRY_DELAY_S)
         except BaseException:
-            ours.close()
+            host_end.close()
             raise
         finally:
-            theirs.close()
+            zygote_end.close()
             for file in files[1:]:
                 os.close(file)
 
     def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
-        """End every process of a session. What is returned is done when they are gone, with a reason where they never were.
+        """End every process of a session; the future is done when they have ended, with a reason if the session never started.
 
-        Without a namespace of processes a supervisor is asked to do it; `hard`: no longer.
+        Without a process namespace the supervisor is asked first; `hard` skips that.
         """
         end = self._ends.get(number)
         if end is None:
@@ -151,34 +149,34 @@ class Parent:
             try:
                 self._control.send(msgspec.json.encode({"kill": number, "hard": hard}))
                 if not hard:
-                    self.loop.call_later(END_SECONDS, self.kill, number, True)
+                    self.loop.call_later(END_TIMEOUT_S, self.kill, number, True)
             except BlockingIOError:
-                self.loop.call_later(RETRY_SECONDS, self.kill, number, hard)
+                self.loop.call_later(RETRY_DELAY_S, self.kill, number, hard)
             except OSError:
-                self._lose()
+                self._mark_gone()
         return end
 
     async def close(self) -> None:
-        """End the zygote and with it every session."""
-        self._lose()
-        deadline = self.loop.time() + END_SECONDS
+        """End the zygote and all sessions."""
+        self._mark_gone()
+        deadline = self.loop.time() + END_TIMEOUT_S
         while self._process.poll() is None:
             if self.loop.time() > deadline:
                 self._process.kill()
             await asyncio.sleep(0.005)
-        while not self._groups.close():  # where it was killed, the last processes are ending still
+        while not self._groups.close():  # after a kill the last processes may still be ending
             if self.loop.time() > deadline:
                 break
             await asyncio.sleep(0.005)
 
     def abandon(self) -> None:
-        """The same for one whose event loop is over: nothing can be waited for in it."""
+        """Close a zygote whose event loop has ended, without awaiting anything."""
         self._control.close()
         self.is_gone = True
         self._process.wait()
         self._groups.close()
 
-    def _hear(self) -> None:
+    def _read_messages(self) -> None:
         while True:
             try:
                 data = self._control.recv(1 << 16)
@@ -187,33 +185,33 @@ class Parent:
             except OSError:
                 data = b""
             if not data:
-                return self._lose()
+                return self._mark_gone()
             message = msgspec.json.decode(data)
             if "ended" in message or "failed" in message:
                 self._ended(message.get("ended", message.get("failed")), message.get("error", ""))
-            elif not self._hello.done():
-                self._hello.set_result(message)
+            elif not self._ready.done():
+                self._ready.set_result(message)
 
     def _ended(self, number: int, reason: str) -> None:
         end = self._ends.pop(number, None)
         if end is not None:
             end.set_result(reason)
             self._free.append(self._slots.pop(number))
-            self._room.release()
+            self._slots_free.release()
 
-    def _lose(self) -> None:
+    def _mark_gone(self) -> None:
         if not self.is_gone:
             self.is_gone = True
             self.loop.remove_reader(self._control.fileno())
             self._control.close()
             for number in list(self._ends):
                 self._ended(number, "the process that starts sandboxes is gone")
-            if not self._hello.done():
-                self._hello.set_result({"broken": "it ended without a word"})
+            if not self._ready.done():
+                self._ready.set_result({"broken": "it ended without a message"})
 
 
-def started(control: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
-    """A zygote's process; takes a few milliseconds, once per backend."""
+def start_process(control: socket.socket, environment: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    """Start the process of a zygote; takes a few milliseconds."""
     command = [os.path.realpath(sys.executable), "-I", "-S", "-B", "-X", "utf8", "-c", BOOT]
     return subprocess.Popen(
         [*command, str(Path(__file__).parent), str(control.fileno())],
@@ -227,23 +225,23 @@ def started(control: socket.socket, environment: Mapping[str, str]) -> subproces
     )
 
 
-def users(count: int, own: int | None = None, uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
-    """The first of `count` user ids that nobody has; None for whoever may not choose (all but root).
+def first_user_id(count: int, own: int | None = None, uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
+    """Return the first of `count` unused user ids; None unless this process is root.
 
     Args:
-        count: how many.
-        own: who asks; None = the user of this process.
-        uid_map: the ids that exist here, as the kernel tells them.
+        count: Number of ids.
+        own: User id of the caller; None = that of this process.
+        uid_map: The ids of this user namespace, from the kernel.
     """
     if (os.geteuid() if own is None else own) != 0:
         return None
     starts = [(int(first), int(size)) for first, _, size in map(str.split, uid_map.read_text().splitlines())]
     first, size = max(starts, key=lambda pair: pair[0] + pair[1])
-    if first + size > USERS_FROM + USERS:
-        return USERS_FROM + secrets.randbelow(USERS // count) * count
-    return first + size - 1 - count  # a container with few ids: its last ones
+    if first + size > FIRST_USER_ID + NUM_USER_IDS:
+        return FIRST_USER_ID + secrets.randbelow(NUM_USER_IDS // count) * count
+    return first + size - 1 - count  # a container with few ids: use the last ones
 
 
 def python_folders(packages: Sequence[str]) -> list[str]:
-    """The folders of installed packages that this Python looks in, if any package is asked for."""
+    """Return the folders of installed packages, if any package is requested."""
     return [path for path in sys.path if path.endswith(("site-packages", "dist-packages"))] if packages else []

@@ -1,4 +1,4 @@
-"""A session as the host sees it: questions to a supervisor, wherever that runs, and what to do when it does not answer."""
+"""A session as the host sees it: requests to a supervisor, wherever it runs, with recovery from its loss."""
 
 from __future__ import annotations
 
@@ -12,26 +12,28 @@ from typing import Any, Self
 
 import msgspec
 
-from rove.core.errors import ConfigError, SandboxError, SandboxFileError
+from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
 from rove.sandbox.backend import Functions, Result, SandboxLimits
-from rove.sandbox.host_functions import reply_to
+from rove.utils.functions import maybe_await
 
-START_SECONDS = 60.0
-"""For one session to say that it is ready."""
-GUARD_SECONDS = 2.0
-"""A call is over so long after its time at the latest, should the supervisor itself not answer."""
+START_TIMEOUT_S = 60.0
+"""Time for a session to become ready."""
+RESPONSE_GRACE_S = 2.0
+"""Time after the limit of a call before an unresponsive supervisor is considered lost."""
 LENGTH = struct.Struct("<I")
-NOTHING: Functions = {}
+NO_FUNCTIONS: Functions = {}
+MAX_ERROR_CHARS = 2000
+"""Characters of an error that the code sees."""
 
 Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class SupervisedSession(ABC):
-    """See `Session`. A session that died is made anew by the next call, and the result says that its files are gone.
+    """See `Session`. The next call restarts a dead session, and its result reports the lost files.
 
     Args:
-        limits: what it may use.
-        on_close: told when it is closed.
+        limits: Limits of the session.
+        on_close: Called when it closes.
     """
 
     def __init__(self, limits: SandboxLimits, on_close: Callable[[SupervisedSession], None]):
@@ -46,32 +48,32 @@ class SupervisedSession(ABC):
 
     @abstractmethod
     async def _disconnect(self) -> str:
-        """End it and everything below, if it lives, and wait until all is gone. Why it never lived, if that is so."""
+        """End all processes of the session and wait for them; return the reason if it never started."""
 
     async def start(self) -> None:
-        """Start the session's processes and wait until they are ready.
+        """Start the session and wait until it is ready.
 
         Raises:
-            ConfigError, SandboxError: see `Backend.open`.
+            ConfigError, SandboxError: See `Backend.open`.
         """
         try:
             self._streams = await self._connect()
-            async with asyncio.timeout(START_SECONDS):
-                hello = await self._read()
+            async with asyncio.timeout(START_TIMEOUT_S):
+                ready = await self._read()
         except BaseException as error:
             reason = await self._end()
             if isinstance(error, (TimeoutError, OSError, EOFError, msgspec.DecodeError)):
                 raise SandboxError(f"a sandbox did not start: {reason or error or 'no answer'}") from error
             raise
-        if "broken" in hello:
+        if "broken" in ready:
             await self._end()
-            raise SandboxError(f"a sandbox did not start:\n{hello['broken']}")
+            raise SandboxError(f"a sandbox did not start:\n{ready['broken']}")
 
     async def run_python(self, code: str, seconds: float | None = None, functions: Functions | None = None) -> Result:
         """See `Session.run_python`."""
         for name in functions or ():
             if not name.isidentifier():
-                raise ConfigError(f"functions has '{name}'; expected names that Python allows")
+                raise ConfigError(f"functions has '{name}'; expected a Python identifier")
         request = {"kind": "python", "code": code, "functions": list(functions or ())}
         return await self._run(request, seconds, functions or {})
 
@@ -103,10 +105,10 @@ class SupervisedSession(ABC):
     async def __aexit__(self, *_: object) -> None:
         await self.close()
 
-    async def _run(self, request: dict[str, Any], seconds: float | None, functions: Functions = NOTHING) -> Result:
+    async def _run(self, request: dict[str, Any], seconds: float | None, functions: Functions = NO_FUNCTIONS) -> Result:
         seconds = self.limits.seconds if seconds is None else seconds
         if not 0 < seconds < float("inf"):
-            raise ConfigError(f"seconds is {seconds}; expected more than 0, and an end")
+            raise ConfigError(f"seconds is {seconds}; expected a positive, finite number")
         answer = await self._call({**request, "seconds": seconds}, seconds, functions)
         if "lost" in answer:
             error = f"the sandbox died: {answer['lost']}"
@@ -124,8 +126,13 @@ class SupervisedSession(ABC):
             raise SandboxFileError(answer["error"])
         return answer
 
-    async def _call(self, request: dict[str, Any], seconds: float, functions: Functions = NOTHING) -> dict[str, Any]:
-        """One question to the supervisor; {"lost": why} where it did not answer, and the session is dead."""
+    async def _call(
+        self, request: dict[str, Any], seconds: float, functions: Functions = NO_FUNCTIONS
+    ) -> dict[str, Any]:
+        """Send a request to the supervisor; return its answer, or {"lost": reason} if the session is dead.
+
+        While host functions run, the time limit is suspended; the supervisor then reports the remaining time as `left`.
+        """
         async with self._lock:
             if self._closed:
                 raise SandboxError("this session is closed")
@@ -133,12 +140,12 @@ class SupervisedSession(ABC):
                 await self.start()
             assert self._streams is not None
             try:
-                async with asyncio.timeout(seconds + GUARD_SECONDS) as limit:
+                async with asyncio.timeout(seconds + RESPONSE_GRACE_S) as limit:
                     await self._write(request)
-                    while "asked" in (answer := await self._read()):
+                    while "host_call" in (answer := await self._read()):
                         limit.reschedule(None)
-                        reply = await reply_to(answer["asked"], functions, self.limits.message_bytes)
-                        limit.reschedule(asyncio.get_running_loop().time() + answer["left"] + GUARD_SECONDS)
+                        reply = await reply_to(answer["host_call"], functions, self.limits.message_bytes)
+                        limit.reschedule(asyncio.get_running_loop().time() + answer["left"] + RESPONSE_GRACE_S)
                         await self._write({"reply": reply})
                 if "broken" not in answer:
                     return answer
@@ -146,20 +153,19 @@ class SupervisedSession(ABC):
                 return {"lost": answer["broken"]}
             except TimeoutError:
                 await self._end()
-                return {"lost": f"no answer after {seconds + GUARD_SECONDS:g} s", "timed_out": True}
+                return {"lost": f"no answer after {seconds + RESPONSE_GRACE_S:g} s", "timed_out": True}
             except (OSError, EOFError, msgspec.DecodeError) as error:
                 await self._end()
                 return {"lost": f"{type(error).__name__}"}
-            except (
-                BaseException
-            ):  # a call that was cut off leaves its answer in the stream: what follows would be out of step
+            except BaseException:
+                # the answer of a cancelled call stays in the stream: later calls would read the wrong answers
                 await self._end()
                 raise
 
     async def _write(self, message: dict[str, Any]) -> None:
         if self._streams is None:
-            raise EOFError("closed while a function of the host was at work")
-        body = json.dumps(message).encode()  # msgspec refuses half of a surrogate pair, which models do write
+            raise EOFError("closed while a host function was running")
+        body = json.dumps(message).encode()  # json, because msgspec refuses lone surrogates, which models do write
         self._streams[1].write(LENGTH.pack(len(body)) + body)
         await self._streams[1].drain()
 
@@ -177,3 +183,44 @@ class SupervisedSession(ABC):
         if streams is not None:
             streams[1].close()
         return await self._disconnect()
+
+
+class HostCall(msgspec.Struct, frozen=True):
+    """A call of a host function, as the code wrote it."""
+
+    name: str
+    id: int = 0
+    """Number of the call, repeated in the reply."""
+    args: list[Any] = []
+    kwargs: dict[str, Any] = {}
+
+
+async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:
+    """Return the reply to a host call: {"id", "value"}, or {"id", "error"} if the call or the value is invalid.
+
+    Args:
+        call_json: The call as JSON; untrusted.
+        functions: The functions that may be called.
+        max_bytes: Maximum size of the reply.
+
+    Raises:
+        InfraError, LimitReachedError: A function raised it.
+    """
+    number = 0
+    try:
+        call = msgspec.json.decode(call_json, type=HostCall)
+        number = call.id
+        if call.name not in functions:
+            raise ValueError(
+                f"{call.name[:100]}() cannot be called now; expected one of: {', '.join(functions) or 'none'}"
+            )
+        value = await maybe_await(functions[call.name](*call.args, **call.kwargs))
+        reply = json.dumps({"id": number, "value": value}, ensure_ascii=False)
+        if len(reply.encode(errors="replace")) > max_bytes:
+            raise ValueError(f"{call.name}() returned more than {max_bytes} bytes (message_bytes)")
+    except (InfraError, LimitReachedError):
+        raise
+    except Exception as error:
+        message = str(error) or type(error).__name__
+        return json.dumps({"id": number, "error": message[:MAX_ERROR_CHARS]})
+    return reply

@@ -12,9 +12,8 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.protocols import Client
 from rove.server.admission import check_content_type, check_page
-from rove.server.handlers import Wire, answer, json_response
+from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_response, tokenize
 from rove.server.request_queue import RequestQueue
-from rove.server.tokens import count_tokens, detokenize, tokenize
 from rove.server.validation import Refusal, refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 from rove.wire.common import excerpt
@@ -35,7 +34,7 @@ APIS = {
     "messages": Api(serving_anthropic, "msg"),
 }
 """The supported APIs of other makers, by path below /v1."""
-QUEUE = web.AppKey("desk", RequestQueue)
+QUEUE = web.AppKey("queue", RequestQueue)
 MAX_BODY = 16 << 20
 """Maximum size of a request body in bytes."""
 MAX_QUEUED = 4096

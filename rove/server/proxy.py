@@ -16,7 +16,14 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.core.errors import Error, LimitReachedError, OverlongPromptError, ToolParseError, ends_task
+from rove.core.errors import (
+    Error,
+    LimitReachedError,
+    OverlongPromptError,
+    ToolParseError,
+    ends_task,
+    unanswered_attempts,
+)
 from rove.core.messages import Message, Messages, as_message, as_messages, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
@@ -131,7 +138,7 @@ class AgentTurns:
             raise
         except BaseException as error:
             if ends_task(error):
-                self.unanswered = list(getattr(error, "rove_unanswered", ())) or self.unanswered
+                self.unanswered = unanswered_attempts(error) or self.unanswered
                 raise
             self._end_with(error)
             raise

@@ -1,4 +1,4 @@
-"""What the numbers of an evaluation say, and how surely."""
+"""Statistics of evaluations: tallies, confidence intervals, comparison of runs."""
 
 from rove.statistics.compare import Comparison, Difference, Mover, compare
 from rove.statistics.estimates import mean, needed_examples, pass_at_k, pass_hat_k, percentiles

@@ -1,4 +1,4 @@
-"""Is run B better than run A? Answered example by example."""
+"""Compare two runs example by example."""
 
 from __future__ import annotations
 
@@ -68,13 +68,13 @@ class Mover(msgspec.Struct, frozen=True):
 
 
 class Comparison(msgspec.Struct, frozen=True):
-    """What `compare` found."""
+    """The result of `compare`."""
 
     names: tuple[str, str]
     verdict: str
     """The answer in words."""
     main: Difference
-    """The value that was asked about."""
+    """The compared value."""
     paired: bool
     """Over the examples both runs have; else between different examples, as there are none in common."""
     only_a: int

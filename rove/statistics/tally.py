@@ -20,7 +20,10 @@ TOLERANCE = 1e-9
 
 
 class Price(msgspec.Struct, frozen=True):
-    """What tokens cost, in units of some currency per million.
+    """Price of tokens per million, in any currency.
+
+    Example:
+        >>> Price(input=0.15, output=0.60)
 
     Raises:
         ConfigError: a price is negative or no number.
@@ -37,7 +40,7 @@ class Price(msgspec.Struct, frozen=True):
                 raise ConfigError(f"the {name} price is {getattr(self, name)}; expected 0 or more per million tokens")
 
     def of(self, usage: Usage) -> float:
-        """What these tokens cost."""
+        """Return the cost of these tokens."""
         return (usage.prompt_tokens * self.input + usage.completion_tokens * self.output) / 1e6
 
 
@@ -117,10 +120,10 @@ class Columns:
 
 
 class RoleUsage:
-    """Calls and tokens of others than the model, by role.
+    """Calls and tokens of model roles.
 
     Args:
-        prices: of the tokens of each role that has one.
+        prices: Prices by role.
     """
 
     def __init__(self, prices: Mapping[str, Price]) -> None:
@@ -136,12 +139,12 @@ class RoleUsage:
 
     def summary(self) -> dict[str, dict[str, float]]:
         """`calls`, `prompt_tokens`, `completion_tokens`, and `cost` where the role has a price."""
-        told: dict[str, dict[str, float]] = {}
+        found: dict[str, dict[str, float]] = {}
         for role, used in self.usage.items():
-            told[role] = {"calls": self.calls[role], **msgspec.structs.asdict(used)}
+            found[role] = {"calls": self.calls[role], **msgspec.structs.asdict(used)}
             if role in self.prices:
-                told[role]["cost"] = self.prices[role].of(used)
-        return told
+                found[role]["cost"] = self.prices[role].of(used)
+        return found
 
 
 class Tally:
@@ -151,8 +154,8 @@ class Tally:
 
     Args:
         pass_threshold: a rollout whose reward is at least this passes.
-        price: what tokens cost. Default: no cost is told.
-        role_prices: likewise of other roles than the model, such as a judge.
+        price: Price of the model's tokens. Default: no cost in the summary.
+        role_prices: Prices of model roles, such as a judge.
     """
 
     def __init__(

@@ -1,7 +1,8 @@
-"""Python functions as tools: what a model is told of them, and its calls as arguments that fit.
+"""Python functions as tools: their JSON schemas, and argument checks for calls.
 
-Types are msgspec's: texts, numbers, lists, dicts, Literal, Enum, unions, dataclasses, TypedDicts, `Annotated[int, Meta(ge=0)]`.
-Nothing is coerced: "3" is no int. (An int is a float all the same, and a text in ISO form a datetime.)
+Argument types are those of msgspec: str, numbers, lists, dicts, Literal, Enum, unions, dataclasses, TypedDicts,
+`Annotated[int, Meta(ge=0)]`. Values are not coerced: "3" is not an int. (An int is a valid float, and an ISO string a
+valid datetime.)
 """
 
 from __future__ import annotations
@@ -24,43 +25,51 @@ from rove.utils.docstrings import read_docstring
 from rove.utils.functions import function_name, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
-"""Names that the APIs take."""
+"""Tool names that the APIs accept."""
 QUOTED = 120
-"""Characters of what a model wrote that an error quotes."""
+"""Characters of model output in an error message."""
 PART_TYPES = frozenset({"text", "image_url", "input_audio", "file", "refusal"})
-"""Types of content parts in the OpenAI wire form."""
+"""Types of content parts in the OpenAI wire format."""
 
 Arguments = dict[str, Any]
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Tool:
-    """A function that a model may call. Made by `make_tool`, or by hand for a schema that comes from elsewhere."""
+    """A function that a model may call. Create it with `make_tool`, or directly if the schema comes from elsewhere.
+
+    Example:
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        tool = make_tool(add)
+        tool.definition  # the JSON schema for the model
+    """
 
     name: str
     description: str
     parameters: dict[str, Any]
-    """JSON schema of its arguments, an object."""
+    """JSON schema of the arguments, an object."""
     func: Callable[..., Any]
-    """Takes the arguments by name; may be async."""
+    """Called with keyword arguments; may be async."""
     type: Any = None
-    """The TypedDict that arguments are converted to; None: they are passed on as they come."""
+    """TypedDict that arguments are converted to; None passes them on unchecked."""
     required: frozenset[str] = frozenset()
-    """Arguments without a default, hidden ones included."""
+    """Arguments without a default, including hidden ones."""
     hidden: frozenset[str] = frozenset()
-    """Arguments that the model is not told of, and cannot give."""
+    """Arguments that are not shown to the model and that it cannot set."""
 
     @property
     def definition(self) -> dict[str, Any]:
-        """What a model is told, in the OpenAI wire form."""
+        """The tool definition for the model, in the OpenAI wire format."""
         function = {"name": self.name, "description": self.description, "parameters": self.parameters}
         return {"type": "function", "function": function}
 
     def read(self, arguments: Mapping[str, Any]) -> Arguments:
-        """The arguments of a call, checked and converted; those left out stay so.
+        """Check and convert the arguments of a call.
 
         Raises:
-            ToolParseError: one is unknown, missing or of another type.
+            ToolParseError: an argument is unknown, missing or of the wrong type.
         """
         if self.type is None:
             return dict(arguments)
@@ -75,15 +84,15 @@ class Tool:
         try:
             return dict(msgspec.convert(arguments, self.type, str_keys=True))
         except msgspec.ValidationError as error:
-            raise ToolParseError(f"{self.name}: {self._complaint(str(error))}") from error
+            raise ToolParseError(f"{self.name}: {self._describe(str(error))}") from error
         except RecursionError as error:
             raise ToolParseError(f"{self.name}: the arguments are nested too deeply") from error
 
     def check_call(self, arguments: Mapping[str, Any]) -> None:
-        """Whether the function can be called with these, hidden ones included.
+        """Check the names of the arguments for a call, including hidden ones.
 
         Raises:
-            ConfigError: one is unknown or missing.
+            ConfigError: an argument is unknown or missing.
         """
         if self.type is None:
             return
@@ -93,18 +102,20 @@ class Tool:
                 raise ConfigError(f"tool '{self.name}' has no argument '{name}'; {nearest(str(name), known)}")
         missing = sorted(self.required - arguments.keys())
         if missing:
-            raise ConfigError(f"tool '{self.name}' needs the argument '{missing[0]}', which nobody gave")
+            raise ConfigError(
+                f"tool '{self.name}' needs the argument '{missing[0]}'; expected it from update_tool_args"
+            )
 
-    def _complaint(self, said: str) -> str:
-        """A validation error, with the argument's name first, and what it may be where that is a choice."""
-        text, _, place = said.partition(" - at `$.")
-        place = place.rstrip("`")
+    def _describe(self, message: str) -> str:
+        """Return a validation error with the name of the argument first, and the options of an enum."""
+        text, _, name = message.partition(" - at `$.")
+        name = name.rstrip("`")
         if not text.startswith("Invalid enum value"):
-            return f"argument '{place}': {_cut(text)}"
-        schema = self.parameters["properties"].get(place, {})
+            return f"argument '{name}': {_cut(text)}"
+        schema = self.parameters["properties"].get(name, {})
         options = [one for part in (schema, *schema.get("anyOf", ())) for one in part.get("enum", ())]
         expected = f"; expected one of {', '.join(map(repr, options))}" if options else ""
-        return f"argument '{place}': {_cut(text)}{expected}"
+        return f"argument '{name}': {_cut(text)}{expected}"
 
 
 def make_tool(
@@ -114,21 +125,27 @@ def make_tool(
     description: str | None = None,
     hidden: Iterable[str] = (),
 ) -> Tool:
-    """A typed function as a tool: its schema is that of its signature, in the words of its docstring.
+    """Convert a typed function to a tool with a schema from its signature and docstring.
 
-    A parameter without annotation takes any JSON value; one whose default is None may be null. What the docstring says of a
-    parameter (in Google's, NumPy's or reST style) describes it, unless it is `Annotated[int, "what it is"]` or has a `Meta`
-    with a description.
+    A parameter without an annotation accepts any JSON value; one with the default None may be null. Descriptions of
+    parameters come from the docstring (Google, NumPy or reST style), or from `Annotated[int, "description"]` or a
+    `Meta` with a description.
 
     Args:
         func: a function, method, functools.partial or object with `__call__`, sync or async.
-        name: Default: the function's own.
-        description: Default: the docstring, as far as its first section.
-        hidden: parameters that the model is not told of.
+        name: Default: the name of the function.
+        description: Default: the docstring up to its first section.
+        hidden: parameters that are not shown to the model.
 
     Raises:
-        ConfigError: it has no usable name, takes *args, **kwargs or positional-only parameters, a parameter's type has no
-            JSON form, or a hidden one does not exist.
+        ConfigError: invalid name; *args, **kwargs or positional-only parameters; a type without a JSON form; or an
+            unknown hidden parameter.
+
+    Example:
+        def add(a: int, b: int) -> int:
+            return a + b
+
+        env = rove.ToolEnv(tools=[make_tool(add, description="Add two numbers.")], dataset=dataset)
     """
     if isinstance(func, Tool):
         if name or description is not None or hidden:
@@ -146,21 +163,21 @@ def make_tool(
     hidden = frozenset([hidden] if isinstance(hidden, str) else hidden)
     for one in sorted(hidden - parameters.keys()):
         raise ConfigError(f"tool '{name}' has no argument '{one}' to hide; {nearest(one, parameters)}")
-    told, described = read_docstring(inspect.getdoc(unwrapped(func)))
+    summary, described = read_docstring(inspect.getdoc(unwrapped(func)))
     shown = {key: parameter for key, parameter in parameters.items() if key not in hidden}
     hints = _hints(func, shown, name)
     required = [key for key, parameter in parameters.items() if parameter.default is parameter.empty]
     fields = {key: Required[hint] if key in required else NotRequired[hint] for key, hint in hints.items()}
-    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  whose fields only we know
+    arguments: Any = TypedDict("arguments", fields)  # pyright: ignore[reportArgumentType]  fields known only at run time
     schema = _schema(arguments, hints, name)
     schema["properties"] = {
-        key: _explained(schema["properties"][key], parameter, described.get(key), hints[key])
+        key: _annotated(schema["properties"][key], parameter, described.get(key), hints[key])
         for key, parameter in shown.items()
     }
     schema["required"] = [key for key in required if key in shown]
     return Tool(
         name=name,
-        description=told if description is None else description,
+        description=summary if description is None else description,
         parameters=schema,
         func=func,
         type=arguments,
@@ -170,16 +187,16 @@ def make_tool(
 
 
 def tool_identity(tool: Tool) -> str:
-    """A tool in one line: name and hashes of its code, and of what the model is told, what is hidden and what is bound."""
+    """Return the name of a tool with hashes of its code and of its definition, hidden and bound arguments."""
     func = tool.func
     bound = {**dict(enumerate(func.args)), **func.keywords} if isinstance(func, functools.partial) else {}
-    words = {str(name): _in_words(value) for name, value in bound.items()}
-    seen = {"told": tool.definition, "hidden": sorted(tool.hidden), "bound": words}
-    return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(seen)}"
+    values = {str(name): _as_json(value) for name, value in bound.items()}
+    content = {"told": tool.definition, "hidden": sorted(tool.hidden), "bound": values}
+    return f"{tool.name} #{digest_code(unwrapped(func))} #{fingerprint(content)}"
 
 
-def _in_words(value: Any) -> str:
-    """JSON of what is plain; of all else only the type, which is the same in every process."""
+def _as_json(value: Any) -> str:
+    """Return a plain value as JSON; for any other the name of its type, which is the same in every process."""
     try:
         return msgspec.json.encode(value, order="deterministic").decode()
     except (TypeError, ValueError, RecursionError, OverflowError):
@@ -195,8 +212,8 @@ def _parameters(func: Callable[..., Any], name: str) -> dict[str, inspect.Parame
     for key, parameter in parameters.items():
         if parameter.kind in (parameter.VAR_POSITIONAL, parameter.VAR_KEYWORD):
             raise ConfigError(
-                f"tool '{name}' takes {parameter}, of which no model can be told; expected named parameters: write them "
-                "out, or take a list or a dict"
+                f"tool '{name}' takes {parameter}, which a tool schema cannot describe; expected named parameters: write "
+                "them out, or take a list or a dict"
             )
         if parameter.kind is parameter.POSITIONAL_ONLY:
             raise ConfigError(
@@ -217,16 +234,16 @@ def _hints(func: Callable[..., Any], parameters: Mapping[str, inspect.Parameter]
         ) from error
     for key in (key for key in parameters if key not in known):
         warnings.warn(
-            f"argument '{key}' of tool '{name}' has no annotation, so that any JSON value is taken for it; annotate it, "
-            "with Any if that is meant",
+            f"argument '{key}' of tool '{name}' has no annotation, so it accepts any JSON value; annotate it "
+            "(with Any if that is intended)",
             stacklevel=2,
         )
     hints = {key: known.get(key, Any) for key in parameters}
-    return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  of anything
+    return {key: Optional[hint] if parameters[key].default is None else hint for key, hint in hints.items()}  # noqa: UP045  `hint` may be any object
 
 
 def _only(target: Any, names: Iterable[str]) -> Any:
-    """A function with the annotations of some of its parameters, as far as typing looks: others need not be found."""
+    """Return a stand-in for a function with only some of its annotations: the others need not be resolvable."""
     if inspect.isclass(target):
         return target
     inner = inspect.unwrap(target)
@@ -244,11 +261,11 @@ def _schema(arguments: Any, hints: Mapping[str, Any], name: str) -> dict[str, An
             msgspec.json.schema(hint)
             msgspec.json.Decoder(hint)
         except Exception as error:
-            said = str(error).strip().splitlines()[-1]
+            reason = str(error).strip().splitlines()[-1]
             raise ConfigError(
-                f"argument '{key}' of tool '{name}' is annotated {_type_name(hint)}, which has no JSON form ({said}); expected "
-                "texts, numbers, bool, lists, dicts, Literal, Enum, dataclasses or unions of these. What the environment "
-                "gives, not the model, is hidden with add_tool(…, args_to_skip=[…]) of a StatefulToolEnv"
+                f"argument '{key}' of tool '{name}' is annotated {_type_name(hint)}, which has no JSON form ({reason}); expected "
+                "str, numbers, bool, lists, dicts, Literal, Enum, dataclasses or unions of these. Hide arguments that the "
+                "environment sets with add_tool(…, args_to_skip=[…]) of a StatefulToolEnv"
             ) from error
     whole = msgspec.json.schema(arguments)
     definitions = whole["$defs"]
@@ -262,11 +279,11 @@ def _schema(arguments: Any, hints: Mapping[str, Any], name: str) -> dict[str, An
 
 
 class _Recursive(Exception):
-    """A type has itself inside."""
+    """A type contains itself."""
 
 
 def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...]) -> Any:
-    """A schema with its definitions in their places: not every server and model follows references."""
+    """Return a schema with its definitions inlined: not every server and model follows references."""
     if isinstance(node, list):
         return [_inlined(item, definitions, within) for item in node]
     if not isinstance(node, dict):
@@ -281,18 +298,20 @@ def _inlined(node: Any, definitions: Mapping[str, Any], within: tuple[str, ...])
     return {**_inlined(definitions[name], definitions, (*within, name)), **rest}
 
 
-def _explained(schema: dict[str, Any], parameter: inspect.Parameter, said: str | None, hint: Any) -> dict[str, Any]:
-    """The schema of a parameter with its description and default."""
+def _annotated(
+    schema: dict[str, Any], parameter: inspect.Parameter, description: str | None, hint: Any
+) -> dict[str, Any]:
+    """Return the schema of a parameter with its description and default."""
     annotations = (note for part in (hint, *typing.get_args(hint)) for note in getattr(part, "__metadata__", ()))
     own = next((note for note in annotations if isinstance(note, str)), None)
     more: dict[str, Any] = {}
-    if (own or said) and "description" not in schema:
-        more["description"] = own or said
+    if (own or description) and "description" not in schema:
+        more["description"] = own or description
     if parameter.default is not parameter.empty:
         try:
             more["default"] = msgspec.to_builtins(parameter.default, order="deterministic")
             msgspec.json.encode(more["default"])
-        except (TypeError, ValueError):  # no JSON: a sentinel, say
+        except (TypeError, ValueError):  # no JSON form: for example a sentinel
             more.pop("default", None)
     return {**schema, **more}
 
@@ -302,23 +321,23 @@ def _type_name(hint: Any) -> str:
 
 
 def call_id(call: Any) -> str:
-    """The id of a call, "" where it has none that is a text."""
+    """Return the id of a tool call; "" without one."""
     given = call.get("id") if isinstance(call, Mapping) else None
     return given if isinstance(given, str) else ""
 
 
 def call_name(call: Any) -> str | None:
-    """The name of the function that is called; None where there is none."""
+    """Return the function name of a tool call; None without one."""
     function = call.get("function") if isinstance(call, Mapping) else None
     name = function.get("name") if isinstance(function, Mapping) else None
     return name if isinstance(name, str) and name else None
 
 
 def call_arguments(call: Any) -> Arguments:
-    """The arguments of a call: a JSON object as text, or a dict; nothing and "" are {}.
+    """Return the arguments of a tool call, given as a JSON object in a string or as a dict. "" and None are {}.
 
     Raises:
-        ToolParseError: they are something else; the message says what.
+        ToolParseError: the arguments are anything else.
     """
     name, given = call_name(call), call["function"].get("arguments")
     arguments = given
@@ -329,7 +348,7 @@ def call_arguments(call: Any) -> Arguments:
             arguments = msgspec.json.decode(given)
         except (ValueError, RecursionError) as error:
             raise ToolParseError(
-                f"the arguments of {name} are no JSON ({_cut(str(error))}): {_cut(given)}; expected a JSON object"
+                f"the arguments of {name} are not JSON ({_cut(str(error))}): {_cut(given)}; expected a JSON object"
             ) from error
     if not isinstance(arguments, dict):
         kind = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}.get(type(arguments))
@@ -340,7 +359,7 @@ def call_arguments(call: Any) -> Arguments:
 
 
 def as_content(value: Any) -> str | list[Any]:
-    """What a tool returned as the content of a message: a text, a list of content parts, or the JSON of anything else."""
+    """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
         return value
     if _are_parts(value):
@@ -371,9 +390,10 @@ def _are_parts(value: Any) -> bool:
 
 def _is_part(part: Mapping[Any, Any]) -> bool:
     kind = part.get("type")
-    return isinstance(kind, str) and kind in PART_TYPES and kind in part  # other things are "file" and "text", too
+    return (
+        isinstance(kind, str) and kind in PART_TYPES and kind in part
+    )  # other dicts may have a type "file" or "text", too
 
 
 def _cut(text: str) -> str:
-    """What a model wrote, short enough to quote."""
     return text if len(text) <= QUOTED else text[:QUOTED] + "…"

@@ -1,17 +1,17 @@
-"""Rollouts without end: groups are played one after another, and whoever is done first is trained first.
+"""Asynchronous collection: groups are sampled continuously, and the trainer gets whichever groups finish first.
 
-    draw → start (while there is room, and a place in time) → ended → rollouts.jsonl, with the step that will train it
-                                                                  ↓
-    trainer: take (waits until its step is full) → learn in a thread → publish, while rollouts go on → take …
+    choose examples → run groups (while a step has room) → finished → rollouts.jsonl, with the step that trains them
+                                                              ↓
+    trainer: take (waits until its step is full) → learn in a thread → publish while groups run → take …
 
-Everything but learning happens on the event loop's thread, so nothing here is ever half done when a checkpoint is written.
+Everything but learning runs on the event loop's thread, so a checkpoint always sees a consistent state.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,268 +19,372 @@ from typing import Any
 import msgspec
 
 from rove.core.digest import derive_seed
-from rove.core.protocols import SamplingParams
+from rove.core.protocols import Client
 from rove.core.records import RolloutRecord
+from rove.envs.environment import Environment
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job
+from rove.runs.run import Run
+from rove.train.callbacks import OnProgress, ignore
 from rove.train.collect import (
     DRAWN,
-    Played,
+    CollectedStep,
     RolloutCollector,
     check_failures,
     check_rewards,
-    made_of,
     plan_groups,
-    training_samples,
+    rollout_metrics,
+    training_sequences,
+    weigh,
 )
-from rove.train.curriculum import Draw
-from rove.train.staleness import Places
+from rove.train.config import RLConfig
+from rove.train.curriculum import StepExamples
 
 
-class Planned(msgspec.Struct, frozen=True):
-    """A group that is to be played."""
+class PlannedGroup(msgspec.Struct, frozen=True):
+    """A group that is to be run."""
 
     step: int
-    """Whose seeds it has: the one that would train it if nothing were played ahead."""
+    """Step that gives the seeds: the one that would train the group in synchronous training."""
     example: int
     key: str
 
 
 class _Group(msgspec.Struct, eq=False):
-    """A group under way."""
+    """A running group."""
 
-    planned: Planned
+    planned: PlannedGroup
     due: int
-    """The last step that may train it."""
+    """Last step that may train it."""
     version: int
-    """Newest when it was started."""
+    """Policy version at its start."""
     records: list[RolloutRecord] = []
 
 
-class Stream:
-    """Plays groups, and hands out those of one step after another.
+class StalenessScheduler:
+    """Assigns groups to steps so that none is trained too late, in whatever order they finish.
 
-    At most `batch_size` rollouts are under way, and no group is started that might come too late (see `Places`) or while a whole
-    step waits for the trainer.
+    A step has room for `groups` groups, and step n trains policy version n. A group that started with version v has to be trained
+    by step v + `max_staleness`. With 2 groups per step, max_staleness 1 and four groups a, b, c, d that started with version 0
+    (all due by step 1), of which c and d finish first:
+
+        step 0   c d
+        step 1   a b     even if they finish last: no other group can take their places
+
+    A group starts only if it will find a place in time however slow it and the others are, so no group is ever discarded.
 
     Args:
-        player: knows the run, where it is played, and in which order examples come.
-        step: the next step that is trained, counted from 0.
-        left: what `state` told when the checkpoint was written that the run goes on from; {} at the beginning. Ended groups that
-            were not trained then are read from the run folder, those that were under way are played again.
+        groups: Groups per step.
+        max_staleness: Maximum number of policy versions between a group's start and its training.
+        steps: Steps of the run.
+        first: Next step to train, counted from 0.
+        extra: Zero-advantage groups that a step may have in addition.
     """
 
-    def __init__(self, player: RolloutCollector, step: int, left: Mapping[str, Any]):
-        config = player.config
-        self.player = player
-        self.places = Places(
-            config.groups,
-            config.max_off_policy_steps,
-            config.steps,
-            step,
-            config.filter.dynamic_sampling_rounds * config.groups,
-        )
-        self.under_way: list[_Group] = []
-        """Groups that were started and have not ended, in that order."""
+    def __init__(self, groups: int, max_staleness: int, steps: int, first: int = 0, extra: int = 0):
+        self.groups, self.max_staleness, self.steps, self.extra = groups, max_staleness, steps, extra
+        self.first = first
+        """Next step to hand out."""
+        self.version = first
+        """Newest policy version."""
+        self._assigned: Counter[int] = Counter()
+        self._assigned_extra: Counter[int] = Counter()
+        self._due: Counter[int] = Counter()  # running groups by the last step that may train them
+
+    @property
+    def is_full(self) -> bool:
+        """Whether the next step has all its groups."""
+        return self._assigned[self.first] >= self.groups
+
+    @property
+    def _last(self) -> int:
+        return min(self.version + self.max_staleness, self.steps - 1)
+
+    def may_start(self) -> bool:
+        """Return whether one more group would surely be trained in time."""
+        return self.first <= self._last and self._fits(self._last)
+
+    def start(self) -> int:
+        """Register a group that starts with the newest weights; return the last step that may train it."""
+        self._due[self._last] += 1
+        return self._last
+
+    def finish(self, due: int, needs_place: bool = True) -> int:
+        """Assign a finished group to the earliest step that leaves places for the running ones; return the step.
+
+        Args:
+            due: What `start` returned.
+            needs_place: Whether it has advantages; a zero-advantage group may be one of a step's `extra` groups.
+        """
+        self._due[due] -= 1
+        for step in range(self.first, due + 1):
+            if self._assigned[step] < self.groups and self.assign(step, needs_place):
+                return step
+        raise AssertionError(f"no place up to step {due}")
+
+    def assign(self, step: int, needs_place: bool = True) -> bool:
+        """Assign a finished group to a step if that leaves places for the running ones; return whether it did."""
+        if not needs_place and self._assigned_extra[step] < self.extra:
+            self._assigned_extra[step] += 1
+            return True
+        self._assigned[step] += 1
+        if self._fits():
+            return True
+        self._assigned[step] -= 1
+        return False
+
+    def hand_out(self) -> None:
+        """Advance to the next step."""
+        del self._assigned[self.first], self._assigned_extra[self.first]
+        self.first += 1
+
+    def _fits(self, another: int | None = None) -> bool:
+        """Whether all running groups, and another one due by a step, have places however long they take.
+
+        They do if, for each step, no more groups are due by it than places are free up to it (Hall's condition).
+        """
+        due, free = 0, 0
+        for step in range(self.first, self._last + 1):
+            due += self._due[step] + (step == another)
+            free += self.groups - self._assigned[step]
+            if due > free:
+                return False
+        return True
+
+
+class AsyncCollector(RolloutCollector):
+    """Samples groups continuously and hands them out step by step.
+
+    At most `batch_size` rollouts run at a time. No group starts that might be trained too late (see `StalenessScheduler`), or
+    while a full step waits for the trainer.
+
+    Args:
+        config: Settings.
+        env: Environment.
+        client: Client that samples with the trained model.
+        run: Run folder.
+        drawn: Number of examples that earlier steps have drawn.
+        on_progress: Called after every rollout.
+        step: Next step to train, counted from 0.
+        state: `state()` at the checkpoint that the run resumes from. Finished groups that were not trained are read from the run
+            folder, those that were running start again.
+    """
+
+    def __init__(
+        self,
+        config: RLConfig,
+        env: Environment,
+        client: Client,
+        run: Run,
+        drawn: int = 0,
+        on_progress: OnProgress = ignore,
+        *,
+        step: int,
+        state: Mapping[str, Any],
+    ):
+        super().__init__(config, env, client, run, drawn, on_progress)
+        extra = config.filter.dynamic_sampling_rounds * config.groups
+        self.scheduler = StalenessScheduler(config.groups, config.max_off_policy_steps, config.steps, step, extra)
+        self.running: list[_Group] = []
+        """Running groups in the order of their start."""
         self._tasks: set[asyncio.Task[None]] = set()
-        self._planned = deque(msgspec.convert(left.get("groups", []), list[Planned]))
-        self._next_step = int(left.get("next_step", step))
-        self._drawn = int(left.get("drawn", player.drawn))
+        self._planned = deque(msgspec.convert(state.get("groups", []), list[PlannedGroup]))
+        self._next_step = int(state.get("next_step", step))
+        self.drawn = int(state.get("drawn", drawn))
         self._skipped = 0
-        self._ended: dict[int, list[RolloutRecord]] = {}
+        self._finished: dict[int, list[RolloutRecord]] = {}
         self._keys: set[str] = set()
-        self._playing = Level()
+        self._rollouts = TimeAverage()
         self._changed = asyncio.Event()
         self._failure: BaseException | None = None
         self._taken_at = time.perf_counter()
-        self._waits, self._late = False, 0
-        for number, records in _untrained(player, step):
-            self.places.put(number, self._needs_place(records))
-            self._put(records, number)
+        self._is_waiting, self._late = False, 0
+        for number, records in _untrained_groups(run, step):
+            self.scheduler.assign(number, self._has_advantages(records))
+            self._assign(records, number)
 
     def state(self) -> dict[str, Any]:
-        """What a run that is resumed here has to know: groups that were drawn and have not ended, in their order, and how far
-        drawing has come."""
-        open_groups = [*(group.planned for group in self.under_way), *self._planned]
-        return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self._drawn}
+        """Return what a resumed run needs: planned and running groups in their order, and how far the dataset is drawn."""
+        open_groups = [*(group.planned for group in self.running), *self._planned]
+        return {"groups": msgspec.to_builtins(open_groups), "next_step": self._next_step, "drawn": self.drawn}
 
-    async def take(self, step: int) -> Played:
-        """The rollouts of the next step, as soon as it has all of them.
+    async def take(self, step: int) -> CollectedStep:
+        """Return the rollouts of the next step as soon as all are finished.
 
         Raises:
-            RunError: every rollout failed, or a reward function raised in every rollout of the first step.
-            Exception: what else went wrong while playing.
+            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
+            Exception: Any other error while sampling.
         """
-        assert step == self.places.first
-        started, self._waits, self._late = time.perf_counter(), True, 0
-        self.go_on()
-        while not self.places.is_full or self._failure:
+        assert step == self.scheduler.first
+        started, self._is_waiting, self._late = time.perf_counter(), True, 0
+        self._start_groups()
+        while not self.scheduler.is_full or self._failure:
             if self._failure is not None:
                 raise self._failure
             self._changed.clear()
             await self._changed.wait()
-        self._waits = False
-        records = self._ended.pop(step)
+        self._is_waiting = False
+        records = self._finished.pop(step)
         self._keys -= {record.example_key for record in records}
-        self.places.hand_out()
-        self.go_on()
+        self.scheduler.hand_out()
+        self._start_groups()
         check_failures(records, step + 1)
         check_rewards(records, step + 1)
-        samples, metrics = made_of(self.player.config, records)
-        return Played(records, samples, {**metrics, **self._told(metrics, started)})
+        config = self.config
+        rollouts, counts = training_sequences(records, config.truncated, config.advantage_estimator, config.gamma)
+        metrics = {**rollout_metrics(records), **counts, **self._queue_metrics(counts, started)}
+        return CollectedStep(records, weigh(rollouts, config), metrics)
 
-    def trained(self, version: int) -> None:
-        """The sampler has newer weights."""
-        self.places.version = version
-        self.go_on()
-
-    def go_on(self) -> None:
-        """Start as many groups as may be."""
-        config = self.player.config
-        while self._playing.value + config.rollouts_per_example <= config.batch_size:
-            if self._failure is not None or self.places.is_full or not self.places.may_start():
-                return
-            group = _Group(self._draw(), self.places.start(), self.places.version)
-            self._keys.add(group.planned.key)
-            self._playing.set(self._playing.value + config.rollouts_per_example)
-            self.under_way.append(group)
-            task = asyncio.create_task(self._play(group))
-            self._tasks.add(task)
-            task.add_done_callback(self._seen)
+    def use_version(self, version: int) -> None:
+        """Note that the client samples with newer weights."""
+        self.scheduler.version = version
+        self._start_groups()
 
     async def close(self) -> None:
-        """Give up what is under way; rollouts that have ended are kept, as if of the next step."""
+        """Cancel running groups; their finished rollouts are stored as those of the next step."""
         self._failure = self._failure or asyncio.CancelledError()
         tasks = list(self._tasks)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        for group in self.under_way:
+        for group in self.running:
             for record in group.records:
-                self.player.run.append_rollout(msgspec.structs.replace(record, step=self.places.first + 1))
+                self.run.append_rollout(msgspec.structs.replace(record, step=self.scheduler.first + 1))
 
-    async def _play(self, group: _Group) -> None:
-        player, planned = self.player, group.planned
-        config = player.config
-        seed = derive_seed(config.seed, planned.step)
-        count = config.rollouts_per_example
-        jobs = [Job(player.examples[planned.example], planned.key, index, seed) for index in range(count)]
-        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
+    def _start_groups(self) -> None:
+        """Start as many groups as allowed."""
+        config = self.config
+        while self._rollouts.value + config.rollouts_per_example <= config.batch_size:
+            if self._failure is not None or self.scheduler.is_full or not self.scheduler.may_start():
+                return
+            group = _Group(self._next_group(), self.scheduler.start(), self.scheduler.version)
+            self._keys.add(group.planned.key)
+            self._rollouts.set(self._rollouts.value + config.rollouts_per_example)
+            self.running.append(group)
+            task = asyncio.create_task(self._run_group(group))
+            self._tasks.add(task)
+            task.add_done_callback(self._on_task_done)
+
+    async def _run_group(self, group: _Group) -> None:
+        planned, count = group.planned, self.config.rollouts_per_example
+        seed = derive_seed(self.config.seed, planned.step)
         rollouts = run_groups(
-            player.env,
-            player.client,
-            [jobs],
-            sampling=sampling,
+            self.env,
+            self.client,
+            [[Job(self.examples[planned.example], planned.key, index, seed) for index in range(count)]],
+            sampling=self.sampling_params,
             max_concurrent=count,
-            keep=partial(self._keep, group),
+            keep=partial(self._on_rollout, group),
             for_training=True,
         )
         async for _ in rollouts:
             pass
 
-    def _keep(self, group: _Group, record: RolloutRecord) -> None:
-        """A rollout has ended; with its last sibling the group has, too."""
+    def _on_rollout(self, group: _Group, record: RolloutRecord) -> None:
+        """Add a finished rollout; assign and store its group once that is complete."""
         group.records.append(record)
         self._report_progress()
-        self._playing.set(self._playing.value - 1)
-        if len(group.records) == self.player.config.rollouts_per_example:
-            self.under_way.remove(group)
-            step = self.places.finish(group.due, self._needs_place(group.records))
-            self._late += self._waits and step == self.places.first == group.version + self.places.most
-            for told in self._put(group.records, step):
-                self.player.run.append_rollout(told)
-                self.player.difficulty.add([told])
+        self._rollouts.set(self._rollouts.value - 1)
+        if len(group.records) == self.config.rollouts_per_example:
+            scheduler = self.scheduler
+            self.running.remove(group)
+            step = scheduler.finish(group.due, self._has_advantages(group.records))
+            self._late += self._is_waiting and step == scheduler.first == group.version + scheduler.max_staleness
+            for assigned in self._assign(group.records, step):
+                self.run.append_rollout(assigned)
+                self.difficulty.add([assigned])
             self._changed.set()
-        self.go_on()
+        self._start_groups()
 
     def _report_progress(self) -> None:
-        """Report how many rollouts of the next step have ended, those of groups that have not ended included."""
-        ended = len(self._ended.get(self.places.first, []))
-        open_groups = [group for group in self.under_way if group.records]
-        total = self.player.config.batch_size
-        self.player.on_progress("rollouts", min(total, ended + sum(len(g.records) for g in open_groups)), total)
+        """Report how many rollouts of the next step are finished, those of incomplete groups included."""
+        finished = len(self._finished.get(self.scheduler.first, [])) + sum(len(group.records) for group in self.running)
+        self.on_progress("rollouts", min(self.config.batch_size, finished), self.config.batch_size)
 
-    def _put(self, records: list[RolloutRecord], step: int) -> list[RolloutRecord]:
-        """Let this step train them; the records that say so."""
+    def _assign(self, records: list[RolloutRecord], step: int) -> list[RolloutRecord]:
+        """Add a group to a step; return its records with the number of the step."""
         self._keys.add(records[0].example_key)
-        told = [msgspec.structs.replace(r, step=step + 1) for r in sorted(records, key=lambda r: r.rollout_index)]
-        self._ended.setdefault(step, []).extend(told)
-        return told
+        ordered = sorted(records, key=lambda record: record.rollout_index)
+        assigned = [msgspec.structs.replace(record, step=step + 1) for record in ordered]
+        self._finished.setdefault(step, []).extend(assigned)
+        return assigned
 
-    def _needs_place(self, records: list[RolloutRecord]) -> bool:
-        """Whether a group takes the place of another; where those without spread are replaced, they do not."""
-        config = self.player.config
+    def _has_advantages(self, records: list[RolloutRecord]) -> bool:
+        """Whether a group takes one of a step's places; with dynamic sampling, zero-advantage groups do not."""
+        config = self.config
         if not config.filter.dynamic_sampling_rounds:
             return True
-        counts = training_samples(records, config.truncated, "mean", config.gamma)[1]
+        counts = training_sequences(records, config.truncated, gamma=config.gamma)[1]
         return not (counts["groups/zero_spread"] or counts["groups/too_few"])
 
-    def _seen(self, task: asyncio.Task[None]) -> None:
+    def _on_task_done(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
         if not task.cancelled() and (error := task.exception()) is not None:
             self._failure = self._failure or error
             self._changed.set()
 
-    def _draw(self) -> Planned:
-        """The next group, under a key that no other has which may be trained with it."""
-        player = self.player
-        config = player.config
+    def _next_group(self) -> PlannedGroup:
+        """Return the next group, under a key that no other group of the same step can have."""
+        config = self.config
         if not self._planned:
             step = self._next_step
-            draw = Draw(player.order, player.difficulty, min(step, config.steps - 1), self._drawn)
-            chosen = draw.take(config.groups)
-            jobs = plan_groups(config, step, [player.examples[index] for index in chosen])
-            self._planned += [Planned(step, index, group[0].key) for index, group in zip(chosen, jobs, strict=True)]
-            self._next_step, self._drawn, self._skipped = step + 1, draw.position, self._skipped + draw.skipped
+            chooser = StepExamples(self.order, self.difficulty, min(step, config.steps - 1), self.drawn)
+            chosen = chooser.take(config.groups)
+            groups = plan_groups(config, step, [self.examples[index] for index in chosen])
+            self._planned += [
+                PlannedGroup(step, index, jobs[0].key) for index, jobs in zip(chosen, groups, strict=True)
+            ]
+            self._next_step, self.drawn, self._skipped = step + 1, chooser.position, self._skipped + chooser.skipped
         planned = self._planned.popleft()
         if planned.key in self._keys:
             return msgspec.structs.replace(planned, key=f"{planned.key}@{planned.step + 1}")
         return planned
 
-    def _told(self, counts: Mapping[str, float], started: float) -> dict[str, float]:
-        """Metrics of a step that is handed out now and was asked for at `started`."""
-        config, now = self.player.config, time.perf_counter()
+    def _queue_metrics(self, counts: Mapping[str, float], started: float) -> dict[str, float]:
+        """Return the metrics of a step for which the trainer has waited since `started`."""
+        config, now = self.config, time.perf_counter()
         waited, passed = now - started, max(now - self._taken_at, 1e-9)
-        told = {
+        metrics = {
             "groups/resampled": counts["groups/all"] - config.groups,
             "examples/skipped": float(self._skipped),
-            DRAWN: float(self._drawn),
-            "queue/ended": sum(map(len, self._ended.values())) / config.rollouts_per_example,
-            "queue/under_way": float(len(self.under_way)),
+            DRAWN: float(self.drawn),
+            "queue/ended": sum(map(len, self._finished.values())) / config.rollouts_per_example,
+            "queue/under_way": float(len(self.running)),
             "queue/late": float(self._late),
             "idle/trainer": waited / passed,
-            "idle/sampler": max(0.0, 1 - self._playing.mean() / config.batch_size),
+            "idle/sampler": max(0.0, 1 - self._rollouts.mean() / config.batch_size),
             "time/sampling": waited,
         }
         self._skipped, self._taken_at = 0, now
-        return told
+        return metrics
 
 
-class Level:
-    """A number that changes now and then, and its mean over time."""
+class TimeAverage:
+    """A number and its mean over time."""
 
     def __init__(self) -> None:
         self.value = 0
         self._sum = 0.0
-        self._from = self._at = time.perf_counter()
+        self._since = self._changed_at = time.perf_counter()
 
     def set(self, value: int) -> None:
-        """It is another one from now on."""
+        """Set the number."""
         now = time.perf_counter()
-        self._sum, self._at, self.value = self._sum + self.value * (now - self._at), now, value
+        self._sum += self.value * (now - self._changed_at)
+        self._changed_at, self.value = now, value
 
     def mean(self) -> float:
-        """Since this was last asked."""
+        """Return the mean since the last call."""
         self.set(self.value)
-        mean = self._sum / max(self._at - self._from, 1e-9)
-        self._sum, self._from = 0.0, self._at
+        mean = self._sum / max(self._changed_at - self._since, 1e-9)
+        self._sum, self._since = 0.0, self._changed_at
         return mean
 
 
-def _untrained(player: RolloutCollector, step: int) -> list[tuple[int, list[RolloutRecord]]]:
-    """The step (counted from 0) and rollouts of each ended group in the run folder that no step before this one has trained."""
+def _untrained_groups(run: Run, step: int) -> list[tuple[int, list[RolloutRecord]]]:
+    """Return the finished groups in the run folder that no step before `step` has trained, each with its step (from 0)."""
     groups: dict[tuple[int, str], list[RolloutRecord]] = {}
-    for (number, key, _), line in player.run.ledger()[0].items():
+    for (number, key, _), line in run.ledger()[0].items():
         if number is not None and number > step:
-            groups.setdefault((number, key), []).append(player.run.record_at(line.offset))
+            groups.setdefault((number, key), []).append(run.record_at(line.offset))
     return [(number - 1, records) for (number, _), records in groups.items()]

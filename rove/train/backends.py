@@ -1,4 +1,4 @@
-"""Who plays in an RL run: the model itself, a copy of it, or servers of vLLM; each learns of the trainer's newest weights."""
+"""Sampling backends of RL: the embedded engine or vLLM servers. Each receives the trainer's newest weights."""
 
 from __future__ import annotations
 
@@ -26,108 +26,110 @@ from rove.vllm.weights import folder_bytes, write_adapter, write_served
 
 logger = logging.getLogger(__name__)
 FOLDER = "vllm"
-PROBE_TOKENS = 64
+PARITY_CHECK_TOKENS = 64
 
 
-class Sampler(Protocol):
-    """Who plays."""
+class SamplingBackend(Protocol):
+    """Samples the rollouts of a training run."""
 
     client: EngineClient
-    """Answers with the weights of the last `publish`."""
+    """Client that samples with the weights of the last `publish`."""
 
     def publish(self, version: int) -> None:
-        """Let it have the newest weights, written on every token it samples from now on.
+        """Load the trainer's newest weights; `version` is recorded with every token sampled from now on.
 
         Raises:
-            RunError: it does not take them, or does not compute with them what the trainer does.
+            RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
         """
         ...
 
-    async def beside(self, update: Callable[[], None]) -> None:
-        """Run an update (a `publish`) while requests are under way."""
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
+        """Run an update that calls `publish` while requests are in progress."""
         ...
 
     @property
     def metrics(self) -> dict[str, float]:
-        """What there is to say of the last update."""
+        """Metrics of the last update."""
         ...
 
     async def close(self) -> None:
-        """End what was started for it."""
+        """Stop what the backend has started."""
         ...
 
 
-def make_sampler(config: RLConfig, loaded: LoadedModel, folder: Path, copies: bool) -> Sampler:
-    """The sampler that the settings ask for.
+def make_backend(config: RLConfig, loaded: LoadedModel, folder: Path, separate_weights: bool) -> SamplingBackend:
+    """Return the sampling backend of the settings.
 
     Args:
-        config: settings.
-        loaded: the model that is trained.
-        folder: of the run.
-        copies: the sampler needs weights of its own, because it plays while others are trained.
+        config: Settings.
+        loaded: Trained model.
+        folder: Run folder.
+        separate_weights: Whether it samples while the model trains, so that it needs a copy of the weights.
     """
     if config.backend == "vllm":
-        return Served(config, loaded, folder / FOLDER)
-    return Embedded(config, loaded, copies)
+        return VLLMBackend(config, loaded, folder / FOLDER)
+    return EmbeddedBackend(config, loaded, separate_weights)
 
 
-class Embedded:
-    """The embedded engine, with the trainer's own weights or a copy of them; of a model with an adapter, copies have only the
-    adapter to themselves (but the one in bf16), and only its weights travel.
+class EmbeddedBackend:
+    """The embedded engine, on the trainer's weights or a copy.
+
+    With an adapter, a copy shares the frozen base weights unless it is in bf16, and only the adapter is copied at each update.
 
     Args:
-        config: settings.
-        loaded: the model that is trained.
-        copies: whether it has a copy; with `bf16_sampling` it always has.
+        config: Settings.
+        loaded: Trained model.
+        separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one.
     """
 
-    metrics: dict[str, float] = {}  # noqa: RUF012  nothing to say
+    metrics: dict[str, float] = {}  # noqa: RUF012  never changed
 
-    def __init__(self, config: RLConfig, loaded: LoadedModel, copies: bool):
+    def __init__(self, config: RLConfig, loaded: LoadedModel, separate_weights: bool):
         self.loaded = loaded
-        self.copies = copies or config.bf16_sampling
-        sampler = loaded
-        if self.copies:
+        self.has_copy = separate_weights or config.bf16_sampling
+        sampled = loaded
+        if self.has_copy:
             copied = copy.deepcopy(loaded.model) if config.bf16_sampling else clone_model(loaded.model)
-            sampler = loaded._replace(model=copied)
+            sampled = loaded._replace(model=copied)
         if config.bf16_sampling:
-            for parameter in sampler.model.parameters():  # and no buffer: positions' angles need their digits
+            for parameter in sampled.model.parameters():  # buffers stay fp32: rotary angles need the precision
                 parameter.data = parameter.data.bfloat16()
         self.client = EngineClient.from_model(
-            sampler, config.batch_size, in_flight_updates=config.max_off_policy_steps > 1
+            sampled, config.batch_size, in_flight_updates=config.max_off_policy_steps > 1
         )
 
     def publish(self, version: int) -> None:
-        """See `Sampler`."""
-        newest = trainable_parameters(self.loaded.model) if self.copies else None
+        """See `SamplingBackend`."""
+        newest = trainable_parameters(self.loaded.model) if self.has_copy else None
         self.client.engine.update_weights(version, newest)
 
-    async def beside(self, update: Callable[[], None]) -> None:
-        """See `Sampler`; between two tokens, on the thread that computes them."""
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
+        """See `SamplingBackend`; runs between two tokens, on the thread that computes them."""
         update()
 
     async def close(self) -> None:
-        """Nothing was started."""
+        """See `SamplingBackend`; there is nothing to stop."""
 
 
-class Served:
-    """Servers of vLLM. They get the weights as model folders below `folder`; of a model with an adapter, its base once, and the
-    adapter alone in every update, unless one of them does not take adapters.
+class VLLMBackend:
+    """vLLM servers, which load the weights from model folders.
+
+    With an adapter they load the base model once and then only the adapter, unless a server refuses adapters.
 
     Args:
-        config: settings.
-        loaded: the model that is trained.
-        folder: for weights and logs.
+        config: Settings.
+        loaded: Trained model.
+        folder: Folder for weights and logs.
     """
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, folder: Path):
         self.loaded = loaded
         fits = loaded.adapter is not None and config.lora.rank <= LORA_RANKS[-1]
-        self._goes_alone = fits and not config.vllm.merge_adapter
+        self._sends_adapter = fits and not config.vllm.merge_adapter
         self._base: Path | None = None
-        self.folder = folder.resolve()  # servers have a working directory of their own
+        self.folder = folder.resolve()  # servers have another working directory
         vocab = int(loaded.model.config.get_text_config().vocab_size)
-        self._probe = random.Random(0).choices(range(vocab), k=min(PROBE_TOKENS, loaded.context - 1))
+        self._check_ids = random.Random(0).choices(range(vocab), k=min(PARITY_CHECK_TOKENS, loaded.context - 1))
         self.engine = VLLMEngine(
             config.vllm,
             folder,
@@ -139,14 +141,14 @@ class Served:
         )
         self.client = EngineClient(self.engine, loaded.renderer, loaded.name)
         self.metrics: dict[str, float] = {}
-        for left in folder.glob("weights-*"):  # by a run that was killed
-            shutil.rmtree(left, ignore_errors=True)
+        for stale in folder.glob("weights-*"):  # left by a killed run
+            shutil.rmtree(stale, ignore_errors=True)
 
     def publish(self, version: int) -> None:
-        """See `Sampler`."""
+        """See `SamplingBackend`."""
         started = time.perf_counter()
         count = self._send(version)
-        self.engine.check_parity(probe_of(self.loaded.model, self._probe))
+        self.engine.check_parity(parity_check(self.loaded.model, self._check_ids))
         self.metrics = {
             "sampler/probe_difference": self.engine.fleet.parity_error,
             "sampler/restarts": float(self.engine.fleet.restarts),
@@ -155,13 +157,13 @@ class Served:
         }
 
     def _send(self, version: int) -> int:
-        """Let the servers have the newest weights; how many bytes are written for it."""
-        if self._goes_alone:
+        """Write the newest weights and have the servers load them; return the number of bytes written."""
+        if self._sends_adapter:
             try:
                 return self._send_adapter(version)
             except AdapterRefusedError as error:
-                logger.warning("vLLM gets whole weights with the adapter merged into them, since %s", error)
-                self._goes_alone = False
+                logger.warning("vLLM receives full weights with the adapter merged, since %s", error)
+                self._sends_adapter = False
         weights = self._new_folder(version)
         write_served(self.loaded, weights)
         self.engine.update_weights(version, weights)
@@ -182,8 +184,8 @@ class Served:
     def _new_folder(self, version: int) -> Path:
         return self.folder / f"weights-{version}-{time.time_ns()}"
 
-    async def beside(self, update: Callable[[], None]) -> None:
-        """See `Sampler`; environments go on meanwhile, and what they ask waits for the new weights."""
+    async def publish_while_sampling(self, update: Callable[[], None]) -> None:
+        """See `SamplingBackend`; environments continue, and their model requests wait for the new weights."""
         self.engine.pause_requests()
         try:
             await asyncio.to_thread(update)
@@ -191,15 +193,15 @@ class Served:
             self.engine.resume_requests()
 
     async def close(self) -> None:
-        """End the servers that were started."""
+        """Stop the servers that were started."""
         await self.engine.close()
 
 
-def probe_of(model: Any, ids: list[int]) -> ParityCheck:
-    """What a model says of a sequence of tokens."""
+def parity_check(model: Any, ids: list[int]) -> ParityCheck:
+    """Return the log-probabilities that a model gives a token sequence, to compare with a server's."""
     tokens = torch.tensor([ids], device=model.device)
     with torch.inference_mode():
         logits = model(input_ids=tokens, use_cache=False).logits[0].float()
     temperature = ParityCheck._field_defaults["temperature"]
-    after = (logits[-1] / temperature).log_softmax(-1).tolist()
-    return ParityCheck(ids, score_tokens(logits[:-1], tokens[0, 1:])[0], after, temperature)
+    next_logprobs = (logits[-1] / temperature).log_softmax(-1).tolist()
+    return ParityCheck(ids, score_tokens(logits[:-1], tokens[0, 1:])[0], next_logprobs, temperature)

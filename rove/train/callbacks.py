@@ -1,9 +1,9 @@
-"""Looking on while a run trains: loggers are told of every step, alerts of those at which something starts to go wrong."""
+"""Observers of a training run: loggers, alerts, and the progress within a step. They change nothing that is computed."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -11,19 +11,35 @@ from rove.runs.run import Run
 from rove.train.alerts import Alert, AlertLimits, new_alerts
 from rove.train.loggers import open_loggers, scalars
 
+T = TypeVar("T")
+
 OnAlert = Callable[[Alert], None]
+OnProgress = Callable[[str, int, int], None]
+"""(what is counted, such as "rollouts"; how many are done; the total) → None. May be called from any thread."""
 
 
-class Watcher:
-    """Told of every step of a run.
+def ignore(what: str, done: int, total: int) -> None:
+    """Report nothing."""
+
+
+def counted(items: Sequence[T], what: str, on_progress: OnProgress) -> Iterator[T]:
+    """Yield the items; report the number of finished ones before the first and after each."""
+    on_progress(what, 0, len(items))
+    for done, item in enumerate(items, start=1):
+        yield item
+        on_progress(what, done, len(items))
+
+
+class TrainingCallbacks:
+    """Sends the metrics of each step to the loggers, and raises alerts.
 
     Args:
-        run: its folder, where alerts are kept.
-        limits: of the alerts.
-        loggers: names of loggers.
-        config: settings of the run, for people to read.
-        step: where the run goes on.
-        on_alert: told of an alert when it starts.
+        run: Run folder; it stores the alerts.
+        limits: Limits of the alerts.
+        loggers: Names of the loggers.
+        config: Settings of the run, for the loggers.
+        step: Step that the run starts from.
+        on_alert: Called with every new alert.
     """
 
     def __init__(
@@ -40,16 +56,16 @@ class Watcher:
         self.on_alert = on_alert or (lambda alert: None)
         self.loggers = open_loggers(loggers, run, msgspec.to_builtins(config), step)
 
-    def close(self) -> None:
-        """Let the loggers write out what they have."""
-        for logger in self.loggers:
-            logger.close()
-
-    def step(self, history: Sequence[Mapping[str, Any]]) -> None:
-        """A step has been taken; its metrics are the last of `history`."""
+    def after_step(self, history: Sequence[Mapping[str, Any]]) -> None:
+        """Log the last step of `history` and check it for alerts."""
         row = history[-1]
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
         for alert in new_alerts(history, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
             self.on_alert(alert)
+
+    def close(self) -> None:
+        """Flush and close the loggers."""
+        for logger in self.loggers:
+            logger.close()

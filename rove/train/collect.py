@@ -1,7 +1,8 @@
-"""One step's rollouts: draw examples, play groups of siblings, turn rewards into advantages."""
+"""Collect the rollouts of a training step: choose examples, run groups, compute advantages and training sequences."""
 
 from __future__ import annotations
 
+import asyncio
 import math
 import time
 from collections.abc import Sequence
@@ -20,37 +21,37 @@ from rove.runs.run import Run
 from rove.statistics import mean
 from rove.statistics.reward_errors import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
+from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import RLConfig
-from rove.train.curriculum import Difficulty, Draw, Order
+from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples
 from rove.train.losses import token_weights
-from rove.train.progress import OnProgress, ignore
 from rove.train.sequences import TrainingSequence, sequences_from_record
 
 DRAWN = "examples/drawn"
-"""Examples that the run has drawn so far, those skipped included: where the next step goes on."""
+"""Metric: examples that the run has drawn so far, skipped ones included. The next step continues there."""
 
 
-class Played(NamedTuple):
-    """What came of playing a step."""
+class CollectedStep(NamedTuple):
+    """The rollouts of a step and what training needs of them."""
 
     records: list[RolloutRecord]
-    samples: list[TrainingSequence]
+    sequences: list[TrainingSequence]
     metrics: dict[str, float]
 
 
 class RolloutCollector:
-    """Plays the steps of an RL run, and keeps every rollout in its folder.
+    """Collects the rollouts of one step after another and stores them in the run folder.
 
     Args:
-        config: settings.
-        env: where to play.
-        client: who plays.
-        run: the run folder; what it has of earlier steps says which examples are too hard or too easy.
-        drawn: how many examples those have drawn.
-        on_progress: called after every rollout.
+        config: Settings.
+        env: Environment.
+        client: Client that samples with the trained model.
+        run: Run folder; the difficulty of examples is read from its earlier rollouts.
+        drawn: Number of examples that earlier steps have drawn.
+        on_progress: Called after every rollout.
 
     Raises:
-        ConfigError: the dataset has no rows, or not the column that is asked for.
+        ConfigError: The dataset has no rows, or not the column of the curriculum.
     """
 
     def __init__(
@@ -62,63 +63,77 @@ class RolloutCollector:
         drawn: int = 0,
         on_progress: OnProgress = ignore,
     ):
-        self.on_progress = on_progress
         self.config = config
         self.env = env
         self.client = client
         self.run = run
         self.drawn = drawn
-        self.examples = _examples(config, env)
-        self.order = Order(self.examples, config.curriculum, config.seed, config.steps, config.groups)
-        self.difficulty = Difficulty(
-            config.filter.hard_threshold, config.filter.easy_threshold, config.filter.difficulty_window
-        )
-        if self.difficulty.is_on:
+        self.on_progress = on_progress
+        self.examples: list[dict[str, Any]] = env.get_dataset(rows_needed(config, env))
+        if not self.examples:
+            raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
+        self.order = ExampleOrder(self.examples, config.curriculum, config.seed, config.steps, config.groups)
+        self.difficulty = Difficulty(config.filter)
+        if config.filter.skips_examples:
             self.difficulty.add(run.outcomes())
+        self._prefetched: asyncio.Task[CollectedStep] | None = None
 
-    async def play(self, step: int) -> Played:
-        """The groups of the next step (counted from 0), and further ones in place of those without spread as far as is asked for.
+    @property
+    def is_prefetching(self) -> bool:
+        """Whether the next step's rollouts are collected already."""
+        return self._prefetched is not None
+
+    def prefetch(self, step: int) -> None:
+        """Collect a step's rollouts in the background, for the next `take`."""
+        self._prefetched = asyncio.create_task(self.collect(step))
+
+    async def take(self, step: int) -> CollectedStep:
+        """Return the rollouts of a step (counted from 0), collecting them unless they are prefetched; see `collect`."""
+        collected = await (self._prefetched or self.collect(step))
+        self._prefetched = None
+        return collected
+
+    async def collect(self, step: int) -> CollectedStep:
+        """Run the groups of a step, and with dynamic sampling further ones in place of zero-advantage groups.
 
         Raises:
-            RunError: every rollout failed, or a reward function raised in every rollout of the first step.
+            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
         """
         config, started = self.config, time.perf_counter()
-        draw = Draw(self.order, self.difficulty, step, self.drawn)
+        chooser = StepExamples(self.order, self.difficulty, step, self.drawn)
         chosen: list[int] = []
         records: list[RolloutRecord] = []
         wanted, rounds = config.groups, -1
         while True:
             before = len(chosen)
-            chosen += draw.take(wanted)
-            records += await self._run(step, plan_groups(config, step, [self.examples[i] for i in chosen])[before:])
+            chosen += chooser.take(wanted)
+            groups = plan_groups(config, step, [self.examples[i] for i in chosen])[before:]
+            records += await self._run_groups(step, groups)
             rounds += 1
             check_failures(records, step + 1)
-            rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
+            rollouts, counts = training_sequences(records, config.truncated, config.advantage_estimator, config.gamma)
             wanted = config.groups - int(counts["groups/all"] - counts["groups/zero_spread"] - counts["groups/too_few"])
             if wanted <= 0 or rounds == config.filter.dynamic_sampling_rounds:
                 break
         check_rewards(records, step + 1)
         self.difficulty.add(records)
-        self.drawn = draw.position
-        samples = _weighed(config, rollouts)
-        times = {"time/sampling": time.perf_counter() - started}
-        drawn = {
+        self.drawn = chooser.position
+        sampling = {
             "groups/resampled": float(len(chosen) - config.groups),
             "groups/rounds": float(rounds),
-            "examples/skipped": float(draw.skipped),
-            DRAWN: float(draw.position),
+            "examples/skipped": float(chooser.skipped),
+            DRAWN: float(chooser.position),
+            "time/sampling": time.perf_counter() - started,
         }
-        return Played(records, samples, {**rollout_metrics(records), **counts, **drawn, **times})
+        return CollectedStep(records, weigh(rollouts, config), {**rollout_metrics(records), **counts, **sampling})
 
-    async def _run(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
-        config = self.config
-        sampling = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
+    async def _run_groups(self, step: int, groups: Sequence[Sequence[Job]]) -> list[RolloutRecord]:
         rollouts = run_groups(
             self.env,
             self.client,
             groups,
-            sampling=sampling,
-            max_concurrent=config.batch_size,
+            sampling=self.sampling_params,
+            max_concurrent=self.config.batch_size,
             step=step + 1,
             for_training=True,
         )
@@ -132,31 +147,36 @@ class RolloutCollector:
             self.run.append_rollout(record)
         return records
 
+    @property
+    def sampling_params(self) -> SamplingParams:
+        """Sampling parameters of the training rollouts."""
+        return SamplingParams(temperature=self.config.temperature, max_tokens=self.config.max_tokens)
+
+    def state(self) -> dict[str, Any]:
+        """Return what a checkpoint needs in addition to the weights."""
+        return {}
+
+    async def close(self) -> None:
+        """Cancel the rollouts in progress."""
+        if self._prefetched is not None:
+            self._prefetched.cancel()
+            await asyncio.gather(self._prefetched, return_exceptions=True)
+
 
 def rows_needed(config: RLConfig, env: Environment) -> int:
-    """How many training rows a run may play: as many as its steps take in the dataset's order; for any other order all of
-    them (-1), where their number is known."""
-    most = config.steps * config.groups * (1 + config.filter.dynamic_sampling_rounds)
+    """Return how many training rows a run may use.
+
+    In the dataset's order they are as many as its steps take; in any other order all of them (-1), if their number is known.
+    """
     order = config.curriculum
-    picks = order.shuffle or order.stratify or order.column or config.filter.skips_examples
-    if picks and env.count_examples(-1, train=True) is not None:
-        most = -1
-    return most
-
-
-def _examples(config: RLConfig, env: Environment) -> list[dict[str, Any]]:
-    examples = env.get_dataset(rows_needed(config, env))
-    if not examples:
-        raise ConfigError(f"the dataset of environment '{env.env_id}' has no rows; there is nothing to train on")
-    return examples
+    chooses = order.shuffle or order.stratify or order.column or config.filter.skips_examples
+    if chooses and env.count_examples(-1, train=True) is not None:
+        return -1
+    return config.steps * config.groups * (1 + config.filter.dynamic_sampling_rounds)
 
 
 def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
-    """Refuse to train on nothing but failures in step `number`.
-
-    Raises:
-        RunError: every rollout failed.
-    """
+    """Raise a RunError if every rollout of step `number` failed."""
     error = records[0].error
     if error is not None and all(record.scores is None for record in records):
         raise RunError(
@@ -165,12 +185,9 @@ def check_failures(records: Sequence[RolloutRecord], number: int) -> None:
 
 
 def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
-    """Refuse to train on a reward function that raises in every rollout, which counts as 0.0.
+    """Raise a RunError if a reward function raised in every scored rollout of step 1; such rewards count as 0.0.
 
-    Only step 1 is checked: a function that works at first and raises later does not stop a run.
-
-    Raises:
-        RunError: step `number` is the first, and a reward function raised in every rollout that was scored.
+    Later steps are not checked: a function that worked at first does not stop a run.
     """
     if number != 1:
         return
@@ -187,15 +204,15 @@ def check_rewards(records: Sequence[RolloutRecord], number: int) -> None:
 
 
 def plan_groups(config: RLConfig, step: int, chosen: Sequence[dict[str, Any]]) -> list[list[Job]]:
-    """The groups of these examples in a step, with seeds of the step's own; more examples leave those before as they are."""
+    """Return the groups of these examples in a step, seeded by step; more examples do not change the groups before."""
     return list(plan(chosen, config.rollouts_per_example, derive_seed(config.seed, step)))
 
 
 def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> list[list[float]]:
-    """What each of these scored siblings is trained by: its reward; with rewards of turns anywhere in the group, one per turn.
+    """Return the rewards that each scored rollout of a group is trained on: one, or one per turn if any turn has a reward.
 
-    A turn that was given none earned 0 by itself, and the rollout's own reward is earned in the last turn. With "zero" a
-    truncated rollout earned nothing in any turn.
+    A turn without a reward earned 0, and the rollout's own reward is earned in its last turn. With "zero" a truncated rollout
+    earned nothing in any turn.
     """
     factors = [0.0 if truncated == "zero" and record.is_truncated else 1.0 for record in group]
     if all(step.reward is None for record in group for step in record.steps):
@@ -209,12 +226,16 @@ def turn_rewards(group: Sequence[RolloutRecord], truncated: str = "keep") -> lis
     return earned
 
 
-def training_samples(
+def training_sequences(
     records: Sequence[RolloutRecord], truncated: str = "keep", estimator: str = "mean", gamma: float = 1.0
 ) -> tuple[list[list[TrainingSequence]], dict[str, float]]:
-    """The samples of each rollout of a step, in the order of examples and siblings, and counts of what was left out.
+    """Compute the advantages of a step's rollouts and cut each rollout into training sequences.
 
-    Failed rollouts (and, with "mask", truncated ones) are left out of their group; a group without spread is skipped.
+    Failed rollouts (with "mask" also truncated ones) are left out of their group, and zero-advantage groups are
+    skipped.
+
+    Returns:
+        The sequences of each rollout, ordered by example and rollout index; and counts of groups and rollouts.
     """
     groups: dict[str, list[RolloutRecord]] = {}
     for record in sorted(records, key=lambda r: (r.example_id, r.example_key, r.rollout_index)):
@@ -223,56 +244,44 @@ def training_samples(
         [r for r in group if r.scores is not None and not (truncated == "mask" and r.is_truncated)]
         for group in groups.values()
     ]
-    kept = [group for group in scored if len(group) >= 2]
-    advantages = batch_advantages([turn_rewards(group, truncated) for group in kept], estimator, gamma)
+    usable = [group for group in scored if len(group) >= 2]
+    rewards = [turn_rewards(group, truncated) for group in usable]
+    advantages = batch_advantages(rewards, estimator, gamma)
     rollouts = [
         sequences_from_record(record, of_turns)
-        for group, found in zip(kept, advantages, strict=True)
+        for group, found in zip(usable, advantages, strict=True)
         if found is not None
         for record, of_turns in zip(group, found, strict=True)
     ]
     counts = {
         "groups/all": float(len(groups)),
         "groups/zero_spread": float(advantages.count(None)),
-        "groups/too_few": float(len(groups) - len(kept)),
+        "groups/too_few": float(len(groups) - len(usable)),
         "rollouts/failed": float(sum(r.scores is None for r in records)),
         "rollouts/truncated": float(sum(r.is_truncated for r in records)),
     }
     return rollouts, counts
 
 
-def weighed(
-    rollouts: Sequence[Sequence[TrainingSequence]], normalisation: str, constant: float
-) -> list[TrainingSequence]:
-    """The samples of all rollouts of a step, with their weights relative to a mean over the step's tokens."""
-    samples = [sample for rollout in rollouts for sample in rollout]
+def weigh(rollouts: Sequence[Sequence[TrainingSequence]], config: RLConfig) -> list[TrainingSequence]:
+    """Return the sequences of a step with their weights in the loss, relative to a mean over the step's tokens."""
+    sequences = [sequence for rollout in rollouts for sequence in rollout]
     numbers = [number for number, rollout in enumerate(rollouts) for _ in rollout]
-    counts = [sum(sample.mask) for sample in samples]
-    weights = token_weights(normalisation, counts, numbers, constant)
+    counts = [sum(sequence.mask) for sequence in sequences]
+    weights = token_weights(config.aggregation, counts, numbers, config.loss.constant or config.max_tokens)
     return [
-        msgspec.structs.replace(sample, weight=weight * sum(counts))
-        for sample, weight in zip(samples, weights, strict=True)
+        msgspec.structs.replace(sequence, weight=weight * sum(counts))
+        for sequence, weight in zip(sequences, weights, strict=True)
     ]
 
 
-def _weighed(config: RLConfig, rollouts: Sequence[Sequence[TrainingSequence]]) -> list[TrainingSequence]:
-    return weighed(rollouts, config.aggregation, config.loss.constant or config.max_tokens)
-
-
-def made_of(config: RLConfig, records: Sequence[RolloutRecord]) -> tuple[list[TrainingSequence], dict[str, float]]:
-    """What a step trains on, made of all its rollouts, and what there is to measure of them."""
-    rollouts, counts = training_samples(records, config.truncated, config.advantage_estimator, config.gamma)
-    return _weighed(config, rollouts), {**rollout_metrics(records), **counts}
-
-
 def rollout_metrics(records: Sequence[RolloutRecord]) -> dict[str, float]:
-    """Mean rewards, sums of turns' rewards and metrics of the rollouts that were scored (each of those that have it), and mean
-    length of all, in tokens."""
+    """Return mean rewards and metrics of the scored rollouts, and the mean length of all, in tokens."""
     scores = [record.scores for record in records if record.scores is not None]
     metrics = {"reward/mean": mean([s.reward for s in scores])}
-    for kind, told in (("reward", [s.rewards for s in scores]), ("metrics", [s.metrics for s in scores])):
-        for name in dict.fromkeys(name for values in told for name in values):  # in an EnvGroup not all have the same
-            metrics[f"{kind}/{name}"] = mean([values[name] for values in told if name in values])
+    for kind, values in (("reward", [s.rewards for s in scores]), ("metrics", [s.metrics for s in scores])):
+        for name in dict.fromkeys(name for one in values for name in one):  # members of an EnvGroup have different ones
+            metrics[f"{kind}/{name}"] = mean([one[name] for one in values if name in one])
     turns = [[step.reward for step in r.steps if step.reward is not None] for r in records if r.scores is not None]
     if any(turns):
         metrics["turn_reward/mean"] = mean([math.fsum(rewards) for rewards in turns])

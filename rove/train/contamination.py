@@ -1,4 +1,4 @@
-"""Whether what is measured while training is also trained on, told by the rows' contents."""
+"""Whether evaluations use rows that training uses too, by the rows' content."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from rove.train.collect import rows_needed
 from rove.train.config import EvaluationConfig, RLConfig
 
 MAX_ROWS = 10_000
-"""Rows that are looked at of any dataset: as many as take well under a second."""
+"""Maximum number of rows to compare per dataset; hashing them takes well under a second."""
 
 
 class Overlap(NamedTuple):
-    """How much of what an evaluation measures is trained on."""
+    """How many rows of an evaluation are training rows."""
 
     evaluation: str
-    """Of the evaluation."""
+    """Name of the evaluation."""
     shared: int
-    """Measured rows with the content of one that is trained on."""
+    """Evaluated rows that are equal to a training row."""
     measured: int
 
     def __str__(self) -> str:
@@ -31,7 +31,7 @@ class Overlap(NamedTuple):
 
 
 def trained_keys(config: RLConfig, env: Environment) -> list[str]:
-    """The keys (hashes of the content) of the training rows that an RL run may play, in their order; of at most `MOST`."""
+    """Return the keys (content hashes) of the training rows that an RL run may use, in their order; at most `MAX_ROWS`."""
     needed = rows_needed(config, env)
     rows = env.examples(MAX_ROWS if needed < 0 else min(MAX_ROWS, needed), train=True)
     return [example_key(row) for row in rows]
@@ -43,13 +43,13 @@ def find_overlaps(
     trained: Collection[str],
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> list[Overlap]:
-    """What each evaluation shares with the training rows; those of every line of play measure no rows, and are left out.
+    """Return the overlap of each evaluation with the training rows; exhaustive evaluations use no rows and are left out.
 
     Args:
-        evaluations: of the run.
-        env_dir: where environments are looked for first.
-        trained: keys of the rows that are trained on.
-        isolation: of the run's own environment.
+        evaluations: Evaluations of the run.
+        env_dir: Folder that is searched first for environments.
+        trained: Keys of the training rows.
+        isolation: Where the run's environment is.
     """
     found: list[Overlap] = []
     for evaluation in evaluations:

@@ -1,6 +1,6 @@
-"""Which examples a step plays: their order over the run, what is skipped as too easy or too hard.
+"""Which examples a step uses: their order over the run, and which are skipped as too easy or too hard.
 
-Everything follows from the seed, the step, and what was played before; a resumed run reads the latter from its folder.
+Everything follows from the seed, the step and earlier rollouts; a resumed run reads the latter from its folder.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
-from rove.train.config import CurriculumConfig
+from rove.train.config import CurriculumConfig, FilterConfig
 
 Example = Mapping[str, Any]
 
 
 def column(examples: Sequence[Example], name: str) -> list[Any]:
-    """The values of a column; "info.level" is what `info` has under "level".
+    """Return the values of a column; "info.level" is the value of `info` under "level".
 
     Raises:
-        ConfigError: an example does not have it.
+        ConfigError: An example does not have the column.
     """
     parts = name.split(".")
     values: list[Any] = []
@@ -46,51 +46,51 @@ def _is_number(value: Any) -> bool:
 
 
 def strata(values: Sequence[Any], bins: int) -> list[int]:
-    """The stratum of each value: one for each different value, or, of more than `bins` different numbers, its quantile.
+    """Return the stratum of each value: one per distinct value, or the quantile if there are more than `bins` distinct numbers.
 
-    Equal values are in one stratum; the `bins` strata are as equal in size as ties allow.
+    Equal values share a stratum; quantiles are as equal in size as ties allow.
     """
     if not all(_is_number(value) for value in values):
         names = {name: i for i, name in enumerate(dict.fromkeys(map(repr, values)))}
         return [names[repr(value)] for value in values]
-    different = sorted(set(values))
-    if len(different) <= bins:
-        return [different.index(value) for value in values]
+    distinct = sorted(set(values))
+    if len(distinct) <= bins:
+        return [distinct.index(value) for value in values]
     counts = sorted(Counter(values).items())
-    edges = [counts[place][0] for place in _even_parts([count for _, count in counts], bins)]
+    edges = [counts[cut][0] for cut in _even_cuts([count for _, count in counts], bins)]
     return [bisect_right(edges, value) for value in values]
 
 
-def _even_parts(sizes: Sequence[int], parts: int) -> list[int]:
+def _even_cuts(sizes: Sequence[int], parts: int) -> list[int]:
     """Return where to cut a sequence so that the sums of its parts are as equal as possible.
 
     Dynamic programming over the sum of the squared sums, each row in linear time by the convex hull of its lines.
 
     Args:
-        sizes: More than 0 each.
-        parts: At most as many as `sizes`.
+        sizes: Positive numbers.
+        parts: Number of parts, at most the number of `sizes`.
 
     Returns:
-        the first place of every part but the first.
+        The first index of every part but the first.
     """
     ends = [0, *accumulate(sizes)]
     best = [end * end for end in ends]
-    came: list[list[int]] = []
+    rows: list[list[int]] = []
     for part in range(1, parts):
-        lines: deque[tuple[int, int, int]] = deque()  # slope, intercept and place of a cut
+        lines: deque[tuple[int, int, int]] = deque()  # slope, intercept and index of a cut
         row, cuts = [0] * len(ends), [0] * len(ends)
         for i in range(part + 1, len(ends)):
             line = (-2 * ends[i - 1], best[i - 1] + ends[i - 1] ** 2, i - 1)
-            while len(lines) > 1 and _never_least(lines[-2], lines[-1], line):
+            while len(lines) > 1 and _is_never_lowest(lines[-2], lines[-1], line):
                 lines.pop()
             lines.append(line)
             while len(lines) > 1 and _at(lines[0], ends[i]) >= _at(lines[1], ends[i]):
                 lines.popleft()
             row[i], cuts[i] = ends[i] ** 2 + _at(lines[0], ends[i]), lines[0][2]
         best = row
-        came.append(cuts)
+        rows.append(cuts)
     found = [len(sizes)]
-    for cuts in reversed(came):
+    for cuts in reversed(rows):
         found.append(cuts[found[-1]])
     return found[:0:-1]
 
@@ -99,161 +99,150 @@ def _at(line: tuple[int, int, int], x: int) -> int:
     return line[0] * x + line[1]
 
 
-def _never_least(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[int, int, int]) -> bool:
+def _is_never_lowest(a: tuple[int, int, int], b: tuple[int, int, int], c: tuple[int, int, int]) -> bool:
     """Whether line `b` is nowhere below both others; their slopes descend."""
     return (c[1] - a[1]) * (a[0] - b[0]) <= (b[1] - a[1]) * (a[0] - c[0])
 
 
-def spread(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
-    """`order` rearranged so that every stretch of it has each stratum in nearly the share that the whole has.
+def interleave(order: Sequence[int], stratum: Sequence[int]) -> list[int]:
+    """Rearrange `order` so that every stretch of it contains the strata in nearly the proportions of the whole.
 
-    The i-th of m members of a stratum goes to the place (i + ½) / m of the way.
+    Member i of the m members of a stratum goes to the relative position (i + ½) / m.
     """
     members: dict[int, list[int]] = {}
     for index in order:
         members.setdefault(stratum[index], []).append(index)
-    places = [
+    positions = [
         ((i + 0.5) / len(some), number, index) for number, some in members.items() for i, index in enumerate(some)
     ]
-    return [index for _, _, index in sorted(places, key=lambda place: place[:2])]
+    return [index for _, _, index in sorted(positions, key=lambda position: position[:2])]
 
 
-class Order:
-    """Examples by position: an endless sequence of which each step takes the next ones.
+class ExampleOrder:
+    """The examples of a run as an endless sequence, from which each step takes the next ones.
 
     Args:
-        examples: the dataset.
-        ordering: how they are ordered.
-        seed: of the run.
-        steps: of the run.
-        width: groups of a step.
+        examples: The dataset.
+        curriculum: How they are ordered.
+        seed: Seed of the run.
+        steps: Steps of the run.
+        groups: Groups per step.
 
     Raises:
-        ConfigError: a column is not there, or does not ascend because it has something else than numbers.
+        ConfigError: A column is missing, the stratification column is constant, or the curriculum column is not numeric.
     """
 
-    def __init__(self, examples: Sequence[Example], ordering: CurriculumConfig, seed: int, steps: int, width: int):
+    def __init__(self, examples: Sequence[Example], curriculum: CurriculumConfig, seed: int, steps: int, groups: int):
         self.size = len(examples)
-        self.ordering = ordering
+        self.curriculum = curriculum
         self.seed = seed
         self.steps = steps
-        self.width = width
+        self.groups = groups
         self._strata: list[int] | None = None
         self._ascending: list[int] | None = None
         self._epoch: tuple[int, list[int]] = (-1, [])
-        if ordering.stratify is not None:
-            self._strata = strata(column(examples, ordering.stratify), ordering.stratify_bins)
+        if curriculum.stratify is not None:
+            self._strata = strata(column(examples, curriculum.stratify), curriculum.stratify_bins)
             if len(examples) > 1 and len(set(self._strata)) < 2:
                 raise ConfigError(
-                    f"stratify column '{ordering.stratify}' has the same value in all {len(examples)} examples; expected at "
+                    f"stratify column '{curriculum.stratify}' has the same value in all {len(examples)} examples; expected at "
                     "least two values: choose another column or remove stratify"
                 )
-        if ordering.column is not None:
-            values = column(examples, ordering.column)
+        if curriculum.column is not None:
+            values = column(examples, curriculum.column)
             wrong = next((value for value in values if not _is_number(value)), None)
             if wrong is not None:
-                raise ConfigError(f"curriculum column '{ordering.column}' has {wrong!r}; expected numbers, to ascend")
-            self._ascending = sorted(self._plain(0), key=lambda index: values[index])
+                raise ConfigError(f"curriculum column '{curriculum.column}' has {wrong!r}; expected numbers")
+            self._ascending = sorted(self._epoch_order(0), key=lambda index: values[index])
 
     def step(self, step: int, position: int) -> Iterator[int]:
-        """The examples a step may play, endlessly and the first choice first.
+        """Yield the indices of examples for a step, endlessly, the first choice first.
 
         Args:
-            step: counted from 0.
-            position: how many examples the steps before have taken; a curriculum does not go by it.
+            step: Number of the step, from 0.
+            position: Number of examples that the steps before have drawn; a curriculum column ignores it.
         """
         if self._ascending is None:
             while True:
                 epoch, place = divmod(position, self.size)
-                yield self._order(epoch)[place]
+                yield self._interleaved(epoch)[place]
                 position += 1
-        window = min(self.width, self.size)  # slides over the sorted examples from the first to the last
+        window = min(self.groups, self.size)  # slides over the sorted examples from the first to the last
         start = round(step / max(1, self.steps - 1) * (self.size - window))
         while True:
             yield from self._ascending[start:]
             yield from self._ascending[:start]
 
-    def _order(self, epoch: int) -> list[int]:
+    def _interleaved(self, epoch: int) -> list[int]:
         if self._epoch[0] != epoch:
-            order = self._plain(epoch)
-            self._epoch = (epoch, spread(order, self._strata) if self._strata is not None else order)
+            order = self._epoch_order(epoch)
+            self._epoch = (epoch, interleave(order, self._strata) if self._strata is not None else order)
         return self._epoch[1]
 
-    def _plain(self, epoch: int) -> list[int]:
+    def _epoch_order(self, epoch: int) -> list[int]:
         order = list(range(self.size))
-        if self.ordering.shuffle:
+        if self.curriculum.shuffle:
             random.Random(derive_seed(self.seed, "order", epoch)).shuffle(order)
         return order
 
 
 class Difficulty:
-    """How examples have gone lately, and whether they still teach.
+    """Recent mean rewards of examples, and which examples are too easy or too hard.
 
     Args:
-        low: an example whose mean reward is at most this is skipped; None = none.
-        high: so is one whose mean reward is at least this; None = none.
-        steps: only rollouts of so many last steps count, so that a skipped example comes back.
+        config: Thresholds, and how many steps are recent.
     """
 
-    def __init__(self, low: float | None, high: float | None, steps: int):
-        self.low = low
-        self.high = high
-        self.steps = steps
-        self._seen: dict[int, list[tuple[int, float]]] = {}
-
-    @property
-    def is_on(self) -> bool:
-        """Whether anything can be skipped."""
-        return self.low is not None or self.high is not None
+    def __init__(self, config: FilterConfig):
+        self.config = config
+        self._rewards: dict[int, list[tuple[int, float]]] = {}
 
     def add(self, records: Iterable[RolloutRecord | Outcome]) -> None:
-        """Count rollouts, oldest steps first."""
-        if not self.is_on:
+        """Add rollouts, oldest steps first."""
+        if not self.config.skips_examples:
             return
         for record in records:
             if record.reward is not None and record.step is not None:
-                self._seen.setdefault(record.example_id, []).append((record.step, record.reward))
+                self._rewards.setdefault(record.example_id, []).append((record.step, record.reward))
 
     def mean(self, example_id: int, step: int) -> float | None:
-        """Mean reward of an example in the last steps before `step` (counted from 1); None when it was not played."""
-        seen = self._seen.get(example_id)
-        if not seen:
+        """Return the mean reward of an example in the window before `step` (counted from 1); None without rollouts there."""
+        rewards = self._rewards.get(example_id)
+        if not rewards:
             return None
-        seen[:] = [(played, reward) for played, reward in seen if played >= step - self.steps]
-        return math.fsum(reward for _, reward in seen) / len(seen) if seen else None
+        first = step - self.config.difficulty_window
+        rewards[:] = [(number, reward) for number, reward in rewards if number >= first]
+        return math.fsum(reward for _, reward in rewards) / len(rewards) if rewards else None
 
     def skips(self, example_id: int, step: int) -> bool:
-        """Whether an example is too hard or too easy to be played in `step`."""
-        if not self.is_on:
-            return False
-        mean = self.mean(example_id, step)
-        if mean is None:
-            return False
-        return (self.low is not None and mean <= self.low) or (self.high is not None and mean >= self.high)
+        """Return whether an example is too hard or too easy for `step` (counted from 1)."""
+        low, high = self.config.hard_threshold, self.config.easy_threshold
+        mean = self.mean(example_id, step) if self.config.skips_examples else None
+        return mean is not None and ((low is not None and mean <= low) or (high is not None and mean >= high))
 
 
-class Draw:
-    """Draws the examples of one step.
+class StepExamples:
+    """Chooses the examples of one step.
 
     Args:
-        order: of the run.
-        difficulty: of the examples so far.
-        step: counted from 0.
-        position: how many examples the steps before have drawn.
+        order: Order of the run.
+        difficulty: Difficulty of the examples so far.
+        step: Number of the step, from 0.
+        position: Number of examples that the steps before have drawn.
     """
 
-    def __init__(self, order: Order, difficulty: Difficulty, step: int, position: int):
+    def __init__(self, order: ExampleOrder, difficulty: Difficulty, step: int, position: int):
         self.size = order.size
         self.difficulty = difficulty
         self.number = step + 1
         self.position = position
-        """How many examples have been drawn with this step's, those skipped included."""
+        """Number of examples drawn so far, this step's and skipped ones included."""
         self.skipped = 0
-        """Examples passed over as too hard or too easy."""
+        """Number of examples skipped as too hard or too easy."""
         self._candidates = order.step(step, position)
 
     def take(self, count: int) -> list[int]:
-        """The next `count` examples that are not skipped; when a whole round of them would be, they are played after all."""
+        """Return the next `count` examples that are not skipped; if all would be skipped, they are used after all."""
         taken: list[int] = []
         passed: list[int] = []
         while len(taken) < count:

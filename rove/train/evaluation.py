@@ -1,13 +1,14 @@
-"""Measuring on held-out examples while training, keeping the best weights, and knowing when to stop.
+"""Evaluate on held-out examples while training, keep the best weights, and decide when to stop.
 
-Nothing here has a state of its own: what was best and whether to stop are read off the metrics of the run, so that a resumed
-run knows them too.
+Nothing here has state: the best measurement and the reason to stop follow from the metrics of the run, so a resumed run knows
+them too.
 """
 
 from __future__ import annotations
 
 import math
 import shutil
+import statistics
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -25,10 +26,13 @@ from rove.rollouts.evaluate import evaluate
 from rove.rollouts.evaluation_kinds import EvaluationKind
 from rove.rollouts.groups import RolloutError
 from rove.runs.run import Run
+from rove.statistics import Estimate, t_quantile
+from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import EvaluationConfig, Goal
-from rove.train.progress import OnProgress, ignore
 
 FOLDER = "evaluations"
+MIN_PLATEAU_STEPS = 20
+"""Steps below which the variation of the rewards says nothing."""
 
 
 class Best(NamedTuple):
@@ -37,11 +41,11 @@ class Best(NamedTuple):
     step: int
     value: float
     since: int
-    """Measurements after it."""
+    """Number of measurements after it."""
 
 
 def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
-    """The first of the best measurements; None when there is none yet."""
+    """Return the first of the best measurements; None if there is none yet."""
     best: Best | None = None
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
@@ -55,7 +59,7 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
 
 
 def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | None:
-    """Why training should end after the last of these steps; None when it should go on."""
+    """Return why training ends after the last step of `history`; None if it continues."""
     best = best_of(history, goal)
     if best is None:
         return None
@@ -70,16 +74,16 @@ class HeldOutEvaluations:
     """The evaluations of a training run.
 
     Args:
-        configs: what to measure.
-        client: of the model that is trained.
-        run: of the training; rollouts are kept in its `evaluations/NAME/STEP`, each an ordinary run of `rove eval`.
-        env_dir: where environments are looked for first.
-        seed: of everything random; the same in every measurement, so that they differ by the weights alone.
-        isolation: of the run's own environment.
-        on_progress: called after every rollout.
+        configs: Settings of the evaluations.
+        client: Client of the trained model.
+        run: Run folder; `evaluations/NAME/STEP` in it is an ordinary run folder of `rove eval`.
+        env_dir: Folder that is searched first for environments.
+        seed: Random seed, the same for every evaluation, so that results differ by the weights alone.
+        isolation: Where the run's environment is.
+        on_progress: Called after every rollout.
 
     Raises:
-        ConfigError: an environment cannot be loaded, or not be played line by line as is asked for.
+        ConfigError: An environment cannot be loaded or does not support the kind of evaluation.
     """
 
     def __init__(
@@ -99,24 +103,24 @@ class HeldOutEvaluations:
         self.env_dir = env_dir
         self.seed = seed
         self.isolation = isolation
-        for config in configs:  # what cannot be loaded is told before anything is trained
+        for config in configs:  # environments that cannot be loaded fail before training
             with looking_at(config.env, env_dir, config.env_args, config.environment_isolation(isolation)) as env:
                 if (kind := config.evaluation_kind) is not None:
                     kind.check(env)
 
     def due(self, step: int) -> list[EvaluationConfig]:
-        """Those that are measured after this step."""
+        """Return the evaluations that are due after a step."""
         return [config for config in self.configs if step % config.every == 0]
 
     async def measure(self, step: int, configs: Sequence[EvaluationConfig]) -> dict[str, float]:
-        """Metrics of these evaluations after a step, under `eval/NAME/`, and the seconds they took.
+        """Run evaluations after a step; return their metrics under `eval/NAME/`, and the time in seconds.
 
-        They are `reward/mean` with its 95 % interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION` and
-        `metrics/FUNCTION`, `length/mean` in tokens, `truncated` and `failed` as shares of the rollouts.
-        Other kinds have metrics of their own, see `EvaluationKind`.
+        Metrics: `reward/mean` with its 95 % interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
+        `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. Registered kinds
+        (`EvaluationKind`) have their own.
 
         Raises:
-            RunError: every rollout of an evaluation failed, or any line of play.
+            RunError: Every rollout of an evaluation failed, or any rollout of a registered kind.
         """
         if not configs:
             return {}
@@ -125,26 +129,28 @@ class HeldOutEvaluations:
         metrics: dict[str, float] = {}
         for config in configs:
             kind = config.evaluation_kind
-            found = await (
-                self._one(step, config, self.client) if kind is None else self._of_kind(step, config, kind, self.client)
-            )
+            evaluation = self._rollouts(step, config) if kind is None else self._registered(step, config, kind)
+            found = await evaluation
             metrics |= {f"eval/{config.label}/{name}": value for name, value in found.items()}
-        self.client.engine.update_weights(step)  # a run that resumes here finds nothing kept by the engine either
+        self.client.engine.update_weights(step)  # clears the engine's caches, as in a run that resumes here
         return {**metrics, "time/evaluation": time.perf_counter() - started}
 
     async def after_step(
         self, row: Mapping[str, float], history: Sequence[Mapping[str, float]], last: bool, goal: Goal
     ) -> dict[str, float]:
-        """What is to be measured after a step: what is due; after the last one, and where it turns out the last, everything.
+        """Run the evaluations that are due after a step, and all after the last step or if the goal turns out to be reached.
 
         Args:
-            row: metrics of the step so far.
-            history: of the steps before.
-            last: no step comes after it.
-            goal: may turn out to be reached.
+            row: Metrics of the step.
+            history: Metrics of the steps before.
+            last: Whether no step follows.
+            goal: Goal of the run.
+
+        Returns:
+            The metrics, as of `measure`.
 
         Raises:
-            ConfigError: the metric of `goal` is not among those of its evaluation.
+            ConfigError: An evaluation does not have the metric of the goal.
         """
         step = int(row["step"])
         now = self.configs if last else self.due(step)
@@ -156,17 +162,18 @@ class HeldOutEvaluations:
             found |= {**more, "time/evaluation": found.get("time/evaluation", 0.0) + more["time/evaluation"]}
         return found
 
-    async def _one(self, step: int, config: EvaluationConfig, client: EngineClient) -> dict[str, float]:
+    async def _rollouts(self, step: int, config: EvaluationConfig) -> dict[str, float]:
+        assert self.client is not None
         folder = self.run.path / FOLDER / config.label / str(step)
-        shutil.rmtree(folder, ignore_errors=True)  # of a process that was stopped here, perhaps with other weights
-        # Loaded anew each time: `evaluate` tears it down, and what one measurement left in it is not for the next.
+        shutil.rmtree(folder, ignore_errors=True)  # left by a killed process, perhaps with other weights
+        # Loaded for every evaluation: `evaluate` tears it down, and no state may pass from one evaluation to the next.
         env = await open_beside(config.env, self.env_dir, config.env_args, config.environment_isolation(self.isolation))
-        client.engine.update_weights(step)
+        self.client.engine.update_weights(step)
         failures: list[RolloutRecord | Outcome] = []
         total = (env.count_examples(config.num_examples) or 0) * config.rollouts_per_example
         done = 0
 
-        def look(record: RolloutRecord | Outcome) -> None:
+        def on_record(record: RolloutRecord | Outcome) -> None:
             nonlocal done
             done += 1
             self.on_progress(f"rollouts of evaluation {config.label}", done, total)
@@ -176,9 +183,9 @@ class HeldOutEvaluations:
         try:
             summary = await evaluate(
                 env,
-                client,
+                self.client,
                 run=folder,
-                on_record=look,
+                on_record=on_record,
                 num_examples=config.num_examples,
                 rollouts_per_example=config.rollouts_per_example,
                 sampling_args={"temperature": config.temperature, "max_tokens": config.max_tokens},
@@ -196,14 +203,13 @@ class HeldOutEvaluations:
             )
         return _metrics(summary)
 
-    async def _of_kind(
-        self, step: int, config: EvaluationConfig, kind: EvaluationKind, client: EngineClient
-    ) -> dict[str, float]:
+    async def _registered(self, step: int, config: EvaluationConfig, kind: EvaluationKind) -> dict[str, float]:
+        assert self.client is not None
         env = load_environment(config.env, self.env_dir, **config.env_args)
-        client.engine.update_weights(step)
+        self.client.engine.update_weights(step)
         sampling_params = SamplingParams(temperature=config.temperature, max_tokens=config.max_tokens)
         try:
-            return await kind.measure(env, client, sampling_params, kind.read_goals(config.goals), self.seed)
+            return await kind.measure(env, self.client, sampling_params, kind.read_goals(config.goals), self.seed)
         except RolloutError as error:
             raise RunError(f"evaluation '{config.label}' after step {step}: a rollout failed: {error}") from None
         finally:
@@ -211,7 +217,7 @@ class HeldOutEvaluations:
 
 
 def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
-    """The numbers of an evaluation's summary under a training run's names; what is not known (nan) is left out."""
+    """Return the metrics of an evaluation's summary; unknown values (nan) are left out."""
     found = {
         "reward/mean": summary["reward"]["mean"],
         "reward/interval_low": summary["reward"]["low"],
@@ -226,11 +232,7 @@ def _metrics(summary: Mapping[str, Any]) -> dict[str, float]:
 
 
 def check_measured(metric: str | None, measured: Sequence[EvaluationConfig], metrics: Mapping[str, float]) -> None:
-    """Refuse to go on when the metric that is to be kept is not among those of its evaluation.
-
-    Raises:
-        ConfigError: with the names there are.
-    """
+    """Raise a ConfigError if `metric` belongs to an evaluation that was measured but does not have it."""
     labels = [config.label for config in measured]
     if metric is not None and metric not in metrics and any(metric.startswith(f"eval/{label}/") for label in labels):
         known = [name for name in metrics if name.startswith("eval/")]
@@ -238,16 +240,56 @@ def check_measured(metric: str | None, measured: Sequence[EvaluationConfig], met
 
 
 def keep_best(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> None:
-    """Save the weights in checkpoints/best when the last measurement is the best."""
+    """Save the weights in checkpoints/best if the last measurement is the best."""
     best = best_of(history, goal)
     if best is not None and best.step == history[-1]["step"]:
         run.save_checkpoint("best", loaded.save)
 
 
 def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, Any]:
-    """What a run's summary says of its goal: the best measurement, and why training ended early if it did."""
+    """Return the fields `best` and `stopped` of a run's summary: the best measurement, and why training stopped early."""
     best, stopped = best_of(history, goal), stop_reason(history, goal)
     found: dict[str, Any] = {}
     if best is not None:
         found["best"] = {"metric": goal.metric, "value": best.value, "step": best.step}
     return {**found, "stopped": stopped} if stopped is not None else found
+
+
+def reward_gain(rewards: Sequence[float]) -> Estimate | None:
+    """Return by how much the reward rose from the first to the last quarter of the steps, with a 95 % interval.
+
+    Steps count as independent. A trend within a quarter counts as variation, so the interval is rather too wide.
+
+    Args:
+        rewards: Mean reward of each step, oldest first.
+
+    Returns:
+        None with fewer than `MIN_PLATEAU_STEPS` steps.
+    """
+    part = len(rewards) // 4
+    if len(rewards) < MIN_PLATEAU_STEPS:
+        return None
+    first, last = rewards[:part], rewards[-part:]
+    error = math.sqrt((statistics.variance(first) + statistics.variance(last)) / part)
+    gain, half_width = statistics.fmean(last) - statistics.fmean(first), t_quantile(0.975, 2 * part - 2) * error
+    return Estimate(gain, gain - half_width, gain + half_width)
+
+
+def plateau_warning(rewards: Sequence[float]) -> str | None:
+    """Return a warning if the reward has not measurably increased; None if it has, or with too few steps.
+
+    Args:
+        rewards: Mean reward of each step, oldest first.
+    """
+    gain = reward_gain(rewards)
+    if gain is None or gain.low > 0.0:
+        return None
+    part = len(rewards) // 4
+    first, last = statistics.fmean(rewards[:part]), statistics.fmean(rewards[-part:])
+    seen = f"{first:.3f} in the first {part}, {last:.3f} in the last {part}: {gain.mean:+.3f} [{gain.low:+.3f}, {gain.high:+.3f}]"
+    if gain.high < 0.0:
+        return f"the reward fell in {len(rewards)} steps ({seen}); unless examples got harder, lower the learning rate"
+    return (
+        f"no measurable increase in reward in {len(rewards)} steps ({seen}). Unless it is at its maximum, try more "
+        "steps, a larger batch or another learning rate; rove doctor looks for other causes"
+    )

@@ -19,15 +19,15 @@ from rove.models.load import LoadedModel, clone_model, copy_weights, disable_ada
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
+from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
 from rove.train.config import TrainingConfig
 from rove.train.lora import adapter_dropout
 from rove.train.losses import Loss
-from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather_weights
 from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 DECIMALS = 6
 """Decimals of recorded log-probabilities; ratios are then exact to 1e-6."""
@@ -214,7 +214,7 @@ class Learner:
         return micro_batches(samples, self.config.micro_batch_tokens, device, can_pack(model), self.ranks)
 
 
-def resume(team: Team, run: Run) -> int:
+def resume(group: WorkerGroup[Learner], run: Run) -> int:
     """Restore the last intact checkpoint of the run; return its step, 0 if there is none.
 
     Raises:
@@ -224,6 +224,6 @@ def resume(team: Team, run: Run) -> int:
         logger.warning(line)
     last = run.last_checkpoint()
     if last is not None:
-        team.do("restore", last[0])
+        group.call_all(Learner.restore, last[0])
     run.cut(last[1] if last else None)
     return last[1].step if last else 0

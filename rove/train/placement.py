@@ -1,4 +1,4 @@
-"""How well a trained model does, compared with the scripted policies of an environment."""
+"""Compare a trained model with the scripted policies of an environment."""
 
 from __future__ import annotations
 
@@ -15,37 +15,37 @@ from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.rendering.renderer import Renderer
 from rove.rollouts.evaluate import evaluate
-from rove.train.progress import OnProgress, ignore
+from rove.train.callbacks import OnProgress, ignore
 
 FORMAT_LEARNED = 0.9
-"""Mean of the format functions from which on a model has learned the format."""
-LEAST_MARGIN = 0.02
-"""Task scores that are closer than this count as equal."""
-MOST_TOKENS = 512
-"""Most tokens in one turn of a measured model."""
-READ_RECORDS = 200
-"""Rollouts whose turns say how long a turn of the model may be."""
+"""A model has learned the format if the mean of its format functions is at least this."""
+MIN_TASK_MARGIN = 0.02
+"""Task scores closer than this are equal."""
+MAX_TURN_TOKENS = 512
+"""Maximum tokens per response."""
+MAX_READ_ROLLOUTS = 200
+"""Rollouts from which `turn_limit` reads the length of turns."""
 
 
 class PolicyResult(msgspec.Struct, frozen=True):
-    """What one model or policy reached."""
+    """Scores of one model or policy."""
 
     name: str
     reward: float
     low: float
-    """Lower limit of the 95 % interval of the reward; nan where there is no interval."""
+    """Lower limit of the 95 % interval of the reward; nan without an interval."""
     high: float
-    """Upper limit."""
+    """Upper limit of the interval."""
     format: float | None
     """Mean of the functions whose name contains "format"; None if there are none."""
     task: float
     """Weighted sum of the means of the other reward functions."""
     task_margin: float
-    """About half the 95 % interval of `task`."""
+    """About half of the 95 % interval of `task`."""
     task_names: list[str]
     """Names of those functions."""
     scored: int
-    """Rollouts."""
+    """Number of scored rollouts."""
 
 
 async def measure_policy(
@@ -54,23 +54,23 @@ async def measure_policy(
     name: str,
     rollouts: int,
     *,
-    max_tokens: int = MOST_TOKENS,
+    max_tokens: int = MAX_TURN_TOKENS,
     seed: int = 0,
     on_progress: OnProgress = ignore,
 ) -> PolicyResult:
-    """Roll a client out in an environment, greedily.
+    """Evaluate a client greedily in an environment.
 
     Args:
-        env: the environment; it is torn down afterwards.
-        client: the model or policy.
-        name: name of the row.
-        rollouts: how many, about: one per example, or more of each where there are fewer examples.
-        max_tokens: most tokens in one turn.
-        seed: random seed.
-        on_progress: called after every rollout.
+        env: Environment; it is torn down afterwards.
+        client: Client of the model or policy.
+        name: Name in the result.
+        rollouts: Approximate number of rollouts: one per example, or several if there are fewer examples.
+        max_tokens: Maximum tokens per response.
+        seed: Random seed.
+        on_progress: Called after every rollout.
 
     Raises:
-        RunError: every rollout failed; with the first error.
+        RunError: Every rollout failed; the message has the first error.
     """
     count = env.count_examples(rollouts)
     each = max(1, rollouts // count) if count else 1
@@ -78,7 +78,7 @@ async def measure_policy(
     errors: list[ErrorInfo] = []
     done = 0
 
-    def see(record: RolloutRecord | Outcome) -> None:
+    def on_record(record: RolloutRecord | Outcome) -> None:
         nonlocal done
         done += 1
         on_progress(f"rollouts of {name}", done, total)
@@ -89,20 +89,20 @@ async def measure_policy(
     summary = await evaluate(
         env,
         client,
-        on_record=see,
+        on_record=on_record,
         num_examples=rollouts,
         rollouts_per_example=each,
         sampling_args=sampling,
         seed=seed,
     )
     if not summary["scored"]:
-        said = f"{errors[0].phase}: {errors[0].message}" if errors else "there are no examples"
-        raise RunError(f"no rollout of {name} was scored; the first error: {said}")
-    return row_of(name, summary)
+        reason = f"{errors[0].phase}: {errors[0].message}" if errors else "there are no examples"
+        raise RunError(f"no rollout of {name} was scored; the first error: {reason}")
+    return result_of(name, summary)
 
 
-def row_of(name: str, summary: dict[str, Any]) -> PolicyResult:
-    """Return the row of a summary of `rove.evaluate`."""
+def result_of(name: str, summary: dict[str, Any]) -> PolicyResult:
+    """Return the result from a summary of `rove.evaluate`."""
     functions = summary["functions"]
     formats = [one["mean"] for key, one in functions.items() if "format" in key]
     tasks = {key: one for key, one in functions.items() if "format" not in key and one["weight"]}
@@ -133,44 +133,42 @@ def learned_only_format(model: PolicyResult, policies: Sequence[PolicyResult]) -
 def is_weakest(model: PolicyResult, policies: Sequence[PolicyResult]) -> bool:
     """Return whether a model is no better at the task than the weakest policy, where policies differ."""
     tasks = [policy.task for policy in policies]
-    margin = max(LEAST_MARGIN, model.task_margin)
+    margin = max(MIN_TASK_MARGIN, model.task_margin)
     return len(tasks) > 1 and max(tasks) > min(tasks) + margin and model.task <= min(tasks) + margin
 
 
 def placement_text(model: PolicyResult, policies: Sequence[PolicyResult]) -> str:
-    """Describe in a sentence or two where a model is among the policies."""
+    """Return a sentence or two that compare a model with the policies."""
     if not policies:
         return f"reward {model.reward:.3f}; the environment has no scripted policies to compare with"
     if is_weakest(model, policies):
         weakest = min(policies, key=lambda policy: policy.task)
-        said = (
+        comparison = (
             f"{' + '.join(model.task_names)} of {model.task:.3f} is no better than that of the weakest scripted policy, "
             f"{weakest.name} ({weakest.task:.3f})"
         )
         if learned_only_format(model, policies):
-            return f"The model learned only the format: format {model.format:.2f}, but {said}."
-        return f"The model learned little of the task: {said}."
+            return f"The model learned only the format: format {model.format:.2f}, but {comparison}."
+        return f"The model learned little of the task: {comparison}."
     below = max((p for p in policies if p.reward <= model.reward), key=lambda p: p.reward, default=None)
     above = min((p for p in policies if p.reward > model.reward), key=lambda p: p.reward, default=None)
     if below is None:
         assert above is not None
-        return f"Its reward of {model.reward:.3f} is below every scripted policy; the weakest is {_shown(above)}."
+        return f"Its reward of {model.reward:.3f} is below every scripted policy; the weakest is {_with_reward(above)}."
     if above is None:
-        return (
-            f"Its reward of {model.reward:.3f} is at least that of every scripted policy; the best is {_shown(below)}."
-        )
-    return f"Its reward of {model.reward:.3f} is between {_shown(below)} and {_shown(above)}."
+        return f"Its reward of {model.reward:.3f} is at least that of every scripted policy; the best is {_with_reward(below)}."
+    return f"Its reward of {model.reward:.3f} is between {_with_reward(below)} and {_with_reward(above)}."
 
 
-def _shown(row: PolicyResult) -> str:
-    return f"{row.name} ({row.reward:.3f})"
+def _with_reward(result: PolicyResult) -> str:
+    return f"{result.name} ({result.reward:.3f})"
 
 
 def turn_limit(renderer: Renderer, records: Iterable[RolloutRecord]) -> int:
-    """Return the most tokens that a turn of a model may have that learned from these rollouts: twice the longest of theirs."""
+    """Return the maximum tokens per response for a model trained on these rollouts: twice the longest response in them."""
     longest = 0
-    for record, _ in zip(records, range(READ_RECORDS), strict=False):
+    for record, _ in zip(records, range(MAX_READ_ROLLOUTS), strict=False):
         for message in record.completion:
             if message["role"] == "assistant":
                 longest = max(longest, len(renderer.encode(text_of(message))))
-    return min(MOST_TOKENS, 2 * longest + 16)
+    return min(MAX_TURN_TOKENS, 2 * longest + 16)

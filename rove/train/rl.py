@@ -1,26 +1,115 @@
-"""Reinforcement learning: sample groups of rollouts, turn rewards into advantages, take one step, repeat."""
+"""Reinforcement learning: collect rollouts, compute advantages, train, publish the weights; repeat."""
 
 from __future__ import annotations
 
+import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 from rove.core.digest import derive_seed
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.load import LoadedModel
 from rove.runs.run import Run
-from rove.train.callbacks import OnAlert, Watcher
+from rove.runs.token_stats import write_tokens
+from rove.train.async_collect import AsyncCollector
+from rove.train.backends import make_backend
+from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
+from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, resume
 from rove.train.lora import add_lora
-from rove.train.pipeline import Pipeline
-from rove.train.progress import OnProgress, ignore
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.non_finite import step_unless_non_finite
+from rove.train.sequences import TrainingSequence
+from rove.train.trainer import lr_scale
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
+
+OnStep = Callable[[int, Mapping[str, float]], None]
+OnSample = Callable[[int, RolloutRecord], None]
+History = Sequence[Mapping[str, float]]
+"""Metrics of the steps so far, oldest first."""
+
+
+async def train_rl(
+    config: RLConfig,
+    env: Environment,
+    loaded: LoadedModel,
+    run: Run,
+    on_step: OnStep | None = None,
+    *,
+    on_alert: OnAlert | None = None,
+    on_sample: OnSample | None = None,
+    on_progress: OnProgress = ignore,
+    ranks: Ranks = SINGLE_PROCESS,
+) -> Path:
+    """Train a model in an environment, from the run's last checkpoint if it has one.
+
+    Args:
+        config: Settings.
+        env: Environment that `config.env` names.
+        loaded: Model to train, in place.
+        run: Started run folder.
+        on_step: Called with number and metrics of every step.
+        on_alert: Called with every new alert.
+        on_sample: Called every `show_every` steps with the step and a random rollout.
+        on_progress: Called with the progress within a step: rollouts and micro-batches.
+        ranks: Processes that train together; this is the first, the others call `follow_rl`.
+
+    Returns:
+        Folder of the final model or adapter: the last weights, or the best by `keep_best`.
+
+    Raises:
+        ConfigError: A setting is out of range.
+        RunError: Every rollout of a step failed.
+        TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
+    """
+    config.check()
+    loaded = add_lora(config, loaded)
+    loop = _Loop(config, env, loaded, run, ranks, on_progress)
+    step = resume(loop.group, run)
+    history, goal = run.metrics(), config.goal
+    reason = stop_reason(history, goal)
+    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
+    try:
+        loop.start(step, history)
+        while step < config.steps and reason is None:
+            collected, metrics = await loop.step(step, history)
+            step += 1
+            row = {"step": step, **metrics}
+            row |= await loop.evaluations.after_step(row, history, step == config.steps, goal)
+            history.append(row)
+            if goal.metric in row:
+                keep_best(run, loaded, history, goal)
+                reason = stop_reason(history, goal)
+            run.append_metrics(row)
+            callbacks.after_step(history)
+            if on_sample is not None and config.show_every and step % config.show_every == 0:
+                on_sample(step, collected.records[derive_seed(config.seed, "show", step) % len(collected.records)])
+            if on_step is not None:
+                on_step(step, row)
+            if step % config.checkpoint_every == 0 and step < config.steps:
+                loop.checkpoint(step)
+        loop.checkpoint(step)
+        return _save_final(run, loaded, history, goal)
+    finally:
+        await loop.close()
+        callbacks.close()
+        await env.tear_down()
+
+
+def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
+    """Train with the first process of an RL run until it ends.
+
+    Args:
+        config: Settings of the first process.
+        loaded: Model that training starts from.
+        ranks: The processes.
+    """
+    WorkerGroup(ranks, Learner(config, objective_of(config), add_lora(config, loaded), ranks)).serve()
 
 
 def objective_of(config: RLConfig) -> Objective:
@@ -36,95 +125,144 @@ def objective_of(config: RLConfig) -> Objective:
     )
 
 
-OnStep = Callable[[int, Mapping[str, float]], None]
-OnSample = Callable[[int, RolloutRecord], None]
+class _Loop:
+    """The parts of an RL run, and one step of it."""
+
+    def __init__(
+        self, config: RLConfig, env: Environment, loaded: LoadedModel, run: Run, ranks: Ranks, on_progress: OnProgress
+    ):
+        self.config = config
+        self.env = env
+        self.loaded = loaded
+        self.run = run
+        self.on_progress = on_progress
+        self.group = WorkerGroup(ranks, Learner(config, objective_of(config), loaded, ranks, on_progress))
+        self.backend = make_backend(config, loaded, run.path, separate_weights=config.max_off_policy_steps > 0)
+        options = (config.env_dir, config.seed, config.environment_isolation, on_progress)
+        self.evaluations = HeldOutEvaluations(config.evaluation, self.backend.client, run, *options)
+        self.collector: RolloutCollector | None = None
+
+    def start(self, step: int, history: History) -> None:
+        """Begin, or continue after `step` steps.
+
+        Raises:
+            ConfigError: The dataset has no rows, or not the column of the curriculum.
+        """
+        config = self.config
+        drawn = int(history[-1].get(DRAWN, step * config.groups)) if history else 0
+        arguments = (config, self.env, self.backend.client, self.run, drawn, self.on_progress)
+        if config.max_off_policy_steps <= 1:
+            self.collector = RolloutCollector(*arguments)
+            self.publish(step)
+        else:
+            last = self.run.last_checkpoint()
+            self.collector = AsyncCollector(*arguments, step=step, state=last[1].state if last else {})
+            self.publish(step)
+
+    async def step(self, step: int, history: History) -> tuple[CollectedStep, dict[str, float]]:
+        """Take one step (counted from 0); return its rollouts and metrics.
+
+        Raises:
+            RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
+            TrainingError: Too many steps in a row were not finite.
+        """
+        config, collector = self.config, self.collector
+        assert collector is not None
+        # Collect rollouts. Their rewards become advantages, their tokens become training sequences.
+        collected = await collector.take(step)
+        if config.max_off_policy_steps == 1:  # the next step's rollouts are collected while this step trains
+            self.publish(step)
+            if not must_synchronize(config, step + 1):
+                collector.prefetch(step + 1)
+        # Train: batches, log-probabilities, loss, optimizer updates.
+        train = partial(learn, config, step, collected.sequences, self.group, self.run, history)
+        trained = train() if config.max_off_policy_steps == 0 else await asyncio.to_thread(train)
+        # Publish the new weights to the sampling backend.
+        if isinstance(collector, AsyncCollector):
+            await self.backend.publish_while_sampling(partial(self.publish, step + 1))
+            collector.use_version(step + 1)
+        elif not collector.is_prefetching:
+            self.publish(step + 1)
+        every = config.loss.sync_reference_every
+        if every is not None and (step + 1) % every == 0:
+            self.group.call_all(Learner.update_reference)
+        return collected, {**collected.metrics, **trained, **self.backend.metrics}
+
+    def publish(self, version: int) -> None:
+        """Give the newest weights to the sampling backend."""
+        self.group.call_all(Learner.gather)
+        self.backend.publish(version)
+
+    def checkpoint(self, step: int) -> None:
+        """Save everything that the run resumes from after `step` steps."""
+        assert self.collector is not None
+        state = self.run.progress(step, self.collector.state())
+        self.run.save_checkpoint(str(step), lambda path: self.group.call_all(Learner.save, path), state)
+        self.run.prune_checkpoints(self.config.keep_checkpoints)
+
+    async def close(self) -> None:
+        """Cancel rollouts in progress; stop the sampling backend and the other processes."""
+        if self.collector is not None:
+            await self.collector.close()
+        await self.backend.close()
+        self.group.close()
 
 
-async def train_rl(
+def learn(
     config: RLConfig,
-    env: Environment,
-    loaded: LoadedModel,
+    step: int,
+    sequences: Sequence[TrainingSequence],
+    group: WorkerGroup[Learner],
     run: Run,
-    on_step: OnStep | None = None,
-    *,
-    on_alert: OnAlert | None = None,
-    on_sample: OnSample | None = None,
-    on_progress: OnProgress = ignore,
-    ranks: Ranks = SINGLE_PROCESS,
-) -> Path:
-    """Train `loaded` in `env`, resuming at the run's last checkpoint; save the last weights, or the best by `keep_best`.
+    history: History,
+) -> dict[str, float]:
+    """Train on the sequences of a step; return the metrics of the last optimizer update, and the time.
 
-    Args:
-        config, env: settings, and the environment they name.
-        loaded: the model to train, in place.
-        run: a started run folder.
-        on_step: called after every step with its number and metrics.
-        on_alert: called with every alert when it starts.
-        on_sample: called every `show_every` steps with the step and one of its rollouts, chosen by chance.
-        on_progress: called with the progress within every step: rollouts and micro-batches.
-        ranks: the processes that train it; this is the first of them, the others `follow`.
-
-    Returns:
-        the folder of the final model, or adapter.
+    Raises:
+        TrainingError: Too many steps in a row were not finite.
     """
-    config.check()
-    loaded = add_lora(config, loaded)
-    team = Team(ranks, Learner(config, objective_of(config), loaded, ranks, on_progress))
-    pipeline = Pipeline(config, env, loaded, team, run, on_progress)
-    options = (config.env_dir, config.seed, config.environment_isolation, on_progress)
-    held_out = HeldOutEvaluations(config.evaluation, pipeline.client, run, *options)
-    step = resume(team, run)
-    history, goal = run.metrics(), config.goal
-    stopped = stop_reason(history, goal)
-    watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
-    try:
-        pipeline.start(step, history)
-        while step < config.steps and stopped is None:
-            played, metrics = await pipeline.step(step, history)
-            step += 1
-            row = {"step": step, **metrics}
-            row |= await held_out.after_step(row, history, step == config.steps, goal)
-            history.append(row)
-            if goal.metric in row:
-                keep_best(run, loaded, history, goal)
-                stopped = stop_reason(history, goal)
-            run.append_metrics(row)
-            watcher.step(history)
-            if on_sample is not None and config.show_every and step % config.show_every == 0:
-                on_sample(step, played.records[derive_seed(config.seed, "show", step) % len(played.records)])
-            if on_step is not None:
-                on_step(step, row)
-            if step % config.checkpoint_every == 0 and step < config.steps:
-                _checkpoint(config, step, team, run, pipeline.state())
-        _checkpoint(config, step, team, run, pipeline.state())
-        return _final(run, loaded, history, goal)
-    finally:
-        await pipeline.close()
-        team.close()
-        watcher.close()
-        await env.tear_down()
+    started = time.perf_counter()
+    metrics: dict[str, float] = {}
+
+    def update() -> dict[str, float]:
+        scale = lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
+        measured = group.call_all(Learner.update, step, sequences, scale)
+        if stats := group.worker.token_stats:
+            write_tokens(run.path, step + 1, stats)
+        return measured
+
+    if sequences:
+        metrics = policy_ages(sequences, step)
+        metrics |= step_unless_non_finite(update, sequences, run, history, config.max_non_finite_steps)
+    return {**metrics, "time/training": time.perf_counter() - started}
 
 
-def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
-    """Be one of the other processes of an RL run, until its first one has ended it.
+def policy_ages(sequences: Sequence[TrainingSequence], step: int) -> dict[str, float]:
+    """Return by how many policy versions the sampling weights are behind: the mean over tokens, and the maximum."""
+    counts = [(step - version, count) for sequence in sequences for version, count in sequence.versions]
+    total = sum(age * count for age, count in counts)
+    return {
+        "off_policy/mean": total / max(1, sum(count for _, count in counts)),
+        "off_policy/max": float(max(age for age, _ in counts)),
+    }
 
-    Args:
-        config: settings, those of the first.
-        loaded: the model that it starts from.
-        ranks: the processes.
+
+def must_synchronize(config: RLConfig, number: int) -> bool:
+    """Return whether a checkpoint or an evaluation follows step `number`, so that no rollouts may be collected ahead.
+
+    A resumed run starts with the newest weights there; an uninterrupted one must do the same to give the same results.
     """
-    Team(ranks, Learner(config, objective_of(config), add_lora(config, loaded), ranks)).follow()
+    return (
+        number % config.checkpoint_every == 0
+        or number == config.steps
+        or any(number % evaluation.every == 0 for evaluation in config.evaluation)
+    )
 
 
-def _final(run: Run, loaded: LoadedModel, history: Sequence[Mapping[str, float]], goal: Goal) -> Path:
-    """Keep the last weights, or the best, as the run's result."""
+def _save_final(run: Run, loaded: LoadedModel, history: History, goal: Goal) -> Path:
+    """Save the last or the best weights as the result of the run."""
     if goal.metric is not None:
         restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
     run.finish({"steps": history[-1]["step"], "last": history[-1], **outcome(history, goal)})
     return final
-
-
-def _checkpoint(config: RLConfig, step: int, team: Team, run: Run, state: Mapping[str, Any]) -> None:
-    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, state))
-    run.prune_checkpoints(config.keep_checkpoints)

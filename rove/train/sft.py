@@ -1,4 +1,4 @@
-"""Supervised fine-tuning on filtered rollouts, to the minimum of the validation loss."""
+"""Supervised fine-tuning on filtered rollouts until the validation loss stops falling."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import asyncio
 import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
@@ -17,7 +16,7 @@ from rove.engine.client import EngineClient
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
-from rove.train.callbacks import OnAlert, Watcher
+from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, counted, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.config import Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
@@ -25,49 +24,48 @@ from rove.train.learner import Learner, Objective, resume
 from rove.train.lora import add_lora
 from rove.train.losses import cross_entropy
 from rove.train.non_finite import step_unless_non_finite
-from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.trainer import lr_scale
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 OBJECTIVE = Objective(cross_entropy)
 
 OnStep = Callable[[int, int, Mapping[str, float]], None]
 
 
-class Talk(NamedTuple):
-    """A finished conversation."""
+class Conversation(NamedTuple):
+    """A finished conversation to train on."""
 
     messages: list[dict[str, object]]
     tools: list[dict[str, object]] | None = None
-    """What the model was shown beside them."""
-    said_at: frozenset[int] | None = None
-    """Places of the messages that the model said; None: all of the assistant's are."""
+    """Tools that the model was shown."""
+    sampled_messages: frozenset[int] | None = None
+    """Indices of the messages that the model sampled; None: all assistant messages."""
     example_key: str = ""
-    """The example whose rollout it is from."""
+    """Key of the rollout's example."""
 
 
-def talks_of(record: RolloutRecord) -> list[Talk]:
-    """The conversations in which the model said what it said, each of its messages in one.
+def conversations_of(record: RolloutRecord) -> list[Conversation]:
+    """Return the conversations of a rollout; every message that the model sampled is in exactly one.
 
-    One, of prompt and completion, unless the model was shown something else: a foreign agent has words of its own before
-    the task, rewrites what was said, and holds several conversations.
+    It is one conversation, prompt and completion, unless the model was shown others: an external agent may add its own system
+    prompt, rewrite messages and hold several conversations.
     """
     steps = record.steps
-    said = [step.completion[-1] for step in steps if step.completion]
-    if not said or (
-        steps[0].prompt == record.prompt and said == [m for m in record.completion if m["role"] == "assistant"]
+    sampled = [step.completion[-1] for step in steps if step.completion]
+    if not sampled or (
+        steps[0].prompt == record.prompt and sampled == [m for m in record.completion if m["role"] == "assistant"]
     ):
-        return [Talk([*record.prompt, *record.completion], record.tools, example_key=record.example_key)]
+        return [Conversation([*record.prompt, *record.completion], record.tools, example_key=record.example_key)]
     chains: list[list[TrajectoryStep]] = []
     for step in steps:
-        chain = next((chain for chain in chains if _goes_on(step, chain[-1])), None)
+        chain = next((chain for chain in chains if _continues(step, chain[-1])), None)
         if chain is None:
             chains.append([step])
         else:
             chain.append(step)
     return [
-        Talk(
+        Conversation(
             [*chain[-1].prompt, *chain[-1].completion],
             record.tools if chain[-1].tools is None else chain[-1].tools or None,
             frozenset(len(step.prompt) for step in chain),
@@ -77,55 +75,58 @@ def talks_of(record: RolloutRecord) -> list[Talk]:
     ]
 
 
-def _goes_on(step: TrajectoryStep, before: TrajectoryStep) -> bool:
-    known = [*before.prompt, *before.completion]
-    return step.tools == before.tools and step.prompt[: len(known)] == known
+def _continues(step: TrajectoryStep, before: TrajectoryStep) -> bool:
+    messages = [*before.prompt, *before.completion]
+    return step.tools == before.tools and step.prompt[: len(messages)] == messages
 
 
-def conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Talk]:
-    """The conversations of the rollouts that pass the filter.
+def read_conversations(records: Iterable[RolloutRecord], config: SFTConfig) -> list[Conversation]:
+    """Return the conversations of the rollouts that pass the filter.
 
     Raises:
-        ConfigError: fewer than two are left.
+        ConfigError: Fewer than two conversations pass.
     """
     seen = taken = 0
-    kept: list[Talk] = []
+    found: list[Conversation] = []
     for record in records:
         seen += 1
         if record.scores is None or (config.min_reward is not None and record.scores.reward < config.min_reward):
             continue
-        if not record.completion:  # the model never said anything: its prompt was too long
+        if not record.completion:  # the prompt was too long for the model
             continue
         if 0 <= config.max_examples <= taken:
             break
         taken += 1
-        kept += talks_of(record)
-    if len(kept) < 2:
+        found += conversations_of(record)
+    if len(found) < 2:
         raise ConfigError(
-            f"{len(kept)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"
+            f"{len(found)} of {seen} rollouts in {config.data} pass min_reward = {config.min_reward}; SFT needs at least 2"
         )
-    return kept
+    return found
 
 
 def split(
-    renderer: Renderer, talks: Sequence[Talk], config: SFTConfig, on_progress: OnProgress = ignore
+    renderer: Renderer, conversations: Sequence[Conversation], config: SFTConfig, on_progress: OnProgress = ignore
 ) -> tuple[list[list[TrainingSequence]], list[TrainingSequence]]:
-    """Split conversations into training conversations (each a list of samples) and validation samples.
+    """Split conversations into training and validation data, as token sequences.
 
-    All conversations of an example are on the same side. If there is only one example, its conversations are split.
+    All conversations of an example are on the same side; if there is only one example, its conversations are split.
+
+    Returns:
+        The sequences of each training conversation, and all validation sequences.
     """
-    by_example: dict[str, list[Talk]] = {}
-    for talk in talks:
-        by_example.setdefault(talk.example_key, []).append(talk)
-    groups = list(by_example.values()) if len(by_example) > 1 else [[talk] for talk in talks]
+    by_example: dict[str, list[Conversation]] = {}
+    for one in conversations:
+        by_example.setdefault(one.example_key, []).append(one)
+    groups = list(by_example.values()) if len(by_example) > 1 else [[one] for one in conversations]
     random.Random(config.seed).shuffle(groups)
     held_out = min(max(1, round(len(groups) * config.validation_fraction)), len(groups) - 1)
-    last = sum(map(len, groups[:held_out]))
-    samples = [
-        sequences_from_messages(renderer, talk.messages, talk.tools, talk.said_at)
-        for talk in counted([talk for group in groups for talk in group], "conversations tokenized", on_progress)
+    first = sum(map(len, groups[:held_out]))
+    sequences = [
+        sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
+        for one in counted([one for group in groups for one in group], "conversations tokenized", on_progress)
     ]
-    return samples[last:], [sample for talk in samples[:last] for sample in talk]
+    return sequences[first:], [sequence for some in sequences[:first] for sequence in some]
 
 
 def train_sft(
@@ -139,45 +140,49 @@ def train_sft(
     on_progress: OnProgress = ignore,
     ranks: Ranks = SINGLE_PROCESS,
 ) -> Path:
-    """Fine-tune `loaded` on the rollouts that pass the filter; the weights kept are the best by `keep_best`.
+    """Fine-tune a model on the rollouts that pass the filter, from the run's last checkpoint if it has one.
 
     Args:
-        config: settings.
-        records: rollouts to learn from.
-        loaded: the model to train, in place.
-        run: a started run folder; training goes on at its last checkpoint if it has one.
-        on_step: called after every step with its number, the most there can be, and its metrics.
-        on_alert: called with every alert when it starts.
-        on_progress: called with the progress of tokenizing, and within every step.
-        ranks: the processes that train it; this is the first of them, the others `follow_sft`.
+        config: Settings.
+        records: Rollouts to train on.
+        loaded: Model to train, in place.
+        run: Started run folder.
+        on_step: Called with the number of every step, the maximum number of steps, and its metrics.
+        on_alert: Called with every new alert.
+        on_progress: Called with the progress of tokenization and within a step.
+        ranks: Processes that train together; this is the first, the others call `follow_sft`.
 
     Returns:
-        the folder of the final model, or adapter.
+        Folder of the final model or adapter: the best weights by `keep_best`.
+
+    Raises:
+        ConfigError: A setting is out of range, or too few conversations pass the filter.
+        TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
     """
     config.check()
     loaded = add_lora(config, loaded)
-    team = Team(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
-    training, held_out = split(loaded.renderer, conversations(records, config), config, on_progress)
+    group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
+    training, held_out = split(loaded.renderer, read_conversations(records, config), config, on_progress)
     client = EngineClient.from_model(loaded) if config.evaluation else None
     evaluations = HeldOutEvaluations(
         config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
     )
-    step = resume(team, run)
+    step = resume(group, run)
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
     per_epoch = max(1, len(training) // config.batch_size)
     total = per_epoch * config.epochs
-    watcher = Watcher(run, config.alerts, config.loggers, config, step, on_alert)
+    callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         while step < total and stopped is None:
-            metrics = _one_step(config, step, total, training, team, run, history)
+            metrics = _step(config, step, total, training, group, run, history)
             step += 1
             measured = step % config.validate_every == 0 or step == total
             row = {"step": step, **metrics}
             if measured:
-                row["validation_loss"] = team.do("mean_loss", held_out)
+                row["validation_loss"] = group.call_all(Learner.mean_loss, held_out)
             if measured or evaluations.due(step):
-                team.do("gather")
+                group.call_all(Learner.gather)
             if config.evaluation:
                 row |= asyncio.run(evaluations.after_step(row, history, step == total, goal))
             history.append(row)
@@ -185,67 +190,62 @@ def train_sft(
                 keep_best(run, loaded, history, goal)
                 stopped = stop_reason(history, goal)
             run.append_metrics(row)
-            watcher.step(history)
+            callbacks.after_step(history)
             if measured:
-                _checkpoint(step, team, run)
+                run.save_checkpoint(str(step), lambda path: group.call_all(Learner.save, path), run.progress(step, {}))
+                run.prune_checkpoints(1)
             if on_step is not None:
                 on_step(step, total, row)
     finally:
-        team.close()
-        watcher.close()
+        group.close()
+        callbacks.close()
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    return _final(run, loaded, {**counts, **_best(history, goal)})
-
-
-def _final(run: Run, loaded: LoadedModel, summary: Mapping[str, object]) -> Path:
-    """Keep the best weights as the run's result."""
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
-    run.finish(summary)
+    run.finish({**counts, **_best(history, goal)})
     return final
 
 
 def follow_sft(config: SFTConfig, loaded: LoadedModel, ranks: Ranks) -> None:
-    """Be one of the other processes of an SFT run, until its first one has ended it; see `rove.train.rl.follow_rl`."""
-    Team(ranks, Learner(config, OBJECTIVE, add_lora(config, loaded), ranks)).follow()
-
-
-def _checkpoint(step: int, team: Team, run: Run) -> None:
-    run.save_checkpoint(str(step), partial(team.do, "save"), run.progress(step, {}))
-    run.prune_checkpoints(1)
+    """Train with the first process of an SFT run until it ends; see `rove.train.rl.follow_rl`."""
+    WorkerGroup(ranks, Learner(config, OBJECTIVE, add_lora(config, loaded), ranks)).serve()
 
 
 def _best(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, object]:
-    """What the summary says of the weights that are kept."""
+    """Return the fields of the summary about the best weights."""
     found = outcome(history, goal)
     row = next(row for row in history if row["step"] == found["best"]["step"])
     losses = {name: row[name] for name in ("validation_loss",) if name in row}
     return {"best_step": found["best"]["step"], **losses, **found}
 
 
-def _one_step(
+def _step(
     config: SFTConfig,
     step: int,
     total: int,
     training: Sequence[Sequence[TrainingSequence]],
-    team: Team,
+    group: WorkerGroup[Learner],
     run: Run,
     history: Sequence[Mapping[str, float]],
 ) -> dict[str, float]:
     started = time.perf_counter()
-    samples = [sample for talk in _batch(config, step, training) for sample in talk]
+    sequences = [sequence for conversation in _batch(config, step, training) for sequence in conversation]
     scale = lr_scale(step, total, config.warmup_steps, config.final_lr_fraction)
-    seen = step_unless_non_finite(
-        lambda: team.do("update", step, samples, scale), samples, run, history, config.max_non_finite_steps
+    metrics = step_unless_non_finite(
+        lambda: group.call_all(Learner.update, step, sequences, scale),
+        sequences,
+        run,
+        history,
+        config.max_non_finite_steps,
     )
-    keep = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
-    return {**{name: seen[name] for name in keep if name in seen}, "time/step": time.perf_counter() - started}
+    names = ("loss", "entropy/all/mean", "optim/grad_norm", "optim/lr", "optim/skipped", "tokens")
+    return {**{name: metrics[name] for name in names if name in metrics}, "time/step": time.perf_counter() - started}
 
 
 def _batch(
     config: SFTConfig, step: int, training: Sequence[Sequence[TrainingSequence]]
 ) -> list[Sequence[TrainingSequence]]:
-    """The conversations of a step: each epoch in an order of its own, a function of seed and epoch alone."""
+    """Return the conversations of a step. Each epoch has another order, which depends on seed and epoch alone."""
     per_epoch = max(1, len(training) // config.batch_size)
     epoch, position = divmod(step, per_epoch)
     order = list(range(len(training)))

@@ -18,9 +18,9 @@ from rove.models.linear import use_fast_linear
 from rove.models.load import LoadedModel, clone_model, default_threads
 from rove.models.recompute import checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch
+from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.config import TrainingConfig
 from rove.train.losses import Loss, LossTokens, clipped_tokens
-from rove.train.progress import OnProgress, counted, ignore
 from rove.train.sharding import full_tensor, is_sharded, shard_model
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
 

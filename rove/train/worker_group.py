@@ -1,40 +1,44 @@
-"""Several processes that train one model together, as torchrun starts them.
+"""Several processes that train one model together under torchrun.
 
-The first is the program: it plays, measures and keeps the run folder. The others have a part of the model each, and do what
-the first one says; what is computed with the whole model, all of them do at once.
+The first process runs the program: it collects rollouts, evaluates and writes the run folder. The others hold their part of the
+model and repeat the calls that the first one makes, since computing with the whole model takes all processes at once.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from datetime import timedelta
-from typing import Any, NamedTuple
+from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 
 import torch
 import torch.distributed as dist
 
 from rove.core.errors import Error
 
-PATIENCE = timedelta(days=7)
-"""How long the others wait for orders: the first one may play, or measure, for long."""
+P = ParamSpec("P")
+T = TypeVar("T")
+W = TypeVar("W")
+
+CALL_TIMEOUT = timedelta(days=7)
+"""How long the other processes wait for the next call: the first one may collect rollouts or evaluate for long."""
 
 
 class Ranks(NamedTuple):
-    """Which of so many processes this is."""
+    """This process among those that train together."""
 
     rank: int = 0
     size: int = 1
     device: str = "cpu"
-    """What kind of device they compute on."""
+    """Type of the device they compute on: "cpu" or "cuda"."""
 
     @property
     def is_first(self) -> bool:
-        """Whether this one is the program."""
+        """Whether this process runs the program."""
         return self.rank == 0
 
     def total(self, values: Mapping[str, float], largest: Collection[str] = ()) -> dict[str, float]:
-        """The sums of all processes' values; of the `largest` the largest."""
+        """Return the sums of all processes' values; the maximum for the names in `largest`."""
         if self.size == 1:
             return dict(values)
         everyone: list[Any] = [None] * self.size
@@ -42,27 +46,25 @@ class Ranks(NamedTuple):
         return {name: (max if name in largest else sum)(one[name] for one in everyone) for name in values}
 
     def all_gather(self, values: list[Any]) -> list[Any]:
-        """The lists of all processes as one."""
+        """Return the lists of all processes as one."""
         if self.size == 1:
             return values
         everyone: list[Any] = [None] * self.size
         dist.all_gather_object(everyone, values)
         return [value for values in everyone for value in values]
 
-    def broadcast_continue(self, goes_on: bool = True) -> bool:
-        """Whether there is anything to train, as the first one says; all must ask."""
-        if self.size > 1:
-            goes_on = _from_first(goes_on)
-        return goes_on
+    def broadcast_continue(self, proceed: bool = True) -> bool:
+        """Return whether to train, as the first process decides; every process must call this."""
+        return _broadcast(proceed) if self.size > 1 else proceed
 
 
 SINGLE_PROCESS = Ranks()
 
 
 def join_process_group() -> Ranks:
-    """Meet the other processes that torchrun has started beside this one, if it has.
+    """Join the processes that torchrun started, if it did.
 
-    Those on GPUs talk over NCCL, each with the GPU that has its local number; others over gloo.
+    On GPUs they communicate over NCCL, each with the GPU of its local rank; on CPUs over gloo.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -70,53 +72,61 @@ def join_process_group() -> Ranks:
     has_gpus = torch.cuda.is_available()
     if has_gpus:
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
-    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=PATIENCE)
+    dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)
     return Ranks(dist.get_rank(), size, "cuda" if has_gpus else "cpu")
 
 
-class Team:
-    """Lets the methods of a worker be called in all processes at once.
+class WorkerGroup(Generic[W]):
+    """Calls methods of a worker in all processes at once.
+
+    Example:
+        group = WorkerGroup(ranks, learner)
+        metrics = group.call_all(Learner.update, step, sequences, lr_scale)
 
     Args:
-        ranks: the processes; with one alone, a method is just called.
-        worker: of this process. Arguments and what comes back in the first one must not differ but by `worker`.
+        ranks: The processes.
+        worker: The worker of this process; those of the other processes are of the same class.
     """
 
-    def __init__(self, ranks: Ranks, worker: Any):
+    def __init__(self, ranks: Ranks, worker: W):
         self.ranks = ranks
         self.worker = worker
-        self._is_busy = False
+        self._in_call = False
 
-    def do(self, method: str, *arguments: Any) -> Any:
-        """Call a method of the worker in every process, with the same arguments; what it returns in this one."""
-        self._is_busy = True
+    def call_all(self, method: Callable[Concatenate[W, P], T], *args: P.args, **kwargs: P.kwargs) -> T:
+        """Call a method with the same arguments in every process; return the result of this one.
+
+        Raises:
+            Error: What the method raises, in every process alike.
+        """
+        self._in_call = True
         if self.ranks.size > 1:
-            _from_first((method, arguments))
+            _broadcast((method, args, kwargs))
         try:
-            done = getattr(self.worker, method)(*arguments)
-        except Error:  # told by all processes alike, which go on
-            self._is_busy = False
+            result = method(self.worker, *args, **kwargs)
+        except Error:  # raised by all processes alike, so that they still wait for the next call
+            self._in_call = False
             raise
-        self._is_busy = False
-        return done
+        self._in_call = False
+        return result
 
-    def follow(self) -> None:
-        """Do what the first process says, until it has nothing more to say."""
-        while (order := _from_first()) is not None:
-            method, arguments = order
+    def serve(self) -> None:
+        """Repeat the calls of the first process until it closes the group."""
+        while (call := _broadcast(None)) is not None:
+            method, args, kwargs = call
             try:
-                getattr(self.worker, method)(*arguments)
+                method(self.worker, *args, **kwargs)
             except Error:
                 continue
 
     def close(self) -> None:
-        """Let the others go; where they are in the middle of something, whoever started them must end them."""
-        if self.ranks.size > 1 and self.ranks.is_first and not self._is_busy:
-            _from_first(None)
+        """End `serve` in the other processes; processes that were interrupted in a call are left to torchrun."""
+        if self.ranks.size > 1 and self.ranks.is_first and not self._in_call:
+            _broadcast(None)
 
 
-def _from_first(value: Any = None) -> Any:
-    """What the first process has given."""
+def _broadcast(value: Any) -> Any:
+    """Return the value of the first process."""
     box = [value]
     dist.broadcast_object_list(box, src=0, device=torch.device("cpu"))
     return box[0]

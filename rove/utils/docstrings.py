@@ -1,4 +1,4 @@
-"""What a docstring says of a function and of its arguments, in the styles of Google, NumPy and reST."""
+"""Parse docstrings in the styles of Google, NumPy and reST."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ _GOOGLE_ENTRY = re.compile(r"\*{0,2}(\w+)\s*(?:\(.*?\))?\s*:\s*(.*)")
 _NUMPY_ENTRY = re.compile(r"(\*{0,2}\w+(?:\s*,\s*\*{0,2}\w+)*)\s*(?::.*)?$")
 
 Described = dict[str, str]
-"""Argument → what is said of it, in one line."""
+"""Argument → its description in one line."""
 
 
 def read_docstring(text: str | None) -> tuple[str, Described]:
-    """The description before the first section, and what is said of each argument.
+    """Return the description before the first section, and the description of each argument.
 
-    What is in no known style is description; nothing is ever refused.
+    Text in no known style counts as description.
     """
     lines = inspect.cleandoc(text or "").splitlines()
     described: Described = {}
@@ -50,7 +50,7 @@ def read_docstring(text: str | None) -> tuple[str, Described]:
 
 
 def _heading(lines: Sequence[str], at: int) -> tuple[str, bool]:
-    """The section that begins here, "" if none does, and whether it is underlined as NumPy's are."""
+    """Return the section that begins at a line, "" if none does, and whether it is underlined as in NumPy's style."""
     line = lines[at].lower()
     known = _ARGUMENTS | _OTHERS
     if line.endswith(":") and line[:-1] in known:

@@ -23,7 +23,7 @@ FILE_KINDS = {
     stat.S_IFCHR: "a device",
     stat.S_IFBLK: "a device",
 }
-"""What is not a regular file, in words."""
+"""Descriptions of files that are not regular."""
 
 
 def cache_folder() -> Path:
@@ -32,8 +32,22 @@ def cache_folder() -> Path:
     Raises:
         RuntimeError: the user has no home folder.
     """
-    base = os.environ.get("XDG_CACHE_HOME", "").strip()
-    return (Path(base) if base else Path.home() / ".cache") / "rove"
+    return _user_folder("XDG_CACHE_HOME", ".cache")
+
+
+def config_folder() -> Path:
+    """Return rove's configuration folder of this user: `$XDG_CONFIG_HOME/rove`, or `~/.config/rove`."""
+    return _user_folder("XDG_CONFIG_HOME", ".config")
+
+
+def data_folder() -> Path:
+    """Return rove's data folder of this user: `$XDG_DATA_HOME/rove`, or `~/.local/share/rove`."""
+    return _user_folder("XDG_DATA_HOME", ".local/share")
+
+
+def _user_folder(variable: str, default: str) -> Path:
+    base = os.environ.get(variable, "").strip()
+    return (Path(base) if base else Path.home() / default) / "rove"
 
 
 def open_regular(file: Path, mode: str = "rb") -> BinaryIO:
@@ -126,9 +140,9 @@ def remove(path: Path) -> None:
 
 
 def atomic_write(target: Path, content: bytes) -> None:
-    """Write a file beside its place and rename it, so that a reader never sees half of it.
+    """Write a draft and rename it to the file, so that a reader never sees half of it.
 
-    Neither the file nor its draft is written through a symbolic link.
+    Symbolic links are never followed.
     """
     draft = target.with_name(f".{target.name}.draft")
     remove(draft)
@@ -151,7 +165,7 @@ def create_folders(folder: Path) -> list[Path]:
 
 
 def atomic_replace(draft: Path, target: Path) -> None:
-    """Rename a finished folder to its place. Dying at any moment leaves the old one or the new one, perhaps as `.NAME.old`."""
+    """Rename a finished folder to `target`. After a crash the old or the new one exists, perhaps as `.NAME.old`."""
     old = target.with_name(f".{target.name}.old")
     if target.exists():
         shutil.rmtree(old, ignore_errors=True)
@@ -161,7 +175,7 @@ def atomic_replace(draft: Path, target: Path) -> None:
 
 
 def recover_folders(folder: Path) -> None:
-    """Undo a replacement that was cut short."""
+    """Undo replacements that were interrupted."""
     for old in folder.glob(".*.old"):
         target = old.with_name(old.name[1:].removesuffix(".old"))
         if target.exists():
@@ -171,7 +185,7 @@ def recover_folders(folder: Path) -> None:
 
 
 def heal(file: Path) -> None:
-    """Cut a last line that was torn by a crash."""
+    """Remove an incomplete last line that a crash left behind."""
     if not file.exists():
         return
     with open_regular(file, "rb+") as stream:

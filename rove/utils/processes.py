@@ -1,4 +1,4 @@
-"""Commands as processes, each the leader of a group that ends with it."""
+"""Run commands as processes, each with a process group that ends with it."""
 
 from __future__ import annotations
 
@@ -12,36 +12,36 @@ from contextlib import suppress
 from typing import Any, NamedTuple
 
 GRACE_SECONDS = 1.0
-"""How long a process may take to end once it is asked to, and its pipes to close once it has ended."""
+"""Time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
 KILLED_SECONDS = 5.0
 
 
 class Ended(NamedTuple):
-    """What a command came to."""
+    """The result of a command."""
 
     output: str
-    """The end of what it wrote to stdout."""
+    """End of its stdout."""
     errors: str
-    """The end of what it wrote to stderr."""
+    """End of its stderr."""
     exit_code: int
-    """Below 0: the number of the signal that ended it."""
+    """Exit code; negative: the number of the signal that ended it."""
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, if there still is one."""
+    """Send a signal to a process group, if it still exists."""
     with suppress(ProcessLookupError, PermissionError):
         os.killpg(group, number)
 
 
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
-    """Start a program as the leader of a session and group of its own, with pipes for its stdin, stdout and stderr.
+    """Start a program in a new session and process group, with pipes for stdin, stdout and stderr.
 
     Args:
-        words: the program and its arguments.
-        options: of `asyncio.create_subprocess_exec`.
+        words: The program and its arguments.
+        options: Options of `asyncio.create_subprocess_exec`.
 
     Raises:
-        OSError: there is no such program or folder.
+        OSError: the program or folder does not exist.
     """
     pipe = asyncio.subprocess.PIPE
     starting = asyncio.create_task(
@@ -49,15 +49,15 @@ async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process
     )
     try:
         return await asyncio.shield(starting)
-    except asyncio.CancelledError:  # asyncio itself, cancelled in the middle of it, may wait for ever
-        starting.add_done_callback(_put_down)
+    except asyncio.CancelledError:  # asyncio may wait forever if it is cancelled while it starts a process
+        starting.add_done_callback(_kill)
         await asyncio.wait((starting,))
         if starting.exception() is None:
             await has_ended(starting.result(), KILLED_SECONDS)
         raise
 
 
-def _put_down(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
+def _kill(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
     if not started.cancelled() and started.exception() is None:
         process = started.result()
         signal_group(process.pid, signal.SIGKILL)
@@ -65,8 +65,8 @@ def _put_down(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
 
 
 async def has_ended(process: asyncio.subprocess.Process, seconds: float = float("inf")) -> bool:
-    """Whether a process ends in so many seconds."""
-    # Not process.wait(), which also waits for pipes that others may hold open.
+    """Return whether a process ends within this time."""
+    # process.wait() would also wait for pipes that other processes may hold open.
     until = time.monotonic() + seconds
     while process.returncode is None and time.monotonic() < until:  # noqa: ASYNC110
         await asyncio.sleep(0.01)
@@ -81,28 +81,32 @@ async def run_command(
     stdin: str = "",
     max_chars: int = 100_000,
 ) -> Ended:
-    """Run a command to its end, in a session and process group of its own.
+    """Run a command in a new session and process group, and wait until it ends.
 
-    Nothing of the group is left when this returns, or is cancelled: what still runs is asked to end, then killed.
+    When this returns or is cancelled, the whole group has ended: remaining processes get SIGTERM, then SIGKILL.
+
+    Example:
+        >>> (await run_command("echo hello", env={})).output
+        'hello\\n'
 
     Args:
-        command: a line for the shell, or a program and its arguments.
-        env: its environment.
-        cwd: its folder. Default: the current one.
-        stdin: what it reads.
-        max_chars: of its stdout and of its stderr that are kept; of more, the end.
+        command: A line for the shell, or a program and its arguments.
+        env: Environment variables.
+        cwd: Working folder. Default: the current one.
+        stdin: Text for its stdin.
+        max_chars: Maximum characters returned of stdout and of stderr; longer output is cut at the start.
 
     Raises:
-        OSError: there is no such program or folder.
+        OSError: the program or folder does not exist.
     """
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     process = await start_group(*words, env=dict(env), cwd=cwd)
-    # For those who leave without waiting: a loop that is closed in the middle.
+    # Kills the group even if the event loop is closed while the command runs.
     last_resort = weakref.finalize(process, signal_group, process.pid, signal.SIGKILL)
-    said = [_Tail(max_chars), _Tail(max_chars)]
+    tails = [_Tail(max_chars), _Tail(max_chars)]
     readers = [
         asyncio.create_task(tail.fill(stream))
-        for tail, stream in zip(said, (process.stdout, process.stderr), strict=True)
+        for tail, stream in zip(tails, (process.stdout, process.stderr), strict=True)
         if stream is not None
     ]
     writer = asyncio.create_task(_write(process, stdin.encode()))
@@ -124,7 +128,7 @@ async def run_command(
             process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
             await asyncio.gather(*readers, writer, return_exceptions=True)
     assert process.returncode is not None
-    return Ended(said[0].text, said[1].text, process.returncode)
+    return Ended(tails[0].text, tails[1].text, process.returncode)
 
 
 async def _write(process: asyncio.subprocess.Process, text: bytes) -> None:
@@ -140,18 +144,18 @@ class _Tail:
 
     def __init__(self, max_chars: int):
         self._bytes = b""
-        self._most = max_chars
+        self._max_chars = max_chars
         self._is_cut = False
 
     async def fill(self, stream: asyncio.StreamReader) -> None:
         """Read until the stream ends."""
         while chunk := await stream.read(1 << 16):
             self._bytes += chunk
-            if len(self._bytes) > 8 * self._most:  # now and then: a character has four bytes at most
-                self._bytes, self._is_cut = self._bytes[-4 * self._most :], True
+            if len(self._bytes) > 8 * self._max_chars:  # cut rarely; a character has at most four bytes
+                self._bytes, self._is_cut = self._bytes[-4 * self._max_chars :], True
 
     @property
     def text(self) -> str:
-        """What there is of it, marked where it is cut."""
+        """The end of the stream as text, with "…" if the start is cut."""
         text = self._bytes.decode(errors="replace")
-        return "…" + text[-self._most :] if self._is_cut or len(text) > self._most else text
+        return "…" + text[-self._max_chars :] if self._is_cut or len(text) > self._max_chars else text

@@ -1,4 +1,4 @@
-"""Blocking functions beside the event loop."""
+"""Run blocking functions in threads, next to the event loop."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ from typing import Any
 from rove.core.errors import InfraError
 
 IDLE_SECONDS = 2.0
-"""A thread without work ends after so long."""
+"""Idle threads end after this time."""
 
 _Outcome = tuple[Any, BaseException | None]
 
 UnderWay = set[asyncio.Future[_Outcome]]
-"""Calls that wait for a thread or are in one, given up or not."""
+"""Calls that wait for a thread or run in one, including abandoned ones."""
 
 
 class _Job:
-    """A call, and who waits for it."""
+    """A call and the future of its caller."""
 
     __slots__ = ("abandoned", "call", "context", "finished", "future", "loop", "started")
 
@@ -34,15 +34,15 @@ class _Job:
         self.started = self.finished = self.abandoned = False
 
     def outcome(self) -> _Outcome:
-        """What came of the call."""
+        """Run the call and return its value or its error."""
         try:
             return self.context.run(self.call), None
         except BaseException as error:  # exit() must not end the thread and leave its caller waiting
             return None, error
 
-    def tell(self, outcome: _Outcome) -> None:
-        """Wake who waits."""
-        with suppress(RuntimeError):  # the loop is closed: nobody does any more
+    def report(self, outcome: _Outcome) -> None:
+        """Pass the outcome to the caller."""
+        with suppress(RuntimeError):  # the caller's loop is closed
             self.loop.call_soon_threadsafe(self._set, outcome)
 
     def _set(self, outcome: _Outcome) -> None:
@@ -51,14 +51,18 @@ class _Job:
 
 
 class Threads:
-    """Runs functions in threads that are kept for the next call, and end by themselves when there is none.
+    """A pool of daemon threads that are reused, and end when idle.
 
-    They are daemons: a function that never returns keeps no program from ending. A call whose caller has been cancelled
-    goes on (nothing can stop a thread), but its thread no longer counts, so that those that hang do not keep others waiting.
-    What such a call uses must stay until it has ended: `run` keeps it in `under_way` until then.
+    A call whose caller was cancelled continues, since a thread cannot be stopped, but its thread no longer counts towards the
+    limit: calls that hang do not block others. Resources of such a call must live until it ends: `run` keeps it in
+    `under_way` until then.
+
+    Example:
+        >>> threads = Threads(8)
+        >>> text = await threads.run(lambda: path.read_text())
 
     Args:
-        most: functions that run at once; more wait their turn.
+        most: Maximum number of concurrent calls.
     """
 
     def __init__(self, most: int):
@@ -69,14 +73,14 @@ class Threads:
         self._unfinished = 0
 
     async def run(self, call: Callable[[], Any], under_way: UnderWay | None = None) -> Any:
-        """What `call` returns; what it raises is raised here.
+        """Run a function in a thread; return its value or raise its error.
 
         Args:
-            call: takes nothing.
-            under_way: holds the call for as long as it may be at work, also when its caller has been cancelled.
+            call: Function without arguments.
+            under_way: Contains the call until it ends, also if its caller is cancelled.
 
         Raises:
-            InfraError: there is no thread, and none can be started.
+            InfraError: no thread could be started.
         """
         job = _Job(call, asyncio.get_running_loop())
         with self._lock:
@@ -105,7 +109,7 @@ class Threads:
         try:
             threading.Thread(target=self._work, name="rove-tool", daemon=True).start()
         except RuntimeError as error:
-            if not self._threads:  # else the call waits for one of them
+            if not self._threads:  # otherwise the call waits for a running thread
                 raise InfraError(
                     f"no thread can be started for a tool ({error}); raise the limit of processes (ulimit -u), or pass "
                     "max_threads=0"
@@ -117,7 +121,7 @@ class Threads:
         with self._lock:
             job.abandoned = True
             if not job.started:
-                job.future.cancel()  # it never will
+                job.future.cancel()  # it will not be started
             elif not job.finished:
                 self._unfinished -= 1
                 self._threads -= 1
@@ -127,10 +131,10 @@ class Threads:
                     self._refuse(error)
 
     def _refuse(self, error: InfraError) -> None:
-        """Fail the calls that wait for a thread: there will be none."""
+        """Fail the waiting calls, since no thread can be started."""
         while not self._jobs.empty():
             self._unfinished -= 1
-            self._jobs.get_nowait().tell((None, error))
+            self._jobs.get_nowait().report((None, error))
 
     def _work(self) -> None:
         while True:
@@ -146,10 +150,10 @@ class Threads:
                 job.started = not job.abandoned
             outcome = job.outcome() if job.started else (None, None)
             with self._lock:
-                replaced = job.started and job.abandoned  # another thread has its place
+                replaced = job.started and job.abandoned  # another thread replaces this one
                 job.finished = True
                 if not replaced:
-                    self._unfinished -= 1  # before it is told: whoever hears it may call again at once
-            job.tell(outcome)
+                    self._unfinished -= 1  # before the report: its receiver may call again immediately
+            job.report(outcome)
             if replaced:
                 return

@@ -1,4 +1,4 @@
-"""What the pages ask, as functions of a shelf and the parameters of an address; each returns plain values."""
+"""The viewer's JSON API: functions of a run store and of query parameters that return plain values."""
 
 from __future__ import annotations
 
@@ -11,55 +11,55 @@ import msgspec
 
 from rove.core.errors import ConfigError, RunError
 from rove.runs.annotations import Annotations, Change, Said, Subject
-from rove.runs.annotations import annotate as keep
+from rove.runs.annotations import annotate as write_annotation
 from rove.runs.run import Run
 from rove.viewer import queries
-from rove.viewer.compare import compared
+from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, Progress
-from rove.viewer.jsonl_tail import GrowingLines
-from rove.viewer.queries import Chosen
-from rove.viewer.rollouts import Spell, add_trained, parting, read_line, shortened, told
-from rove.viewer.run_store import TROUBLE, RunStore, described, status, why_stopped
+from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.queries import Filter
+from rove.viewer.rollouts import TokenDecoder, add_trained, describe_rollout, first_difference, read_line, shortened
+from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, describe_run, status, stop_reason
 
-SIBLINGS = 16
-"""Siblings shown side by side at most."""
-BAD = 100
-"""Unreadable lines that are told."""
-PATIENCE = 5.0
-"""Seconds of reading that a question waits for which one line, or all of them, must be known."""
-RAW = 200_000
-"""Characters shown of a line as it lies in the file."""
-BAD_TEXT = 4000
-"""Characters shown of one."""
+MAX_GROUP_MEMBERS = 16
+"""Group members shown side by side."""
+MAX_BAD_LINES = 100
+"""Unreadable lines that are listed."""
+READ_TIMEOUT_S = 5.0
+"""Time to read a file for a request that needs a certain line, or all lines."""
+MAX_RAW_CHARS = 200_000
+"""Characters shown of a raw line."""
+MAX_BAD_CHARS = 4000
+"""Characters shown of an unreadable line."""
 
 
 class Asked:
-    """The parameters of an address.
+    """The query parameters of a URL.
 
     Args:
-        pairs: names and values, as they stand there.
+        pairs: Names and values, in order.
     """
 
     def __init__(self, pairs: Sequence[tuple[str, str]]):
         self.pairs = pairs
 
     def text(self, name: str, default: str | None = None) -> str:
-        """The last value of a parameter.
+        """Return the last value of a parameter.
 
         Raises:
-            ConfigError: it is not there, and has no default.
+            ConfigError: It is missing and has no default.
         """
         found = [value for key, value in self.pairs if key == name]
         if not found and default is None:
-            raise ConfigError(f"the parameter '{name}' is missing")
+            raise ConfigError(f"the parameter '{name}' is missing; add {name}=… to the address")
         return found[-1] if found else default or ""
 
-    def whole(self, name: str, default: int | None = None) -> int:
-        """The same as a whole number.
+    def integer(self, name: str, default: int | None = None) -> int:
+        """Return a parameter as a non-negative integer.
 
         Raises:
-            ConfigError: it is none, or out of bounds.
+            ConfigError: It is not one, or too long.
         """
         given = self.text(name, None if default is None else str(default))
         if not given.isascii() or not given.isdecimal() or len(given) > 15:
@@ -67,160 +67,163 @@ class Asked:
         return int(given)
 
 
-def runs(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """Every run, as a row of a table."""
+def runs(store: RunStore, params: Asked) -> dict[str, Any]:
+    """List all runs, one row each."""
     found = []
-    for name in shelf.names():
+    for name in store.names():
         try:
-            found.append(shelf.run_summary(name))
-        except (ConfigError, OSError):  # gone by now
+            found.append(store.run_summary(name))
+        except (ConfigError, OSError):  # deleted since
             continue
-    return {"folder": utf8_text(shelf.base.name), "annotate": shelf.annotate, "runs": found}
+    return {"folder": utf8_text(store.base.name), "annotate": store.annotate, "runs": found}
 
 
-def run(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """One run: its settings, versions, summary, and what can be asked of its rollouts."""
-    name = asked.text("run")
-    folder = shelf.run(name)
-    index, progress = shelf.index(name)
+def run(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Describe one run: settings, versions, summary, and the columns of its rollouts."""
+    name = params.text("run")
+    folder = store.run(name)
+    index, progress = store.index(name)
     known = queries.columns(index) if progress.size else {}
     return {
         "name": name,
         **_state(folder),
-        **_settled(lambda: described(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
-        "versions": _settled(lambda: {"list": folder.versions()}, {"list": []})["list"],
-        "summary": _settled(folder.summary, None),
+        **_read_or(lambda: describe_run(folder), {"kind": "unreadable", "env": "", "model": "", "config": {}}),
+        "versions": _read_or(lambda: {"list": folder.versions()}, {"list": []})["list"],
+        "summary": _read_or(folder.summary, None),
         "progress": _progress(progress),
-        "annotate": shelf.annotate,
+        "annotate": store.annotate,
         "tags": index.annotations.run.tags,
         "known_tags": index.annotations.tags(),
         "annotated": bool(index.annotations.rollouts),
         "bad_annotations": len(index.annotations.bad),
-        "values": [name for name in known if name not in queries.WORDS[:4]],
+        "values": [name for name in known if name not in queries.OTHER_COLUMNS[:4]],
         "sorts": list(known),
         "scores": list(index.columns()) if progress.size else [],
-        "steps": shelf.metrics(name).rows[-1:] != [],
+        "steps": store.metrics(name).rows[-1:] != [],
     }
 
 
 def _state(folder: Run) -> dict[str, str]:
-    """Whether a run goes on, and what ended it if not."""
+    """Return the status of a run and why it stopped."""
     now = status(folder)
-    return {"status": now, **_settled(lambda: {"why": why_stopped(folder, now)}, {"why": ""})}
+    return {"status": now, **_read_or(lambda: {"why": stop_reason(folder, now)}, {"why": ""})}
 
 
-def _settled(read: Callable[[], Any], otherwise: Any) -> Any:
-    """What a file says; of one that cannot be read, why."""
+def _read_or(read: Callable[[], Any], otherwise: Any) -> Any:
+    """Return what `read` returns; if the file cannot be read, `otherwise` with the reason."""
     try:
         return read()
     except (RunError, OSError) as error:
-        return otherwise if otherwise is None else {**otherwise, "trouble": utf8_text(str(error))[:TROUBLE]}
+        return otherwise if otherwise is None else {**otherwise, "trouble": utf8_text(str(error))[:MAX_TROUBLE_CHARS]}
 
 
 def _progress(progress: Progress) -> dict[str, Any]:
     return {key: value for key, value in progress._asdict().items() if key != "stamp"}
 
 
-def _chosen(shelf: RunStore, asked: Asked) -> tuple[Index, Progress, Chosen]:
-    index, progress = shelf.index(asked.text("run"))
+def _filtered(store: RunStore, params: Asked) -> tuple[Index, Progress, Filter]:
+    index, progress = store.index(params.text("run"))
     if not progress.size:
-        return index, progress, Chosen("1", [])
-    return index, progress, queries.choose(queries.columns(index), asked.pairs)
+        return index, progress, Filter("1", [])
+    return index, progress, queries.parse_filter(queries.columns(index), params.pairs)
 
 
-def rollouts(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """A page of rows."""
-    index, progress, chosen = _chosen(shelf, asked)
-    offset, limit = asked.whole("offset", 0), asked.whole("limit", 50)
-    sort, order = asked.text("sort", "line"), asked.text("order", "up")
+def rollouts(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return a page of rollouts."""
+    index, progress, rows_filter = _filtered(store, params)
+    offset, limit = params.integer("offset", 0), params.integer("limit", 50)
+    sort, order = params.text("sort", "line"), params.text("order", "up")
     if order not in ("up", "down"):
         raise ConfigError(f"order is '{order[:40]}'; expected up or down")
     empty = {"total": 0, "rows": []}
-    found = queries.page(index, chosen, sort, order == "down", offset, limit) if progress.size else empty
+    found = queries.page(index, rows_filter, sort, order == "down", offset, limit) if progress.size else empty
     return {**found, "progress": _progress(progress)}
 
 
-def facet(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """How many rollouts have which value."""
-    index, progress, chosen = _chosen(shelf, asked)
-    name = asked.text("name")
-    return queries.facet(index, chosen, name) if progress.size else {"name": name, "values": [], "others": 0}
+def facet(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Count the rollouts per value of a column."""
+    index, progress, rows_filter = _filtered(store, params)
+    name = params.text("name")
+    return queries.facet(index, rows_filter, name) if progress.size else {"name": name, "values": [], "others": 0}
 
 
-def histogram(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """How often a number has which value."""
-    index, progress, chosen = _chosen(shelf, asked)
-    name = asked.text("name")
-    return queries.histogram(index, chosen, name) if progress.size else {"name": name, "count": 0, "bars": []}
+def histogram(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return the histogram of a number."""
+    index, progress, rows_filter = _filtered(store, params)
+    name = params.text("name")
+    return queries.histogram(index, rows_filter, name) if progress.size else {"name": name, "count": 0, "bars": []}
 
 
-def bad_lines(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """The lines that are no rollouts, with why, and how they begin."""
-    index, progress = shelf.index(asked.text("run"))
+def bad_lines(store: RunStore, params: Asked) -> dict[str, Any]:
+    """List the lines that are not rollouts, with the reason and their start."""
+    index, progress = store.index(params.text("run"))
     sql = "SELECT line, offset, size, why FROM bad ORDER BY line LIMIT ?"
     found = []
-    for line, offset, size, why in index.ask(sql, [BAD]) if progress.size else []:
+    for line, offset, size, why in index.query(sql, [MAX_BAD_LINES]) if progress.size else []:
         text = read_line(index.file, offset, size).decode("utf-8", "replace")
-        found.append({"line": line, "why": why, "text": shortened(text, BAD_TEXT)})
+        found.append({"line": line, "why": why, "text": shortened(text, MAX_BAD_CHARS)})
     return {"bad": progress.bad, "lines": found}
 
 
 def _line(index: Index, progress: Progress, number: int) -> bytes:
-    found = index.ask("SELECT offset, size FROM rollouts WHERE line = ?", [number]) if progress.size else []
+    found = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number]) if progress.size else []
     if not found:
         raise ConfigError(f"no rollout in line {number}")
     return read_line(index.file, *found[0])
 
 
-def rollout(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """One rollout, with its advantage over its siblings and where they are; of its tokens, what the trainer knew of them where
-    that was kept, and else of which rollouts of its step (`kept`) it was."""
-    name, number = asked.text("run"), asked.whole("line")
-    index, progress = shelf.index(name, PATIENCE)
+def rollout(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Describe one rollout, with its advantage and the other members of its group.
+
+    Its tokens have the trainer's statistics if the run recorded them; otherwise `kept` lists the rollouts of this step that
+    have them.
+    """
+    name, number = params.text("run"), params.integer("line")
+    index, progress = store.index(name, READ_TIMEOUT_S)
     line = _line(index, progress, number)
-    found = told(line, speller(shelf, name), whole=asked.text("whole", "") == "1")
-    siblings = _siblings(index, found["example_key"], found["step"])
-    rewards = [row["reward"] for row in siblings if row["reward"] is not None]
+    found = describe_rollout(line, token_decoder(store, name), whole=params.text("whole", "") == "1")
+    members = _group_members(index, found["example_key"], found["step"])
+    rewards = [row["reward"] for row in members if row["reward"] is not None]
     mean = sum(rewards) / len(rewards) if rewards else None
     advantage = None if found["reward"] is None or mean is None else found["reward"] - mean
-    said = index.annotations.rollouts.get((found["step"], found["example_key"], found["rollout_index"]), Said())
-    trained = {(one.example_key, one.rollout_index): one for one in shelf.tokens(name, found["step"])}
-    mine = trained.get((found["example_key"], found["rollout_index"]))
-    if mine is not None:
-        add_trained(found["tokens"], mine)
-    kept = queries.rows(index, _lines_of(index, found["step"], [] if mine else list(trained)))
-    known = {"line": number, "size": len(line), "advantage": advantage, "siblings": siblings, "kept": kept}
-    return {**found, **known, "tags": said.tags, "note": said.note}
+    annotation = index.annotations.rollouts.get((found["step"], found["example_key"], found["rollout_index"]), Said())
+    trained = {(one.example_key, one.rollout_index): one for one in store.tokens(name, found["step"])}
+    trained_tokens = trained.get((found["example_key"], found["rollout_index"]))
+    if trained_tokens is not None:
+        add_trained(found["tokens"], trained_tokens)
+    with_tokens = queries.rows(index, _lines_of(index, found["step"], [] if trained_tokens else list(trained)))
+    known = {"line": number, "size": len(line), "advantage": advantage, "members": members, "kept": with_tokens}
+    return {**found, **known, "tags": annotation.tags, "note": annotation.note}
 
 
 def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]]) -> list[int]:
-    """The lines of these rollouts of a step, by example key and sibling."""
+    """Return the lines of these rollouts of a step, given by example key and index."""
     sql = (
         "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ? "
         "AND superseded = 0"
     )
-    return [line for place in places[:SIBLINGS] for (line,) in index.ask(sql, [*place, step])]
+    return [line for place in places[:MAX_GROUP_MEMBERS] for (line,) in index.query(sql, [*place, step])]
 
 
-def _siblings(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
+def _group_members(index: Index, key: str, step: int | None) -> list[dict[str, Any]]:
     sql = (
         "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND step IS ? AND superseded = 0 "
         "ORDER BY rollout, line LIMIT 256"
     )
-    return queries.rows(index, [line for (line,) in index.ask(sql, [key, step])])
+    return queries.rows(index, [line for (line,) in index.query(sql, [key, step])])
 
 
-def group(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """The rollouts of an example side by side, each with the place where it parts from the first one."""
-    index, progress = shelf.index(asked.text("run"), PATIENCE)
-    first = decoded_place(_line(index, progress, asked.whole("line")))
-    siblings = _siblings(index, *first)
+def group(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout."""
+    index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
+    first = group_of(_line(index, progress, params.integer("line")))
+    members = _group_members(index, *first)
     shown, completions = [], []
-    for row in siblings[:SIBLINGS]:
+    for row in members[:MAX_GROUP_MEMBERS]:
         line = _line(index, progress, row["line"])
-        record = told(line)
+        record = describe_rollout(line)
         completions.append(msgspec.json.decode(line)["record"]["completion"])
-        parts = parting(completions[0], completions[-1])
+        parts = first_difference(completions[0], completions[-1])
         shown.append(
             {
                 **row,
@@ -230,29 +233,32 @@ def group(shelf: RunStore, asked: Asked) -> dict[str, Any]:
                 "parts": parts,
             }
         )
-    return {"rollouts": shown, "left_out": len(siblings) - len(shown)}
+    return {"rollouts": shown, "left_out": len(members) - len(shown)}
 
 
-def decoded_place(line: bytes) -> tuple[str, int | None]:
-    """Example key and step of a line."""
+def group_of(line: bytes) -> tuple[str, int | None]:
+    """Return the example key and the step of a line."""
     record = msgspec.json.decode(line)["record"]
     return record["example_key"], record.get("step")
 
 
-def raw(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """A line as it lies in the file, indented, its middle left out where it is too long for a page."""
-    index, progress = shelf.index(asked.text("run"), PATIENCE)
-    line = _line(index, progress, asked.whole("line"))
-    return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), RAW)}
+def raw(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return a line as indented JSON, without its middle if it is too long for a page."""
+    index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
+    line = _line(index, progress, params.integer("line"))
+    return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), MAX_RAW_CHARS)}
 
 
-def metrics(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """The rows of metrics after the first `after`, in the `life` of a file they were counted in; alerts, spread of the reward."""
-    name = asked.text("run")
-    folder, lines = shelf.run(name), shelf.metrics(name)
-    after = asked.whole("after", 0) if asked.whole("life", lines.life) == lines.life else 0
-    index, progress = shelf.index(name)
-    alerts = GrowingLines(folder.path / "alerts.jsonl")
+def metrics(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step.
+
+    `life` counts how often the file was replaced.
+    """
+    name = params.text("run")
+    folder, lines = store.run(name), store.metrics(name)
+    after = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
+    index, progress = store.index(name)
+    alerts = JsonlTail(folder.path / "alerts.jsonl")
     alerts.catch_up()
     return {
         "life": lines.life,
@@ -260,44 +266,44 @@ def metrics(shelf: RunStore, asked: Asked) -> dict[str, Any]:
         "rows": lines.rows[after:],
         "bad": lines.bad + alerts.bad,
         "alerts": alerts.rows,
-        "steps": index.remember("steps", lambda: queries.steps(index)) if progress.size else [],
+        "steps": index.cached("steps", lambda: queries.steps(index)) if progress.size else [],
         **_state(folder),
-        **_settled(lambda: {"kind": described(folder)["kind"]}, {"kind": "unreadable"}),
+        **_read_or(lambda: {"kind": describe_run(folder)["kind"]}, {"kind": "unreadable"}),
         "progress": _progress(progress),
     }
 
 
-def groups(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """How the groups of some training steps fared."""
-    index, progress = shelf.index(asked.text("run"))
+def groups(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Return statistics of the groups of some training steps."""
+    index, progress = store.index(params.text("run"))
     if not progress.size:
         return {"groups": 0, "dead": 0, "bars": []}
-    return queries.groups(index, asked.whole("first", 0), asked.whole("last", queries.DEEPEST >> 8))
+    return queries.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
 
 
-def compare(shelf: RunStore, asked: Asked) -> dict[str, Any]:
-    """Two runs, example by example."""
-    names = asked.text("a"), asked.text("b")
-    indexes, readings = zip(*(shelf.index(name, PATIENCE) for name in names))
+def compare(store: RunStore, params: Asked) -> dict[str, Any]:
+    """Compare two runs, example by example."""
+    names = params.text("a"), params.text("b")
+    indexes, readings = zip(*(store.index(name, READ_TIMEOUT_S) for name in names))
     if not all(progress.size for progress in readings):
         missing = names[0] if not readings[0].size else names[1]
-        raise ConfigError(f"'{missing}' has no rollouts: there is nothing to compare")
-    found = compared(indexes[0], indexes[1], asked.text("value", "reward"), names)
+        raise ConfigError(f"'{missing}' has no rollouts to compare")
+    found = compare_runs(indexes[0], indexes[1], params.text("value", "reward"), names)
     return {**found, "reading": not all(progress.done for progress in readings)}
 
 
-def speller(shelf: RunStore, name: str) -> Spell | None:
-    """The text of a token, where the run or the model it was made with has a tokenizer in the same folder of runs."""
-    folder = shelf.run(name)
+def token_decoder(store: RunStore, name: str) -> TokenDecoder | None:
+    """Return a function that decodes a token id, if the run or its model has a tokenizer inside the folder of runs."""
+    folder = store.run(name)
     candidates = [folder.path / "final", *sorted((folder.path / "checkpoints").glob("*"))]
-    model = _settled(lambda: described(folder), {"model": ""})["model"]
+    model = _read_or(lambda: describe_run(folder), {"model": ""})["model"]
     if model:
         candidates.append(Path(model))
     for candidate in candidates:
         try:
             file = (candidate / "tokenizer.json").resolve()
-            is_ours = file.is_relative_to(shelf.base) and file.is_file()
-        except (OSError, ValueError, RuntimeError):  # a name that no file can have, links in a circle
+            is_ours = file.is_relative_to(store.base) and file.is_file()
+        except (OSError, ValueError, RuntimeError):  # an invalid file name, or circular links
             continue
         if is_ours:
             return _tokenizer(file, file.stat().st_mtime_ns)
@@ -305,66 +311,66 @@ def speller(shelf: RunStore, name: str) -> Spell | None:
 
 
 @lru_cache(maxsize=8)
-def _tokenizer(file: Path, changed: int) -> Spell | None:
+def _tokenizer(file: Path, changed: int) -> TokenDecoder | None:
     try:
-        from tokenizers import Tokenizer  # of the extra `train`
+        from tokenizers import Tokenizer  # from the extra `train`
 
         tokenizer = Tokenizer.from_file(str(file))
-    except Exception:  # not installed; or a file that is no tokenizer, of which the library raises plain exceptions
+    except Exception:  # not installed, or not a tokenizer: the library then raises plain exceptions
         return None
     return lru_cache(maxsize=65536)(lambda id: tokenizer.decode([id], skip_special_tokens=False))
 
 
 class ReadOnly(ConfigError):
-    """Nothing is written here."""
+    """The viewer does not accept annotations."""
 
 
 class Wish(msgspec.Struct, frozen=True):
-    """What somebody wants to say of a run, or of a rollout of it."""
+    """A change of the tags and notes of a run or a rollout."""
 
     run: str
     line: Annotated[int, msgspec.Meta(ge=0, lt=1 << 53)] | None = None
-    """Of the rollout; None: the run as a whole."""
+    """Line of the rollout; None = the run itself."""
     add: list[str] = []
     remove: list[str] = []
     note: str | None = None
 
 
-def annotate(shelf: RunStore, body: bytes) -> dict[str, Any]:
-    """`say` what is in the body of a request.
+def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
+    """Apply the annotation in the body of a request.
 
     Raises:
-        ReadOnly: nobody may annotate here.
-        ConfigError: it is no `Wish` as JSON, or see `say`.
+        ReadOnly: The viewer is read-only.
+        ConfigError: The body is not an `Wish`, or see `say`.
     """
-    if not shelf.annotate:
-        raise ReadOnly("nothing is written here; to tag runs and rollouts: rove view --annotate")
+    if not store.annotate:
+        raise ReadOnly("this viewer is read-only; start it with `rove view --annotate` to tag runs and rollouts")
     try:
-        wish = msgspec.json.decode(body, type=Wish)
+        request = msgspec.json.decode(body, type=Wish)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ConfigError(f"not an annotation: {error}") from error
-    return say(shelf, wish)
+    return say(store, request)
 
 
-def say(shelf: RunStore, wish: Wish) -> dict[str, Any]:
-    """Tag a run or a rollout, or write a note on one: what is said of it then.
+def say(store: RunStore, request: Wish) -> dict[str, Any]:
+    """Tag a run or a rollout, or write a note; return its tags and note.
 
     Raises:
-        ConfigError: there is no such rollout, or it is no tag.
+        ConfigError: There is no such rollout, or a tag is invalid.
     """
-    index, progress = shelf.index(wish.run)
+    index, progress = store.index(request.run)
     about = None
-    if wish.line is not None:
-        record = msgspec.json.decode(_line(index, progress, wish.line))["record"]
+    if request.line is not None:
+        record = msgspec.json.decode(_line(index, progress, request.line))["record"]
         about = Subject(record["example_key"], record["rollout_index"], record.get("step"))
     try:
-        change = Change(wish.add, wish.remove, wish.note, about)
+        change = Change(request.add, request.remove, request.note, about)
     except ValueError as error:
         raise ConfigError(f"not an annotation: {error}") from error
-    keep(index.file.parent, change)
-    said = Annotations(index.file.parent)
-    now = said.rollouts.get(about.place, Said()) if about else said.run
-    return {"tags": now.tags, "note": now.note, "known_tags": said.tags()}
+    write_annotation(index.file.parent, change)
+    annotation = Annotations(index.file.parent)
+    now = annotation.rollouts.get(about.place, Said()) if about else annotation.run
+    return {"tags": now.tags, "note": now.note, "known_tags": annotation.tags()}
 
 
 ENDPOINTS: Mapping[str, Callable[[RunStore, Asked], dict[str, Any]]] = {
@@ -381,4 +387,4 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, Asked], dict[str, Any]]] = {
     "groups": groups,
     "compare": compare,
 }
-"""What can be asked, by its name below /api/."""
+"""The functions of the API, by name below /api/."""

@@ -1,4 +1,4 @@
-"""The viewer as a web application: its files, its answers, and who is let in."""
+"""The viewer as a web application: static files, JSON API and access control."""
 
 from __future__ import annotations
 
@@ -28,67 +28,72 @@ from rove.viewer.search import Query
 logger = logging.getLogger(__name__)
 
 COOKIE = "rove_view"
-KINDS = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
-POLICY = (
+CONTENT_TYPES = {".html": "text/html", ".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+CONTENT_SECURITY_POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self'; "
     "base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
 )
 HEADERS = {
-    "Content-Security-Policy": POLICY,
+    "Content-Security-Policy": CONTENT_SECURITY_POLICY,
     "X-Content-Type-Options": "nosniff",
     "Referrer-Policy": "no-referrer",
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cross-Origin-Opener-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
-LONGEST = 60.0
-"""Seconds a search may take between two lines."""
+SEARCH_TIMEOUT_S = 60.0
+"""Maximum time for a search to process one line."""
 
 
-class Refused(Exception):
-    """A request that is not answered."""
+class Refusal(Exception):
+    """A rejected request.
+
+    Args:
+        status: HTTP status.
+        message: The reason.
+    """
 
     def __init__(self, status: int, message: str):
         super().__init__(message)
         self.status = status
 
 
-def make_viewer(shelf: RunStore, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
-    """The application; it reads and never writes, but for indexes and, where the shelf lets people annotate, tags and notes.
+def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
+    """Return the application. It writes only indexes and, with `RunStore.annotate`, tags and notes.
 
     Args:
-        shelf: the runs.
-        host: where it will listen; requests for other names are refused, as those come from pages of other sites.
-        token: what whoever opens it must bring in the address once; None = nothing.
+        store: The runs.
+        host: Address that it will listen on; requests with another `Host` are refused, because other sites could send them.
+        token: Token that the first address must contain; None = no token.
     """
-    app = web.Application(middlewares=[doorkeeper(host, token)], client_max_size=1 << 16)
+    app = web.Application(middlewares=[access_middleware(host, token)], client_max_size=1 << 16)
     files = page_files()
 
     async def page(request: web.Request) -> web.Response:
-        return file_answer(files, "index.html")
+        return file_response(files, "index.html")
 
     async def static(request: web.Request) -> web.Response:
-        return file_answer(files, request.match_info["name"])
+        return file_response(files, request.match_info["name"])
 
     async def answer(request: web.Request) -> web.Response:
         function = ENDPOINTS.get(request.match_info["name"])
         if function is None:
-            raise Refused(404, f"nothing at {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
-        asked = Asked(list(request.query.items()))
-        found = await asyncio.to_thread(function, shelf, asked)
+            raise Refusal(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
+        params = Asked(list(request.query.items()))
+        found = await asyncio.to_thread(function, store, params)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
 
     async def search(request: web.Request) -> web.StreamResponse:
-        return await _search(request, shelf)
+        return await _search(request, store)
 
     async def write(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # what a form of another site cannot send
-            raise Refused(415, "send JSON")
-        said = await asyncio.to_thread(annotate, shelf, await request.read())
-        return web.Response(body=msgspec.json.encode(said), content_type="application/json")
+        if request.content_type != "application/json":  # forms of other sites cannot send this type
+            raise Refusal(415, "the body is not declared as JSON; send Content-Type: application/json")
+        result = await asyncio.to_thread(annotate, store, await request.read())
+        return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
     async def close(_: web.Application) -> None:
-        shelf.close()
+        store.close()
 
     app.add_routes([web.get("/", page), web.get("/static/{name}", static), web.get("/api/search", search)])
     app.add_routes([web.get("/api/{name}", answer), web.post("/api/annotate", write)])
@@ -97,33 +102,33 @@ def make_viewer(shelf: RunStore, *, host: str = "127.0.0.1", token: str | None =
 
 
 def page_files() -> dict[str, bytes]:
-    """The pages' files by name: nothing else is ever served."""
+    """Return the static files by name; no other file is served."""
     folder = resources.files("rove.viewer") / "static"
-    kinds = tuple(KINDS)
+    kinds = tuple(CONTENT_TYPES)
     return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(kinds)}
 
 
-def file_answer(files: dict[str, bytes], name: str) -> web.Response:
-    """One of the pages' files.
+def file_response(files: dict[str, bytes], name: str) -> web.Response:
+    """Return a static file.
 
     Raises:
-        Refused: there is no such file.
+        Refusal: There is no such file.
     """
     if name not in files:
-        raise Refused(404, "there is no such file")
-    kind = KINDS[name[name.rindex(".") :]]
+        raise Refusal(404, "there is no such file")
+    kind = CONTENT_TYPES[name[name.rindex(".") :]]
     return web.Response(body=files[name], content_type=kind, charset="utf-8")
 
 
-async def _search(request: web.Request, shelf: RunStore) -> web.StreamResponse:
-    """Hits as lines of JSON while they are found; the search ends when nobody listens any more."""
-    asked = Asked(list(request.query.items()))
-    folder = shelf.run(asked.text("run"))
-    query = Query(asked.text("text"), asked.text("regex", "") == "1", asked.text("case", "") == "1")
+async def _search(request: web.Request, store: RunStore) -> web.StreamResponse:
+    """Stream hits as lines of JSON; the search ends when the browser disconnects."""
+    params = Asked(list(request.query.items()))
+    folder = store.run(params.text("run"))
+    query = Query(params.text("text"), params.text("regex", "") == "1", params.text("case", "") == "1")
     query.pattern()
     file = folder.path / "rollouts.jsonl"
     if not file.is_file():
-        raise ConfigError("this run has no rollouts to look through")
+        raise ConfigError("this run has no rollouts to search")
     command = (sys.executable, "-P", "-m", "rove.viewer.search", str(file))
     pipe = asyncio.subprocess.PIPE
     process = await asyncio.create_subprocess_exec(*command, stdin=pipe, stdout=pipe, limit=1 << 20)
@@ -134,14 +139,16 @@ async def _search(request: web.Request, shelf: RunStore) -> web.StreamResponse:
         process.stdin.write(msgspec.json.encode(query))
         process.stdin.write_eof()
         await reply.prepare(request)
-        with suppress(ConnectionError):  # nobody listens any more
-            while line := await asyncio.wait_for(process.stdout.readline(), LONGEST):
+        with suppress(ConnectionError):  # the browser has disconnected
+            while line := await asyncio.wait_for(process.stdout.readline(), SEARCH_TIMEOUT_S):
                 await reply.write(line)
             await reply.write_eof()
         return reply
     except TimeoutError:
         await reply.write(
-            msgspec.json.encode({"error": f"no line was looked through in {LONGEST:.0f} s; try a simpler pattern"})
+            msgspec.json.encode(
+                {"error": f"the search of one line took more than {SEARCH_TIMEOUT_S:.0f} s; try a simpler pattern"}
+            )
         )
         return reply
     finally:
@@ -150,18 +157,18 @@ async def _search(request: web.Request, shelf: RunStore) -> web.StreamResponse:
         await process.wait()
 
 
-# Who is let in
+# Access control
 
 
-def doorkeeper(host: str, token: str | None) -> Middleware:
-    """Lets in who may ask, and turns errors into answers; arguments as those of `make_viewer`."""
+def access_middleware(host: str, token: str | None) -> Middleware:
+    """Check the origin and the token of requests, and turn errors into JSON responses; arguments as of `make_viewer`."""
 
     @web.middleware
-    async def keeper(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
             _check_origin(request, host)
-            if token is not None and (welcome := _check_token(request, token)) is not None:
-                return welcome
+            if token is not None and (redirect := _check_token(request, token)) is not None:
+                return redirect
             response = await handler(request)
         except Exception as error:
             response = refusal(error)
@@ -169,53 +176,53 @@ def doorkeeper(host: str, token: str | None) -> Middleware:
             response.headers.update(HEADERS)
         return response
 
-    return keeper
+    return middleware
 
 
 def _check_origin(request: web.Request, host: str) -> None:
-    """Refuse what pages of other sites ask for, whatever name they have given to this machine's address.
+    """Refuse requests of pages of other sites, including those that resolve their host name to this machine.
 
     Raises:
-        Refused: it is not for us, or not from us.
+        Refusal: The host or the origin is another one.
     """
     named = request.headers.get("Host", "")
     if not names_this_server(named, host):
-        raise Refused(
-            403, f"requests for '{named[:80]}' are not answered here; open the address that rove view has printed"
+        raise Refusal(
+            403, f"the request's Host is '{named[:80]}', not this server; open the address that `rove view` printed"
         )
     origin = foreign_origin(request)
     if origin is not None and ("Origin" in request.headers or request.path != "/"):
-        raise Refused(403, f"requests from '{origin[:80]}' are not answered")
+        raise Refusal(403, f"the request comes from a page of '{origin[:80]}'; expected a page of this server")
 
 
 def _check_token(request: web.Request, token: str) -> web.Response | None:
-    """Where the token stands in the address: a cookie in its place.
+    """If the URL has the token, return a redirect that stores it as a cookie.
 
     Raises:
-        Refused: it is nowhere, or another one.
+        Refusal: The request has no token or a wrong one.
     """
 
-    def right(given: str) -> bool:
+    def is_correct(given: str) -> bool:
         return hmac.compare_digest(given.encode(errors="replace"), token.encode())
 
-    if right(request.query.get("token", "")):
+    if is_correct(request.query.get("token", "")):
         answer = web.Response(status=303, headers={"Location": "/", **HEADERS})
         answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
         return answer
-    if not right(request.cookies.get(COOKIE, "")):
-        raise Refused(401, "open the address that rove view has printed, with its token")
+    if not is_correct(request.cookies.get(COOKIE, "")):
+        raise Refusal(401, "the token is missing or wrong; open the address that `rove view` printed")
     return None
 
 
 def refusal(error: Exception) -> web.Response:
-    """An error as an answer in JSON: {"error": why}."""
-    status, message, headers = _told(error)
+    """Return an error as a JSON response: {"error": message}."""
+    status, message, headers = _error_of(error)
     body = msgspec.json.encode({"error": utf8_text(message)})
     return web.Response(status=status, body=body, content_type="application/json", headers=headers)
 
 
-def _told(error: Exception) -> tuple[int, str, dict[str, Any]]:
-    if isinstance(error, Refused):
+def _error_of(error: Exception) -> tuple[int, str, dict[str, Any]]:
+    if isinstance(error, Refusal):
         return error.status, str(error), {}
     if isinstance(error, web.HTTPException):
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}
@@ -242,14 +249,14 @@ async def serve_viewer(
     """Serve until cancelled.
 
     Args:
-        shelf: the runs.
-        host: where to listen.
-        port: 0 = any that is free.
-        token: see `make_viewer`.
-        on_start: told the address to open once it answers.
+        store: The runs.
+        host: Address to listen on.
+        port: Port; 0 chooses a free one.
+        token: See `make_viewer`.
+        on_start: Called with the address to open once the server listens.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The server cannot listen there.
     """
     app = make_viewer(store, host=host, token=token)
     async with listening(app, host, port) as runner:

@@ -10,12 +10,12 @@ SPARKS = "▁▂▃▄▅▆▇█"
 
 
 def percent(value: float | None) -> str:
-    """0.123 → "12.3"; nothing → "–"."""
+    """0.123 → "12.3"; None → "–"."""
     return "–" if value is None or math.isnan(value) else f"{100 * value:.1f}"
 
 
 def number(value: float | None, digits: int = 3) -> str:
-    """A value for people: `digits` decimals, 4 digits from 1000 on; nothing (nan, or what JSON makes of it) → "–"."""
+    """Format a value with `digits` decimals, or 4 significant digits from 1000 on; None or nan → "–"."""
     if value is None or math.isnan(value):
         return "–"
     return f"{value:.4g}" if abs(value) >= 1000 or value == 0 else f"{value:.{digits}f}"
@@ -50,12 +50,12 @@ def caveats(estimates: Iterable[Mapping[str, Any]]) -> str:
 
 
 def seconds(value: float) -> str:
-    """A duration with two significant digits: 0.012 s, 1.5 s, 340 s."""
+    """Format a duration with two significant digits: 0.012 s, 1.5 s, 340 s."""
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
 def sparkline(values: Sequence[float], width: int = 40) -> str:
-    """A curve in one line of text, averaged down to `width` characters."""
+    """Return a curve as one line of text, averaged down to `width` characters."""
     clean = [v for v in values if not math.isnan(v)]
     if not clean:
         return ""
@@ -67,5 +67,5 @@ def sparkline(values: Sequence[float], width: int = 40) -> str:
 
 
 def signed(value: float | None) -> str:
-    """`number` with its sign, also when it is a plus."""
+    """`number` with a sign, also for positive values."""
     return f"+{number(value)}" if value is not None and value > 0 else number(value)

@@ -1,4 +1,4 @@
-"""Texts cut to what can be shown, and a page that needs nothing but itself, made of the viewer's own style and scripts."""
+"""Shortened texts, and a self-contained HTML page made of the viewer's own style and scripts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,9 @@ PAGE = """<!doctype html>
 <style>{style}</style>
 </head>
 <body>
-<main id="main" tabindex="-1"><noscript><p>Without JavaScript this is all there is to see:</p><pre>{words}</pre></noscript></main>
+<main id="main" tabindex="-1">
+<noscript><p>Without JavaScript this page shows only a summary:</p><pre>{plain_text}</pre></noscript>
+</main>
 <p id="said" role="status" class="unseen"></p>
 <script type="application/json" id="data">{data}</script>
 <script>{script}</script>
@@ -37,14 +39,14 @@ EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const) (\w+))", re.MU
 
 
 def shown(value: Any) -> str:
-    """A number for people; "–" where there is none."""
+    """Format a number; None or non-finite → "–"."""
     if value is None or (isinstance(value, float) and not math.isfinite(value)):
         return "–"
     return f"{value:,}" if isinstance(value, int) else number(value)
 
 
 def cut(value: str, limit: int) -> str:
-    """A text of about `limit` characters at most, its middle left out, which is said."""
+    """Shorten a text to about `limit` characters by leaving out its middle, with a note."""
     if len(value) <= limit:
         return value
     head = limit * 2 // 3
@@ -57,21 +59,21 @@ def utf8_text(value: str) -> str:
 
 
 def excerpt(value: str, limit: int) -> str:
-    """The start of a text, on one line."""
+    """Return the start of a text on one line."""
     line = " ".join(value[: 4 * limit].split())
     return line if len(line) <= limit else line[: limit - 1] + "…"
 
 
-def whole_page(title: str, words: str, data: Mapping[str, Any]) -> str:
-    """A page in one file that asks nobody for anything.
+def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
+    """Return a page in one file that loads nothing from the network.
 
-    Whatever a run says is data of the page, in which no "<" is left, and is put into elements as text; nothing is loaded, and no
-    script runs but ours.
+    Data of the run is JSON without any "<" and is only inserted as text; the content security policy allows only the page's own
+    style and script.
 
     Args:
-        title: of the window.
-        words: what is read where scripts do not run.
-        data: what `static/report.js` shows.
+        title: Title of the window.
+        plain_text: Shown without JavaScript.
+        data: Input of `static/report.js`.
     """
     folder = resources.files("rove.viewer") / "static"
     style = (folder / "style.css").read_text(encoding="utf-8")
@@ -79,25 +81,25 @@ def whole_page(title: str, words: str, data: Mapping[str, Any]) -> str:
     script = bundled("report", files)
     inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
-    texts = {"title": html.escape(title), "words": html.escape(words), "policy": policy}
+    texts = {"title": html.escape(title), "plain_text": html.escape(plain_text), "policy": policy}
     return PAGE.format(**texts, style=style, data=inert, script=script)
 
 
 def bundled(entry: str, files: Mapping[str, str]) -> str:
-    """An ES module and all that it imports as one script: each a function, called once, that returns what it exports.
+    """Join an ES module and its imports into one script; each module becomes a function that runs once and returns its exports.
 
     Args:
-        entry: name of the module.
-        files: modules by name, in the form that ours have: imports of names, one statement each, and exported declarations.
+        entry: Name of the module.
+        files: Modules by name. Imports must be named, one statement per line; exports must be declarations.
     """
-    return '"use strict";\n' + "\n".join(_modules(entry, files, []))
+    return '"use strict";\n' + "\n".join(_bundle_parts(entry, files, []))
 
 
-def _modules(name: str, files: Mapping[str, str], done: list[str]) -> Iterator[str]:
+def _bundle_parts(name: str, files: Mapping[str, str], done: list[str]) -> Iterator[str]:
     source = files[name]
     for _, needed in IMPORT.findall(source):
         if needed not in done:
-            yield from _modules(needed, files, done)
+            yield from _bundle_parts(needed, files, done)
     done.append(name)
     exported = ", ".join(EXPORT.findall(source))
     body = EXPORT.sub("", IMPORT.sub(r"const {\1} = $\2;\n", source))
@@ -106,5 +108,5 @@ def _modules(name: str, files: Mapping[str, str], done: list[str]) -> Iterator[s
 
 
 def _digest(source: str) -> str:
-    """How a policy names a script or a style."""
+    """Return the hash of a script or style for the policy."""
     return f"'sha256-{base64.b64encode(hashlib.sha256(source.encode()).digest()).decode()}'"

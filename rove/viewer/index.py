@@ -1,15 +1,17 @@
-"""An index of a run's rollouts: where each line of rollouts.jsonl begins, and its scalars, in SQLite.
+"""An index of a run's rollouts in SQLite: the offset of each line of rollouts.jsonl, and its scalar values.
 
-It is in the user's cache folder, never in the run folder, which may come from a stranger: a database found there is not
-opened. Where the cache cannot be written, the index is in memory. Whenever an index does not fit the file it is rebuilt.
+The index is in the user's cache folder. A database in the run folder is never opened: the folder may come from an untrusted
+source. If the cache is not writable, the index is in memory. An index that does not fit its file is rebuilt.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import sqlite3
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import closing, suppress
 from pathlib import Path
 from threading import RLock
 from typing import Any, BinaryIO, NamedTuple, TypeVar
@@ -18,23 +20,22 @@ from rove.core.errors import RunError
 from rove.core.messages import text_of
 from rove.runs.annotations import Annotations
 from rove.runs.serialization import Listed, decode_listed
-from rove.utils.files import open_regular, read_lines
+from rove.utils.files import cache_folder, open_regular, read_lines
 from rove.viewer.html import excerpt, utf8_text
-from rove.viewer.index_store import drop_indexes, remove_index, store_of
-from rove.viewer.jsonl_tail import mark
+from rove.viewer.jsonl_tail import prefix_fingerprint
 
 T = TypeVar("T")
 
-VERSION = 2
-"""Of the tables; an index of another one is made anew."""
-NAMES = 400
-"""Reward functions and metrics that have a column; of further ones only the rollout itself tells."""
-BATCH = 1000
-"""Lines kept in memory before they are stored."""
-REMEMBERED = 200
-"""Answers kept; some have a byte for each rollout."""
-ASKED = 160
-"""Characters kept of what an example asks."""
+TABLES_VERSION = 2
+"""Version of the tables; an index of another version is rebuilt."""
+MAX_SCORE_COLUMNS = 400
+"""Reward functions and metrics with a column; further ones are only in the rollouts."""
+BATCH_LINES = 1000
+"""Lines per insertion."""
+MAX_CACHED_RESULTS = 200
+"""Cached results; some take a byte per rollout."""
+MAX_QUESTION_CHARS = 160
+"""Characters stored of an example's prompt."""
 
 FIXED = {
     "line": "INTEGER PRIMARY KEY",
@@ -58,7 +59,7 @@ FIXED = {
     "retries": "INTEGER",
     "temperature": "REAL",
 }
-"""Columns of every rollout. `line` counts from 0; `superseded` is 1 where a later line is of the same rollout."""
+"""Columns of every rollout. `line` counts from 0; `superseded` is 1 if a later line repeats the rollout."""
 
 TABLES = f"""
 CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items())});
@@ -74,37 +75,37 @@ CREATE TRIGGER again BEFORE INSERT ON rollouts BEGIN
   UPDATE rollouts SET superseded = 1
   WHERE example_key = NEW.example_key AND rollout = NEW.rollout AND step IS NEW.step AND superseded = 0;
 END;
-PRAGMA user_version = {VERSION};
+PRAGMA user_version = {TABLES_VERSION};
 """
 
-SAID = """
+ANNOTATION_TABLES = """
 PRAGMA temp_store = MEMORY;
 CREATE TEMP TABLE tagged (line INTEGER, tag TEXT, PRIMARY KEY (line, tag)) WITHOUT ROWID;
 CREATE TEMP TABLE noted (line INTEGER PRIMARY KEY, note TEXT);
 """
-"""What people say of rollouts; not kept, it is in a file of its own already."""
+"""Tags and notes, in temporary tables: the run folder has them in a file."""
 
 
 class Progress(NamedTuple):
     """How much of the file has been read."""
 
     bytes: int
-    """Of whole lines."""
+    """Bytes of the read lines."""
     size: int
-    """Bytes of the file; beyond `bytes`, once `done`, there is a line whose end has not been written."""
+    """Bytes of the file. If it exceeds `bytes` when `done`, the last line is incomplete."""
     done: bool
     bad: int
-    """Lines that are no rollouts this rove can read."""
+    """Lines that are not rollouts that this version can read."""
     stamp: tuple[int, int]
-    """Differs where the contents do."""
+    """Changes with the contents."""
 
 
 class Index:
-    """The index of one file; calls may come from any thread.
+    """The index of one file; its methods are thread-safe.
 
     Args:
-        file: a run's rollouts.jsonl; it may not be there yet.
-        folder: where the database is kept. Default: `index_folder()`.
+        file: A run's rollouts.jsonl; may not exist yet.
+        folder: Folder of the database. Default: `index_folder()`.
     """
 
     def __init__(self, file: Path, folder: Path | None = None):
@@ -114,10 +115,10 @@ class Index:
         self._in_memory = self.store is None
         self._checked: tuple[int, ...] = ()
         self._born = 0
-        self._remembered: dict[Hashable, Any] = {}
+        self._cache: dict[Hashable, Any] = {}
         self._stamp: tuple[Any, ...] = ()
         self.annotations = Annotations(file.parent)
-        self._said: tuple[Any, ...] = ()
+        self._annotated: tuple[Any, ...] = ()
         self._lock = RLock()
 
     def close(self) -> None:
@@ -128,7 +129,7 @@ class Index:
                 self._database = None
 
     def catch_up(self, seconds: float = 0.2) -> Progress:
-        """Read what is new, for about so long; call again until it is `done`."""
+        """Read new lines for about `seconds`; call it again until the progress is `done`."""
         with self._lock:
             try:
                 return self._catch_up(time.monotonic() + seconds)
@@ -137,11 +138,11 @@ class Index:
                 self._in_memory = True
                 return self._catch_up(time.monotonic() + seconds)
 
-    def ask(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """The rows of a query.
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
+        """Return the rows of an SQL query.
 
         Raises:
-            RunError: the database cannot be read.
+            RunError: The database cannot be read.
         """
         with self._lock:
             try:
@@ -149,22 +150,22 @@ class Index:
             except (sqlite3.Error, OverflowError) as error:
                 self.close()
                 raise RunError(
-                    f"the index {self.store or 'in memory'} cannot be read ({error}); delete it, it is rebuilt"
+                    f"the index {self.store or 'in memory'} cannot be read ({error}); delete it, rove rebuilds it"
                 ) from error
 
     def columns(self) -> dict[str, str]:
-        """Scores by name → their columns in the table `rollouts`."""
-        return {name: f"v{place}" for place, name in self.ask("SELECT place, name FROM names ORDER BY place")}
+        """Return scores by name → their columns in the table `rollouts`."""
+        return {name: f"v{place}" for place, name in self.query("SELECT place, name FROM names ORDER BY place")}
 
-    def remember(self, name: Hashable, find: Callable[[], T]) -> T:
-        """What `find` returns, found once for what has been read and annotated; nobody may change it."""
+    def cached(self, name: Hashable, find: Callable[[], T]) -> T:
+        """Return the result of `find`, cached until lines or annotations change; callers must not modify it."""
         with self._lock:
-            [stamp] = self.ask("SELECT bytes, lines, ? FROM seen", [str(self._said)])
-            if stamp != self._stamp or len(self._remembered) >= REMEMBERED:
-                self._remembered, self._stamp = {}, stamp
-            if name not in self._remembered:
-                self._remembered[name] = find()
-            return self._remembered[name]
+            [stamp] = self.query("SELECT bytes, lines, ? FROM seen", [str(self._annotated)])
+            if stamp != self._stamp or len(self._cache) >= MAX_CACHED_RESULTS:
+                self._cache, self._stamp = {}, stamp
+            if name not in self._cache:
+                self._cache[name] = find()
+            return self._cache[name]
 
     # the database
 
@@ -179,19 +180,19 @@ class Index:
         is_new = where != ":memory:" and not os.path.exists(where)
         database = sqlite3.connect(where, timeout=5.0, isolation_level=None, check_same_thread=False)
         try:
-            database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {SAID}")
-            self._said = ()
-            if database.execute("PRAGMA user_version").fetchone()[0] != VERSION:
+            database.executescript(f"PRAGMA synchronous = OFF; PRAGMA trusted_schema = OFF; {ANNOTATION_TABLES}")
+            self._annotated = ()
+            if database.execute("PRAGMA user_version").fetchone()[0] != TABLES_VERSION:
                 self._empty(database)
         except sqlite3.DatabaseError as error:
             database.close()
             if self.store is None or self._in_memory or isinstance(error, sqlite3.OperationalError):
                 raise
-            remove_index(self.store)  # no database at all, or a broken one
+            remove_index(self.store)  # not a database, or a damaged one
             return self._connect()
         self._born = self._inode()
         if self.store is not None and self._born:
-            os.utime(self.store)  # the indexes that were not used for longest are dropped first
+            os.utime(self.store)  # `drop_indexes` starts with the least recently used
             if is_new:
                 drop_indexes(self.store.parent, keep=self.store)
         return database
@@ -207,14 +208,14 @@ class Index:
         drops = [f'DROP {kind} "{name}";' for kind, name in found if '"' not in name]
         database.executescript("\n".join(["BEGIN IMMEDIATE;", *drops, TABLES, "COMMIT;"]))
         database.execute("INSERT INTO source VALUES (?)", (os.fsencode(self.file.absolute()),))
-        self._said = ()
+        self._annotated = ()
 
     # reading
 
     def _catch_up(self, deadline: float) -> Progress:
         self.annotations.catch_up()
         if not self._in_memory and self._database is not None and self._inode() != self._born:
-            self.close()  # another process has dropped it
+            self.close()  # another process has deleted it
         if self._database is None and not os.path.lexists(self.file):
             return Progress(0, 0, True, 0, (0, 0))
         database = self._connected()
@@ -236,34 +237,34 @@ class Index:
                 self._checked = now if done else ()
         [(read, count)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
         [(bad,)] = database.execute("SELECT COUNT(*) FROM bad").fetchall()
-        self._keep_said(database, read)
+        self._store_annotations(database, read)
         return Progress(read, found.st_size, done, bad, (read, count))
 
-    def _keep_said(self, database: sqlite3.Connection, read: int) -> None:
-        """Find the lines of the rollouts that have tags or notes."""
+    def _store_annotations(self, database: sqlite3.Connection, read: int) -> None:
+        """Store the lines of rollouts that have tags or notes."""
         now = (self.annotations.stamp, read if self.annotations.rollouts else 0)
-        if now == self._said:
+        if now == self._annotated:
             return
         database.executescript("BEGIN; DELETE FROM tagged; DELETE FROM noted;")
         lines = "SELECT line, ? FROM rollouts INDEXED BY places WHERE example_key = ? AND rollout = ? AND step IS ?"
-        for (step, key, rollout), said in self.annotations.rollouts.items():
+        for (step, key, rollout), annotation in self.annotations.rollouts.items():
             where = (utf8_text(key), rollout, step)
-            for tag in said.tags:
+            for tag in annotation.tags:
                 database.execute(f"INSERT OR IGNORE INTO tagged {lines}", (tag, *where))
-            if said.note:
-                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (utf8_text(said.note), *where))
+            if annotation.note:
+                database.execute(f"INSERT OR IGNORE INTO noted {lines}", (utf8_text(annotation.note), *where))
         database.execute("COMMIT")
-        self._said = now
+        self._annotated = now
 
     def _is_same(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result) -> bool:
-        """Whether the file begins with what was indexed: it is unchanged, or longer, and has the same bytes at both ends.
+        """Return whether the file still starts with the indexed bytes: it is unchanged, or longer with the same fingerprint.
 
-        Resumed training cuts the file and writes on; another run may have taken its place.
+        Resumed training cuts and extends the file; another run may have replaced it.
         """
         [(read, known, *then)] = database.execute("SELECT bytes, mark, inode, size, changed FROM seen").fetchall()
         now = [_inode_of(found), found.st_size, found.st_mtime_ns]
         grown = then[0] == now[0] and found.st_size > then[1]
-        return read == 0 or ((grown or then == now) and mark(lines, read) == known)
+        return read == 0 or ((grown or then == now) and prefix_fingerprint(lines, read) == known)
 
     def _read(self, database: sqlite3.Connection, lines: BinaryIO, found: os.stat_result, deadline: float) -> bool:
         [(read, number)] = database.execute("SELECT bytes, lines FROM seen").fetchall()
@@ -279,7 +280,7 @@ class Index:
                 done = False
                 break
         batch.store()
-        now = (read, number, mark(lines, read), _inode_of(found), found.st_size, found.st_mtime_ns)
+        now = (read, number, prefix_fingerprint(lines, read), _inode_of(found), found.st_size, found.st_mtime_ns)
         database.execute("UPDATE seen SET bytes = ?, lines = ?, mark = ?, inode = ?, size = ?, changed = ?", now)
         return done
 
@@ -289,7 +290,7 @@ def _inode_of(found: os.stat_result) -> str:
 
 
 class _Batch:
-    """Lines on their way into the database."""
+    """Lines to insert into the database."""
 
     def __init__(self, database: sqlite3.Connection):
         self.database = database
@@ -309,12 +310,12 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.asked.append((number, _asked(listed)))
-        if len(self.rows) >= BATCH:
+        self.asked.append((number, _question(listed)))
+        if len(self.rows) >= BATCH_LINES:
             self.store()
 
     def _add_names(self, names: Sequence[str]) -> None:
-        for name in names[: NAMES - len(self.places)]:
+        for name in names[: MAX_SCORE_COLUMNS - len(self.places)]:
             self.store()
             place = len(self.places)
             self.places[name] = place
@@ -331,14 +332,14 @@ class _Batch:
 
 
 def _scalars(listed: Listed) -> Iterator[Any]:
-    """The values of FIXED after the first four.
+    """Yield the values of FIXED after the first four.
 
     Raises:
-        ValueError: a number is larger than anything that is counted.
+        ValueError: A number is too large for a count.
     """
     for number in (listed.example_id, listed.rollout_index, listed.step or 0, *_tokens(listed)):
         if abs(number) >= 1 << 53:
-            raise ValueError(f"not a rollout record: {number} is too large to be a count")
+            raise ValueError(f"not a rollout record: {number} is too large for a count")
     error = listed.error
     yield from (
         utf8_text(listed.example_key),
@@ -358,9 +359,83 @@ def _tokens(listed: Listed) -> tuple[int, int]:
     return listed.usage.prompt_tokens, listed.usage.completion_tokens
 
 
-def _asked(listed: Listed) -> str:
-    """What the example asks: its last message."""
+def _question(listed: Listed) -> str:
+    """Return the last message of the prompt, shortened."""
     try:
-        return utf8_text(excerpt(text_of(listed.prompt[-1]), ASKED)) if listed.prompt else ""
-    except (AttributeError, TypeError):  # a content that is neither text nor parts
+        return utf8_text(excerpt(text_of(listed.prompt[-1]), MAX_QUESTION_CHARS)) if listed.prompt else ""
+    except (AttributeError, TypeError):  # a content that is neither text nor a list of parts
         return ""
+
+
+MAX_INDEXES = 1000
+"""Indexes existing in the cache folder."""
+MAX_INDEX_BYTES = 4 << 30
+"""Their size limit together."""
+
+
+def index_folder() -> Path:
+    """Return the folder of all indexes, `indexes` in rove's cache folder; it need not exist.
+
+    Raises:
+        RuntimeError: the user has no home folder.
+    """
+    return cache_folder() / "indexes"
+
+
+def store_of(file: Path, folder: Path | None) -> Path | None:
+    """Return where the index of a rollouts.jsonl is existing, by its path; None where there is no folder to keep it in.
+
+    Args:
+        file: the rollouts.jsonl.
+        folder: of the indexes. Default: `index_folder()`.
+    """
+    try:
+        folder = folder or index_folder()
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, RuntimeError):
+        return None
+    name = hashlib.blake2b(os.fsencode(file.parent.resolve() / file.name), digest_size=16).hexdigest()
+    return folder / f"{name}.sqlite"
+
+
+def remove_index(store: Path) -> None:
+    """Delete an index, and the journal that a killed process has left of it."""
+    store.unlink(missing_ok=True)
+    store.with_name(f"{store.name}-journal").unlink(missing_ok=True)
+
+
+def drop_indexes(folder: Path, keep: Path, max_indexes: int = MAX_INDEXES, max_bytes: int = MAX_INDEX_BYTES) -> None:
+    """Delete indexes whose file is gone, then the least recently used ones beyond the limits.
+
+    Args:
+        folder: Folder of the indexes.
+        keep: The index that is never deleted.
+        max_indexes: Maximum number of indexes.
+        max_bytes: Maximum total size in bytes.
+    """
+    existing = []
+    for store in folder.glob("*.sqlite"):
+        with suppress(OSError):  # another process may be deleting it
+            if store != keep and not _has_source(store):
+                remove_index(store)
+                continue
+            found = store.stat()
+            existing.append((store == keep, found.st_mtime_ns, found.st_size, store))
+    size = sum(one[2] for one in existing)
+    existing.sort(reverse=True)
+    while len(existing) > 1 and (len(existing) > max_indexes or size > max_bytes):
+        _, _, freed, store = existing.pop()
+        size -= freed
+        remove_index(store)
+
+
+def _has_source(store: Path) -> bool:
+    """Return whether the file of an index still exists; True if the index is locked."""
+    try:
+        with closing(sqlite3.connect(f"{store.as_uri()}?mode=ro", uri=True, timeout=0.0)) as database:
+            found = database.execute("SELECT file FROM source").fetchone()
+    except sqlite3.OperationalError:  # another process is writing it
+        return True
+    except sqlite3.DatabaseError:
+        return False
+    return found is not None and os.path.lexists(found[0])

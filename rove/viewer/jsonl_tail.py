@@ -1,4 +1,4 @@
-"""Files of lines that somebody else is writing."""
+"""Read JSON lines from a file that another process appends to."""
 
 from __future__ import annotations
 
@@ -12,42 +12,42 @@ from rove.core.errors import RunError
 from rove.runs.schema import decoded_row
 from rove.utils.files import open_regular, read_lines
 
-SAMPLE = 4096
-"""Bytes at either end of what has been read by which a file is recognised."""
+FINGERPRINT_BYTES = 4096
+"""Bytes at the start and end of the read part that identify it."""
 
 
-def mark(file: BinaryIO, end: int) -> bytes:
-    """What the first `end` bytes of a file are recognised by: resumed training cuts it, and never writes the same times again."""
+def prefix_fingerprint(file: BinaryIO, end: int) -> bytes:
+    """Return a fingerprint of the first `end` bytes; it shows that resumed training has cut and rewritten the file."""
     file.seek(0)
-    head = file.read(min(end, SAMPLE))
-    file.seek(max(0, end - SAMPLE))
-    return hashlib.blake2b(head + file.read(min(end, SAMPLE)), digest_size=16).digest()
+    head = file.read(min(end, FINGERPRINT_BYTES))
+    file.seek(max(0, end - FINGERPRINT_BYTES))
+    return hashlib.blake2b(head + file.read(min(end, FINGERPRINT_BYTES)), digest_size=16).digest()
 
 
-class GrowingLines:
-    """The objects of a small file of JSON lines, as far as they have been written.
+class JsonlTail:
+    """The rows of a small file of JSON lines, up to the last complete line.
 
     Args:
-        file: it may not be there yet.
+        file: May not exist yet.
     """
 
     def __init__(self, file: Path):
         self.file = file
         self.rows: list[dict[str, Any]] = []
         self.bad = 0
-        """Lines that cannot be read."""
+        """Number of unreadable lines."""
         self.life = 0
-        """How often the file was cut, and read anew."""
+        """How often the file was cut or replaced."""
         self._end = 0
-        self._mark = b""
+        self._fingerprint = b""
         self._seen: tuple[int, ...] = ()
         self._lock = Lock()
 
     def catch_up(self) -> None:
-        """Read what is new; a last line without its end is waited for.
+        """Read new lines; an incomplete last line is left for the next call.
 
         Raises:
-            RunError: the file is something other than a regular file.
+            RunError: The path is not a regular file.
         """
         with self._lock:
             try:
@@ -61,7 +61,7 @@ class GrowingLines:
                 self._start_over()
 
     def _read(self, lines: BinaryIO) -> None:
-        if mark(lines, self._end) != self._mark:
+        if prefix_fingerprint(lines, self._end) != self._fingerprint:
             self._start_over()
         lines.seek(self._end)
         for line in read_lines(lines):
@@ -72,7 +72,7 @@ class GrowingLines:
                 self.rows.append(decoded_row(line))
             except RunError:
                 self.bad += 1
-        self._mark = mark(lines, self._end)
+        self._fingerprint = prefix_fingerprint(lines, self._end)
 
     def _start_over(self) -> None:
         self.life += bool(self._end)

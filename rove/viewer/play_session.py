@@ -1,4 +1,4 @@
-"""A game in the browser: a person sits at one side of an environment, or watches, and may keep what was played."""
+"""A game in the browser: a person takes one role of an environment, or watches, and may save the game."""
 
 from __future__ import annotations
 
@@ -17,53 +17,54 @@ from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.games.replay_cases import OPPONENT
-from rove.viewer.app import Refused, doorkeeper, file_answer, page_files
+from rove.viewer.app import Refusal, access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened
 
 OWN_ROLES = ("opponent", "model", "none")
-"""Where a person may sit: against the model, in its place, or beside it. Any other role is one that the environment asks by name
-(`rove.query`); it may be a pattern of names."""
-MESSAGE = 20_000
-"""Most characters shown of a text, and taken of a move."""
-WAIT = 20.0
-"""Seconds that a question for news is kept waiting."""
+"""Roles of the person: against the model, in its place, or watching. Any other role is a model role that the environment queries
+(`rove.query`); it may be a pattern of names.
+"""
+MAX_TEXT_CHARS = 20_000
+"""Maximum characters shown of a text, and accepted as a move."""
+POLL_TIMEOUT_S = 20.0
+"""Time that a request for changes waits."""
 
 
 class Move(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the person does: `text` in answer to the state `number`."""
+    """The person's move: `text`, for the state with this `number`."""
 
     number: int
     text: str
 
 
-class Again(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Another game, in another role if it is given."""
+class NewGame(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """A request for another game, in another role if given."""
 
     role: str | None = None
 
 
-class Question(NamedTuple):
-    """What the person is asked."""
+class PlayerPrompt(NamedTuple):
+    """A prompt for the person."""
 
     view: str
     legal: list[str] | None
-    """The legal moves, where they are known."""
+    """The legal moves if they are known."""
     board: Rendering | None
     role: str = ""
-    """The name by which the environment asks the person; "" where it is no role of `rove.query`."""
+    """The model role that the person plays; "" for the opponent or the model itself."""
     messages: list[dict[str, Any]] = []  # noqa: RUF012  never changed
-    """The conversation as that role sees it."""
+    """The conversation of that role."""
 
 
 class Table:
-    """Where a person and a model meet.
+    """A game between a person and a model, as the page sees it.
 
     Args:
-        env_id: name of the environment; the viewer may know how its texts are drawn.
-        model: who plays, "" for nobody.
-        roles: where the person may sit; the first is taken. Further ones may be `offer`ed.
-        fields: what an answer in the model's role consists of, tag by tag; none = it is a free text.
-        answer_field: which of them is the move.
+        env_id: Name of the environment; the page may have a way to show its texts.
+        model: Name of the model; "" if there is none.
+        roles: Roles of the person; the first one is active. `offer` adds further ones.
+        fields: Tags of an answer in the model's role; none = free text.
+        answer_field: The tag with the move.
     """
 
     def __init__(
@@ -76,27 +77,27 @@ class Table:
         self.fields = list(fields)
         self.answer_field = answer_field
         self.number = 0
-        """Counts the changes."""
+        """Version of the state."""
         self.messages: list[dict[str, Any]] = []
         self.renderings: Mapping[int, Rendering] = {}
-        """What the environment drew, by the message it was drawn after."""
-        self.asked: Question | None = None
+        """Renderings of the environment, by the number of messages before them."""
+        self.prompt: PlayerPrompt | None = None
         self.moves: list[tuple[str, str]] = []
-        """The person's in the opponent's role, each with the view it answered."""
+        """The person's moves as the opponent, each with the view before it."""
         self.record: RolloutRecord | None = None
-        self.kept = ""
-        self._answer: asyncio.Future[str] | None = None
-        self._turn = asyncio.Lock()
-        self._again = asyncio.Event()
-        self._news = asyncio.Event()
+        self.saved_as = ""
+        self._reply: asyncio.Future[str] | None = None
+        self._prompt_lock = asyncio.Lock()
+        self._new_game = asyncio.Event()
+        self._changed_event = asyncio.Event()
 
-    def _changed(self) -> None:
+    def _notify(self) -> None:
         self.number += 1
-        self._news.set()
-        self._news = asyncio.Event()
+        self._changed_event.set()
+        self._changed_event = asyncio.Event()
 
     def state(self) -> dict[str, Any]:
-        """Everything the page shows."""
+        """Return everything that the page shows."""
         record = self.record
         return {
             "number": self.number,
@@ -106,209 +107,209 @@ class Table:
             "model_roles": self.model_roles,
             "fields": self.fields,
             "answer_field": self.answer_field,
-            "messages": shortened(self.messages, MESSAGE),
+            "messages": shortened(self.messages, MAX_TEXT_CHARS),
             "renderings": {str(place): board for place, board in self.renderings.items()},
-            "asked": None if self.asked is None else shortened(self.asked._asdict(), MESSAGE),
+            "asked": None if self.prompt is None else shortened(self.prompt._asdict(), MAX_TEXT_CHARS),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
             "error": None
             if record is None or record.error is None
-            else shortened(msgspec.to_builtins(record.error), MESSAGE),
-            "kept": self.kept,
+            else shortened(msgspec.to_builtins(record.error), MAX_TEXT_CHARS),
+            "kept": self.saved_as,
         }
 
     async def state_after(self, number: str) -> dict[str, Any]:
-        """The state once its number is another one, or as it is after a while."""
+        """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""
         if str(self.number) == number:
-            news = self._news
+            changed_event = self._changed_event
             with suppress(TimeoutError):
-                await asyncio.wait_for(news.wait(), WAIT)
+                await asyncio.wait_for(changed_event.wait(), POLL_TIMEOUT_S)
         return self.state()
 
-    # the game's side
+    # called by the game
 
     def show(self, messages: Sequence[Mapping[str, Any]], boards: Mapping[int, Rendering]) -> None:
-        """What has been said so far, and drawn after which message."""
+        """Show the conversation and its renderings."""
         self.messages = [dict(message) for message in messages]
         self.renderings = dict(boards)
-        self._changed()
+        self._notify()
 
     async def ask(self, view: str, legal: list[str] | None, board: Rendering | None = None) -> str:
-        """What the person does: an `Opponent` of a two-player environment."""
-        answer = await self.answer(Question(view, legal, board))
+        """Return the person's move: an `Opponent` of a two-player environment."""
+        answer = await self.answer(PlayerPrompt(view, legal, board))
         if legal is not None:
             self.moves.append((view, answer))
         return answer
 
-    async def answer(self, question: Question) -> str:
-        """What the person says to a question; of several at once, one after the other."""
-        async with self._turn:
-            self._answer = asyncio.get_running_loop().create_future()
-            self.asked = question
-            self._changed()
+    async def answer(self, prompt: PlayerPrompt) -> str:
+        """Return the person's answer to a prompt; concurrent prompts wait for each other."""
+        async with self._prompt_lock:
+            self._reply = asyncio.get_running_loop().create_future()
+            self.prompt = prompt
+            self._notify()
             try:
-                return await self._answer
+                return await self._reply
             finally:
-                self.asked = self._answer = None
-                self._changed()
+                self.prompt = self._reply = None
+                self._notify()
 
     def is_mine(self, role: str) -> bool:
-        """Whether the person sits where the environment asks by this name."""
+        """Return whether the person plays this model role."""
         return self.role not in ("model", "none") and fnmatchcase(role, self.role)
 
     def offer(self, roles: Iterable[str]) -> None:
-        """Let the person sit in these, too, in the games that come."""
+        """Add roles for later games."""
         self.model_roles += [role for role in roles if not any(fnmatchcase(role, one) for one in self.model_roles)]
 
     async def finish(self, record: RolloutRecord) -> None:
-        """The game is over; returns when another one is wanted."""
+        """Show the finished game and wait for a request for another one."""
         self.record = with_opponent(record, self.moves)
         self.show([*record.prompt, *record.completion], record.renderings)
-        self._again.clear()
-        await self._again.wait()
-        self.record, self.kept, self.moves = None, "", []
+        self._new_game.clear()
+        await self._new_game.wait()
+        self.record, self.saved_as, self.moves = None, "", []
         self.show([], {})
 
-    # the person's side
+    # called by the person
 
     def move(self, move: Move) -> None:
-        """Take a move.
+        """Accept a move.
 
         Raises:
-            ConfigError: nobody has asked, or it is not a legal one.
+            ConfigError: There is no prompt, or the move is not legal.
         """
-        if self.asked is None or self._answer is None or self._answer.done() or move.number != self.number:
-            raise ConfigError("it is not your turn; look at the board again")
-        legal = self.asked.legal
+        if self.prompt is None or self._reply is None or self._reply.done() or move.number != self.number:
+            raise ConfigError("it is not your turn; reload the current state")
+        legal = self.prompt.legal
         if legal is not None and move.text not in legal:
-            raise ConfigError(f"'{move.text[:40]}' is not one of {', '.join(legal)}")
-        if not 0 < len(move.text) <= MESSAGE:
-            raise ConfigError(f"an answer has 1 to {MESSAGE:,} characters")
-        self._answer.set_result(move.text)
+            raise ConfigError(f"'{move.text[:40]}' is not a legal move; expected one of {', '.join(legal)}")
+        if not 0 < len(move.text) <= MAX_TEXT_CHARS:
+            raise ConfigError(f"the answer has {len(move.text):,} characters; expected 1 to {MAX_TEXT_CHARS:,}")
+        self._reply.set_result(move.text)
 
-    def again(self, wanted: Again = Again()) -> None:  # noqa: B008  frozen
-        """Begin another game.
+    def new_game(self, request: NewGame = NewGame()) -> None:  # noqa: B008  frozen
+        """Start another game.
 
         Raises:
-            ConfigError: this one is not over yet, or there is no such role.
+            ConfigError: This game has not ended, or there is no such role.
         """
         self._finished()
-        role = next((role for role in self.model_roles if role == wanted.role), None)
-        if wanted.role is not None and role is None:
+        role = next((role for role in self.model_roles if role == request.role), None)
+        if request.role is not None and role is None:
             raise ConfigError(
-                f"no role '{wanted.role[:40]}' at this table; {nearest(wanted.role[:40], self.model_roles)}"
+                f"no role '{request.role[:40]}' in this game; {nearest(request.role[:40], self.model_roles)}"
             )
         self.role = role or self.role
-        self._again.set()
+        self._new_game.set()
 
-    def keep(self, put: Callable[[RolloutRecord], str]) -> None:
-        """Keep the game that is over, once; `put` puts it away and says where.
+    def save(self, write: Callable[[RolloutRecord], str]) -> None:
+        """Save the finished game once; `write` stores it and returns the path.
 
         Raises:
-            ConfigError: it is not over yet.
+            ConfigError: The game has not ended.
         """
         record = self._finished()
-        if not self.kept:
-            self.kept = put(record)
-            self._changed()
+        if not self.saved_as:
+            self.saved_as = write(record)
+            self._notify()
 
     def _finished(self) -> RolloutRecord:
         if self.record is None:
-            raise ConfigError("this game is not over yet")
+            raise ConfigError("this game has not ended; finish it first")
         return self.record
 
 
 def with_opponent(record: RolloutRecord, moves: Sequence[tuple[str, str]]) -> RolloutRecord:
-    """The record with what a person did in the opponent's role: views and moves, as those of any other role."""
+    """Return the record with the person's moves as a model role, each with its view."""
     steps = [TrajectoryStep([UserMessage(view)], [AssistantMessage(move)]) for view, move in moves]
     return msgspec.structs.replace(record, model_roles={**record.model_roles, OPPONENT: steps}) if steps else record
 
 
 class AtTable:
-    """A client whose conversation is shown at a table; without a client behind it the person answers.
+    """A client that shows its conversation in a game; the person answers if there is no other client.
 
     Args:
-        table: where.
-        client: who answers where the person does not sit in the model's role; None = nobody else.
-        role: the name by which the environment asks; "" is the model's role. Another role's conversation is shown only where
-            the person is asked.
+        session: The game.
+        client: Answers unless the person plays the model; None = the person.
+        role: Model role that the environment queries; "" is the model itself. The conversation of another role is shown only
+            in the person's prompts.
     """
 
-    def __init__(self, table: Table, client: Client | None, role: str = ""):
-        self.table = table
+    def __init__(self, session: Table, client: Client | None, role: str = ""):
+        self.session = session
         self.client = client
         self.role = role
         self.max_concurrent = 1
 
     def in_role(self, role: str) -> Client:
-        """The same, asked in another role."""
-        return AtTable(self.table, self.client, role)
+        """Return a client for another role."""
+        return AtTable(self.session, self.client, role)
 
     async def respond(self, request: Request) -> Response:
-        """Show the conversation, and the answer."""
+        """Show the conversation and return the response."""
         if self.role:
             return await self._respond_in_role(request)
-        said, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
-        self.table.show(said, boards)
-        if self.client is None or self.table.role == "model":
+        messages, boards = [*request.messages], (request.state or {}).get("drawn_boards") or {}
+        self.session.show(messages, boards)
+        if self.client is None or self.session.role == "model":
             newest = boards.get(max(boards, default=0))
-            return Response(AssistantMessage(await self.table.ask("", None, newest)))
+            return Response(AssistantMessage(await self.session.ask("", None, newest)))
         response = await self.client.respond(request)
-        self.table.show([*said, response.message], boards)
+        self.session.show([*messages, response.message], boards)
         return response
 
     async def _respond_in_role(self, request: Request) -> Response:
-        if self.client is not None and self.table.role != "model":
+        if self.client is not None and self.session.role != "model":
             return await self.client.respond(request)
-        said = [dict(message) for message in request.messages]
-        return Response(AssistantMessage(await self.table.answer(Question("", None, None, self.role, said))))
+        messages = [dict(message) for message in request.messages]
+        return Response(AssistantMessage(await self.session.answer(PlayerPrompt("", None, None, self.role, messages))))
 
     async def close(self) -> None:
-        """Close the client behind."""
+        """Close the client."""
         if self.client is not None:
             await self.client.close()
 
 
-def make_table(table: Table, keep: Callable[[RolloutRecord], str]) -> web.Application:
-    """The application of one table on this machine: it answers what it is asked, and takes moves from its own page only.
+def make_table(session: Table, save: Callable[[RolloutRecord], str]) -> web.Application:
+    """Return the application of one game on this machine; it accepts moves only from its own page.
 
     Args:
-        table: the table.
-        keep: puts a played game away and says where.
+        session: The game.
+        keep: Saves a finished game and returns the path.
     """
-    app = web.Application(middlewares=[doorkeeper("127.0.0.1", None)], client_max_size=1 << 18)
+    app = web.Application(middlewares=[access_middleware("127.0.0.1", None)], client_max_size=1 << 18)
     files = page_files()
 
     async def page(request: web.Request) -> web.Response:
-        return file_answer(files, "play.html")
+        return file_response(files, "play.html")
 
     async def static(request: web.Request) -> web.Response:
-        return file_answer(files, request.match_info["name"])
+        return file_response(files, request.match_info["name"])
 
     async def game(request: web.Request) -> web.Response:
-        return _json(await table.state_after(request.query.get("after", "")))
+        return _json(await session.state_after(request.query.get("after", "")))
 
     async def act(request: web.Request) -> web.Response:
-        if request.content_type != "application/json":  # what a form of another site cannot send
-            raise Refused(415, "send JSON")
-        _act(table, request.match_info["name"], await request.read(), keep)
-        return _json(table.state())
+        if request.content_type != "application/json":  # forms of other sites cannot send this type
+            raise Refusal(415, "the body is not declared as JSON; send Content-Type: application/json")
+        _act(session, request.match_info["name"], await request.read(), save)
+        return _json(session.state())
 
     app.add_routes([web.get("/", page), web.get("/static/{name}", static), web.get("/api/game", game)])
     app.add_routes([web.post("/api/{name:move|again|keep}", act)])
     return app
 
 
-def _act(table: Table, name: str, body: bytes, keep: Callable[[RolloutRecord], str]) -> None:
+def _act(session: Table, name: str, body: bytes, save: Callable[[RolloutRecord], str]) -> None:
     try:
         if name == "again":
-            table.again(msgspec.json.decode(body, type=Again))
+            session.new_game(msgspec.json.decode(body, type=NewGame))
         elif name == "keep":
-            table.keep(keep)
+            session.save(save)
         else:
-            table.move(msgspec.json.decode(body, type=Move))
+            session.move(msgspec.json.decode(body, type=Move))
     except msgspec.MsgspecError as error:
-        raise ConfigError(f"not what '{name}' takes: {error}") from error
+        raise ConfigError(f"the body of '{name}' is invalid: {error}") from error
 
 
 def _json(value: Any) -> web.Response:

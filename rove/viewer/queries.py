@@ -1,8 +1,8 @@
-"""Questions about the rollouts of a run, answered by its index: a page of rows, counts, histograms, steps.
+"""Queries on the rollouts of a run, from its index: pages of rows, facets, histograms, training steps.
 
-Which rollouts are meant stands in the parameters of an address: `is.stop=answered` (any of several), `from.reward=0.5` (at
-least), `to.reward=1` (below). Scores are named `score.NAME`. An empty value is one that is not there. `is.tag=good` means those
-that somebody has tagged so, `is.noted=1` those with a note.
+A filter consists of URL parameters: `is.stop=done` (repeat it for alternatives), `from.reward=0.5` (at least), `to.reward=1`
+(below). Scores are named `score.NAME`. An empty value means a missing one. `is.tag=good` selects rollouts with this tag,
+`is.noted=1` those with a note.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from rove.core.errors import ConfigError, nearest
 from rove.viewer.index import FIXED, Index
 
 SCORE = "score."
-NUMBERS = (
+NUMERIC_COLUMNS = (
     "reward",
     "turns",
     "completion_tokens",
@@ -34,54 +34,54 @@ NUMBERS = (
     "rollout",
     "line",
 )
-WORDS = ("env", "stop", "error", "example_key", "truncated", "superseded")
+OTHER_COLUMNS = ("env", "stop", "error", "example_key", "truncated", "superseded")
 TAG = "tag"
-"""What a rollout may have several of; it is no column."""
-NOTED = {"noted": "(line IN (SELECT line FROM noted))"}
+"""A pseudo-column: a rollout may have several tags."""
+NOTED_COLUMN = {"noted": "(line IN (SELECT line FROM noted))"}
 FACETS = ("env", "stop", "error", "truncated", "turns")
-BARS = 20
-FEW = 200
-"""Different values of a column that are known in memory: a byte has room for no more than 256."""
-DIGITS = bytes.maketrans(b"01", b"\0\1")
-VALUES = 40
-"""Values of a facet that are told, the most frequent first."""
-PAGE = 500
-"""Rows of a page at most."""
-DEEPEST = 1 << 53
+NUM_BARS = 20
+MAX_CODED_VALUES = 200
+"""Maximum number of different values of a column in memory; a byte codes at most 256."""
+BIT_TABLE = bytes.maketrans(b"01", b"\0\1")
+MAX_FACET_VALUES = 40
+"""Values of a facet in a response, the most frequent first."""
+MAX_PAGE_ROWS = 500
+"""Maximum rows of a page."""
+MAX_INTEGER = 1 << 53
 
-EVERY = "superseded = 0"
-"""The rollouts that count, as SQL."""
-SCANNED = "rollouts NOT INDEXED"
-"""The table, read from one end to the other: SQLite would rather use an index that makes most questions slower."""
+CURRENT_ROLLOUTS = "superseded = 0"
+"""SQL condition: rollouts that no later line repeats."""
+TABLE_SCAN = "rollouts NOT INDEXED"
+"""SQL table with a full scan: SQLite would prefer an index, which is slower for most of these queries."""
 
 
-class Chosen(NamedTuple):
-    """Some rollouts of a run, as SQL."""
+class Filter(NamedTuple):
+    """A selection of rollouts, as SQL."""
 
     where: str
     values: list[Any]
 
     @property
     def key(self) -> tuple[Any, ...]:
-        """What tells it from other choices."""
+        """A hashable key of the filter."""
         return self.where, *self.values
 
 
 def columns(index: Index) -> dict[str, str]:
-    """Everything a rollout can be chosen or sorted by → its column."""
+    """Return everything that rollouts can be filtered or sorted by → its SQL expression."""
     scores = {SCORE + name: column for name, column in index.columns().items()}
-    return {name: name for name in (*NUMBERS, *WORDS)} | NOTED | scores
+    return {name: name for name in (*NUMERIC_COLUMNS, *OTHER_COLUMNS)} | NOTED_COLUMN | scores
 
 
-def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chosen:
-    """The rollouts that parameters of an address mean; a rollout that was repeated counts once, as in statistics.
+def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Filter:
+    """Return the filter of URL parameters; without another condition it excludes superseded rollouts, as statistics do.
 
     Args:
-        known: of `columns`.
-        wanted: names and values; those that say nothing of rollouts are left out.
+        available: From `columns`.
+        wanted: Names and values; other parameters are ignored.
 
     Raises:
-        ConfigError: there is no such column, or the value is no number where one is needed.
+        ConfigError: A column does not exist, or a value is not a number.
     """
     any_of: dict[str, list[Any]] = {}
     parts, values = [], []
@@ -92,7 +92,7 @@ def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chose
         if (kind, name) == ("is", TAG):
             any_of.setdefault(TAG, []).append(value or None)
             continue
-        column = _column(known, name)
+        column = _column(available, name)
         if kind == "is":
             any_of.setdefault(name, []).append(_value(name, value))
         else:
@@ -105,30 +105,30 @@ def choose(known: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Chose
             tests = [f"line IN (SELECT line FROM tagged WHERE tag IN ({marks}))"] if given else []
             tests += ["line NOT IN (SELECT line FROM tagged)"] if len(given) < len(listed) else []
         else:
-            tests = [f"{known[name]} IN ({marks})"] if given else []
-            tests += [f"{known[name]} IS NULL"] if len(given) < len(listed) else []
+            tests = [f"{available[name]} IN ({marks})"] if given else []
+            tests += [f"{available[name]} IS NULL"] if len(given) < len(listed) else []
         parts.append(f"({' OR '.join(tests)})")
         values += given
     if "superseded" not in any_of:
-        parts.append(EVERY)
-    return Chosen(" AND ".join(parts), values)
+        parts.append(CURRENT_ROLLOUTS)
+    return Filter(" AND ".join(parts), values)
 
 
-def _source(chosen: Chosen, column: str) -> str:
-    """The table for SQLite to read: the index of rewards helps where all of them are wanted."""
-    return "rollouts" if column == "reward" and chosen.where == EVERY else SCANNED
+def _source(rows_filter: Filter, column: str) -> str:
+    """Return the table to read; the index of rewards helps if all current rollouts are read."""
+    return "rollouts" if column == "reward" and rows_filter.where == CURRENT_ROLLOUTS else TABLE_SCAN
 
 
-def _column(known: Mapping[str, str], name: str) -> str:
-    if name not in known:
-        raise ConfigError(f"rollouts have no '{name}'; {nearest(name, known)}")
-    return known[name]
+def _column(available: Mapping[str, str], name: str) -> str:
+    if name not in available:
+        raise ConfigError(f"rollouts have no column '{name}'; {nearest(name, available)}")
+    return available[name]
 
 
 def _value(name: str, value: str) -> Any:
     if value == "" and name != "env":
         return None
-    return value if name in WORDS[:4] else _number(name, value)
+    return value if name in OTHER_COLUMNS[:4] else _number(name, value)
 
 
 def _number(name: str, value: str) -> float:
@@ -137,32 +137,36 @@ def _number(name: str, value: str) -> float:
     except ValueError:
         number = math.nan
     if math.isnan(number):
-        raise ConfigError(f"'{name}' is compared with a number, got '{value[:80]}'")
+        raise ConfigError(f"the value for '{name}' is '{value[:80]}'; expected a number")
     return number
 
 
 def page(
-    index: Index, chosen: Chosen, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
+    index: Index, rows_filter: Filter, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
 ) -> dict[str, Any]:
-    """Rows of some rollouts: `total` and `rows`, each a mapping with the values of FIXED, `asked`, `scores`, `tags` and `note`.
+    """Return `total` and `rows` of a filter; a row has the values of FIXED, `asked`, `scores`, `tags` and `note`.
 
     Raises:
-        ConfigError: nothing is called like `sort`, or a number is out of range.
+        ConfigError: There is no such column, or a number is out of range.
     """
-    known = columns(index)
-    column = _column(known, sort)
-    if not 0 <= offset < DEEPEST or not 1 <= limit <= PAGE:
-        raise ConfigError(f"offset is {offset} and limit {limit}; expected 0 or more, and 1 to {PAGE}")
-    [(total,)] = index.ask(f"SELECT COUNT(*) FROM {_source(chosen, column)} WHERE {chosen.where}", chosen.values)
+    available = columns(index)
+    column = _column(available, sort)
+    if not 0 <= offset < MAX_INTEGER or not 1 <= limit <= MAX_PAGE_ROWS:
+        raise ConfigError(f"offset is {offset} and limit {limit}; expected 0 or more, and 1 to {MAX_PAGE_ROWS}")
+    [(total,)] = index.query(
+        f"SELECT COUNT(*) FROM {_source(rows_filter, column)} WHERE {rows_filter.where}", rows_filter.values
+    )
     direction = "DESC" if descending else "ASC"
     order = ", ".join(f"{name} {direction}" for name in dict.fromkeys((column, "line")))
-    inner = f"SELECT line FROM {_source(chosen, column)} WHERE {chosen.where} ORDER BY {order} LIMIT ? OFFSET ?"
-    lines = [line for (line,) in index.ask(inner, [*chosen.values, limit, offset])]
+    inner = (
+        f"SELECT line FROM {_source(rows_filter, column)} WHERE {rows_filter.where} ORDER BY {order} LIMIT ? OFFSET ?"
+    )
+    lines = [line for (line,) in index.query(inner, [*rows_filter.values, limit, offset])]
     return {"total": total, "rows": rows(index, lines)}
 
 
 def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
-    """The rows of these lines, in this order."""
+    """Return the rows of these lines, in this order."""
     scores = index.columns()
     names = [*FIXED, "asked", *scores]
     columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "words", *scores.values()])
@@ -170,169 +174,174 @@ def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     sql = f"SELECT {columns} FROM rollouts LEFT JOIN asked USING (line) WHERE rollouts.line IN ({marks})"
     fixed = len(FIXED) + 1
     found: dict[int, dict[str, Any]] = {}
-    for row in index.ask(sql, lines):
-        told = dict(zip(names[:fixed], row))
-        told["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
-        found[row[0]] = told | {"tags": [], "note": ""}
-    for line, tag in index.ask(f"SELECT line, tag FROM tagged WHERE line IN ({marks}) ORDER BY line, tag", lines):
+    for row in index.query(sql, lines):
+        row_values = dict(zip(names[:fixed], row))
+        row_values["scores"] = {name: value for name, value in zip(names[fixed:], row[fixed:]) if value is not None}
+        found[row[0]] = row_values | {"tags": [], "note": ""}
+    for line, tag in index.query(f"SELECT line, tag FROM tagged WHERE line IN ({marks}) ORDER BY line, tag", lines):
         found[line]["tags"].append(tag)
-    for line, note in index.ask(f"SELECT line, note FROM noted WHERE line IN ({marks})", lines):
+    for line, note in index.query(f"SELECT line, note FROM noted WHERE line IN ({marks})", lines):
         found[line]["note"] = note
     return [found[line] for line in lines if line in found]
 
 
-def facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
-    """How many of these rollouts have which value: `values` of [value, count], and how many other values there are.
+def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+    """Count the rollouts per value of a column: `values` of [value, count], and the number of other values.
 
-    A rollout of several tags counts for each of them.
+    A rollout with several tags counts for each.
     """
-    answer = partial(_tags, index, chosen) if name == TAG else partial(_facet, index, chosen, name)
-    return index.remember(("facet", name, *chosen.key), answer)
+    answer = partial(_tags, index, rows_filter) if name == TAG else partial(_facet, index, rows_filter, name)
+    return index.cached(("facet", name, *rows_filter.key), answer)
 
 
-def _facet(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
+def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
-    known = index.remember(("values", column), lambda: _values(index, column))
-    if known is None:
-        sql = f"SELECT {column}, COUNT(*) FROM {SCANNED} WHERE {chosen.where} GROUP BY {column} ORDER BY 2 DESC, 1"
-        found = index.ask(sql, chosen.values)
+    available = index.cached(("values", column), lambda: _values(index, column))
+    if available is None:
+        sql = f"SELECT {column}, COUNT(*) FROM {TABLE_SCAN} WHERE {rows_filter.where} GROUP BY {column} ORDER BY 2 DESC, 1"
+        found = index.query(sql, rows_filter.values)
     else:
-        counts = known.counts(_mask(index, chosen))
-        found = [(value, count) for value, count in zip(known.values, counts, strict=True) if count]
+        counts = available.counts(_mask(index, rows_filter))
+        found = [(value, count) for value, count in zip(available.values, counts, strict=True) if count]
         found.sort(key=lambda one: (-one[1], one[0] is not None, one[0]))
-    return {"name": name, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
+    return {"name": name, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
 
 
-class _Coded(NamedTuple):
-    """A column in memory: for each rollout a byte that says which of a few values it has.
+class _CodedColumn(NamedTuple):
+    """A column in memory: a byte per rollout codes its value.
 
-    SQLite says once which rollouts are chosen (`_mask`), and all facets and histograms of a page are counted here, which takes
-    it several times as long (benchmarks/RESULTS.md).
+    SQLite evaluates a filter once (`_mask`); facets and histograms are counted here, several times as fast as in SQL
+    (benchmarks/RESULTS.md).
     """
 
     codes: bytes
     values: list[Any]
 
     def counts(self, mask: bytes) -> list[int]:
-        """How many of the chosen rollouts have which value."""
-        chosen = bytes(compress(self.codes, mask))
-        return [chosen.count(code) for code in range(len(self.values))]
+        """Count the selected rollouts per value."""
+        rows_filter = bytes(compress(self.codes, mask))
+        return [rows_filter.count(code) for code in range(len(self.values))]
 
 
-def _mask(index: Index, chosen: Chosen) -> bytes:
-    """1 for each rollout of the table that is chosen, 0 for the others."""
+def _mask(index: Index, rows_filter: Filter) -> bytes:
+    """Return one byte per rollout: 1 if it is selected, else 0."""
 
-    def ask() -> bytes:
-        sql = f"SELECT GROUP_CONCAT(({chosen.where}) IS TRUE, '') FROM {SCANNED}"
-        [(digits,)] = index.ask(sql, chosen.values)
-        return (digits or "").encode().translate(DIGITS)
+    def find() -> bytes:
+        sql = f"SELECT GROUP_CONCAT(({rows_filter.where}) IS TRUE, '') FROM {TABLE_SCAN}"
+        [(digits,)] = index.query(sql, rows_filter.values)
+        return (digits or "").encode().translate(BIT_TABLE)
 
-    return index.remember(("mask", *chosen.key), ask)
+    return index.cached(("mask", *rows_filter.key), find)
 
 
-def _values(index: Index, column: str) -> _Coded | None:
-    """The different values of a column; None where there are too many."""
-    values = [value for (value,) in index.ask(f"SELECT {column} FROM {SCANNED}")]
+def _values(index: Index, column: str) -> _CodedColumn | None:
+    """Return a column in memory; None if it has too many different values."""
+    values = [value for (value,) in index.query(f"SELECT {column} FROM {TABLE_SCAN}")]
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
-    return _Coded(bytes(map(places.__getitem__, values)), list(places)) if len(places) <= FEW else None
+    return (
+        _CodedColumn(bytes(map(places.__getitem__, values)), list(places)) if len(places) <= MAX_CODED_VALUES else None
+    )
 
 
-def _tags(index: Index, chosen: Chosen) -> dict[str, Any]:
+def _tags(index: Index, rows_filter: Filter) -> dict[str, Any]:
     sql = (
         "SELECT tag, COUNT(*) FROM tagged JOIN (SELECT line AS seen FROM rollouts "
-        f"WHERE line IN (SELECT line FROM tagged) AND {chosen.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
+        f"WHERE line IN (SELECT line FROM tagged) AND {rows_filter.where}) ON seen = line GROUP BY tag ORDER BY 2 DESC, 1"
     )
-    found = index.ask(sql, chosen.values)
+    found = index.query(sql, rows_filter.values)
     if found:
-        none = f"SELECT COUNT(*) FROM {SCANNED} WHERE line NOT IN (SELECT line FROM tagged) AND {chosen.where}"
-        found += [(None, count) for (count,) in index.ask(none, chosen.values) if count]
-    return {"name": TAG, "values": found[:VALUES], "others": max(0, len(found) - VALUES)}
+        none = f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE line NOT IN (SELECT line FROM tagged) AND {rows_filter.where}"
+        found += [(None, count) for (count,) in index.query(none, rows_filter.values) if count]
+    return {"name": TAG, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
 
 
-def histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
-    """How often these rollouts have which value of a number.
-
-    The bars stay where they are whichever rollouts are chosen.
+def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
+    """Return the histogram of a numeric column; the bars are the same for every filter.
 
     Returns:
-        `name`, `count`, `mean`, and `bars`: {"from", "to", "count"}; one of a single value has it as `value`. The last bar has no
-        `to`: it takes the largest value in.
+        `name`, `count`, `mean`, and `bars`: {"from", "to", "count"}, with `value` if a bar has a single value. The last bar has
+        no `to`: it includes the maximum.
 
     Raises:
-        ConfigError: it is no number.
+        ConfigError: The column is not numeric.
     """
-    return index.remember(("histogram", name, *chosen.key), partial(_histogram, index, chosen, name))
+    return index.cached(("histogram", name, *rows_filter.key), partial(_histogram, index, rows_filter, name))
 
 
-def _histogram(index: Index, chosen: Chosen, name: str) -> dict[str, Any]:
+def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
-    if name in WORDS[:4]:
-        raise ConfigError(f"'{name}' is no number; a histogram takes one, like 'reward'")
-    known = index.remember(("bars", column), lambda: _bars(index, column))
-    if known is None:
+    if name in OTHER_COLUMNS[:4]:
+        raise ConfigError(f"the column '{name}' is not numeric; choose one like 'reward'")
+    available = index.cached(("bars", column), lambda: _bars(index, column))
+    if available is None:
         return {"name": name, "count": 0, "mean": None, "bars": []}
-    mask = _mask(index, chosen)
-    *counts, _ = known.coded.counts(mask)
-    count, total = sum(counts), _sum(compress(known.numbers, mask))
-    bars = [_bar(place, known.low, known.width, count) for place, count in enumerate(counts)]
-    if known.single is not None:
-        bars = [{**bars[place], "value": value} for place, value in sorted(known.single.items())]
+    mask = _mask(index, rows_filter)
+    *counts, _ = available.coded.counts(mask)
+    count, total = sum(counts), _sum(compress(available.numbers, mask))
+    bars = [_bar(place, available.low, available.width, count) for place, count in enumerate(counts)]
+    if available.single is not None:
+        bars = [{**bars[place], "value": value} for place, value in sorted(available.single.items())]
     return {
         "name": name,
         "count": count,
         "mean": total / count if count and total is not None else None,
-        "low": known.low,
-        "high": known.high,
+        "low": available.low,
+        "high": available.high,
         "bars": bars,
     }
 
 
 def _sum(numbers: Iterable[float]) -> float | None:
-    """None where the sum is larger than any number."""
+    """Return the sum; None if it overflows."""
     try:
         return math.fsum(numbers)
     except OverflowError:
         return None
 
 
-class _Bars(NamedTuple):
-    """A column of numbers, and the bars that they are drawn in."""
+class _BarColumn(NamedTuple):
+    """A numeric column in memory, with its bars."""
 
-    coded: _Coded
-    """Bars, and last what cannot be drawn."""
+    coded: _CodedColumn
+    """Codes of the bars; the last one is for values that cannot be drawn."""
     numbers: array[float]
-    """0 where there is none that can be drawn."""
+    """The values; 0 for those that cannot be drawn."""
     low: float
     high: float
     width: float
     single: dict[int, Any] | None
-    """Where no two different values share a bar, the value of each bar."""
+    """The value of each bar if no bar has two different ones."""
 
 
-def _bars(index: Index, column: str) -> _Bars | None:
-    """None where there is no number that can be drawn."""
-    values = [value for (value,) in index.ask(f"SELECT CAST({column} AS REAL) FROM {SCANNED}")]
+def _bars(index: Index, column: str) -> _BarColumn | None:
+    """Return a column with its bars; None without a finite number."""
+    values = [value for (value,) in index.query(f"SELECT CAST({column} AS REAL) FROM {TABLE_SCAN}")]
     finite = [value for value in values if value is not None and -math.inf < value < math.inf]
     if not finite:
         return None
     low, high = min(finite), max(finite)
-    width = high / BARS - low / BARS or 1.0
-    edges = [_edge(place, low, width) for place in range(1, BARS)]
+    width = high / NUM_BARS - low / NUM_BARS or 1.0
+    edges = [_edge(place, low, width) for place in range(1, NUM_BARS)]
     codes = bytes([bisect_right(edges, value) for value in finite])
     single = None
-    if len(set(finite[:FEW])) <= BARS and len(different := dict(zip(finite, codes, strict=True))) <= BARS:
+    if (
+        len(set(finite[:MAX_CODED_VALUES])) <= NUM_BARS
+        and len(different := dict(zip(finite, codes, strict=True))) <= NUM_BARS
+    ):
         bars = {bar: value for value, bar in different.items()}
         single = bars if len(bars) == len(different) else None
     if len(finite) < len(values):
         shown = zip(codes, finite, strict=True)
-        pairs = [next(shown) if value is not None and -math.inf < value < math.inf else (BARS, 0.0) for value in values]
+        pairs = [
+            next(shown) if value is not None and -math.inf < value < math.inf else (NUM_BARS, 0.0) for value in values
+        ]
         codes, finite = bytes([code for code, _ in pairs]), [value for _, value in pairs]
-    return _Bars(_Coded(codes, list(range(BARS + 1))), array("d", finite), low, high, width, single)
+    return _BarColumn(_CodedColumn(codes, list(range(NUM_BARS + 1))), array("d", finite), low, high, width, single)
 
 
 def _bar(place: int, low: float, width: float, count: int) -> dict[str, Any]:
     bar: dict[str, Any] = {"from": _edge(place, low, width), "count": count}
-    return {**bar, "to": _edge(place + 1, low, width)} if place < BARS - 1 else bar
+    return {**bar, "to": _edge(place + 1, low, width)} if place < NUM_BARS - 1 else bar
 
 
 def _edge(place: int, low: float, width: float) -> float:
@@ -341,10 +350,10 @@ def _edge(place: int, low: float, width: float) -> float:
 
 
 def steps(index: Index) -> list[dict[str, Any]]:
-    """Of every training step: its number, rollouts, `mean` and `spread` (standard deviation) of the reward, failures."""
+    """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures."""
     sql = (
         "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
-        f"FROM {SCANNED} WHERE {EVERY} AND step IS NOT NULL GROUP BY step ORDER BY step"
+        f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL GROUP BY step ORDER BY step"
     )
     return [
         {
@@ -356,31 +365,31 @@ def steps(index: Index) -> list[dict[str, Any]]:
             "first": first,
             "truncated": truncated,
         }
-        for step, count, scored, mean, squares, first, truncated in index.ask(sql)
+        for step, count, scored, mean, squares, first, truncated in index.query(sql)
     ]
 
 
 def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
-    """How the groups of some steps fared: a histogram of their mean rewards, and how many have no spread.
+    """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups.
 
     Args:
-        index: of the run.
-        step_from: the first step.
-        step_to: the last one.
+        index: Index of the run.
+        step_from: First step.
+        step_to: Last step, included.
     """
     sql = (
-        f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {SCANNED} "
-        f"WHERE {EVERY} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
+        f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {TABLE_SCAN} "
+        f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
     )
-    found = index.ask(sql, [step_from, step_to])
+    found = index.query(sql, [step_from, step_to])
     means = [mean for mean, _ in found if math.isfinite(mean)]
     dead = sum(same for _, same in found)
     if not means:
         return {"groups": 0, "dead": 0, "bars": []}
     low, high = min(means), max(means)
-    width = high / BARS - low / BARS or 1.0
-    counts = [0] * BARS
+    width = high / NUM_BARS - low / NUM_BARS or 1.0
+    counts = [0] * NUM_BARS
     for mean in means:
-        counts[min(BARS - 1, int((mean - low) / width))] += 1
+        counts[min(NUM_BARS - 1, int((mean - low) / width))] += 1
     bars = [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
     return {"groups": len(found), "dead": dead, "bars": bars}

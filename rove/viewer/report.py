@@ -1,7 +1,7 @@
-"""A run as a report: one HTML file to open, keep or send, or a few lines of Markdown for a pull request.
+"""Reports of a run: a self-contained HTML file, or a few lines of Markdown for a pull request.
 
-The page is the viewer's own, with everything that it shows in it: the numbers come from the index, as `rove view`'s do, and
-only the rollouts chosen to be shown are read.
+The HTML page reuses the viewer's scripts with its data embedded. Numbers come from the index, as in `rove view`; only the
+displayed rollouts are read.
 """
 
 from __future__ import annotations
@@ -26,47 +26,46 @@ from rove.viewer import queries
 from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index
-from rove.viewer.jsonl_tail import GrowingLines
-from rove.viewer.queries import EVERY, SCANNED
-from rove.viewer.rollouts import read_line, told
-from rove.viewer.run_store import described
-from rove.viewer.training import training
+from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
+from rove.viewer.rollouts import describe_rollout, read_line
+from rove.viewer.run_store import describe_run
 
 ROLLOUTS = 200
-"""Rollouts shown unless asked for otherwise."""
-EXAMPLES = 2000
-"""Examples listed at most, those of the lowest mean reward first."""
-MESSAGE = 8_000
-"""Most characters shown of one text."""
-WHOLE = 120_000
-"""Most characters shown of a rollout, shared out among its texts."""
+"""Default number of rollouts in a report."""
+MAX_EXAMPLES = 2000
+"""Examples listed, those with the lowest mean reward first."""
+MAX_TEXT_CHARS = 8_000
+"""Characters shown of one text."""
+MAX_ROLLOUT_CHARS = 120_000
+"""Characters shown of a rollout, divided among its texts."""
 KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
-HEAD = ("value", "mean", "95 % interval", "weight")
-GROUPS = 10
-"""Steps whose groups are drawn."""
-CONTROL = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
-"""Characters that act on a terminal or turn the direction of a text, for a regular expression."""
-UNSEEN = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
-"""What a report leaves out of a rollout."""
+TABLE_HEAD = ("value", "mean", "95 % interval", "weight")
+GROUP_STEPS = 10
+"""Last training steps whose groups are shown."""
+CONTROL_CHARS = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
+"""Characters that control terminals or change the text direction, for a regular expression."""
+OMITTED_FIELDS = ("tokens", "tools", "schema_version", "env_id", "temperature", "cut")
+"""Fields of a rollout that a report omits."""
 
 
-class Findings:
-    """A run in numbers.
+class RunReport:
+    """The contents of a report.
 
     Raises:
-        RunError: the folder is not a run.
+        RunError: The folder is not a run.
     """
 
     def __init__(self, run: Run):
         self.run = run
-        content = described(run)
+        content = describe_run(run)
         self.kind: str = content["kind"]
         self.config: dict[str, Any] = content["config"]
         self.versions = _last_versions(run)
         finished = run.summary()
         self.complete = finished is not None
-        self.kept = 0
-        """Rollouts in the run folder, each counted once."""
+        self.num_rollouts = 0
+        """Rollouts in the run folder without superseded ones."""
         self.summary: dict[str, Any] = finished or {}
         if self.kind == "eval":
             try:
@@ -76,13 +75,13 @@ class Findings:
                 raise RunError(f"{run.path}: the rewards are too large for a mean ({error})") from error
 
     def training(self, steps: Sequence[Mapping[str, Any]] = ()) -> dict[str, Any]:
-        """The metrics and alerts of a training run; damaged lines are counted and left out."""
-        files = [GrowingLines(self.run.path / name) for name in ("metrics.jsonl", "alerts.jsonl")]
+        """Return the metrics and alerts of a training run; damaged lines are counted and omitted."""
+        files = [JsonlTail(self.run.path / name) for name in ("metrics.jsonl", "alerts.jsonl")]
         for lines in files:
             lines.catch_up()
-        found = training(files[0].rows, files[1].rows, self.config.get("steps"), steps)
+        found = training_data(files[0].rows, files[1].rows, self.config.get("steps"), steps)
         for lines in files:
-            found["counts"] += [f"{lines.bad:,} damaged lines of {lines.file.name} are left out"] * bool(lines.bad)
+            found["counts"] += [f"{lines.bad:,} damaged lines of {lines.file.name} are omitted"] * bool(lines.bad)
         return found
 
     def _tally(self) -> Tally:
@@ -90,10 +89,12 @@ class Findings:
         try:
             known = msgspec.convert(price, Price, strict=False) if price else None
         except msgspec.ValidationError as error:
-            raise RunError(f"{self.run.path}/config.toml: `price` is not one that rove wrote: {error}") from error
+            raise RunError(
+                f"{self.run.path}/config.toml: `price` is invalid: {error}; restore the file that rove wrote"
+            ) from error
         tally = Tally(pass_threshold=self.config.get("pass_threshold", 1.0), price=known)
         counted = {line.number for line in self.run.ledger()[0].values()}
-        self.kept = len(counted)
+        self.num_rollouts = len(counted)
         if not self.complete:
             for place, outcome in enumerate(self.run.outcomes()):
                 if place in counted:
@@ -102,47 +103,48 @@ class Findings:
 
     @property
     def title(self) -> str:
-        """What was done, environment and model."""
+        """Kind of the run, environment and model."""
         env = self.config.get("env") or self.config.get("data") or "?"
         words = (KINDS.get(self.kind, self.kind), str(env), str(self.config.get("model", "?") or "a model in training"))
         return " · ".join(filter(None, words))
 
     @property
     def when(self) -> str:
-        """When the run was finished, or last written to."""
+        """When the run finished or was last written."""
         files = [self.run.path / name for name in ("summary.json", "rollouts.jsonl", "metrics.jsonl", "config.toml")]
         seconds = next(file.stat().st_mtime for file in files if file.exists())
         return f"{datetime.fromtimestamp(seconds, UTC):%Y-%m-%d %H:%M} UTC"
 
     @property
-    def again(self) -> str:
+    def repeat_command(self) -> str:
         """The command that repeats the run."""
-        model = "" if self.config.get("model", "?") else "-m FOLDER "  # measured in training, it may be nowhere
+        model = (
+            "" if self.config.get("model", "?") else "-m FOLDER "
+        )  # an evaluation during training may have no model folder
         settings = shlex.quote(utf8_text(str(self.run.path / "config.toml")))
         return f"rove {self.kind} @ {settings} {model}--run-dir runs/again"
 
 
 def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
-    """Write a run as one HTML file that needs no network; returns `path`.
+    """Write a run as one HTML file that loads nothing from the network; return `path`.
 
     Args:
-        run: of an evaluation or of training, finished or not.
-        path: the file, replaced if it is there.
-        rollouts: show so many at most: failed ones, then those of the lowest rewards, then those of the highest; in training of
-            the last step.
+        run: An evaluation or a training run, finished or not.
+        path: The file; an existing one is replaced.
+        rollouts: Maximum number of rollouts: failed ones, then the lowest and the highest rewards; in training of the last step.
 
     Raises:
-        RunError: the folder is not a run, or holds a line that is no rollout.
+        RunError: The folder is not a run, or has a line that is not a rollout.
     """
-    findings = Findings(run)
-    index = _read(run)
+    report = RunReport(run)
+    index = _open_index(run)
     try:
-        data = {**_common(findings), **(_evaluation if findings.kind == "eval" else _training)(findings, index)}
-        data |= _rollouts(findings, index, rollouts)
+        data = {**_common(report), **(_evaluation if report.kind == "eval" else _training)(report, index)}
+        data |= _rollouts(report, index, rollouts)
         lines = {one["example_key"]: one["line"] for one in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
-        page = whole_page(findings.title, _markdown(findings), data)
+        page = whole_page(report.title, _to_markdown(report), data)
     finally:
         index.close()
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -150,26 +152,26 @@ def write_report(run: Run, path: Path, rollouts: int = ROLLOUTS) -> Path:
     return path
 
 
-def _read(run: Run) -> Index:
-    """The index of a run's rollouts, every line of it read.
+def _open_index(run: Run) -> Index:
+    """Return the complete index of a run's rollouts.
 
     Raises:
-        RunError: one is no rollout.
+        RunError: A line is not a rollout.
     """
     index = Index(run.path / "rollouts.jsonl")
     while not (progress := index.catch_up(60.0)).done:
         pass
     if progress.bad:
-        [(line, why)] = index.ask("SELECT line, why FROM bad ORDER BY line LIMIT 1")
+        [(line, why)] = index.query("SELECT line, why FROM bad ORDER BY line LIMIT 1")
         index.close()
         raise RunError(f"{index.file}, line {line + 1}: {why}")
     return index
 
 
-def choose(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
-    """Which lines to show, in order: failed rollouts, then the lowest rewards, then, if not all fit, the highest.
+def choose_rollouts(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
+    """Return the lines to show: failed rollouts, then the lowest rewards and, if not all fit, the highest.
 
-    Failures take half of the places at most, unless there are too few others.
+    Failures take at most half of the places, unless there are too few others.
     """
     failed = [place for place, reward in rewards if reward is None]
     scored = [place for _, place in sorted((reward, place) for place, reward in rewards if reward is not None)]
@@ -181,62 +183,62 @@ def choose(rewards: list[tuple[int, float | None]], limit: int) -> list[int]:
 
 
 def markdown(run: Run) -> str:
-    """A run in a few lines for a pull request: a table, what failed, how to repeat it.
+    """Return a run in a few lines for a pull request: a table, failures, and the command that repeats it.
 
     Raises:
-        RunError: the folder is not a run.
+        RunError: The folder is not a run.
     """
-    return _markdown(Findings(run))
+    return _to_markdown(RunReport(run))
 
 
-def _markdown(findings: Findings) -> str:
-    if findings.kind == "eval":
-        rows, counts = list(_values(findings.summary)), list(_counts(findings))
-        head = HEAD
+def _to_markdown(report: RunReport) -> str:
+    if report.kind == "eval":
+        rows, counts = list(_values(report.summary)), list(_counts(report))
+        head = TABLE_HEAD
     else:
-        measured = findings.training()
+        measured = report.training()
         rows, counts, head = measured["values"], measured["counts"], measured["head"]
-    versions = [f"{name} {findings.versions[name]}" for name in ("rove", "python") if name in findings.versions]
+    versions = [f"{name} {report.versions[name]}" for name in ("rove", "python") if name in report.versions]
     aligned = ["---", *["---:"] * (len(head) - 1)]
     lines = [
-        f"### {_plain(findings.title)}",
+        f"### {_plain(report.title)}",
         "",
         *(f"| {' | '.join(_plain(cell) for cell in row)} |" for row in (head, aligned, *rows)),
         "",
         _plain("; ".join(counts)),
         "",
-        f"Repeat: {_code(findings.again)} ({_plain(', '.join([*versions, findings.when]))})",
+        f"Repeat: {_code(report.repeat_command)} ({_plain(', '.join([*versions, report.when]))})",
     ]
     return utf8_text("\n".join(lines)) + "\n"
 
 
 def _plain(cell: str) -> str:
-    """Text that Markdown takes as text, on one line."""
+    """Escape a text for Markdown, on one line."""
     return re.sub(r"([\\`*|<>\[\]&])", r"\\\1", _on_one_line(cell))
 
 
 def _code(text: str) -> str:
-    """Text as code in Markdown, in more backticks than are in the text."""
+    """Format a text as code in Markdown, with more backticks than the text has."""
     text = _on_one_line(text)
     fence = "`" * (1 + max(map(len, re.findall("`+", text)), default=0))
     return f"{fence} {text} {fence}" if len(fence) > 1 else f"`{text}`"
 
 
 def _on_one_line(text: str) -> str:
-    return re.sub(rf"[\s{CONTROL}]+", " ", text)
+    return re.sub(rf"[\s{CONTROL_CHARS}]+", " ", text)
 
 
-# What the summary of an evaluation says. Keys it does not have are left out: summaries of older versions have fewer.
+# Summaries of older versions lack some keys; these are omitted.
 
 
 def _values(summary: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Name, mean, interval and weight of everything that was estimated, the reward first."""
+    """Yield name, mean, interval and weight of every estimate, the reward first."""
     for name, seen, weight in _estimates(summary):
         yield name, shown(seen.get("mean")), _interval(seen), weight
 
 
 def _estimates(summary: Mapping[str, Any]) -> Iterator[tuple[str, Mapping[str, Any], str]]:
-    """Name, estimate and weight of everything that was estimated, the reward first."""
+    """Yield name, estimate and weight of every estimate, the reward first."""
     yield "reward", summary.get("reward") or {}, ""
     functions: dict[str, Any] = summary.get("functions") or {}
     for name, seen in sorted(functions.items(), key=lambda item: -abs(item[1].get("weight") or 0.0)):
@@ -252,20 +254,20 @@ def _interval(seen: Mapping[str, Any]) -> str:
     return f"[{shown(found[0])}, {shown(found[1])}]{mark}" if found else f"–{mark}"
 
 
-def _counts(findings: Findings) -> Iterator[str]:
-    """How many rollouts there are, what failed, how they ended: one phrase each."""
-    summary, config = findings.summary, findings.config
+def _counts(report: RunReport) -> Iterator[str]:
+    """Yield phrases on the number of rollouts, failures and stop reasons."""
+    summary, config = report.summary, report.config
     yield f"{summary.get('scored', 0):,} of {summary.get('rollouts', 0):,} rollouts scored"
-    if not findings.complete:
+    if not report.complete:
         planned = config.get("num_examples", -1) * config.get("rollouts_per_example", 1)
         yield f"unfinished, {planned:,} were planned" if planned > 0 else "unfinished"
-    elif summary.get("rollouts") != findings.kept:
-        yield f"the run folder holds {findings.kept:,}, all of which are shown below the summary"
-    for kind, one in (("errors", "failed"), ("stops", "ended by")):
+    elif summary.get("rollouts") != report.num_rollouts:
+        yield f"the run folder has {report.num_rollouts:,} rollouts, all shown below"
+    for kind, one in (("errors", "failed"), ("stops", "stop reason")):
         found: dict[str, int] = summary.get(kind) or {}
         if found:
             counts = ", ".join(f"{name} ({count:,})" for name, count in sorted(found.items(), key=lambda i: -i[1]))
-            yield f"{summary.get('failed', 0):,} {one}: {counts}" if kind == "errors" else f"{one} {counts}"
+            yield f"{summary.get('failed', 0):,} {one}: {counts}" if kind == "errors" else f"{one}: {counts}"
     if summary.get("truncated"):
         yield f"{summary['truncated']:,} truncated"
     if noted := caveats(seen for _, seen, _ in _estimates(summary)):
@@ -273,7 +275,7 @@ def _counts(findings: Findings) -> Iterator[str]:
 
 
 def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
-    """The numbers to see first, and what they are."""
+    """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
     yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95 % interval"
     yield f"{shown(summary.get('scored'))} / {shown(summary.get('rollouts'))}", "rollouts scored"
@@ -289,7 +291,7 @@ def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _duration(value: Any) -> str:
-    """Seconds for people, as the browser tells them; nothing where it is no number."""
+    """Format seconds as the browser does; "–" if it is not a number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return shown(None)
     return "under 1 ms" if value < 0.001 else seconds(value)
@@ -298,105 +300,187 @@ def _duration(value: Any) -> str:
 # What the page shows, see static/report.js
 
 
-def _common(findings: Findings) -> dict[str, Any]:
-    rove = findings.versions.get("rove")
+def _common(report: RunReport) -> dict[str, Any]:
+    rove = report.versions.get("rove")
     return {
-        "title": findings.title,
-        "env": str(findings.config.get("env") or ""),
-        "complete": findings.complete,
-        "facts": [findings.when, *([f"rove {rove}"] if rove else [])],
-        "settings": tomli_w.dumps(findings.config),
-        "versions": "\n".join(f"{name} {version}" for name, version in findings.versions.items()),
-        "again": findings.again,
+        "title": report.title,
+        "env": str(report.config.get("env") or ""),
+        "complete": report.complete,
+        "facts": [report.when, *([f"rove {rove}"] if rove else [])],
+        "settings": tomli_w.dumps(report.config),
+        "versions": "\n".join(f"{name} {version}" for name, version in report.versions.items()),
+        "again": report.repeat_command,
         "training": None,
-        "note": findings.summary.get("too_few", ""),
+        "note": report.summary.get("too_few", ""),
         "histograms": [],
         "examples": [],
         "examples_note": "",
     }
 
 
-def _evaluation(findings: Findings, index: Index) -> dict[str, Any]:
-    listed, left_out = _examples(index) if findings.kept else ([], 0)
-    note = f"{left_out:,} examples of higher rewards are left out. " if left_out else ""
-    note += "The spread is the standard deviation between the rollouts of one example."
+def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
+    listed, left_out = _examples(index) if report.num_rollouts else ([], 0)
+    note = f"{left_out:,} examples with higher rewards are omitted. " if left_out else ""
+    note += "The spread is the standard deviation of the rewards of one example."
     return {
-        "cards": list(_cards(findings.summary)),
-        "head": HEAD,
-        "values": list(_values(findings.summary)),
-        "counts": list(_counts(findings)),
-        "histograms": _histograms(index) if findings.kept else [],
+        "cards": list(_cards(report.summary)),
+        "head": TABLE_HEAD,
+        "values": list(_values(report.summary)),
+        "counts": list(_counts(report)),
+        "histograms": _histograms(index) if report.num_rollouts else [],
         "examples": listed,
         "examples_note": note,
     }
 
 
-def _training(findings: Findings, index: Index) -> dict[str, Any]:
+def _training(report: RunReport, index: Index) -> dict[str, Any]:
     steps = queries.steps(index) if index.file.exists() else []
-    data = findings.training(steps)
+    data = report.training(steps)
     if steps:
         last = steps[-1]["step"]
-        data["training"]["groups"] = queries.groups(index, max(0, last - GROUPS + 1), last)
+        data["training"]["groups"] = queries.groups(index, max(0, last - GROUP_STEPS + 1), last)
     return data
 
 
 def _histograms(index: Index) -> list[dict[str, Any]]:
-    """The reward, every reward function and metric, and how many turns the scored rollouts took."""
+    """Return the histograms of the reward, every score, and the turns of scored rollouts."""
     known = queries.columns(index)
-    scored = queries.choose(known, [("is.error", "")])
+    scored = queries.parse_filter(known, [("is.error", "")])
     names = ["reward", *sorted(name for name in known if name.startswith(queries.SCORE)), "turns"]
-    drawn = [queries.histogram(index, scored, name) for name in names]
+    histograms = [queries.histogram(index, scored, name) for name in names]
     titles = {"score.reward": "reward (function)", "score.turns": "turns (function)"}
     return [
         {**one, "title": titles.get(one["name"], one["name"].removeprefix(queries.SCORE))}
-        for one in drawn
+        for one in histograms
         if one["count"]
     ]
 
 
 def _examples(index: Index) -> tuple[list[dict[str, Any]], int]:
-    """The examples of the lowest mean rewards, those that only failed first; and how many others there are."""
+    """Return the examples with the lowest mean rewards, those with only failures first, and the number of omitted ones."""
     sql = (
-        f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {SCANNED} WHERE {EVERY} "
-        "GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
+        f"SELECT example_key, MIN(example), COUNT(*), AVG(reward) AS mean, COUNT(error), MIN(line) FROM {TABLE_SCAN} "
+        f"WHERE {CURRENT_ROLLOUTS} GROUP BY example_key ORDER BY mean IS NOT NULL, mean, MIN(example)"
     )
-    found = index.ask(sql)
-    rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {EVERY} AND reward IS NOT NULL"
+    found = index.query(sql)
+    rewards = f"SELECT reward FROM rollouts INDEXED BY places WHERE example_key = ? AND {CURRENT_ROLLOUTS} AND reward IS NOT NULL"
     listed = []
-    for key, number, count, mean, failed, first in found[:EXAMPLES]:
-        values = [reward for (reward,) in index.ask(rewards, [key])]
-        [(asked,)] = index.ask("SELECT words FROM asked WHERE line = ?", [first])
+    for key, number, count, mean, failed, first in found[:MAX_EXAMPLES]:
+        values = [reward for (reward,) in index.query(rewards, [key])]
+        [(asked,)] = index.query("SELECT words FROM asked WHERE line = ?", [first])
         spread = stdev(values) if len(values) > 1 else None
-        told = {"number": number, "key": key, "asked": asked, "rollouts": count, "mean": mean, "spread": spread}
-        listed.append({**told, "failed": failed})
-    return listed, max(0, len(found) - EXAMPLES)
+        row = {"number": number, "key": key, "asked": asked, "rollouts": count, "mean": mean, "spread": spread}
+        listed.append({**row, "failed": failed})
+    return listed, max(0, len(found) - MAX_EXAMPLES)
 
 
-def _rollouts(findings: Findings, index: Index, limit: int) -> dict[str, Any]:
-    """Those that are shown, and how they were chosen."""
+def _rollouts(report: RunReport, index: Index, limit: int) -> dict[str, Any]:
+    """Return the displayed rollouts and a note on their choice."""
     if not index.file.exists():
         return {"rollouts": [], "rollouts_note": ""}
-    of_step = "" if findings.kind == "eval" else " AND step IS (SELECT MAX(step) FROM rollouts)"
-    rewards = index.ask(f"SELECT line, reward FROM {SCANNED} WHERE {EVERY}{of_step} ORDER BY line")
-    chosen = choose(rewards, limit)
-    note = "Failed ones come first, then those of the lowest rewards"
+    of_step = "" if report.kind == "eval" else " AND step IS (SELECT MAX(step) FROM rollouts)"
+    rewards = index.query(f"SELECT line, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}{of_step} ORDER BY line")
+    chosen = choose_rollouts(rewards, limit)
+    note = "Failed rollouts come first, then those with the lowest rewards"
     if len(chosen) < len(rewards):
-        note += f", then those of the highest; {len(rewards) - len(chosen):,} of {len(rewards):,} are left out"
+        note += f", then those with the highest; {len(rewards) - len(chosen):,} of {len(rewards):,} are omitted"
     return {
         "rollouts": [_rollout(index, line) for line in chosen],
-        "rollouts_note": f"{'Of the last step. ' * bool(of_step)}{note}.",
+        "rollouts_note": f"{'Rollouts of the last step. ' * bool(of_step)}{note}.",
     }
 
 
 def _rollout(index: Index, number: int) -> dict[str, Any]:
-    [(offset, size)] = index.ask("SELECT offset, size FROM rollouts WHERE line = ?", [number])
-    found = told(read_line(index.file, offset, size), most=(MESSAGE, WHOLE))
-    return {"line": number, "size": size, **{name: value for name, value in found.items() if name not in UNSEEN}}
+    [(offset, size)] = index.query("SELECT offset, size FROM rollouts WHERE line = ?", [number])
+    found = describe_rollout(read_line(index.file, offset, size), max_chars=(MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS))
+    return {
+        "line": number,
+        "size": size,
+        **{name: value for name, value in found.items() if name not in OMITTED_FIELDS},
+    }
 
 
 def _last_versions(run: Run) -> dict[str, str]:
-    """The versions that last wrote to the run; nothing where that cannot be read."""
+    """Return the versions that last wrote to the run; {} if they cannot be read."""
     try:
         return (run.versions() or [{}])[-1]
     except (RunError, OSError):
         return {}
+
+
+METRICS_HEAD = ("measured", "first", "last", "best", "at step")
+MAIN_METRICS = (("reward/mean",), ("loss", "validation_loss"))
+"""Metrics shown with held-out rewards: those of RL, or those of SFT."""
+HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
+METRIC_DIGITS = 6
+"""Significant digits of a metric."""
+MAX_ALERTS = 100
+"""Alerts that are shown, the last ones."""
+
+
+def training_data(
+    rows: Sequence[Mapping[str, Any]],
+    alerts: Sequence[Mapping[str, Any]],
+    planned: int | None = None,
+    steps: Sequence[Mapping[str, Any]] = (),
+) -> dict[str, Any]:
+    """Return the data of a training run for `static/report.js` and Markdown.
+
+    Args:
+        rows: Rows of metrics.jsonl.
+        alerts: Rows of alerts.jsonl.
+        planned: Planned number of steps.
+        steps: From `queries.steps`: rewards per step.
+    """
+    values = [row for name in _names(rows) if (row := _row(rows, name))]
+    taken = int(rows[-1].get("step", len(rows))) if rows else 0
+    seconds = sum(_seconds(row) for row in rows)
+    of = f" of {planned:,}" if planned else ""
+    counts = [f"{taken:,}{of} steps taken", f"{len(alerts):,} alerts" if alerts else "no alert"]
+    counts += [f"{seconds / 60:,.0f} minutes in all"] if seconds >= 60 else []
+    counts += [f"step {alert['step']}: {alert['text']}" for alert in alerts[-3:] if {"step", "text"} <= alert.keys()]
+    return {
+        "cards": [(f"{taken:,}{of}", "steps"), *((row[2], f"{row[0]}, last") for row in values)],
+        "head": METRICS_HEAD,
+        "values": values,
+        "counts": counts,
+        "training": {
+            "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
+            "alerts": list(alerts[-MAX_ALERTS:]),
+            "steps": list(steps),
+            "groups": None,
+        },
+    }
+
+
+def _names(rows: Sequence[Mapping[str, Any]]) -> list[str]:
+    """Return the main metrics that the rows have, then the held-out rewards."""
+    known = {name for row in rows for name in row}
+    measured = ([name for name in names if name in known] for names in MAIN_METRICS)
+    return next(filter(None, measured), []) + sorted(filter(HELD_OUT.fullmatch, known))
+
+
+def _row(rows: Sequence[Mapping[str, Any]], name: str) -> tuple[str, ...] | None:
+    """Return a row of `METRICS_HEAD`; the best loss is the lowest."""
+    found = [(value, row.get("step")) for row in rows if (value := _number(row.get(name))) is not None]
+    if not found:
+        return None
+    best, step = (min if "loss" in name else max)(found, key=lambda one: one[0])
+    held_out = HELD_OUT.fullmatch(name)
+    title = f"{held_out[1]} (held out)" if held_out else {"reward/mean": "reward"}.get(name, name.replace("_", " "))
+    return title, shown(found[0][0]), shown(found[-1][0]), shown(best), shown(step)
+
+
+def _seconds(row: Mapping[str, Any]) -> float:
+    """Return the seconds of a step. `time/step` counts overlapping sampling and training once."""
+    names = ("time/step",) if "time/step" in row else ("time/sampling", "time/training")
+    return sum(_number(row.get(name)) or 0.0 for name in names)
+
+
+def _number(value: Any) -> float | None:
+    return float(value) if isinstance(value, (int, float)) and math.isfinite(value) else None
+
+
+def _rounded(value: Any) -> Any:
+    """Round a number to the digits that a curve can show."""
+    return float(f"{value:.{METRIC_DIGITS}g}") if isinstance(value, float) and math.isfinite(value) else value

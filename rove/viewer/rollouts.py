@@ -1,4 +1,4 @@
-"""One rollout for the browser: its messages, scores, times and tokens as plain values, cut where they are too long to show."""
+"""One rollout as plain values for the browser, shortened where it is too long to show."""
 
 from __future__ import annotations
 
@@ -15,51 +15,56 @@ from rove.runs.token_stats import TrainedRollout
 from rove.utils.files import open_regular
 from rove.viewer.html import cut
 
-MESSAGE = 20_000
-"""Most characters shown of one text."""
-WHOLE = 600_000
-"""Most characters shown of a rollout, shared out among its texts."""
-LEAST = 500
-"""Characters that a text may always have."""
-TOKENS = 20_000
-"""Most tokens shown of a rollout."""
-DEPTH = 40
-"""Lists within lists that are shown."""
+MAX_TEXT_CHARS = 20_000
+"""Characters shown of one text."""
+MAX_ROLLOUT_CHARS = 600_000
+"""Characters shown of a rollout, divided among its texts."""
+MIN_TEXT_CHARS = 500
+"""Minimum share of a text."""
+MAX_TOKENS = 20_000
+"""Tokens shown of a rollout."""
+MAX_DEPTH = 40
+"""Nesting depth shown of lists and mappings."""
 
-Spell = Callable[[int], str]
+TokenDecoder = Callable[[int], str]
 
 
 def read_line(file: Path, offset: int, size: int) -> bytes:
-    """A line, without its end.
+    """Return a line without its end.
 
     Raises:
-        RunError: it is not there any more.
+        RunError: The file no longer has it.
     """
     with open_regular(file) as lines:
         lines.seek(offset)
         line = lines.read(size)
     if len(line) < size or not line.endswith(b"\n"):
-        raise RunError("this rollout is not there any more; the run was begun anew, or cut back to a checkpoint")
+        raise RunError(
+            "this rollout no longer exists: the run was restarted, or resumed from an earlier checkpoint; reload the page"
+        )
     return line[:-1]
 
 
-def told(
-    line: bytes, spell: Spell | None = None, whole: bool = False, most: tuple[int, int] = (MESSAGE, WHOLE)
+def describe_rollout(
+    line: bytes,
+    decode: TokenDecoder | None = None,
+    whole: bool = False,
+    max_chars: tuple[int, int] = (MAX_TEXT_CHARS, MAX_ROLLOUT_CHARS),
 ) -> dict[str, Any]:
-    """Everything about a rollout.
+    """Return the contents of a rollout as plain values.
 
     Args:
-        line: of rollouts.jsonl.
-        spell: the text of a token; None where nobody knows.
-        whole: show long texts as far as they go.
-        most: otherwise, characters of a text and of all texts together.
+        line: A line of rollouts.jsonl.
+        decode: Returns the text of a token; None if unknown.
+        whole: Show long texts in full.
+        max_chars: Otherwise the maximum characters of a text and of all texts together.
 
     Raises:
-        RunError: it is no rollout that this rove can read.
+        RunError: The line is not a rollout that this version can read.
     """
     record = decode_record(line)
     texts = max(1, len(record.prompt) + len(record.completion))
-    limit = 1 << 24 if whole else max(LEAST, min(most[0], most[1] // texts))
+    limit = 1 << 24 if whole else max(MIN_TEXT_CHARS, min(max_chars[0], max_chars[1] // texts))
     plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], model_roles={}))
     shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "model_roles")}
     roles = {
@@ -71,25 +76,29 @@ def told(
         "reward": record.reward,
         "model_roles": roles,
         "steps": [_step(step, limit) for step in record.steps],
-        "tokens": _tokens(record.steps, spell),
-        "parts": {"model": record.timing.model, "scoring": record.timing.scoring, "environment": _elsewhere(record)},
+        "tokens": _tokens(record.steps, decode),
+        "parts": {
+            "model": record.timing.model,
+            "scoring": record.timing.scoring,
+            "environment": _environment_seconds(record),
+        },
         "cut": any(len(str(message.get("content"))) > limit for message in (*record.prompt, *record.completion)),
     }
 
 
-def _elsewhere(record: RolloutRecord) -> float:
-    """Seconds that were neither the model's nor the rubric's: tools and environment, and waiting for a turn."""
+def _environment_seconds(record: RolloutRecord) -> float:
+    """Return the seconds of tools, environment and waiting: all but those of the model and the rubric."""
     return max(0.0, record.timing.total - record.timing.model - record.timing.scoring)
 
 
-def shortened(value: Any, limit: int, depth: int = DEPTH) -> Any:
-    """A value whose texts have about `limit` characters at most."""
+def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:
+    """Return a value with texts of at most about `limit` characters."""
     if isinstance(value, str):
         return cut(value, limit)
     if isinstance(value, (Mapping, list, tuple)) and depth == 0:
         return "…"
     if isinstance(value, Mapping):
-        return {cut(str(key), LEAST): shortened(item, limit, depth - 1) for key, item in value.items()}
+        return {cut(str(key), MIN_TEXT_CHARS): shortened(item, limit, depth - 1) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         return [shortened(item, limit, depth - 1) for item in value]
     return value
@@ -107,63 +116,62 @@ def _step(step: TrajectoryStep, limit: int) -> dict[str, Any]:
     }
 
 
-def _tokens(steps: Sequence[TrajectoryStep], spell: Spell | None) -> list[dict[str, Any]]:
-    """What each turn added: the ids it was shown beyond those before, then those that were sampled with their log-probabilities.
+def _tokens(steps: Sequence[TrajectoryStep], decode: TokenDecoder | None) -> list[dict[str, Any]]:
+    """Return the tokens that each turn added: the new prompt ids, then the sampled ids with log-probabilities and versions.
 
-    A turn that saw ids [1, 2] and sampled [7], and one that saw [1, 2, 7, 3] and sampled [8], are told as [1, 2] + [7] and
-    [3] + [8]: together they are what is trained, [7] and [8] counting. With them goes which
-    versions of the weights sampled how many.
+    For example, a turn with prompt [1, 2] that sampled [7], followed by one with prompt [1, 2, 7, 3] that sampled [8], gives
+    [1, 2] + [7] and [3] + [8]. Joined they are the training sequence, in which [7] and [8] are trained.
     """
-    told: list[dict[str, Any]] = []
+    turns: list[dict[str, Any]] = []
     before: list[int] = []
-    room = TOKENS
+    budget = MAX_TOKENS
     for turn, step in enumerate(steps):
-        if step.tokens is None or room <= 0:
+        if step.tokens is None or budget <= 0:
             continue
         prompt, sampled = step.tokens.prompt_ids, step.tokens.completion_ids
         extends = prompt[: len(before)] == before
         new = prompt[len(before) :] if extends else prompt
-        told.append(
+        turns.append(
             {
                 "turn": turn,
                 "fresh": not extends,
-                "prompt": _spelled(new[:room], spell),
-                "sampled": _spelled(sampled[:room], spell),
-                "logprobs": step.tokens.logprobs[:room],
+                "prompt": _with_text(new[:budget], decode),
+                "sampled": _with_text(sampled[:budget], decode),
+                "logprobs": step.tokens.logprobs[:budget],
                 "versions": step.tokens.versions,
-                "left_out": max(0, len(new) - room) + max(0, len(sampled) - room),
+                "left_out": max(0, len(new) - budget) + max(0, len(sampled) - budget),
             }
         )
-        room -= len(new) + len(sampled)
+        budget -= len(new) + len(sampled)
         before = step.tokens.ids
-    return told
+    return turns
 
 
 def add_trained(tokens: Sequence[dict[str, Any]], trained: TrainedRollout) -> None:
-    """Put what the trainer knew of the sampled tokens beside them, as `trained` of each turn that has it."""
+    """Add the trainer's statistics of sampled tokens as `trained` to the turns that have them."""
     of_turn = {turn.turn: turn for turn in trained.turns}
-    for told in tokens:
-        turn = of_turn.get(told["turn"])
+    for shown in tokens:
+        turn = of_turn.get(shown["turn"])
         if turn is not None:
-            shown = slice(len(told["sampled"]))
-            found = {"logprobs": turn.logprobs[shown], "entropies": turn.entropies[shown], "advantage": turn.advantage}
-            told["trained"] = found
+            known = slice(len(shown["sampled"]))
+            found = {"logprobs": turn.logprobs[known], "entropies": turn.entropies[known], "advantage": turn.advantage}
+            shown["trained"] = found
 
 
-def _spelled(ids: Sequence[int], spell: Spell | None) -> list[list[Any]]:
-    return [[id, None if spell is None else spell(id)] for id in ids]
+def _with_text(ids: Sequence[int], decode: TokenDecoder | None) -> list[list[Any]]:
+    return [[id, None if decode is None else decode(id)] for id in ids]
 
 
-def parting(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
-    """Where two conversations part: the message, and the character of its content; None where they are the same.
+def first_difference(one: Sequence[Mapping[str, Any]], other: Sequence[Mapping[str, Any]]) -> tuple[int, int] | None:
+    """Return the message and the character where two conversations first differ; None if they are equal.
 
-    A message that only one of them has parts at character 0.
+    A message that only one of them has differs at character 0.
     """
     for place in range(max(len(one), len(other))):
         if place >= len(one) or place >= len(other):
             return place, 0
         if one[place] != other[place]:
-            return place, _common(_text(one[place]), _text(other[place]))
+            return place, _common_prefix_length(_text(one[place]), _text(other[place]))
     return None
 
 
@@ -172,8 +180,8 @@ def _text(message: Mapping[str, Any]) -> str:
     return content if isinstance(content, str) else ""
 
 
-def _common(a: str, b: str) -> int:
-    """How many characters two texts begin with together."""
+def _common_prefix_length(a: str, b: str) -> int:
+    """Return the length of the common prefix of two texts."""
     low, high = 0, min(len(a), len(b))
     while low < high:
         middle = (low + high + 1) // 2

@@ -1,8 +1,8 @@
-"""Looking for a text in every rollout of a run, in a process of its own: a bad pattern cannot keep the server from answering.
+"""Search the text of every rollout of a run, in a process of its own: a slow pattern must not block the server.
 
     python -m rove.viewer.search FILE < QUERY
 
-prints a JSON line for every hit and, about five times a second, one of how far it is.
+prints a JSON line for every hit and, about five times a second, one with the progress.
 """
 
 from __future__ import annotations
@@ -22,59 +22,59 @@ from rove.core.records import RolloutRecord
 from rove.runs.serialization import decode_record
 from rove.utils.files import open_regular, read_lines
 
-AROUND = 60
-"""Characters shown on either side of what was found."""
-EVERY = 0.2
-"""Seconds between two reports."""
+CONTEXT_CHARS = 60
+"""Characters shown before and after a hit."""
+REPORT_INTERVAL_S = 0.2
+"""Seconds between progress reports."""
 
 
 class Query(msgspec.Struct, frozen=True):
-    """What is looked for."""
+    """A search."""
 
     text: str
     regex: bool = False
     case: bool = False
-    """Whether "A" and "a" differ."""
-    most: int = 200
-    """Hits after which it ends."""
+    """Whether the search is case-sensitive."""
+    max_hits: int = 200
+    """Hits after which the search ends."""
 
     def pattern(self) -> re.Pattern[str]:
-        """As a regular expression.
+        """Return the search as a regular expression.
 
         Raises:
-            ConfigError: it is none, or nothing.
+            ConfigError: The text is empty or not a regular expression.
         """
         if not self.text:
-            raise ConfigError("nothing to look for; give some text")
+            raise ConfigError("the search text is empty; expected some text")
         try:
             return re.compile(self.text if self.regex else re.escape(self.text), 0 if self.case else re.IGNORECASE)
         except (re.error, OverflowError, RecursionError) as error:
-            raise ConfigError(f"not a regular expression: {error}") from error
+            raise ConfigError(f"the pattern is not a regular expression: {error}") from error
 
 
-def found_in(lines: BinaryIO, query: Query) -> Iterator[dict[str, Any]]:
-    """Hits, as {"line", "role", "before", "found", "after"}, and reports, as {"bytes"}; the last one has `done` and `hits`.
+def search_lines(lines: BinaryIO, query: Query) -> Iterator[dict[str, Any]]:
+    """Yield hits, as {"line", "role", "before", "found", "after"}, and reports, as {"bytes"}; the last has `done` and `hits`.
 
-    A rollout is told once, with the first message that has the text.
+    A rollout yields one hit, for the first message that matches.
     """
     pattern, hits, seen, reported = query.pattern(), 0, 0, time.monotonic()
-    might_have = _quick(query)
+    might_have = _line_filter(query)
     for number, line in enumerate(read_lines(lines)):
-        if not line.endswith(b"\n") or hits >= query.most:
+        if not line.endswith(b"\n") or hits >= query.max_hits:
             break
         seen += len(line)
         hit = _hit(line, pattern) if might_have(line) else None
         if hit is not None:
             hits += 1
             yield {"line": number, **hit}
-        if time.monotonic() - reported > EVERY:
+        if time.monotonic() - reported > REPORT_INTERVAL_S:
             reported = time.monotonic()
             yield {"bytes": seen}
     yield {"bytes": seen, "hits": hits, "done": True}
 
 
-def _quick(query: Query) -> Callable[[bytes], bool]:
-    """Whether a line may have the text at all, told without decoding it."""
+def _line_filter(query: Query) -> Callable[[bytes], bool]:
+    """Return a check whether an encoded line may match, which avoids decoding most lines."""
     written = msgspec.json.encode(query.text)[1:-1]
     if query.regex or b"\\" in written or (not query.case and not query.text.isascii()):
         return lambda line: True
@@ -90,15 +90,15 @@ def _hit(line: bytes, pattern: re.Pattern[str]) -> dict[str, Any] | None:
     except RunError:
         return None
     for role, text in _texts(record):
-        if found := pattern.search(text):
-            start, end = found.span()
-            before, after = text[max(0, start - AROUND) : start], text[end : end + AROUND]
+        if match := pattern.search(text):
+            start, end = match.span()
+            before, after = text[max(0, start - CONTEXT_CHARS) : start], text[end : end + CONTEXT_CHARS]
             return {"role": role, "before": before, "found": text[start : min(end, start + 400)], "after": after}
     return None
 
 
 def _texts(record: RolloutRecord) -> Iterator[tuple[str, str]]:
-    """Whatever a rollout says, with who says it."""
+    """Yield the texts of a rollout with their roles."""
     for message in (*record.prompt, *record.completion):
         try:
             yield str(message.get("role")), text_of(message)
@@ -115,11 +115,11 @@ def _texts(record: RolloutRecord) -> Iterator[tuple[str, str]]:
 
 
 def main() -> None:
-    """Read the query, print what is found."""
+    """Read the query from standard input and print the hits."""
     query = msgspec.json.decode(sys.stdin.buffer.read(), type=Query)
     with open_regular(Path(sys.argv[1])) as lines:
-        for told in found_in(lines, query):
-            sys.stdout.buffer.write(msgspec.json.encode(told) + b"\n")
+        for found in search_lines(lines, query):
+            sys.stdout.buffer.write(msgspec.json.encode(found) + b"\n")
             sys.stdout.buffer.flush()
 
 

@@ -246,7 +246,7 @@ class Server:
         try:
             self.request("GET", path, seconds=seconds)
         except RefusedError as error:
-            return path == HEALTH_PATH and error.status < 500
+            return path == HEALTH_PATH and (error.status or 500) < 500
         except InfraError:
             return False
         return True

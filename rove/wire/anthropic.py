@@ -1,4 +1,4 @@
-"""Our nouns as Anthropic Messages JSON, and that JSON as our nouns. Pure functions; no network here."""
+"""The client side of Anthropic's Messages API. Pure functions without network access."""
 
 from __future__ import annotations
 
@@ -13,20 +13,19 @@ from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
     ToolCall,
-    answer,
+    build_response,
     count,
     excerpt,
     finish_reason,
     forces_one_call,
     function_of,
     is_text,
+    is_unedited,
     only_tool,
     parts_of,
-    refuse_sampling,
-    refuse_template_options,
-    said,
-    still_says,
+    refuse_unsupported,
     text_in,
+    text_or_refusal,
     tool_call,
     tool_calls_of,
     unsendable,
@@ -37,15 +36,15 @@ API_VERSION = "2023-06-01"
 """The `anthropic-version` these bodies are written for. From 2026-10-21 on, temperature and top_p are refused."""
 
 DEFAULT_MAX_TOKENS = 16_384
-"""Sent when a request names no limit, because the API demands one: every current model takes it, it leaves room to
-think, and an answer of that length still ends within a client's usual timeout."""
+"""Sent if a request has no limit, because the API requires one. Every current model accepts it, it leaves space for reasoning,
+and an answer of this length ends within a client's usual timeout."""
 
 CONTENT = "anthropic_content"
-"""The key of an assistant message that holds an answer's content blocks, where they say what our fields cannot."""
+"""Key of an assistant message with the content blocks of an answer that the other fields cannot represent."""
 
 _INSTRUCTIONS = ("system", "developer")
 _THINKING = ("thinking", "redacted_thinking")
-_LACKING = (
+_UNSUPPORTED = (
     "min_p",
     "repetition_penalty",
     "presence_penalty",
@@ -74,7 +73,7 @@ class _ToolUse(msgspec.Struct):
 
 
 class _Message(msgspec.Struct):
-    """The parts of an answer that we read."""
+    """Parts of an answer that are read."""
 
     content: list[dict[str, Any]]
     stop_reason: str | None = None
@@ -83,25 +82,22 @@ class _Message(msgspec.Struct):
 
 
 def request_body(request: Request) -> dict[str, Any]:
-    """The JSON body of one Messages request, to be sent with `anthropic-version: API_VERSION`.
+    """Return the JSON body of a Messages request, to be sent with `anthropic-version: API_VERSION`.
 
-    System and developer messages become the top-level `system`, wherever they stand: few models take one in the middle
-    of a conversation. Tool results are content of the user, and neighbours of one role become one message; texts
-    without a visible character, which the API refuses, are left out, and so is a message with nothing else. An
-    assistant message that came from this API and that nobody has edited since goes back block by block as it came
-    (signed thinking must). Tools that are not functions are the API's own and pass as they are.
-
-    `max_tokens` is `DEFAULT_MAX_TOKENS` where the request names none. `sampling.seed` and a part's `detail` have no
-    counterpart and stay here, as do log-probabilities. Some models refuse `temperature` and `top_p`; they are sent if asked for.
-    `sampling.extra` is merged in last and wins; None in it removes a field.
+    - System and developer messages become the top-level `system`: few models accept them inside a conversation.
+    - Tool results are content of the user; adjacent messages of one role are joined; blank texts, which the API refuses, and
+      empty messages are left out.
+    - An unedited assistant message of this API is sent back block by block, as signed thinking requires.
+    - Tools that are not functions are the API's own and are sent unchanged.
+    - `max_tokens` defaults to `DEFAULT_MAX_TOKENS`. `sampling_params.seed`, log-probabilities and a part's `detail` are not
+      sent. `sampling_params.extra` takes precedence; None in it removes a field.
 
     Raises:
-        ConfigError: a message holds what the API cannot take: audio, an image that is neither a base64 data URL nor a
-            web address, tool arguments that are no JSON object; a tool is not in chat form; or the sampling has what the API
-            does not: without it the model would say something else than was asked for.
+        ConfigError: a message has content that the API does not support (audio, an image that is neither a base64 data URL nor
+            a web address, tool arguments that are not a JSON object), a tool is not in chat form, or a sampling parameter is
+            not supported.
     """
-    refuse_sampling(request.sampling_params, "Anthropic's Messages API", *_LACKING)
-    refuse_template_options(request, "Anthropic's Messages API")
+    refuse_unsupported(request, "Anthropic's Messages API", *_UNSUPPORTED)
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in request.messages:
@@ -140,16 +136,15 @@ def _tool_choice(request: Request) -> dict[str, Any] | None:
 
 
 def read_response(body: Any) -> Response:
-    """The answer inside a Messages response, given as decoded JSON.
+    """Return the answer in a decoded Messages response.
 
-    Text blocks are joined into one text, thinking into `reasoning_content`; tool use becomes `tool_calls` in chat form.
-    Where that loses something (signatures, redacted thinking, the API's own tools) the blocks are also kept under
-    `CONTENT`, for the next request. A refusal is kept as `refusal`, in the API's words. Cached prompt tokens count as
-    prompt tokens, missing usage as 0.
+    Text blocks are joined, thinking becomes `reasoning_content`, tool use becomes `tool_calls` in chat form. If that loses
+    information (signatures, redacted thinking, the API's own tools), `CONTENT` has the original blocks for the next
+    request. `refusal` has the API's explanation. Cached prompt tokens count as prompt tokens, missing usage as 0.
 
     Raises:
-        InvalidModelResponseError: this is not a Messages response.
-        EmptyModelResponseError: it has no text, tool use, thinking or refusal, and no length limit explains that.
+        InvalidModelResponseError: the body is not a Messages response.
+        EmptyModelResponseError: there is no text, tool use, thinking or refusal, and no length limit explains that.
     """
     try:
         message = msgspec.convert(body, _Message)
@@ -159,7 +154,7 @@ def read_response(body: Any) -> Response:
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not an Anthropic message ({error}): {excerpt(body)}") from error
     prompt_tokens = ("input_tokens", "cache_creation_input_tokens", "cache_read_input_tokens")
-    return answer(
+    return build_response(
         body,
         text,
         Usage(sum(count(message.usage, name) for name in prompt_tokens), count(message.usage, "output_tokens")),
@@ -167,15 +162,15 @@ def read_response(body: Any) -> Response:
         tool_calls=calls,
         reasoning_content="\n\n".join(filter(None, thinking)),
         refusal=_refusal(message.stop_details) if message.stop_reason == "refusal" else None,
-        **{CONTENT: blocks if _must_be_kept(blocks) else None},
+        **{CONTENT: blocks if _needs_original(blocks) else None},
     )
 
 
 def _turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
-    """Whose turn a message belongs to ("system": nobody's), and what it adds to it."""
+    """Return the role of the turn that a message belongs to, or "system", and the message's blocks."""
     role = message.get("role")
     if role == "assistant":
-        return role, _said_by_assistant(message)
+        return role, _from_assistant(message)
     blocks = _without_blanks([_block(part) for part in parts_of(message)])
     if role == "tool":
         result = {"type": "tool_result", "tool_use_id": message.get("tool_call_id", ""), "content": blocks or None}
@@ -183,10 +178,10 @@ def _turn(message: Mapping[str, Any]) -> tuple[str, list[dict[str, Any]]]:
     return "system" if role in _INSTRUCTIONS else "user", blocks
 
 
-def _said_by_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    kept = message.get(CONTENT)
-    if kept and still_says(message, _text(kept), _tool_calls(kept)):
-        return _without_blanks(kept)
+def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    original = message.get(CONTENT)
+    if original and is_unedited(message, _text(original), _tool_calls(original)):
+        return _without_blanks(original)
     blocks = _without_blanks([_block(part) for part in parts_of(message)])
     if not blocks and is_text(message.get("refusal")):
         blocks = [{"type": "text", "text": message["refusal"]}]
@@ -194,9 +189,9 @@ def _said_by_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def _block(part: dict[str, Any]) -> dict[str, Any]:
-    words = said(part)
-    if words is not None:
-        return {"type": "text", "text": words}
+    text = text_or_refusal(part)
+    if text is not None:
+        return {"type": "text", "text": text}
     if part.get("type") == "image_url":
         return {"type": "image", "source": _source(part, text_in(part, "image_url", "url"))}
     raise unsendable(part, "Anthropic's Messages API", "text or image_url")
@@ -219,7 +214,7 @@ def _tool_use(call: ToolCall) -> dict[str, Any]:
     except (ValueError, RecursionError) as error:
         raise ConfigError(
             f"arguments of tool call {call.id!r} are {excerpt(given)} ({error}); expected the text of a JSON object, "
-            "Anthropic's Messages API takes nothing else: mend or drop the call before it is sent"
+            "Anthropic's Messages API accepts nothing else: correct or remove the call"
         ) from error
     return {"type": "tool_use", "id": call.id, "name": call.function.name, "input": arguments}
 
@@ -248,17 +243,19 @@ def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _refusal(details: Any) -> str:
-    told = details if isinstance(details, dict) else {}
-    return next((told[name] for name in ("explanation", "category") if is_text(told.get(name))), "no reason given")
+    details = details if isinstance(details, dict) else {}
+    return next(
+        (details[name] for name in ("explanation", "category") if is_text(details.get(name))), "no reason given"
+    )
 
 
-def _must_be_kept(blocks: list[dict[str, Any]]) -> bool:
-    """Whether our own fields do not say it all, and the API would take the blocks back."""
+def _needs_original(blocks: list[dict[str, Any]]) -> bool:
+    """Return whether other fields lose information of the blocks, and the API accepts the blocks in a request."""
     types = [block.get("type") for block in _without_blanks(blocks)]
     plain = all(type in ("text", "tool_use") for type in types)
-    return not (plain or types[-1] in _THINKING)  # a message must not end in a thought, such as one cut short
+    return not (plain or types[-1] in _THINKING)  # the API refuses messages that end with thinking
 
 
 def _without_blanks(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """The API writes texts without a visible character but refuses to read them."""
+    """Return the blocks without blank texts, which the API sends but does not accept."""
     return [block for block in blocks if block.get("type") != "text" or block["text"].strip()]

@@ -1,4 +1,4 @@
-"""Our nouns as OpenAI chat-completions JSON, and that JSON as our nouns. Pure functions; no network here."""
+"""OpenAI's chat-completions JSON for clients and for the server. Pure functions without network access."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
     ToolCall,
-    answer,
+    build_response,
     count,
     excerpt,
     forces_one_call,
@@ -21,8 +21,8 @@ from rove.wire.common import (
     is_text,
     only_tool,
     parts_of,
-    said,
     sampling_fields,
+    text_or_refusal,
     tool_calls_of,
     without_none,
 )
@@ -32,7 +32,7 @@ from rove.wire.serving import (
     Question,
     TokenLogprob,
     TokenOptions,
-    fields_of,
+    completion_object,
     logprobs_content,
     prompt_logprobs_of,
     questions_of,
@@ -62,7 +62,7 @@ RESERVED = frozenset(
         "truncation",
     }
 )
-"""Names that `chat_template_kwargs` may not have: arguments of the function that renders templates."""
+"""Names that `chat_template_kwargs` must not have: arguments of the function that renders templates."""
 
 
 class _Message(msgspec.Struct):
@@ -79,19 +79,18 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The parts of a chat completion that we read; whatever else a server sends is ignored."""
+    """Parts of a chat completion that are read; others are ignored."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: Any = None
 
 
 def request_body(request: Request) -> dict[str, Any]:
-    """The JSON body of one chat-completions request.
+    """Return the JSON body of a chat-completions request.
 
-    What is None or not set is left out, in the body and in each message, but not deeper: a null inside a tool's
-    schema has a meaning. `sampling.extra` is merged in last and wins. The length limit is sent as `max_tokens`, the
-    name every compatible server knows. `state`, `previous` and `seed` of the request stay here;
-    `sampling.seed` is sent.
+    None is left out of the body and of each message, but not deeper, since null has a meaning inside a tool's schema.
+    `sampling_params.extra` takes precedence. The length limit is sent as `max_tokens`, which every compatible server knows.
+    `state`, `previous` and `seed` of the request are not sent; `sampling_params.seed` is.
     """
     sampling = request.sampling_params
     body: dict[str, Any] = {
@@ -118,15 +117,14 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
 
 
 def read_response(body: Any) -> Response:
-    """The answer inside a chat completion, given as decoded JSON.
+    """Return the answer in a decoded chat completion.
 
-    Text parts are joined into one text. Tool calls are kept as the server sent them, fields unknown to us included.
-    Reasoning is read from `reasoning_content` or `reasoning`. Missing usage counts as 0 tokens, a missing finish
-    reason as "stop".
+    Text parts are joined. Tool calls keep unknown fields. Reasoning is read from `reasoning_content` or `reasoning`.
+    Missing usage counts as 0 tokens, a missing finish reason as "stop".
 
     Raises:
-        InvalidModelResponseError: this is not a chat completion.
-        EmptyModelResponseError: it has no text, tool call, reasoning or refusal, and no length limit explains that.
+        InvalidModelResponseError: the body is not a chat completion.
+        EmptyModelResponseError: there is no text, tool call, reasoning or refusal, and no length limit explains that.
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -136,7 +134,7 @@ def read_response(body: Any) -> Response:
         raise InvalidModelResponseError(f"not a chat completion ({error}): {excerpt(body)}") from error
 
     message = choice.message
-    return answer(
+    return build_response(
         body,
         text_of({"content": message.content}),
         Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens")),
@@ -149,11 +147,11 @@ def read_response(body: Any) -> Response:
     )
 
 
-# The other direction: we are the one who is asked.
+# The server side
 
 
 class _Body(TokenOptions):
-    """The fields of a chat-completions request that we read."""
+    """Fields of a chat-completions request that are read."""
 
     messages: Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     tools: list[dict[str, Any]] | None = None
@@ -167,13 +165,13 @@ class _Body(TokenOptions):
 
 
 def read_request(body: Any) -> Asked:
-    """What a chat-completions body asks for.
+    """Parse the body of a chat-completions request.
 
-    Contents that are nothing but text parts become one text. `tool_choice` "none" drops the tools. Fields that we do not know
-    go on to the client, as `sampling.extra`.
+    Contents that consist of text parts become one text. `tool_choice` "none" drops the tools. Unknown fields
+    are passed to the client as `sampling_params.extra`.
 
     Raises:
-        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     if options.top_logprobs and not options.logprobs:
@@ -199,14 +197,10 @@ def read_request(body: Any) -> Asked:
         add_generation_prompt=options.add_generation_prompt is not False,
         chat_template_kwargs=checked_template_kwargs(options.chat_template_kwargs),
     )
-    return Asked(
-        options.model,
+    return Asked.of(
+        options,
         questions_of(Question(request), options.n),
-        options.n or 1,
-        bool(options.stream),
-        bool(options.stream_options and options.stream_options.include_usage),
         (options.top_logprobs or 0) if options.logprobs else None,
-        fields=fields_of(options),
         prompt_logprobs=options.prompt_logprobs is not None,
         return_token_ids=bool(options.return_token_ids),
     )
@@ -215,7 +209,7 @@ def read_request(body: Any) -> Asked:
 def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
 ) -> dict[str, Any]:
-    """The JSON of a chat completion with these choices; `logprobs` are the tokens of each."""
+    """Return the JSON of a chat completion; `logprobs` are the tokens of each choice."""
     choices = [
         {
             "index": i,
@@ -225,7 +219,7 @@ def response_body(
         }
         for i, response in enumerate(responses)
     ]
-    return _piece(head, "chat.completion", choices) | {"usage": usage_body(usage)}
+    return completion_object(head, "chat.completion", choices) | {"usage": usage_body(usage)}
 
 
 def with_tokens(
@@ -247,14 +241,14 @@ def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None)
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
-    """How the stream of a choice begins."""
+    """Return the first chunk of the stream of a choice."""
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
 
 
 def text_chunks(
-    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """A further piece of a choice's text, which was streamed as far as `told`, and the tokens that are new with it."""
+    """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
     return [_chunk(head, index, {"content": text}, logprobs=logprobs)]
 
 
@@ -262,22 +256,22 @@ def last_chunks(
     head: Head,
     index: int,
     response: Response,
-    told: str,
+    sent: str,
     logprobs: list[TokenLogprob] | None = None,
     earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
-    """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
+    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     message = response.message
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
     fields = {name: message.get(name) or None for name in ("reasoning_content", "refusal")}
-    delta = without_none({"content": rest_of(response, told) or None, "tool_calls": calls or None, **fields})
+    delta = without_none({"content": rest_of(response, sent) or None, "tool_calls": calls or None, **fields})
     rest = [_chunk(head, index, delta, logprobs=logprobs)] if delta or logprobs else []
     return [*rest, _chunk(head, index, {}, response.finish_reason)]
 
 
 def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
-    """The end of a stream that was to tell token counts."""
-    return _piece(head, "chat.completion.chunk", []) | {"usage": usage_body(usage)}
+    """Return the last chunk of a stream, with token counts."""
+    return completion_object(head, "chat.completion.chunk", []) | {"usage": usage_body(usage)}
 
 
 def _chunk(
@@ -287,13 +281,9 @@ def _chunk(
     finish_reason: str | None = None,
     logprobs: list[TokenLogprob] | None = None,
 ) -> dict[str, Any]:
-    told = None if logprobs is None else _logprobs(logprobs)
-    choice = {"index": index, "delta": delta, "logprobs": told, "finish_reason": finish_reason}
-    return _piece(head, "chat.completion.chunk", [choice])
-
-
-def _piece(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
+    listed = None if logprobs is None else _logprobs(logprobs)
+    choice = {"index": index, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
+    return completion_object(head, "chat.completion.chunk", [choice])
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
@@ -315,10 +305,10 @@ def checked_template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | No
 
 
 def asked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Messages as they were sent, checked; lists of text parts as one text.
+    """Check messages of a request and join lists of text parts.
 
     Raises:
-        ConfigError: one of them is no chat message, or says nothing; the message tells which.
+        ConfigError: a message is invalid or has no content.
     """
     checked = []
     for i, message in enumerate(messages):
@@ -338,7 +328,7 @@ def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"a message of role '{role}' without content; expected a text, or a list of content parts")
     if role == "tool" and not isinstance(message.get("tool_call_id"), str):
         raise ConfigError("a message of role 'tool' without tool_call_id; expected the id of the call that it answers")
-    parts = [said(part) for part in parts_of(message)]
+    parts = [text_or_refusal(part) for part in parts_of(message)]
     if isinstance(message.get("content"), list) and None not in parts:
         return {**message, "content": "".join(filter(None, parts))}
     return message

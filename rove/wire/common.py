@@ -1,4 +1,4 @@
-"""What the wire modules share: reading our messages part by part, and building a response out of what was read."""
+"""Functions shared by the wire modules: read the parts of messages, build requests and responses."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
 MAX_TOKENS = 10**9
-"""Largest token count of one response that is believed; a larger or negative one counts as not reported."""
+"""Largest plausible token count of one response; a larger or negative one counts as not reported."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may leave it out, other APIs may not."""
 
@@ -23,7 +23,7 @@ class Function(msgspec.Struct):
 
     name: str
     arguments: str = ""
-    """JSON text, as the model wrote it: not always valid."""
+    """JSON text as the model wrote it, possibly invalid."""
 
 
 class ToolCall(msgspec.Struct):
@@ -34,15 +34,15 @@ class ToolCall(msgspec.Struct):
 
 
 def tool_call(id: str, name: str, arguments: str) -> dict[str, Any]:
-    """A tool call in chat form, for `tool_calls` of a message."""
+    """Return a tool call in chat form, for `tool_calls` of a message."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
-    """The tool calls of a message, checked.
+    """Return the tool calls of a message.
 
     Raises:
-        ConfigError: they are not in chat form.
+        ConfigError: the calls are not in chat form.
     """
     try:
         return msgspec.convert(message.get("tool_calls") or [], list[ToolCall])
@@ -54,10 +54,10 @@ def tool_calls_of(message: Mapping[str, Any]) -> list[ToolCall]:
 
 
 def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
-    """The function that a chat tool definition describes; None for a tool of another type (an API's own).
+    """Return the function of a chat tool definition; None for a tool of another type (an API's own).
 
     Raises:
-        ConfigError: the definition has no function, or the function no name.
+        ConfigError: the definition has no function, or the function has no name.
     """
     if tool.get("type", "function") != "function":
         return None
@@ -71,7 +71,7 @@ def function_of(tool: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """The content of a message as content parts; a plain text is one text part, no content is none.
+    """Return the content of a message as content parts; a plain text is one text part.
 
     Raises:
         ConfigError: the content is neither a text nor a list of parts.
@@ -83,16 +83,16 @@ def parts_of(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     return [{"type": "text", "text": part} if isinstance(part, str) else part for part in parts]
 
 
-def said(part: Mapping[str, Any]) -> str | None:
-    """The words of a text or refusal part; None for a part of another type."""
+def text_or_refusal(part: Mapping[str, Any]) -> str | None:
+    """Return the text of a text or refusal part; None for a part of another type."""
     return text_in(part, part["type"]) if part.get("type") in ("text", "refusal") else None
 
 
 def text_in(part: Mapping[str, Any], *path: str) -> str:
-    """The text at this path inside a content part.
+    """Return the text at a path inside a content part.
 
     Raises:
-        ConfigError: there is none.
+        ConfigError: there is no text at this path.
     """
     value: Any = part
     for name in path:
@@ -103,20 +103,19 @@ def text_in(part: Mapping[str, Any], *path: str) -> str:
 
 
 def unsendable(part: Mapping[str, Any], api: str, known: str) -> ConfigError:
-    """The error for a content part without a counterpart in an API, which does have those `known`."""
+    """Return the error for a content part that an API does not support; `known` lists the parts that it supports."""
     return ConfigError(f"{api} cannot take the content part {excerpt(part)}; expected {known}")
 
 
-def still_says(message: Mapping[str, Any], text: str, tool_calls: list[dict[str, Any]]) -> bool:
-    """Whether nobody has edited these words and calls of a message."""
+def is_unedited(message: Mapping[str, Any], text: str, tool_calls: list[dict[str, Any]]) -> bool:
+    """Return whether a message still has this text and these tool calls."""
     return text_of(message) == text and (message.get("tool_calls") or []) == tool_calls
 
 
 def sampling_fields(sampling: SamplingParams) -> dict[str, Any]:
-    """How to sample, under the names that servers of (chat) completions know; some are None.
+    """Return sampling parameters under the names of (chat) completions APIs; some are None.
 
-    Those that are not OpenAI's are vLLM's, SGLang's and others' at the top level of the body. Log-probabilities of the
-    answer are missing: the two APIs ask for them in different ways.
+    Parameters unknown to OpenAI have the names of vLLM and SGLang. `logprobs` is missing because the two APIs differ there.
     """
     bias = sampling.logit_bias
     return {
@@ -144,7 +143,7 @@ def only_tool(request: Request) -> str | None:
     """Return the name of the tool that must be called; None if any of them may be.
 
     Raises:
-        ConfigError: some of several tools may be called, which the APIs cannot express.
+        ConfigError: only some of the tools may be called, which the APIs cannot express.
     """
     names, count = request.tool_choice.names if request.tool_choice else (), len(request.tools or [])
     if len(names) == 1:
@@ -155,62 +154,59 @@ def only_tool(request: Request) -> str | None:
 
 
 def forces_one_call(request: Request) -> bool:
-    """Whether exactly one tool call is required."""
+    """Return whether exactly one tool call is required."""
     return request.tool_choice is not None and not request.tool_choice.parallel
 
 
-def refuse_template_options(request: Request, api: str) -> None:
-    """Refuse arguments of a chat template, which this API does not have.
+def refuse_unsupported(request: Request, api: str, *names: str) -> None:
+    """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
+
+    Args:
+        request: The request.
+        api: Name of the API, for the error.
+        names: Sampling parameters that the API does not support.
 
     Raises:
-        ConfigError: there is one.
+        ConfigError: one of them is given and not off.
     """
+    off = {"top_k": (0, -1), "repetition_penalty": (1,)}
+    for name in names:
+        value = getattr(request.sampling_params, name)
+        if value and value not in off.get(name, ()):
+            raise ConfigError(
+                f"{name} is {value!r}; expected none, {api} has no such argument: leave it out or use chat "
+                "completions (fields that only one server supports go into extra)"
+            )
     if request.chat_template_kwargs or not request.add_generation_prompt:
         name = "chat_template_kwargs" if request.chat_template_kwargs else "add_generation_prompt"
         raise ConfigError(f"{name} is given, but {api} has no such argument; leave it out or use chat completions")
 
 
-def refuse_sampling(sampling: SamplingParams, api: str, *names: str) -> None:
-    """Refuse what an API does not have: without it the model would say something else than was asked for.
+def build_response(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
+    """Return a response with this text and the message fields that are not empty.
 
     Raises:
-        ConfigError: one of these arguments is given and not off.
-    """
-    off = {"top_k": (0, -1), "repetition_penalty": (1,)}
-    for name in names:
-        value = getattr(sampling, name)
-        if value and value not in off.get(name, ()):
-            raise ConfigError(
-                f"{name} is {value!r}; expected none, {api} has no such argument: leave it out or ask through chat "
-                "completions (what a server has beyond the API goes into extra)"
-            )
-
-
-def answer(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
-    """The response with this text and those message fields that are not empty.
-
-    Raises:
-        InvalidModelResponseError: two tool calls have one id, so that nobody could tell their results apart.
+        InvalidModelResponseError: two tool calls have the same id, so their results could not be distinguished.
         EmptyModelResponseError: there is neither text nor a field, and no length limit explains that.
     """
-    told = {name: value for name, value in fields.items() if value}
-    ids = [call["id"] for call in told.get("tool_calls", ())]
+    given = {name: value for name, value in fields.items() if value}
+    ids = [call["id"] for call in given.get("tool_calls", ())]
     if len(set(ids)) < len(ids):
         raise InvalidModelResponseError(f"two tool calls have the same id, out of {ids}: {excerpt(body)}")
-    if not (text or told or finish_reason == "length"):
+    if not (text or given or finish_reason == "length"):
         raise EmptyModelResponseError(f"the answer has neither text nor tool calls: {excerpt(body)}")
-    # Next to tool calls "no text" is null, as chat servers send it and expect it back; alone it must be a text.
-    message = AssistantMessage(text or (None if "tool_calls" in told else ""), **told)
+    # Next to tool calls an empty text is null, as chat servers send and expect it; alone it must be a text.
+    message = AssistantMessage(text or (None if "tool_calls" in given else ""), **given)
     return Response(message, usage, finish_reason)
 
 
 def finish_reason(hit_limit: bool, tool_calls: Any) -> str:
-    """Our name for why an answer ended; a length limit outweighs tool calls, which it may have cut."""
+    """Return the finish reason of an answer; a length limit takes precedence, since it may have cut the tool calls."""
     return "length" if hit_limit else "tool_calls" if tool_calls else "stop"
 
 
 def excerpt(value: Any, limit: int = 200) -> str:
-    """The first `limit` characters of what was given, as JSON unless it is a text, on one line, for an error message."""
+    """Return the first `limit` characters of a value on one line, as JSON unless it is a text, for an error message."""
     if value is None or isinstance(value, bool | dict | list):
         value = in_json(value)
     text = value.decode(errors="replace") if isinstance(value, bytes) else str(value)
@@ -219,12 +215,12 @@ def excerpt(value: Any, limit: int = 200) -> str:
 
 
 def without_none(fields: dict[str, Any]) -> dict[str, Any]:
-    """A copy without the fields that are None."""
+    """Return a copy without the fields that are None."""
     return {name: value for name, value in fields.items() if value is not None}
 
 
 def is_text(value: Any) -> bool:
-    """Whether this is a text that says something."""
+    """Return whether a value is a text that is not empty."""
     return isinstance(value, str) and value != ""
 
 

@@ -1,7 +1,4 @@
-"""Our nouns as OpenAI text-completions JSON, and that JSON as our nouns. Pure functions; no network here.
-
-For models without a chat template: the prompt is continued as it stands.
-"""
+"""OpenAI's text-completions JSON for clients and for the server, for models without a chat template. Pure functions."""
 
 from __future__ import annotations
 
@@ -15,13 +12,13 @@ from rove.core.messages import text_of
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
-    answer,
+    build_response,
     count,
     excerpt,
     finish_reason,
     parts_of,
-    said,
     sampling_fields,
+    text_or_refusal,
     unsendable,
     without_none,
 )
@@ -32,7 +29,7 @@ from rove.wire.serving import (
     Question,
     TokenLogprob,
     TokenOptions,
-    fields_of,
+    completion_object,
     prompt_logprobs_of,
     questions_of,
     read_body,
@@ -50,20 +47,20 @@ class _Choice(msgspec.Struct):
 
 
 class _Completion(msgspec.Struct):
-    """The parts of a completion that we read."""
+    """Parts of a completion that are read."""
 
     choices: Annotated[list[_Choice], msgspec.Meta(min_length=1)]
     usage: Any = None
 
 
 def request_body(request: Request) -> dict[str, Any]:
-    """The JSON body of one completions request; the prompt is the text of its only message, a user's.
+    """Return the JSON body of a completions request; the prompt is the text of its only message, a user's.
 
-    What is None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling.extra` is merged
-    in last and wins; None in it removes a field.
+    None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling_params.extra` takes precedence;
+    None in it removes a field.
 
     Raises:
-        ConfigError: there are other messages, parts that are not text, or tools; a raw prompt has no place for them.
+        ConfigError: there are other messages, parts that are not text, or tools.
     """
     if request.tools:
         raise ConfigError(f"{len(request.tools)} tools given; expected none, the completions API cannot call tools")
@@ -79,13 +76,13 @@ def request_body(request: Request) -> dict[str, Any]:
 
 
 def read_response(body: Any) -> Response:
-    """The continuation inside a completion, given as decoded JSON, as an assistant message.
+    """Return the continuation in a decoded completion as an assistant message.
 
     Missing usage counts as 0 tokens, any finish reason but "length" as "stop".
 
     Raises:
-        InvalidModelResponseError: this is not a completion.
-        EmptyModelResponseError: its text is empty, and no length limit explains that.
+        InvalidModelResponseError: the body is not a completion.
+        EmptyModelResponseError: the text is empty, and no length limit explains that.
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -93,7 +90,7 @@ def read_response(body: Any) -> Response:
         raise InvalidModelResponseError(f"not a completion ({error}): {excerpt(body)}") from error
     choice = completion.choices[0]
     usage = Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens"))
-    return answer(body, choice.text, usage, finish_reason(choice.finish_reason == "length", tool_calls=None))
+    return build_response(body, choice.text, usage, finish_reason(choice.finish_reason == "length", tool_calls=None))
 
 
 def _prompt(messages: list[dict[str, Any]]) -> str:
@@ -105,20 +102,21 @@ def _prompt(messages: list[dict[str, Any]]) -> str:
         )
     prompt = ""
     for part in parts_of(messages[0]):
-        words = said(part)
-        if words is None:
+        text = text_or_refusal(part)
+        if text is None:
             raise unsendable(part, "the completions API", "text")
-        prompt += words
+        prompt += text
     return prompt
 
 
-# The other direction: we are the one who is asked.
+# The server side
 
+KIND = "text_completion"
 Ids = Annotated[list[Annotated[int, msgspec.Meta(ge=0)]], msgspec.Meta(min_length=1)]
 
 
 class _Body(TokenOptions, kw_only=True):
-    """The fields of a completions request that we read."""
+    """Fields of a completions request that are read."""
 
     prompt: str | list[Any]
     max_tokens: Annotated[int, msgspec.Meta(ge=0)] | None = None
@@ -129,12 +127,12 @@ class _Body(TokenOptions, kw_only=True):
 
 
 def read_request(body: Any) -> Asked:
-    """What a completions body asks for: one text, several, one list of token ids, or several of these.
+    """Parse the body of a completions request: one text, several, one list of token ids, or several.
 
-    Fields that we do not know go on to the client, as `sampling.extra`.
+    Unknown fields are passed to the client as `sampling_params.extra`.
 
     Raises:
-        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     refuse(body, ("suffix",), "this server continues prompts and cannot fill in between two texts")
@@ -155,17 +153,13 @@ def read_request(body: Any) -> Asked:
         raise ConfigError(f"{len(prompts)} prompts with n {options.n or 1}; expected {MAX_CHOICES} answers at most")
     questions = []
     for prompt in prompts:
-        is_words = isinstance(prompt, str)
-        question = Question(Request([], sampling, text=prompt if is_words else None), None if is_words else prompt)
+        is_text = isinstance(prompt, str)
+        question = Question(Request([], sampling, text=prompt if is_text else None), None if is_text else prompt)
         questions += questions_of(question, options.n)
-    return Asked(
-        options.model,
+    return Asked.of(
+        options,
         questions,
-        options.n or 1,
-        bool(options.stream),
-        bool(options.stream_options and options.stream_options.include_usage),
         options.logprobs,
-        fields=fields_of(options),
         echo=bool(options.echo),
         prompt_logprobs=options.prompt_logprobs is not None,
         return_token_ids=bool(options.return_token_ids),
@@ -175,12 +169,12 @@ def read_request(body: Any) -> Asked:
 def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
 ) -> dict[str, Any]:
-    """The JSON of a completion with these choices; `logprobs` are the tokens of each."""
+    """Return the JSON of a completion; `logprobs` are the tokens of each choice."""
     choices = [
         _choice(i, text_of(response.message), response.finish_reason, None if logprobs is None else logprobs[i])
         for i, response in enumerate(responses)
     ]
-    return _piece(head, choices) | {"usage": usage_body(usage)}
+    return completion_object(head, KIND, choices) | {"usage": usage_body(usage)}
 
 
 def with_tokens(
@@ -191,8 +185,8 @@ def with_tokens(
     if prompt_logprobs is not None:
         choices = [{**choice, "prompt_logprobs": one} for choice, one in zip(choices, prompt_logprobs, strict=True)]
     if token_ids:
-        told = zip(choices, *token_ids_of(responses), strict=True)
-        choices = [{**choice, "prompt_token_ids": prompt, "token_ids": ids} for choice, prompt, ids in told]
+        with_ids = zip(choices, *token_ids_of(responses), strict=True)
+        choices = [{**choice, "prompt_token_ids": prompt, "token_ids": ids} for choice, prompt, ids in with_ids]
     return {**body, "choices": choices}
 
 
@@ -202,49 +196,39 @@ def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None)
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
-    """How the stream of a choice begins: with its text."""
+    """Return the first chunks of a choice: none before its text."""
     return []
 
 
 def text_chunks(
-    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """A further piece of a choice's text, which was streamed as far as `told`, and the tokens that are new with it."""
-    return [_piece(head, [_choice(index, text, logprobs=logprobs)])]
+    """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
+    return [completion_object(head, KIND, [_choice(index, text, logprobs=logprobs)])]
 
 
 def last_chunks(
     head: Head,
     index: int,
     response: Response,
-    told: str,
+    sent: str,
     logprobs: list[TokenLogprob] | None = None,
     earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
-    """What is left of a choice whose text was streamed as far as `told`; `logprobs` are the tokens that were not."""
-    return [_piece(head, [_choice(index, rest_of(response, told), response.finish_reason, logprobs)])]
+    """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
+    return [completion_object(head, KIND, [_choice(index, rest_of(response, sent), response.finish_reason, logprobs)])]
 
 
 def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
-    """The end of a stream that was to tell token counts."""
-    return _piece(head, []) | {"usage": usage_body(usage)}
-
-
-def _piece(head: Head, choices: list[dict[str, Any]]) -> dict[str, Any]:
-    return {
-        "id": head.id,
-        "object": "text_completion",
-        "created": head.created,
-        "model": head.model,
-        "choices": choices,
-    }
+    """Return the last chunk of a stream, with token counts."""
+    return completion_object(head, KIND, []) | {"usage": usage_body(usage)}
 
 
 def _choice(
     index: int, text: str, finish_reason: str | None = None, logprobs: list[TokenLogprob] | None = None
 ) -> dict[str, Any]:
-    told = None if logprobs is None else _logprobs(logprobs)
-    return {"index": index, "text": text, "logprobs": told, "finish_reason": finish_reason}
+    listed = None if logprobs is None else _logprobs(logprobs)
+    return {"index": index, "text": text, "logprobs": listed, "finish_reason": finish_reason}
 
 
 def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""Our nouns as OpenAI Responses JSON, and that JSON as our nouns. Pure functions; no network here.
+"""The client side of OpenAI's Responses API. Pure functions without network access.
 
-Stateless: every request brings the whole conversation, and nothing is stored on the server.
+Stateless: every request contains the whole conversation, and the server stores nothing.
 """
 
 from __future__ import annotations
@@ -15,20 +15,19 @@ from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
-    answer,
+    build_response,
     count,
     excerpt,
     finish_reason,
     forces_one_call,
     function_of,
     is_text,
+    is_unedited,
     only_tool,
     parts_of,
-    refuse_sampling,
-    refuse_template_options,
-    said,
-    still_says,
+    refuse_unsupported,
     text_in,
+    text_or_refusal,
     tool_call,
     tool_calls_of,
     unsendable,
@@ -36,9 +35,9 @@ from rove.wire.common import (
 )
 
 OUTPUT = "responses_output"
-"""The key of an assistant message that holds an answer's output items, where they say what our fields cannot."""
+"""Key of an assistant message with the output items of an answer that the other fields cannot represent."""
 
-_LACKING = (
+_UNSUPPORTED = (
     "stop",
     "top_k",
     "min_p",
@@ -78,7 +77,7 @@ class _Reasoning(msgspec.Struct):
 
 
 class _Result(msgspec.Struct):
-    """The parts of a response that we read."""
+    """Parts of a response that are read."""
 
     output: list[dict[str, Any]] | None = None
     status: str | None = None
@@ -88,27 +87,23 @@ class _Result(msgspec.Struct):
 
 
 def request_body(request: Request) -> dict[str, Any]:
-    """The JSON body of one Responses request.
+    """Return the JSON body of a Responses request.
 
-    System and developer messages stay input items of their role, in their place: `instructions` could hold neither
-    their order nor their parts. An assistant message that came from this API and that nobody has edited since goes back
-    item by item as it came (encrypted reasoning must). Functions are sent with `strict: false` unless the tool says
-    otherwise, as chat completions understands it: left out, this API would rewrite their schema. Tools of another type
-    are the API's own and pass as they are.
-
-    `sampling.response_format` is sent as the `format` of `text`, `sampling.logprobs` as `top_logprobs`. `store` is false.
-    `sampling.seed`, `sampling.prompt_logprobs` and a message's `name` have no counterpart and stay here. Encrypted
-    reasoning is not asked for (models that do not reason refuse the question; OpenAI sends it unasked): a server that wants
-    to be asked takes `extra={"include": ["reasoning.encrypted_content"]}`. `sampling.extra` is merged in last and wins;
-    None in it removes a field.
+    - System and developer messages stay input items, since `instructions` preserves neither their order nor their parts.
+    - An unedited assistant message of this API is sent back item by item, as encrypted reasoning requires.
+    - Functions are sent with `strict: false` by default, as in chat completions: otherwise this API rewrites their schema.
+      Tools of another type are the API's own and are sent unchanged.
+    - `response_format` is sent as `text.format`, `logprobs` as `top_logprobs`; `store` is false. `seed`, `prompt_logprobs` and a
+      message's `name` are not sent. `sampling_params.extra` takes precedence; None in it removes a field.
+    - Encrypted reasoning is not requested, since models without reasoning refuse that and OpenAI sends it anyway. For a server
+      that needs the request, set `extra={"include": ["reasoning.encrypted_content"]}`.
 
     Raises:
-        ConfigError: a message holds what the API cannot take, a tool is not in chat form, or the sampling has what
-            the API does not, such as stop sequences: without them the model would say something else than was asked for.
+        ConfigError: a message has content that the API does not support, a tool is not in chat form, or a sampling parameter
+            such as `stop` is not supported.
     """
     sampling = request.sampling_params
-    refuse_sampling(sampling, "OpenAI's Responses API", *_LACKING)
-    refuse_template_options(request, "OpenAI's Responses API")
+    refuse_unsupported(request, "OpenAI's Responses API", *_UNSUPPORTED)
     body: dict[str, Any] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],
@@ -135,22 +130,22 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
 
 
 def _format(response_format: Mapping[str, Any]) -> dict[str, Any]:
-    """Chat's `response_format`, of which this API writes the schema beside the type."""
+    """Return chat's `response_format` in this API's form, with the schema next to the type."""
     inner = response_format.get("json_schema")
     return {"type": response_format.get("type"), **(inner if isinstance(inner, Mapping) else {})}
 
 
 def read_response(body: Any) -> Response:
-    """The answer inside a Responses object, given as decoded JSON.
+    """Return the answer in a decoded Responses object.
 
-    Output texts are joined into one text; function calls become `tool_calls` in chat form; reasoning, else its summary,
-    becomes `reasoning_content`. Where that loses something (encrypted reasoning, the API's own tools, the phase of a
-    message) the items are also kept under `OUTPUT`, for the next request. Missing usage counts as 0 tokens.
+    Output texts are joined, function calls become `tool_calls` in chat form, reasoning or its summary becomes
+    `reasoning_content`. If that loses information (encrypted reasoning, the API's own tools, the phase of a message), `OUTPUT`
+    has the original items for the next request. Missing usage counts as 0 tokens.
 
     Raises:
-        ModelError: the server says that it failed.
-        InvalidModelResponseError: this is not a finished response.
-        EmptyModelResponseError: it has no text, function call, reasoning or refusal, and no length limit explains that.
+        ModelError: the server reports a failure.
+        InvalidModelResponseError: the body is not a finished response.
+        EmptyModelResponseError: there is no text, function call, reasoning or refusal, and no length limit explains that.
     """
     try:
         result = msgspec.convert(body, _Result)
@@ -167,7 +162,7 @@ def read_response(body: Any) -> Response:
     details = result.incomplete_details
     hit_limit = isinstance(details, dict) and details.get("reason") == "max_output_tokens"
     thoughts = [part.text for item in reasoning for part in item.content or item.summary]
-    return answer(
+    return build_response(
         body,
         text,
         Usage(count(result.usage, "input_tokens"), count(result.usage, "output_tokens")),
@@ -175,33 +170,33 @@ def read_response(body: Any) -> Response:
         tool_calls=calls,
         reasoning_content="\n\n".join(filter(None, thoughts)),
         refusal=refusal,
-        **{OUTPUT: items if _must_be_kept(items, reasoning) else None},
+        **{OUTPUT: items if _needs_original(items, reasoning) else None},
     )
 
 
 def _items(message: Mapping[str, Any]) -> list[dict[str, Any]]:
     role = message.get("role")
     if role == "assistant":
-        return _said_by_assistant(message)
+        return _from_assistant(message)
     if role == "tool":
         call_id = message.get("tool_call_id", "")
         return [{"type": "function_call_output", "call_id": call_id, "output": _content(message)}]
     return [{"role": role, "content": _content(message)}]
 
 
-def _said_by_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
-    kept = message.get(OUTPUT)
-    if kept and still_says(message, _text(kept), _tool_calls(kept)):
-        return list(kept)
-    words = ""
+def _from_assistant(message: Mapping[str, Any]) -> list[dict[str, Any]]:
+    original = message.get(OUTPUT)
+    if original and is_unedited(message, _text(original), _tool_calls(original)):
+        return list(original)
+    text = ""
     for part in parts_of(message):
-        told = said(part)
-        if told is None:
+        part_text = text_or_refusal(part)
+        if part_text is None:
             raise unsendable(part, "OpenAI's Responses API", "text or refusal in an assistant message")
-        words += told
-    if not words and is_text(message.get("refusal")):
-        words = message["refusal"]
-    items: list[dict[str, Any]] = [{"role": "assistant", "content": words}] if words else []
+        text += part_text
+    if not text and is_text(message.get("refusal")):
+        text = message["refusal"]
+    items: list[dict[str, Any]] = [{"role": "assistant", "content": text}] if text else []
     for call in tool_calls_of(message):
         function = {"name": call.function.name, "arguments": call.function.arguments}
         items.append({"type": "function_call", "call_id": call.id, **function})
@@ -216,9 +211,9 @@ def _content(message: Mapping[str, Any]) -> str | list[dict[str, Any]]:
 
 
 def _part(part: dict[str, Any], of_tool: bool) -> dict[str, Any]:
-    words, kind = said(part), part.get("type")
-    if words is not None:
-        return {"type": "input_text", "text": words}
+    text, kind = text_or_refusal(part), part.get("type")
+    if text is not None:
+        return {"type": "input_text", "text": text}
     if kind == "image_url":
         url = text_in(part, "image_url", "url")
         return {"type": "input_image", "image_url": url, "detail": part["image_url"].get("detail") or "auto"}
@@ -236,14 +231,14 @@ def _tool(tool: dict[str, Any]) -> dict[str, Any]:
     function = function_of(tool)
     if function is None:
         return tool
-    told = {
+    converted = {
         "type": "function",
         "name": function["name"],
         "description": function.get("description"),
         "parameters": function.get("parameters") or NO_ARGUMENTS,
         "strict": bool(function.get("strict")),
     }
-    return without_none(told)
+    return without_none(converted)
 
 
 def _parts(items: list[dict[str, Any]], kind: str) -> list[dict[str, Any]]:
@@ -260,10 +255,9 @@ def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [tool_call(call.call_id, call.name, call.arguments) for call in calls]
 
 
-def _must_be_kept(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:
-    """Whether our own fields do not say it all, and the API would take the items back."""
+def _needs_original(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:
+    """Return whether other fields lose information of the items, and the API accepts the items in a request."""
     plain = all(item.get("type") in ("message", "function_call") and not item.get("phase") for item in items)
-    # Of reasoning that is neither encrypted nor open there is only an id, and nothing is stored under it; reasoning
-    # without the item that it led to (one cut short) is refused.
+    # The API refuses reasoning without content, since the server stores nothing under its id, and reasoning at the end.
     unsendable_reasoning = any(not (item.encrypted_content or item.content) for item in reasoning)
     return not (plain or unsendable_reasoning or items[-1].get("type") == "reasoning")

@@ -1,4 +1,4 @@
-"""What the APIs share where we are the one who is asked: the options, the questions, log-probabilities, errors."""
+"""Functions shared by the served APIs: read requests, write log-probabilities, usage and errors."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import random
 import re
 import time
 import uuid
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from difflib import get_close_matches
 from typing import Annotated, Any, TypeVar
 
@@ -19,30 +19,30 @@ from rove.core.records import Usage
 from rove.wire.common import excerpt
 
 MAX_CHOICES = 128
-"""Most answers to one prompt in one HTTP request."""
+"""Maximum number of answers per HTTP request."""
 
 IGNORED = frozenset(
     ("user", "metadata", "store", "service_tier", "parallel_tool_calls", "safety_identifier", "prompt_cache_key")
 )
-"""Fields that say nothing about the answer; everything else we do not know goes on to the client unchanged."""
+"""Fields that do not change the answer; other unknown fields are passed to the client unchanged."""
 HARMLESS: dict[str, Any] = {"modalities": ["text"], "functions": []}
-"""Fields that with this value ask for nothing."""
+"""Values with which these fields have no effect."""
 ONLY_ENDPOINTS = frozenset(("reasoning_effort",))
-"""Fields that mean something to some endpoints; a model folder's engine answers without them."""
+"""Fields that some endpoints use and the embedded engine ignores."""
 
 AtLeastOne = Annotated[int, msgspec.Meta(ge=1)]
 StopText = Annotated[str, msgspec.Meta(max_length=1000)]
-"""Every character of it is looked for after every token."""
+"""A stop text; its length is limited because it is searched for after every token."""
 
 
 class StreamOptions(msgspec.Struct):
-    """How to stream."""
+    """Options of a stream."""
 
     include_usage: bool = False
 
 
 class Options(msgspec.Struct, kw_only=True):
-    """The fields that chat completions and completions have in common."""
+    """The fields that chat completions and completions share."""
 
     model: str = ""
     n: Annotated[int, msgspec.Meta(ge=1, le=MAX_CHOICES)] | None = None
@@ -67,27 +67,27 @@ _SAMPLING = ("temperature", "top_p", "max_tokens", "max_completion_tokens", "see
 
 
 class Question(msgspec.Struct, frozen=True):
-    """One answer that is wanted."""
+    """A request for one of the answers."""
 
     request: Request
     prompt_ids: list[int] | None = None
-    """The prompt, where it came as token ids; the request then has neither messages nor a text."""
+    """The prompt, if it was given as token ids; the request then has neither messages nor a text."""
 
 
 class Asked(msgspec.Struct, frozen=True):
-    """What one HTTP request asks for."""
+    """A parsed HTTP request of any of the APIs."""
 
     model: str
-    """As it was named; "" when it was not."""
+    """Name of the model; "" if none was given."""
     questions: list[Question]
-    """One for each choice of the answer, in their order."""
+    """One for each choice of the answer, in order."""
     n: int = 1
-    """Neighbouring choices that share a prompt."""
+    """Number of consecutive choices that share a prompt."""
     stream: bool = False
     include_usage: bool = False
     """Whether a stream ends with token counts."""
     logprobs: int | None = None
-    """None: no log-probabilities; else those of the sampled tokens, and of so many of the most likely ones."""
+    """Number of likeliest tokens returned with the log-probability of each sampled token; None = no log-probabilities."""
     echo: bool = False
     """Whether each choice begins with its prompt."""
     prompt_logprobs: bool = False
@@ -97,13 +97,27 @@ class Asked(msgspec.Struct, frozen=True):
     by_token: bool = False
     """Whether the pieces of a stream are single tokens, without their text."""
     fields: frozenset[str] = frozenset()
-    """That its API knows."""
+    """Fields that the API supports."""
     api: str = ""
-    """"responses" or "anthropic", whose streams are of named events and whose errors have shapes of their own; "" = another."""
+    """"responses" or "anthropic", which stream named events and have their own form of errors; "" for the other APIs."""
+
+    @staticmethod
+    def of(options: Options, questions: list[Question], logprobs: int | None, **more: Any) -> Asked:
+        """Return the parsed request for options that the completions APIs share."""
+        return Asked(
+            options.model,
+            questions,
+            options.n or 1,
+            bool(options.stream),
+            bool(options.stream_options and options.stream_options.include_usage),
+            logprobs,
+            fields=fields_of(options),
+            **more,
+        )
 
 
 class Head(msgspec.Struct, frozen=True):
-    """What every piece of one answer repeats."""
+    """Fields that every piece of one answer repeats."""
 
     id: str
     model: str
@@ -111,11 +125,11 @@ class Head(msgspec.Struct, frozen=True):
 
 
 class TokenLogprob(msgspec.Struct, frozen=True):
-    """A sampled token as text, its log-probability, and the likeliest tokens in its place, if they were asked for."""
+    """A sampled token as text, its log-probability, and the likeliest tokens at its position, if requested."""
 
     token: str
     logprob: float | None
-    """None for a prompt's first token."""
+    """None for the first token of a prompt."""
     top: Sequence[TokenLogprob] = ()
     id: int = -1
     offset: int = 0
@@ -126,12 +140,17 @@ T = TypeVar("T", bound=msgspec.Struct)
 
 
 def new_head(prefix: str, model: str) -> Head:
-    """The head of a new answer; `prefix` is how ids of its API begin."""
+    """Return the head of a new answer; ids of its API begin with `prefix`."""
     return Head(f"{prefix}-{uuid.uuid4().hex}", model, int(time.time()))
 
 
+def completion_object(head: Head, kind: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return the JSON object of a completion, or of one chunk of its stream."""
+    return {"id": head.id, "object": kind, "created": head.created, "model": head.model, "choices": choices}
+
+
 def read_body(body: Any, kind: type[T]) -> T:
-    """A decoded body as its typed fields.
+    """Convert a decoded body to a struct.
 
     Raises:
         ConfigError: a field is missing, out of range or of the wrong type; the message says which.
@@ -145,7 +164,7 @@ def read_body(body: Any, kind: type[T]) -> T:
 
 
 def _given(body: Any, error: str) -> str:
-    """What stands at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
+    """Return an excerpt of the value at the path that msgspec's error names, such as "… - at `$.messages[0]`"."""
     path = re.search(r"`\$([^`]*)`$", error)
     for name, index in re.findall(r"\.(\w+)|\[(\d+)\]", path[1] if path else ""):
         try:
@@ -156,10 +175,10 @@ def _given(body: Any, error: str) -> str:
 
 
 def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any) -> SamplingParams:
-    """How to sample: the options' own fields, those of the body that no struct of ours names, and `fields`.
+    """Return the sampling parameters of a request: its options, unknown fields of the body (as `extra`), and `fields`.
 
     Raises:
-        ConfigError: one of them is out of range. `max_tokens` may be 0 where the options' type allows it.
+        ConfigError: a value is out of range. `max_tokens` may be 0 if the options' type allows it.
     """
     known = {*options.__struct_fields__, *IGNORED}
     known |= {name for name, value in HARMLESS.items() if body.get(name) == value}
@@ -172,10 +191,10 @@ def sampling_of(body: Mapping[str, Any], options: msgspec.Struct, **fields: Any)
 
 
 def prompt_logprobs_of(options: TokenOptions) -> int | None:
-    """Return how many of the likeliest tokens are wanted for each token of the prompt; None = no log-probabilities.
+    """Return the number of likeliest tokens to report for each token of the prompt; None = no log-probabilities.
 
     Raises:
-        ConfigError: they are wanted in a stream.
+        ConfigError: log-probabilities of the prompt are requested for a stream.
     """
     if options.prompt_logprobs is not None and options.stream:
         raise ConfigError(
@@ -186,15 +205,15 @@ def prompt_logprobs_of(options: TokenOptions) -> int | None:
 
 
 def fields_of(options: msgspec.Struct) -> frozenset[str]:
-    """The fields that an API with these options knows: its own, and those of sampling."""
+    """Return the fields that an API with these options supports, including sampling parameters."""
     return frozenset((*options.__struct_fields__, *SamplingParams.__struct_fields__, *IGNORED)) - {"extra"}
 
 
 def check_known(asked: Asked) -> Asked:
-    """The same without what only some endpoints know.
+    """Return the request without fields that only some endpoints use.
 
     Raises:
-        ConfigError: it has a field that its API does not know; the message names the nearest one.
+        ConfigError: the API does not support a field; the message names the nearest one.
     """
     questions = []
     for question in asked.questions:
@@ -215,7 +234,7 @@ def check_known(asked: Asked) -> Asked:
 
 
 def questions_of(question: Question, n: int | None) -> list[Question]:
-    """`n` questions that differ in their random stream only: seeds count up from the one given, else from any."""
+    """Return `n` requests with consecutive seeds, starting at the given seed or at a random one."""
     request = question.request
     given = request.sampling_params.seed
     start = random.getrandbits(62) if given is None else given
@@ -232,13 +251,13 @@ def questions_of(question: Question, n: int | None) -> list[Question]:
 
 
 def usage_of(responses: Sequence[Response], n: int) -> Usage:
-    """What an answer with these choices took: each prompt counts once, however many choices share it."""
+    """Return the token counts of all choices; a prompt that `n` choices share counts once."""
     prompts = sum(response.usage.prompt_tokens for response in responses[::n])
     return Usage(prompts, sum(response.usage.completion_tokens for response in responses))
 
 
 def usage_body(usage: Usage) -> dict[str, int]:
-    """Token counts in OpenAI's words."""
+    """Return token counts in OpenAI's form."""
     return {
         "prompt_tokens": usage.prompt_tokens,
         "completion_tokens": usage.completion_tokens,
@@ -247,10 +266,10 @@ def usage_body(usage: Usage) -> dict[str, int]:
 
 
 def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Log-probabilities as chat completions and the Responses API list them."""
+    """Return log-probabilities in the form of chat completions and the Responses API."""
 
     def entry(one: TokenLogprob) -> dict[str, Any]:
-        # A part of a character is no text, and which bytes it has is not known here.
+        # The bytes of an incomplete character are unknown here.
         known = None if "\ufffd" in one.token else list(one.token.encode())
         return {"token": one.token, "logprob": one.logprob, "bytes": known}
 
@@ -258,9 +277,9 @@ def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] | None]:
-    """A prompt's log-probabilities in vLLM's shape: token id → log-probability; null for the first token.
+    """Return a prompt's log-probabilities in vLLM's form: token id → log-probability; null for the first token.
 
-    The rank of a token that is not among the requested likeliest ones is null.
+    The rank is null for a token that is not among the requested likeliest ones.
     """
     body: list[dict[str, Any] | None] = []
     for token in tokens:
@@ -279,7 +298,7 @@ def prompt_logprobs_body(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any] 
 
 
 def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None], list[list[int] | None]]:
-    """Return the token ids of each prompt and of each completion; None where the client has no tokens."""
+    """Return the token ids of each prompt and of each completion; None if the client has no tokens."""
     tokens = [response.tokens for response in responses]
     return (
         [None if one is None else list(one.prompt_ids) for one in tokens],
@@ -287,14 +306,14 @@ def token_ids_of(responses: Sequence[Response]) -> tuple[list[list[int] | None],
     )
 
 
-def rest_of(response: Response, told: str) -> str:
-    """The text of an answer after the beginning that was told before it ended; all that can be told truly."""
+def rest_of(response: Response, sent: str) -> str:
+    """Return the text of an answer after the prefix that was streamed; "" if the text does not start with it."""
     text = text_of(response.message)
-    return text[len(told) :] if text.startswith(told) else ""
+    return text[len(sent) :] if text.startswith(sent) else ""
 
 
 def error_body(message: str, type: str = "invalid_request_error", code: str | None = None) -> dict[str, Any]:
-    """An error in OpenAI's shape."""
+    """Return an error in OpenAI's form."""
     return {"error": {"message": message, "type": type, "param": None, "code": code}}
 
 
@@ -309,7 +328,7 @@ def tool_choice_of(
         parallel: whether several calls are allowed. Default: yes for "required", no for a named function.
 
     Raises:
-        ConfigError: it is something else, or names a tool that is not given.
+        ConfigError: `given` has another form, or names an unknown tool.
     """
     if given in (None, "none", "auto"):
         return None
@@ -334,11 +353,19 @@ def tool_choice_of(
     return ToolChoice((name,), False)
 
 
+def joined_content(content: Any, read_part: Callable[[Any], dict[str, Any]]) -> Any:
+    """Return the content of a message in chat form: text parts joined, or parts converted by `read_part`."""
+    if not isinstance(content, list):
+        return content
+    parts = [read_part(part) for part in content]
+    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
+
+
 def refuse(body: Mapping[str, Any], fields: Iterable[str], why: str) -> None:
-    """Refuse fields that ask for something, as all do but null, false and "".
+    """Refuse fields with a value other than null, false and "".
 
     Raises:
-        ConfigError: one of them does.
+        ConfigError: one of them has such a value.
     """
     for name in fields:
         if body.get(name) not in (None, "") and body[name] is not False:

@@ -1,4 +1,4 @@
-"""Anthropic's Messages API where we are the one who is asked. Pure functions; no network here."""
+"""The server side of Anthropic's Messages API. Pure functions without network access."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from rove.wire.serving import (
     StopText,
     TokenLogprob,
     fields_of,
+    joined_content,
     questions_of,
     read_body,
     rest_of,
@@ -39,15 +40,15 @@ _ERRORS = {
 _REASONS = {"length": "max_tokens", "tool_calls": "tool_use"}
 
 
-class _Said(msgspec.Struct):
+class _Turn(msgspec.Struct):
     role: str
     content: str | list[dict[str, Any]]
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    """The fields of a Messages request that we read, or that say nothing about the answer."""
+    """Fields of a Messages request that are read or ignored."""
 
-    messages: Annotated[list[_Said], msgspec.Meta(min_length=1)]
+    messages: Annotated[list[_Turn], msgspec.Meta(min_length=1)]
     max_tokens: AtLeastOne
     model: str = ""
     system: str | list[dict[str, Any]] | None = None
@@ -64,12 +65,12 @@ class _Body(msgspec.Struct, kw_only=True):
 
 
 def read_request(body: Any) -> Asked:
-    """What a Messages body asks for.
+    """Parse the body of a Messages request.
 
-    Results of tools become messages of their own. `tool_choice` of type "none" drops the tools.
+    Tool results become separate messages. `tool_choice` of type "none" drops the tools.
 
     Raises:
-        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, stop=options.stop_sequences or None)
@@ -110,23 +111,23 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | Non
 def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
 ) -> dict[str, Any]:
-    """The JSON of a message with the one answer there is."""
+    """Return the JSON of the message."""
     response = responses[0]
     return _message(head, _blocks(response.message), response.usage) | _ended(response)
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
-    """How a stream begins."""
+    """Return the first events of a stream."""
     return [{"type": "message_start", "message": _message(head, [], Usage())}]
 
 
 def text_chunks(
-    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """A further piece of the text, which was streamed as far as `told`."""
+    """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
-    begin = [] if told else [_start(0, {"type": "text", "text": ""})]
+    begin = [] if sent else [_start(0, {"type": "text", "text": ""})]
     return [*begin, _delta(0, {"type": "text_delta", "text": text})]
 
 
@@ -134,28 +135,28 @@ def last_chunks(
     head: Head,
     index: int,
     response: Response,
-    told: str,
+    sent: str,
     logprobs: list[TokenLogprob] | None = None,
     earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
-    """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
-    blocks = _blocks(response.message, text_first=bool(told))
+    """Return the last events of an answer after the text `sent`."""
+    blocks = _blocks(response.message, text_first=bool(sent))
     events: list[dict[str, Any]] = []
-    for place, block in enumerate(blocks):
-        begun = place == 0 and bool(told)
-        events += _block_events(place, {**block, "text": rest_of(response, told)} if begun else block, begun)
+    for position, block in enumerate(blocks):
+        begun = position == 0 and bool(sent)
+        events += _block_events(position, {**block, "text": rest_of(response, sent)} if begun else block, begun)
     ended = {"delta": _ended(response), "usage": _usage(response.usage)}
     return [*events, {"type": "message_delta", **ended}, {"type": "message_stop"}]
 
 
 def error_body(status: int, message: str) -> dict[str, Any]:
-    """An error in Anthropic's shape."""
+    """Return an error in Anthropic's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
 def _message(head: Head, blocks: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
-    told = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
-    return {**told, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
+    message = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
+    return {**message, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
 
 
 def _usage(usage: Usage) -> dict[str, int]:
@@ -169,7 +170,7 @@ def _ended(response: Response) -> dict[str, Any]:
 
 
 def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[dict[str, Any]]:
-    """The blocks of an answer; in a stream the text comes first, once some of it was told."""
+    """Return the blocks of an answer; `text_first` if a stream has already sent text."""
     text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
     calls = tool_calls_of(message)
     blocks = [{"type": "thinking", "thinking": thought, "signature": ""}] if thought else []
@@ -181,31 +182,33 @@ def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[dict[s
 
 
 def _input(function: Any) -> dict[str, Any]:
-    """The arguments of a call; what is no JSON object is shown as it was written, as this API has no other place for it."""
+    """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
     try:
         return msgspec.json.decode(function.arguments.strip() or "{}", type=dict[str, Any])
     except (ValueError, RecursionError):
         return {"arguments": function.arguments}
 
 
-def _block_events(place: int, block: dict[str, Any], begun: bool) -> Iterator[dict[str, Any]]:
+def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator[dict[str, Any]]:
     kind = block["type"]
     empty = {"text": {"text": ""}, "thinking": {"thinking": ""}, "tool_use": {"input": {}}}[kind]
     if not begun:
-        yield _start(place, {**block, **empty})
+        yield _start(position, {**block, **empty})
     if kind == "tool_use":
-        yield _delta(place, {"type": "input_json_delta", "partial_json": msgspec.json.encode(block["input"]).decode()})
+        yield _delta(
+            position, {"type": "input_json_delta", "partial_json": msgspec.json.encode(block["input"]).decode()}
+        )
     elif block[kind]:
-        yield _delta(place, {"type": f"{kind}_delta", kind: block[kind]})
-    yield {"type": "content_block_stop", "index": place}
+        yield _delta(position, {"type": f"{kind}_delta", kind: block[kind]})
+    yield {"type": "content_block_stop", "index": position}
 
 
-def _start(place: int, block: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_start", "index": place, "content_block": block}
+def _start(position: int, block: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_start", "index": position, "content_block": block}
 
 
-def _delta(place: int, delta: dict[str, Any]) -> dict[str, Any]:
-    return {"type": "content_block_delta", "index": place, "delta": delta}
+def _delta(position: int, delta: dict[str, Any]) -> dict[str, Any]:
+    return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
 def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
@@ -215,18 +218,18 @@ def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
     return {"type": "function", "function": without_none({**function, "parameters": tool.get("input_schema")})}
 
 
-def _messages(told: _Said, place: int) -> list[Message]:
-    where = f"messages[{place}]"
-    if told.role == "system":
-        return [SystemMessage(_content(told.content, where))]
-    if told.role not in ("user", "assistant"):
-        raise ConfigError(f"the role of {where} is {excerpt(told.role)}; expected user or assistant")
-    if isinstance(told.content, str):
-        return [Message(role=told.role, content=told.content)]
-    return [_said_by_assistant(told.content, where)] if told.role == "assistant" else _said_by_user(told.content, where)
+def _messages(turn: _Turn, position: int) -> list[Message]:
+    where = f"messages[{position}]"
+    if turn.role == "system":
+        return [SystemMessage(_content(turn.content, where))]
+    if turn.role not in ("user", "assistant"):
+        raise ConfigError(f"the role of {where} is {excerpt(turn.role)}; expected user or assistant")
+    if isinstance(turn.content, str):
+        return [Message(role=turn.role, content=turn.content)]
+    return [_from_assistant(turn.content, where)] if turn.role == "assistant" else _from_user(turn.content, where)
 
 
-def _said_by_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
+def _from_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     messages: list[Message] = []
     for result in (block for block in blocks if block.get("type") == "tool_result"):
         messages.append(ToolMessage(_content(result.get("content") or "", where), result.get("tool_use_id")))  # pyright: ignore[reportArgumentType]  checked later
@@ -234,24 +237,23 @@ def _said_by_user(blocks: list[dict[str, Any]], where: str) -> list[Message]:
     return [*messages, UserMessage(_content(rest, where))] if rest or not messages else messages
 
 
-def _said_by_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
-    words = [block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")]
+def _from_assistant(blocks: list[dict[str, Any]], where: str) -> Message:
+    content_blocks = [
+        block for block in blocks if block.get("type") not in ("tool_use", "thinking", "redacted_thinking")
+    ]
     thoughts = [str(block.get("thinking", "")) for block in blocks if block.get("type") == "thinking"]
     calls = [
         tool_call(block.get("id"), block.get("name"), msgspec.json.encode(block.get("input") or {}).decode())  # pyright: ignore[reportArgumentType]  checked later
         for block in blocks
         if block.get("type") == "tool_use"
     ]
-    told = {"tool_calls": calls, "reasoning_content": "\n\n".join(filter(None, thoughts))}
-    content = _content(words, where) or (None if calls else "")
-    return AssistantMessage(content, **{name: value for name, value in told.items() if value})
+    fields = {"tool_calls": calls, "reasoning_content": "\n\n".join(filter(None, thoughts))}
+    content = _content(content_blocks, where) or (None if calls else "")
+    return AssistantMessage(content, **{name: value for name, value in fields.items() if value})
 
 
 def _content(content: Any, where: str) -> Any:
-    if not isinstance(content, list):
-        return content
-    parts = [_part(block, where) for block in content]
-    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
+    return joined_content(content, lambda block: _part(block, where))
 
 
 def _part(block: Any, where: str) -> dict[str, Any]:

@@ -1,6 +1,6 @@
-"""OpenAI's Responses API where we are the one who is asked. Pure functions; no network here.
+"""The server side of OpenAI's Responses API. Pure functions without network access.
 
-Nothing is stored: every request brings its whole conversation.
+The server is stateless: every request contains the whole conversation.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from rove.core.messages import AssistantMessage, Message, SystemMessage, ToolMes
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.chat import asked_messages
-from rove.wire.common import excerpt, said, tool_call, tool_calls_of, without_none
+from rove.wire.common import excerpt, text_or_refusal, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     Asked,
     AtLeastOne,
@@ -23,6 +23,7 @@ from rove.wire.serving import (
     Question,
     TokenLogprob,
     fields_of,
+    joined_content,
     logprobs_content,
     questions_of,
     read_body,
@@ -33,7 +34,7 @@ from rove.wire.serving import (
 )
 
 LOGPROBS = "message.output_text.logprobs"
-"""What `include` has to list for log-probabilities."""
+"""Value in `include` that requests log-probabilities."""
 _ITEMS = "message, function_call, function_call_output or reasoning"
 
 
@@ -43,7 +44,7 @@ class _Text(msgspec.Struct):
 
 
 class _Body(msgspec.Struct, kw_only=True):
-    """The fields of a Responses request that we read, or that say nothing about the answer."""
+    """Fields of a Responses request that are read or ignored."""
 
     input: str | Annotated[list[dict[str, Any]], msgspec.Meta(min_length=1)]
     model: str = ""
@@ -69,18 +70,20 @@ class _Body(msgspec.Struct, kw_only=True):
 
 
 def read_request(body: Any) -> Asked:
-    """What a Responses body asks for.
+    """Parse the body of a Responses request.
 
-    Function calls and reasoning join the assistant's message beside them. `tool_choice` "none" drops the tools.
+    Function calls and reasoning are joined to the adjacent assistant message. `tool_choice` "none" drops the tools.
 
     Raises:
-        ConfigError: it is no such body, or asks for what nobody here can do; the message says what.
+        ConfigError: the body is invalid or requests something that the server does not support.
     """
     options = read_body(body, _Body)
     refuse(
-        body, ("previous_response_id", "conversation"), "nothing is stored here: send the whole conversation as input"
+        body,
+        ("previous_response_id", "conversation"),
+        "this server is stateless: send the whole conversation as input",
     )
-    refuse(body, ("background",), "an answer comes with the request that asks for it")
+    refuse(body, ("background",), "this server answers in the response of the same request")
     with_logprobs = LOGPROBS in (options.include or [])
     if options.top_logprobs and not with_logprobs:
         raise ConfigError(f'top_logprobs is given without include; expected include: ["{LOGPROBS}"] next to it')
@@ -108,23 +111,23 @@ def read_request(body: Any) -> Asked:
 def response_body(
     head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
 ) -> dict[str, Any]:
-    """The JSON of a response with the one answer there is."""
+    """Return the JSON of the response."""
     return _response(head, responses[0], _output(head, responses[0].message, logprobs=(logprobs or [[]])[0]))
 
 
 def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
-    """How a stream begins."""
+    """Return the first events of a stream."""
     begun = _response(head, None, [])
     return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
 
 
 def text_chunks(
-    head: Head, index: int, text: str, told: str, logprobs: list[TokenLogprob] | None = None
+    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
 ) -> list[dict[str, Any]]:
-    """A further piece of the text, which was streamed as far as `told`."""
+    """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
-    begin = [] if told else list(_text_begins(_message_item(head, {"type": "output_text"}), 0))
+    begin = [] if sent else list(_text_begins(_message_item(head, {"type": "output_text"}), 0))
     return [*begin, _text_event(head, 0, "delta", delta=text, logprobs=logprobs_content(logprobs or ()))]
 
 
@@ -132,19 +135,19 @@ def last_chunks(
     head: Head,
     index: int,
     response: Response,
-    told: str,
+    sent: str,
     logprobs: list[TokenLogprob] | None = None,
     earlier: Sequence[TokenLogprob] = (),
 ) -> list[dict[str, Any]]:
-    """What is left of an answer whose text was streamed as far as `told`, and how it ended."""
-    output = _output(head, response.message, bool(told), [*earlier, *(logprobs or [])])
+    """Return the last events of an answer after the text `sent`."""
+    output = _output(head, response.message, bool(sent), [*earlier, *(logprobs or [])])
     events: list[dict[str, Any]] = []
-    for place, item in enumerate(output):
+    for position, item in enumerate(output):
         if item["type"] == "message" and item["content"][0]["type"] == "output_text":
-            rest = rest_of(response, told), logprobs_content(logprobs or ())
-            events += _text_events(head, place, item, *rest, bool(told))
+            rest = rest_of(response, sent), logprobs_content(logprobs or ())
+            events += _text_events(head, position, item, *rest, bool(sent))
         else:
-            events += _item_events(place, item)
+            events += _item_events(position, item)
     whole = _response(head, response, output)
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
@@ -187,7 +190,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
 def _output(
     head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Sequence[TokenLogprob] = ()
 ) -> list[dict[str, Any]]:
-    """The items of an answer; in a stream the text comes first, once some of it was told."""
+    """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
     items = []
@@ -196,10 +199,10 @@ def _output(
             {"type": "reasoning", "id": f"rs_{head.id}", "summary": [{"type": "summary_text", "text": thought}]}
         )
     if text or refusal or not calls:
-        told: dict[str, Any] = {"type": "refusal", "refusal": refusal}
+        part: dict[str, Any] = {"type": "refusal", "refusal": refusal}
         if text or not refusal:
-            told = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
-        items.insert(0 if text_first else len(items), _message_item(head, told))
+            part = {"type": "output_text", "text": text, "logprobs": logprobs_content(logprobs)}
+        items.insert(0 if text_first else len(items), _message_item(head, part))
     for i, call in enumerate(calls):
         function = {"name": call.function.name, "arguments": call.function.arguments}
         items.append(
@@ -214,47 +217,47 @@ def _message_item(head: Head, part: dict[str, Any]) -> dict[str, Any]:
     return {**item, "content": [{**more, **part}]}
 
 
-def _text_begins(item: dict[str, Any], place: int) -> Iterator[dict[str, Any]]:
+def _text_begins(item: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
     begun = {**item, "status": "in_progress", "content": []}
-    yield {"type": "response.output_item.added", "output_index": place, "item": begun}
+    yield {"type": "response.output_item.added", "output_index": position, "item": begun}
     part = {**item["content"][0], "text": "", "logprobs": []}
-    where = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    where = {"item_id": item["id"], "output_index": position, "content_index": 0}
     yield {"type": "response.content_part.added", **where, "part": part}
 
 
 def _text_events(
-    head: Head, place: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
+    head: Head, position: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
 ) -> Iterator[dict[str, Any]]:
     if not begun:
-        yield from _text_begins(item, place)
+        yield from _text_begins(item, position)
     if rest:
-        yield _text_event(head, place, "delta", delta=rest, logprobs=logprobs)
+        yield _text_event(head, position, "delta", delta=rest, logprobs=logprobs)
     part = item["content"][0]
-    yield _text_event(head, place, "done", text=part["text"], logprobs=part["logprobs"])
-    where = {"item_id": item["id"], "output_index": place, "content_index": 0}
+    yield _text_event(head, position, "done", text=part["text"], logprobs=part["logprobs"])
+    where = {"item_id": item["id"], "output_index": position, "content_index": 0}
     yield {"type": "response.content_part.done", **where, "part": part}
-    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+    yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _text_event(head: Head, place: int, name: str, **fields: Any) -> dict[str, Any]:
-    where = {"item_id": f"msg_{head.id}", "output_index": place, "content_index": 0}
+def _text_event(head: Head, position: int, name: str, **fields: Any) -> dict[str, Any]:
+    where = {"item_id": f"msg_{head.id}", "output_index": position, "content_index": 0}
     return {"type": f"response.output_text.{name}", **where, **fields}
 
 
-def _item_events(place: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """A function call, a refusal or a thought, told at once."""
+def _item_events(position: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
     begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
-    yield {"type": "response.output_item.added", "output_index": place, "item": begun}
+    yield {"type": "response.output_item.added", "output_index": position, "item": begun}
     if is_call:
-        event = {"type": "response.function_call_arguments.", "item_id": item["id"], "output_index": place}
+        event = {"type": "response.function_call_arguments.", "item_id": item["id"], "output_index": position}
         yield {**event, "type": event["type"] + "delta", "delta": item["arguments"]}
         yield {**event, "type": event["type"] + "done", "name": item["name"], "arguments": item["arguments"]}
-    yield {"type": "response.output_item.done", "output_index": place, "item": item}
+    yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
 def _chat_format(wanted: Mapping[str, Any] | None) -> dict[str, Any] | None:
-    """Chat's `response_format`, which has the schema one level deeper."""
+    """Return the format as chat's `response_format`, which has the schema one level deeper."""
     if not wanted or wanted.get("type") == "text":
         return None
     inner = {name: value for name, value in wanted.items() if name != "type"}
@@ -290,37 +293,34 @@ def _messages(options: _Body) -> list[dict[str, Any]]:
     return list(messages)
 
 
-def _message(item: Mapping[str, Any], kind: str, place: int) -> Message:
+def _message(item: Mapping[str, Any], kind: str, position: int) -> Message:
     if kind == "message":
-        return Message(role=item.get("role"), content=_content(item.get("content"), place))
+        return Message(role=item.get("role"), content=_content(item.get("content"), position))
     if kind == "function_call":
         given = (item.get(name) for name in ("call_id", "name", "arguments"))
         return AssistantMessage(tool_calls=[tool_call(*given)])  # pyright: ignore[reportArgumentType]  checked later
     if kind == "function_call_output":
-        return ToolMessage(_content(item.get("output"), place), item.get("call_id"))  # pyright: ignore[reportArgumentType]
-    raise ConfigError(f"input[{place}] is of type {excerpt(kind)}; expected {_ITEMS}")
+        return ToolMessage(_content(item.get("output"), position), item.get("call_id"))  # pyright: ignore[reportArgumentType]
+    raise ConfigError(f"input[{position}] is of type {excerpt(kind)}; expected {_ITEMS}")
 
 
-def _content(content: Any, place: int) -> Any:
-    if not isinstance(content, list):
-        return content
-    parts = [_part(part, place) for part in content]
-    return "".join(part["text"] for part in parts) if all("text" in part for part in parts) else parts
+def _content(content: Any, position: int) -> Any:
+    return joined_content(content, lambda part: _part(part, position))
 
 
-def _part(part: Any, place: int) -> dict[str, Any]:
+def _part(part: Any, position: int) -> dict[str, Any]:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
         part = {**part, "type": "text"}
-    words = said(part) if isinstance(part, dict) else None
-    if words is not None:
-        return {"type": "text", "text": words}
+    text = text_or_refusal(part) if isinstance(part, dict) else None
+    if text is not None:
+        return {"type": "text", "text": text}
     if kind == "input_image" and isinstance(part.get("image_url"), str):
         return {
             "type": "image_url",
             "image_url": without_none({"url": part["image_url"], "detail": part.get("detail")}),
         }
     raise ConfigError(
-        f"input[{place}] has the content part {excerpt(part)}; expected input_text, output_text, refusal, or input_image with "
+        f"input[{position}] has the content part {excerpt(part)}; expected input_text, output_text, refusal, or input_image with "
         "an image_url"
     )

@@ -1,6 +1,6 @@
-"""Other people's code in processes of its own: another interpreter if need be, time limits that kill, crashes that stay there."""
+"""Worker processes: run Python code in processes of its own, with time and memory limits, also with another interpreter."""
 
-from rove.workers.host import Workers
+from rove.workers.fork_server import Workers
 from rove.workers.worker import Worker
 
 __all__ = ["Worker", "Workers"]

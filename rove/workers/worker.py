@@ -1,4 +1,4 @@
-"""One worker: a conversation of calls and answers, in both directions, with a process."""
+"""One worker process: RPC calls in both directions over a socket."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ import msgspec
 from rove.core.errors import Error, RemoteError, WorkerError, in_json
 
 LENGTH = struct.Struct("<I")
-SHOWN = 100
-"""Characters of a call that an error quotes."""
+MAX_QUOTED_CHARS = 100
+"""Maximum characters of a call that an error message quotes."""
 
 CallHandler = Callable[[str, dict[str, Any]], Awaitable[Any]]
-"""Answers a worker's own calls: (name, arguments) → a value that JSON can hold."""
+"""Handles a call that the worker makes: (name, arguments) → a value that JSON can represent."""
 
 
 class Worker:
-    """A process at the other end of a socket. Made by `Workers`; it belongs to the event loop it was made in.
+    """A worker process at the other end of a socket, created by `Workers`. It belongs to the event loop it was created in.
 
     Args:
         connection: our end of the socket.
-        kill: ends the process; called when a call takes too long, is cancelled, or the worker is closed.
-        last_words: how it ended and what it wrote last, once it has ended.
-        answer: answers what the worker asks. Default: it may not ask anything.
+        kill: kills the process; called when a call times out or is canceled, and when the worker is closed.
+        exit_report: describes how the process ended and what it printed last, once it has ended.
+        handler: handles calls that the worker makes. Default: such calls are refused.
     """
 
     def __init__(
@@ -38,19 +38,18 @@ class Worker:
         handler: CallHandler | None = None,
     ):
         self.loop = asyncio.get_running_loop()
-        self._connection, self._kill, self._last_words, self._answer = connection, kill, exit_report, handler
-        self._count, self._reason = 0, ""
-        self._waiting: dict[int, asyncio.Future[Any]] = {}
-        self._asked: set[asyncio.Task[None]] = set()
+        self.is_closed = False
+        self._connection, self._kill, self._exit_report, self._handler = connection, kill, exit_report, handler
+        self._last_id, self._close_reason = 0, ""
+        self._pending: dict[int, asyncio.Future[Any]] = {}
+        self._handler_tasks: set[asyncio.Task[None]] = set()
         self._opening: asyncio.Task[tuple[asyncio.StreamReader, asyncio.StreamWriter]] | None = None
         self._reading: asyncio.Task[None] | None = None
-        self.is_closed = False
 
     async def call(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:  # noqa: ASYNC109
-        """What the worker's function `name` returns.
+        """Call the worker's function `name` and return its result.
 
-        A call that takes longer than `timeout` seconds, or is cancelled, ends the process: what it would do next is not
-        known.
+        A call that exceeds `timeout` seconds or is canceled kills the process, since its state is unknown afterward.
 
         Raises:
             WorkerError: the process ended, or did not answer in time.
@@ -64,38 +63,38 @@ class Worker:
             if isinstance(error, (RemoteError, WorkerError)):
                 raise
             if isinstance(error, TimeoutError) and limit.expired():
-                said = f"{_short(name, args)} did not end within {timeout:g} s; its process was killed"
-                self.close(said)
-                raise WorkerError(said) from error
+                reason = f"{_quote(name, args)} did not end within {timeout:g} s; its process was killed"
+                self.close(reason)
+                raise WorkerError(reason) from error
             self.close()
             raise
 
     async def request(self, name: str, /, **args: Any) -> Any:
-        """As `call`, for workers that answer several calls at once: one that is cancelled is simply not waited for."""
-        self._count += 1
-        number, answer = self._count, self.loop.create_future()
-        self._waiting[number] = answer
+        """Like `call`, for workers that answer calls concurrently: canceling one leaves the process running."""
+        self._last_id += 1
+        call_id, result = self._last_id, self.loop.create_future()
+        self._pending[call_id] = result
         try:
-            await self._send({"id": number, "call": name, "args": args})
-            return await answer
-        except _GoneError:
-            why = self._reason or f"its process ended{await self._last_words()}"
-            raise WorkerError(f"{_short(name, args)}: {why}") from None
+            await self._send({"id": call_id, "call": name, "args": args})
+            return await result
+        except _ConnectionClosedError:
+            reason = self._close_reason or f"its process ended{await self._exit_report()}"
+            raise WorkerError(f"{_quote(name, args)}: {reason}") from None
         finally:
-            del self._waiting[number]
-            if not (answer.cancelled() or answer.cancel()):
-                answer.exception()  # seen, also where sending failed first
+            del self._pending[call_id]
+            if not (result.cancelled() or result.cancel()):
+                result.exception()  # marks it as retrieved where sending failed first
 
     def close(self, reason: str = "") -> None:
-        """End the process, whatever it does; who waits for an answer is told the reason."""
-        self._reason = self._reason or reason
-        self._lose()
+        """Kill the process. Pending calls raise a `WorkerError` with this reason."""
+        self._close_reason = self._close_reason or reason
+        self._disconnect()
         self._kill()
 
     async def _send(self, frame: dict[str, Any]) -> None:
         body = msgspec.json.encode(frame)
         if self.is_closed:
-            raise _GoneError
+            raise _ConnectionClosedError
         if self._opening is None:
             self._opening = self.loop.create_task(asyncio.open_connection(sock=self._connection))
         reader, writer = await asyncio.shield(self._opening)
@@ -105,61 +104,61 @@ class Worker:
             writer.write(LENGTH.pack(len(body)) + body)
             await writer.drain()
         except OSError:
-            self._lose()
-            raise _GoneError from None
+            self._disconnect()
+            raise _ConnectionClosedError from None
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
         try:
             while True:
                 [size] = LENGTH.unpack(await reader.readexactly(LENGTH.size))
-                self._take(msgspec.json.decode(await reader.readexactly(size)))
+                self._receive(msgspec.json.decode(await reader.readexactly(size)))
         except (OSError, EOFError, msgspec.MsgspecError):
-            self._lose()
+            self._disconnect()
 
-    def _take(self, frame: dict[str, Any]) -> None:
+    def _receive(self, frame: dict[str, Any]) -> None:
         if "call" in frame:
-            task = self.loop.create_task(self._reply(frame["id"], frame["call"], frame["args"]))
-            self._asked.add(task)
-            task.add_done_callback(self._asked.discard)
+            task = self.loop.create_task(self._handle(frame["id"], frame["call"], frame["args"]))
+            self._handler_tasks.add(task)
+            task.add_done_callback(self._handler_tasks.discard)
             return
-        answer = self._waiting.get(frame["id"])
-        if answer is None or answer.done():  # nobody waits for it any more
+        result = self._pending.get(frame["id"])
+        if result is None or result.done():  # the call has been canceled
             return
         if "error" in frame:
-            answer.set_exception(RemoteError(**frame["error"]))
+            result.set_exception(RemoteError(**frame["error"]))
         else:
-            answer.set_result(frame["result"])
+            result.set_result(frame["result"])
 
-    async def _reply(self, number: int, name: str, args: dict[str, Any]) -> None:
-        reply: dict[str, Any] = {"id": number}
+    async def _handle(self, call_id: int, name: str, args: dict[str, Any]) -> None:
+        reply: dict[str, Any] = {"id": call_id}
         try:
-            if self._answer is None:
-                raise Error(f"this worker may not ask for '{name}'")
-            reply["result"] = await self._answer(name, args)
+            if self._handler is None:
+                raise Error(f"this worker has no handler for its call of '{name}'; pass one to Workers.open")
+            reply["result"] = await self._handler(name, args)
         except Exception as error:
             reply["error"] = {"type": type(error).__name__, "message": str(error), "traceback": ""}
         try:
             await self._send(reply)
-        except _GoneError:
+        except _ConnectionClosedError:
             return
 
-    def _lose(self) -> None:
+    def _disconnect(self) -> None:
         if self.is_closed:
             return
         self.is_closed = True
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(_GoneError())
+        for result in self._pending.values():
+            if not result.done():
+                result.set_exception(_ConnectionClosedError())
         if self._opening is None or not self._opening.done() or self.loop.is_closed():
             self._connection.close()
         else:
             self._opening.result()[1].transport.abort()
 
 
-class _GoneError(Exception):
-    """The process is not there any more."""
+class _ConnectionClosedError(Exception):
+    """The connection to the process is closed."""
 
 
-def _short(name: str, args: dict[str, Any]) -> str:
+def _quote(name: str, args: dict[str, Any]) -> str:
     text = in_json(args)
-    return f"{name}({text if len(text) <= SHOWN else text[:SHOWN] + '…'})"
+    return f"{name}({text if len(text) <= MAX_QUOTED_CHARS else text[:MAX_QUOTED_CHARS] + '…'})"

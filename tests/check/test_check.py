@@ -12,14 +12,13 @@ from typing import Any
 import pytest
 from commands import environment
 
-from rove.check.matrix import as_json, as_markdown
-from rove.check.package import Report, check
-from rove.check.packages import module_of, packages_in, texts_of
-from rove.check.probe_policies import PLAYERS, fitting
+from rove.check.checker import Report, check
+from rove.check.package_files import module_of, packages_in, texts_of
+from rove.check.report import as_json, as_markdown
+from rove.check.rollouts import PROBE_POLICIES, Failure, Limited, RolloutResults, fitting
 from rove.check.rules import GONE, RULES, V1, deviations, generation
-from rove.check.run import Failure, Limited, Played
 from rove.check.source_reader import read
-from rove.compat.verifiers.pins import newest_allowed
+from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
 from rove.core.state import State
@@ -183,8 +182,8 @@ def test_every_rule_can_hold() -> None:
     """Whatever a rule waits for is noted in a case above, so that none is misspelt; what rollouts show is another thing."""
     noted = set().union(*(read({"one.py": source}).features for source, _, _ in WRITTEN))
     alone = [rule.noted for rule in RULES if not noted & set(rule.noted)]
-    # Those that are told by the mere use of a name or keyword.
-    kinds = ("name:", "keyword:", "attribute:", "played:")
+    # Features that the mere use of a name or keyword records.
+    kinds = ("name:", "keyword:", "attribute:", "rollout:")
     assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in alone for one in names)
     assert all(name.startswith("name:") for name in GONE)
 
@@ -273,12 +272,15 @@ def test_players_answer_as_the_prompt_asks() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
     asked = [UserMessage("Write <think>…</think><move>…</move>.")]
     state = State(input={"answer": "4"}, trajectory=[], tools=[tool])
-    assert PLAYERS["answer"](asked, state, None) == "<think>scripted</think>\n<move>4</move>"
-    assert PLAYERS["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
-    assert PLAYERS["bare"](asked, state, None) == "4"
-    assert PLAYERS["tools"](asked, state, None)["tool_calls"][0]["function"] == {"name": "look", "arguments": "{}"}
+    assert PROBE_POLICIES["answer"](asked, state, None) == "<think>scripted</think>\n<move>4</move>"
+    assert PROBE_POLICIES["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
+    assert PROBE_POLICIES["bare"](asked, state, None) == "4"
+    assert PROBE_POLICIES["tools"](asked, state, None)["tool_calls"][0]["function"] == {
+        "name": "look",
+        "arguments": "{}",
+    }
     state["trajectory"].append("a turn")
-    assert "<move>4</move>" in PLAYERS["tools"](asked, state, None)
+    assert "<move>4</move>" in PROBE_POLICIES["tools"](asked, state, None)
 
 
 # What is given
@@ -302,9 +304,9 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert list(texts_of(found["packed"])) == ["packed.py"] and list(texts_of(found["folder"])) == ["folder.py"]
     [known] = packages_in("wiki-search")
     assert known.kind == "project" and "wiki_search/__init__.py" in texts_of(known)
-    with pytest.raises(ConfigError, match="is no environment package and holds none"):
+    with pytest.raises(ConfigError, match="is not an environment package and contains none"):
         packages_in(str(tmp_path / "notes"))
-    with pytest.raises(ConfigError, match="there is no file no_such_thing, and no environment 'no_such_thing'"):
+    with pytest.raises(ConfigError, match="no such file: no_such_thing; no environment 'no_such_thing'"):
         packages_in("no_such_thing")
     (tmp_path / "torn-1.0.tar.gz").write_bytes(b"no archive")
     with pytest.raises(ConfigError, match="cannot be read"):
@@ -316,11 +318,11 @@ def test_which_module_of_a_package_is_the_environment(tmp_path: Path) -> None:
     loads = "def load_environment(): ..."
     assert module_of(package, {"my_env/__init__.py": loads, "a.py": loads}) == "my_env"
     assert module_of(package, {"my_env.py": "", "b/__init__.py": "from b.env import load_environment"}) == "b"
-    with pytest.raises(ConfigError, match="no module of it has load_environment"):
+    with pytest.raises(ConfigError, match="none of its modules defines load_environment"):
         module_of(package, {"my_env.py": "", "my_env/inner/env.py": loads})
 
 
-# Whole packages
+# Count packages
 
 HOSTILE = {
     "crash": (env("import ctypes; ctypes.string_at(0)"), "cannot run: environment 'one' did not load: .* SIGSEGV"),
@@ -336,7 +338,7 @@ HOSTILE = {
     ),
     "no path": (
         env("import verifiers.envs.composable"),
-        "cannot run: rove does not answer for verifiers.envs.composable",
+        "cannot run: rove does not provide verifiers.envs.composable",
     ),
     "broken": (VF + "def load_environment(:", r"cannot run: .*SyntaxError: invalid syntax \(one.py, line 2\)"),
     "offline": (env(load="raise ConnectionError('Couldn\\'t reach the hub')"), "needs the network: .*Couldn't reach"),
@@ -418,8 +420,8 @@ def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monk
         **{"OPTIONAL_URL": "set", "OTHER_URL": "not set, optional"},
     }
     assert report.placeholders == ["FIRST_KEY", "SECOND"]
-    assert report.played.rollouts == 8 and report.played.rewards["answer"] == 0.0
-    assert report.played.swallowed == ["right: one"]
+    assert report.rollouts.rollouts == 8 and report.rollouts.rewards["answer"] == 0.0
+    assert report.rollouts.swallowed == ["right: one"]
     assert report.names == {"verifiers": ["Rubric", "SingleTurnEnv", "ensure_keys"]}
 
 
@@ -446,10 +448,10 @@ def load_environment():
 """
     [package] = packages_in(str(wheel(tmp_path, "game", game, "verifiers==0.1.5", "extra-thing; extra == 'more'")))
     steps: list[str] = []
-    report = check(package, limited=QUICK, tell=steps.append)
+    report = check(package, limited=QUICK, on_stage=steps.append)
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
-    assert steps == ["reading", "building", "installing", "playing"]
-    assert report.played.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.played.rollouts == 4
+    assert steps == ["reading", "building", "installing", "running rollouts"]
+    assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
     whats = [one.what for one in report.deviations]
     assert "an `is_completed(messages, state)`" in whats
     assert "an exception in environment code that is not a `vf.Error`" in whats and "rollouts with an error" in whats
@@ -470,7 +472,7 @@ def test_projects_are_built_and_installed(tmp_path: Path, monkeypatch: pytest.Mo
     (tmp_path / "torn" / "pyproject.toml").write_text("[project\n")
     verdicts = {package.name: check(package, limited=QUICK).verdict for package in packages_in(str(tmp_path))}
     assert verdicts["fine"] == "runs unchanged"
-    assert "it asks for another verifiers than 0.1.0 to 0.3.1" in verdicts["newer"]
+    assert "it requires verifiers other than 0.1.0 to 0.3.1" in verdicts["newer"]
     assert "newer 1.0 depends on verifiers>=0.4" in verdicts["newer"]
     assert "No matching distribution found for of-nobody==9" in verdicts["gone"]
     assert verdicts["torn"].startswith("cannot run: it cannot be built: ")
@@ -481,7 +483,7 @@ def test_the_check_goes_on_when_it_breaks_itself(tmp_path: Path, monkeypatch: py
     def breaks(*args: Any) -> None:
         raise RuntimeError("oh")
 
-    monkeypatch.setattr("rove.check.package.read", breaks)
+    monkeypatch.setattr("rove.check.checker.read", breaks)
     assert checked(tmp_path, env()).verdict == "cannot run: the check itself failed: RuntimeError: oh"
 
 
@@ -489,20 +491,20 @@ def test_the_check_goes_on_when_it_breaks_itself(tmp_path: Path, monkeypatch: py
 
 
 def test_the_matrix() -> None:
-    played = Played(
+    rollouts = RolloutResults(
         ["answer"], rollouts=2, failed=1, rewards={"answer": 0.5}, failures=[Failure("scoring", "E", "a|b\nc")]
     )
     both = deviations(["name:JudgeRubric", "name:MCPEnv"])
     fine = Report("fine", generation="rove", names={"rove": ["Rubric"]})
-    odd = Report("odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=both, played=played)
+    odd = Report("odd", "runs with deviations", "", "G1", {"verifiers": ["Rubric"]}, deviations=both, rollouts=rollouts)
     lost = Report(
         "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=both[1:], placeholders=["K"]
     )
     page = as_markdown([fine, odd, lost])
-    assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is not here.\n" in page
+    assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is missing.\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
-    assert "| lost | G3 | needs the key K | 0 |  | 2 | played with a placeholder for K |\n" in page
+    assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
     told = as_json([fine, odd, lost])
     assert [one["verdict"] for one in told["packages"]] == ["runs unchanged", "runs with deviations", "needs the key K"]
@@ -516,7 +518,7 @@ def test_the_matrix_in_the_documentation_has_every_package() -> None:
     names += [path.parent.name for path in (ROOT / "environments").glob("*/pyproject.toml")]
     assert len(names) >= 28
     assert rows["judge_qa"] == (
-        "needs the network: RuntimeError: judge model 'judge' could not be asked: Connection error."
+        "needs the network: RuntimeError: judge model 'judge' could not be called: Connection error."
     )
     assert rows["group_rank"].startswith("cannot run: its reward is broken: broken raised in every rollout, which")
     assert all(

@@ -11,7 +11,7 @@ import click
 import pytest
 from commands import Rove, in_this_process
 
-from rove.cli.hub_key import command as key_command
+from rove.cli.hub import key as key_command
 from rove.cli.init import scaffold
 from rove.hub.package.folder import verify
 from rove.hub.package.signing import load_key, public_key
@@ -54,7 +54,7 @@ def test_the_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     run([], standalone_mode=False)
     made = capsys.readouterr().out
     assert public_key(load_key()) in made
-    assert "made the key of" in made
+    assert "created the key in" in made
     run(["--json"], standalone_mode=False)
     said = json.loads(capsys.readouterr().out)
     assert (said["key"] in made, said["new"]) == (True, False)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from commands import Rove, environment, in_this_process
 
-from rove.check.packages import Package
+from rove.check.package_files import Package
 from rove.cli.check import _next
 from tests.check.test_check import env, wheel
 from tests.docs.test_docs import blocks, commands
@@ -49,11 +49,11 @@ def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["nothing_there"], "there is no file nothing_there"),
+        (["nothing_there"], "no such file: nothing_there"),
         (["tictactoe", "-o", "matrix.txt"], "ends in .md or .json"),
-        (["tictactoe", "-o", "nowhere/matrix.md"], "there is no folder nowhere"),
+        (["tictactoe", "-o", "nowhere/matrix.md"], "the folder nowhere does not exist"),
         (["tictactoe", "-a", "5"], "-a takes a JSON object"),
-        (["."], "holds none"),
+        (["."], "contains none"),
         (["tictactoe", "-n", "0"], "num_examples is 0"),
         ([], "Missing argument"),
     ],

@@ -86,7 +86,7 @@ def test_a_broken_file_is_in_the_way_of_names_only():
 
 
 def test_a_misspelt_name_is_told_the_nearest():
-    with pytest.raises(MissingKeyError, match=r"neither a folder here nor a scripted policy \(scripted:teacher\)$"):
+    with pytest.raises(MissingKeyError, match=r"neither a folder nor a scripted policy \(scripted:teacher\)$"):
         make_client("qwen3-4", env())
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
     with pytest.raises(MissingKeyError, match=r"nor in endpoints.toml: did you mean 'qwen3-4b'\?$"):
@@ -100,7 +100,7 @@ def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     client = make_client("gpt", env())
     assert isinstance(client, OpenAIClient)
-    assert client.is_maker
+    assert client.is_official
 
 
 def test_players_folders_and_keys_that_are_not_there():

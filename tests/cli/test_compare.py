@@ -52,7 +52,7 @@ def test_people_get_the_verdict_the_numbers_and_what_differs(rove: Rove):
         "  env_args.easy: not set → True",
         "  temperature: 0.0 → 1.0",
         "",
-        "→ another value: rove compare runs/old runs/new --value win",
+        "→ compare another value: rove compare runs/old runs/new --value win",
     ]
     assert any(line.split() == ["│", "5", "│", "0", "│", "1.000", "│", "+1.000", "│", "key5", "│"] for line in said)
     assert max(map(len, said)) <= 100
@@ -68,7 +68,7 @@ def test_markdown_is_all_that_is_printed(rove: Rove):
     assert said[2] == "| value | `old` | `new` | difference | 95 % interval |  |"
     assert [line for line in said if line.startswith("- `temperature`: `0.0` → `")]
     done = rove("compare", "old", "new", "--markdown", "--json")
-    assert done.status == 2 and "--json and --markdown were given" in done.err
+    assert done.status == 2 and "--json and --markdown exclude each other" in done.err
 
 
 def test_no_difference_says_how_to_get_one(rove: Rove):
@@ -79,7 +79,7 @@ def test_no_difference_says_how_to_get_one(rove: Rove):
     assert "more examples would be needed to tell a true one of 0.02" in done.out
     assert "settings that differ" not in done.out
     needed = json.loads(rove("compare", "a", "b", "--json").out)["needed_examples"]
-    assert f"→ more examples, in both runs: rove eval @ a/config.toml -n {needed}" in done.out
+    assert f"→ evaluate more examples in both runs: rove eval @ a/config.toml -n {needed}" in done.out
 
 
 def test_of_a_repeated_rollout_the_last_line_counts_and_of_a_failed_one_none(rove: Rove):

@@ -47,7 +47,7 @@ def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove
 
 
 @pytest.mark.slow
-def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
+def test_the_full_demo_continues_the_demo_and_evaluates_every_stage(rove: Rove):
     before = json.loads(rove("demo", "tictactoe", "--smoke", "--json").out)
     words = ("demo", "tictactoe", "--smoke", "--full", "--json")
     done = rove(*words)
@@ -55,9 +55,9 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
     shown = json.loads(done.out)
     assert shown["rows"][:-1] == before["rows"]
     assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
-    assert len(shown["proofs"]) == 4  # SFT and three stages of RL
-    assert all(proof["lines"] > 0 and proof["missed"] for proof in shown["proofs"])  # smoke learns nothing
-    assert "not mastered" in done.err
+    assert len(shown["exhaustive"]) == 4  # SFT and three stages of RL
+    assert all(result["lines"] > 0 and result["missed"] for result in shown["exhaustive"])  # smoke learns nothing
+    assert "goals missed: " in done.err
     folder = Path(shown["folder"])
     steps = [metrics for metrics in Run(folder / "full").metrics() if "eval/lines/missed" in metrics]
     assert [metrics["step"] for metrics in steps] == [2]
@@ -66,21 +66,21 @@ def test_the_full_demo_goes_on_from_the_demo_and_proves_every_stage(rove: Rove):
 
 
 @pytest.mark.broad
-def test_prove_tells_what_a_player_does_in_every_line(rove: Rove):
-    done = rove("demo", "tictactoe", "--prove", "scripted:optimal", "--prove", "scripted:teacher", "--json")
+def test_exhaustive_lists_the_games_that_miss_goals(rove: Rove):
+    done = rove("demo", "tictactoe", "--exhaustive", "scripted:optimal", "--exhaustive", "scripted:teacher", "--json")
     assert done.status == 0
     optimal, teacher = json.loads(done.out)
     assert optimal["counts"]["lost"] == 0
     assert optimal["failed_lines"] == []
     assert len(teacher["failed_lines"]) == teacher["counts"]["lost"] > 0
     assert all(line["failed"] == ["lost"] and line["opening"]["starter"] in "XO" for line in teacher["failed_lines"])
-    assert f"lost in {teacher['counts']['lost']} lines" in done.err
+    assert f"lost in {teacher['counts']['lost']} games" in done.err
     assert all(len(line) <= 100 for line in done.err.splitlines())
 
 
-def test_prove_refuses_what_has_no_lines(rove: Rove):
-    assert "has no demo" in rove("demo", "reverse_text", "--prove", "scripted:oracle").err
-    assert "no scripted policy 'nobody'" in rove("demo", "tictactoe", "--prove", "scripted:nobody").err
+def test_exhaustive_refuses_environments_without_a_demo(rove: Rove):
+    assert "has no demo" in rove("demo", "reverse_text", "--exhaustive", "scripted:oracle").err
+    assert "no scripted policy 'nobody'" in rove("demo", "tictactoe", "--exhaustive", "scripted:nobody").err
 
 
 def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
@@ -111,10 +111,10 @@ def test_a_recipe_without_a_model_asks_for_one(rove: Rove) -> None:
     assert not Path("runs").exists()
 
 
-def test_a_model_that_is_no_folder_is_refused_before_the_teacher_is_asked(rove: Rove) -> None:
+def test_a_missing_model_folder_is_refused_before_any_rollout(rove: Rove) -> None:
     done = rove("demo", "tictactoe", "--recipe", str(LFM2), "-m", "LFM2-2.6B")
     assert done.status == 2
-    assert "expected the folder of a model" in done.err
+    assert "expected a model folder" in done.err
     assert not Path("runs").exists()
     missing = rove("demo", "tictactoe", "--recipe", "none.toml").err
     assert "no recipe: none.toml does not exist; with rove come configs/tictactoe_lfm2.toml" in missing

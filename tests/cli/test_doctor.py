@@ -81,7 +81,7 @@ def test_replicas_of_endpoints_toml_one_by_one(rove: Rove, url: str, monkeypatch
     done = rove("doctor", "-m", "both", "--json")
     assert done.status == 1
     found = statuses(done.out)
-    assert found[f"{url} answer"] == "ok"
+    assert found[f"{url} response"] == "ok"
     assert found["http://127.0.0.1:9/v1 reachable"] == "fail"
 
 
@@ -114,7 +114,7 @@ def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
     done = rove("doctor", demo_settings(model), "--groups", "2")
     assert done.status == 1
     assert "rove sft" in done.out
-    assert "put right what is marked ✗" in done.out
+    assert "fix what is marked ✗" in done.out
 
 
 @pytest.mark.broad
@@ -132,7 +132,7 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
     assert rove(*words, "--batch-size", "30").status == 1
     ruined = rove("doctor", "tictactoe", "-m", str(model), "--quick", "--learning_rate", "10")
     assert ruined.status == 1
-    assert "put right what is marked ✗" in ruined.out and "rove rl" not in ruined.out
+    assert "fix what is marked ✗" in ruined.out and "rove rl" not in ruined.out
     shown = rove("doctor", "@", demo_settings(model), "--steps", "20", "-r", "8", "--quick")
     assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown.out
     assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err
@@ -142,9 +142,9 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
     ("words", "said"),
     [
         ([], "give a model (-m MODEL"),
-        (["-m", "scripted:teacher"], "always answers"),
+        (["-m", "scripted:teacher"], "needs no check"),
         (["nowhere.toml"], "settings file nowhere.toml does not exist"),
-        (["tictactoe", "-m", "x", "-b", "http://localhost/v1"], "whose weights are not here"),
+        (["tictactoe", "-m", "x", "-b", "http://localhost/v1"], "whose weights cannot be trained here"),
         (["-m", "gpt-5"], "no API key"),
     ],
 )
@@ -155,7 +155,5 @@ def test_what_cannot_be_checked(rove: Rove, words: list[str], said: str):
 
 
 def test_brackets_are_shown_as_they_are():
-    [column] = [
-        c for c in findings_table([Finding(FAIL, "a", "[red] [/x]")], "t").columns if c.header == "what was seen"
-    ]
+    [column] = [c for c in findings_table([Finding(FAIL, "a", "[red] [/x]")], "t").columns if c.header == "result"]
     assert [str(cell) for cell in column.cells] == ["[red] [/x]"]

@@ -35,7 +35,7 @@ def files(folder: str) -> set[str]:
 def test_every_scored_rollout_is_a_row(rove: Rove):
     done = rove("export", "run")
     assert (done.status, done.err) == (0, "")
-    assert done.out.startswith("3 of 3 scored rollouts → run/data.jsonl (1 failed rollouts are left out)\n")
+    assert done.out.startswith("3 of 3 scored rollouts → run/data.jsonl (1 failed rollouts excluded)\n")
     assert 'load it: datasets.load_dataset("json", data_files="run/data.jsonl")' in done.out
     assert "rove sft --data run -m MODEL" in done.out
     assert [row["reward"] for row in rows("run/data.jsonl")] == [1.2, 0.2, 0.7]
@@ -100,8 +100,8 @@ def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
         (["--to", "xml"], "'xml' is not one of 'jsonl', 'csv', 'parquet', 'hf-dir'"),
         (["-o", "rows.xlsx"], "rows.xlsx ends in '.xlsx'; expected .jsonl, .csv, .parquet, or give the form with --to"),
         (["-o", "rows.csv", "--to", "jsonl"], "rows.csv ends in '.csv', but the form is jsonl"),
-        (["-o", "run/rollouts.jsonl"], "run/rollouts.jsonl is a part of the run; give another -o"),
-        (["-o", "run", "--to", "hf-dir"], "run is a part of the run"),
+        (["-o", "run/rollouts.jsonl"], "run/rollouts.jsonl is part of the run; give another -o"),
+        (["-o", "run", "--to", "hf-dir"], "run is part of the run"),
         (["-o", "folder"], "folder is a folder"),
         (["--to", "hf-dir", "-o", "folder"], "folder is there already and no dataset"),
         (["--push", "games"], "--push takes OWNER/NAME, got 'games'"),

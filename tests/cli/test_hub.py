@@ -67,7 +67,7 @@ def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
     told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
     assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
     listed = rove("hub", "token", "--list")
-    assert "for ever" in listed.out and "revoked" not in listed.out
+    assert "never" in listed.out and "revoked" not in listed.out
     assert "laptop" in listed.out and text not in listed.out
     assert "was revoked" in rove("hub", "token", "--revoke", "1").out
     [first, second] = json.loads(rove("hub", "token", "--list", "--json").out)
@@ -78,27 +78,27 @@ def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path:
     for words, message in (
         (["export", "site"], "there is no hub in hub"),
         (["token", "--list"], "there is no hub in hub"),
-        (["token"], "whose token?"),
-        (["user", "acme", "--key", "abc"], "is no public key"),
-        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "say opposite things"),
+        (["token"], "name the owner"),
+        (["user", "acme", "--key", "abc"], "is not a public key"),
+        (["user", "acme", "--key", "A" * 43 + "=", "--no-keys"], "exclude each other"),
         (["serve", "--fallback", "index.example"], "expected an address"),
     ):
         done = rove("hub", *words)
         assert (done.status, message in done.err) == (2, True), done
         assert list(tmp_path.iterdir()) == []
-    assert "cannot be an owner's name" in rove("hub", "token", "A_B").err
-    assert "there is no scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
+    assert "is not a valid owner name" in rove("hub", "token", "A_B").err
+    assert "unknown scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
 
 
 def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
     key = make_key(tmp_path / "key")
     assert "new owner" in rove("hub", "user", "acme", "--key", key).out
     store = Store(tmp_path / "hub")
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert "an owner" in rove("hub", "user", "acme").out
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == [key]
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == [key]
     assert rove("hub", "user", "acme", "--no-keys").status == 0
-    assert json.loads(store.database.ask("SELECT keys FROM owners")[0][0]) == []
+    assert json.loads(store.database.query("SELECT keys FROM owners")[0][0]) == []
     store.close()
 
 
@@ -158,10 +158,10 @@ def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (["yank", "acme/sums"], "which version of acme/sums?"),
-        (["yank", "acme/sums@1"], "give --reason WORDS, or --undo"),
-        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason WORDS, or --undo"),
-        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a folder, which takes nothing"),
+        (["yank", "acme/sums"], "name a version: acme/sums@VERSION"),
+        (["yank", "acme/sums@1"], "give --reason TEXT, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--undo"], "give --reason TEXT, or --undo"),
+        (["yank", "acme/sums@1", "--reason", "bad", "--hub", "site"], "is a read-only folder"),
         (["visibility", "acme/sums@1", "public"], "is one version"),
     ],
 )

@@ -13,9 +13,8 @@ from packages import put_wheel, wheel_files, with_record
 
 from rove.cli import hub_options as hubs
 from rove.cli import install
-from rove.hub.client.hub import Hub
+from rove.hub.client.hub import Hub, HubFile
 from rove.hub.client.installed import all_installed
-from rove.hub.client.listings import HubFile
 from rove.hub.client.lock import Locked, write_lock
 from rove.hub.client.settings import token_for
 from tests.cli.test_main import endpoint
@@ -49,7 +48,7 @@ def test_searching_finds_and_says_what_to_do_next(rove: Rove, hub: Path) -> None
     assert "rove info alice/doubling" in out and max(map(len, out.splitlines())) <= 100
     status, out, _ = rove("search", "doubling", "--tag", "math", "--json")
     assert [one["owner"] for one in json.loads(out)["environments"]] == ["alice"]
-    assert "nothing was found" in rove("search", "chess")[1]
+    assert "nothing found" in rove("search", "chess")[1]
 
 
 def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
@@ -101,7 +100,7 @@ def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:
 
 def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
     status, out, err = rove("install", "alice/doubling")
-    assert status == 2 and "doubling of alice" in out and "no terminal to ask at: give --yes" in err
+    assert status == 2 and "doubling of alice" in out and "no terminal to ask in: give --yes" in err
     status, _, err = rove("eval", "alice/doubling", "-m", "scripted:oracle")
     assert status == 2 and "install it first: rove install alice/doubling, or give --yes" in err
     assert all_installed() == []
@@ -136,7 +135,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     list_again(hub)
     rove("uninstall", "alice/doubling", "--yes")
     status, _, err = rove("install", "--yes")
-    assert status == 1 and "alice/doubling@1.0 is not what rove.lock says: its manifest differs" in err
+    assert status == 1 and "alice/doubling@1.0 does not match rove.lock: its manifest differs" in err
 
 
 def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
@@ -188,14 +187,14 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
     ("words", "said"),
     [
         (["install"], "nothing to install: name an environment"),
-        (["install", "nothing.whl"], "there is no wheel nothing.whl"),
-        (["install", "./nowhere"], "no folder with a pyproject.toml"),
+        (["install", "nothing.whl"], "the wheel nothing.whl does not exist"),
+        (["install", "./nowhere"], "has no pyproject.toml"),
         (["install", "doubling"], "write OWNER/NAME"),
-        (["install", "Alice/doubling"], "cannot be an owner's name"),
-        (["install", "alice/doubling@one"], "cannot be a version"),
+        (["install", "Alice/doubling"], "is not a valid owner name"),
+        (["install", "alice/doubling@one"], "is not a valid version"),
         (["install", "git+file:///nowhere/at/all", "--yes"], "git clone"),
-        (["push", "--yes"], "is a folder, which takes nothing"),
-        (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no answer from the hub"),
+        (["push", "--yes"], "is a read-only folder"),
+        (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no response from the hub"),
     ],
 )
 def test_what_is_wrong_is_told(rove: Rove, hub: Path, words: list[str], said: str) -> None:
@@ -208,12 +207,12 @@ def test_login_keeps_a_folder_or_an_address(
 ) -> None:
     monkeypatch.delenv("ROVE_HUB")
     status, _, err = rove("search")
-    assert status == 2 and "no hub is known" in err
+    assert status == 2 and "no hub is configured" in err
     status, out, _ = rove("hub", "login", str(hub))
     assert status == 0 and "is now your hub" in out
     assert "alice/doubling" in rove("search")[1]
     status, _, err = rove("hub", "login", str(tmp_path / "nothing"))
-    assert status == 2 and "no folder that exists" in err
+    assert status == 2 and "not an existing folder" in err
 
 
 def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(
@@ -221,4 +220,4 @@ def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(
 ) -> None:
     monkeypatch.delenv("ROVE_HUB", raising=False)
     status, _, err = rove("eval", "someone/tictactoe", "-m", "scripted:teacher", "-n", "1", "-r", "1")
-    assert status == 0 and err.count("someone/tictactoe is not installed; a module of that name is used") == 1
+    assert status == 0 and err.count("someone/tictactoe is not installed; trying a module of that name") == 1

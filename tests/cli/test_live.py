@@ -8,9 +8,8 @@ import threading
 import pytest
 from rich.console import Console
 
-from rove.cli import common, live
-from rove.cli.common import progress
-from rove.cli.live import Heartbeat, StepProgress, working
+from rove.cli import common
+from rove.cli.common import Heartbeat, StepProgress, progress, working
 
 WAIT_S = 30.0
 """Fails a test whose heartbeat never comes."""
@@ -81,7 +80,7 @@ def test_a_heartbeat_is_silent_after_a_line_and_after_its_end():
 
 
 def test_a_terminal_shows_the_progress_within_a_long_step(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(live, "SHOW_AFTER_S", -1.0)
+    monkeypatch.setattr(common, "SHOW_AFTER_S", -1.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
     with progress(console, "rl", 5) as tell:

@@ -22,7 +22,7 @@ from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
-from rove.cli.main import GARBAGE, KERNELS, cli
+from rove.cli.main import CPU_CACHE_SIZES, GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
@@ -141,11 +141,11 @@ def test_version(rove: Rove):
             ["model", "new", "--env", "tictactoe", "--arch", "llma"],
             "unknown architecture 'llma'; did you mean 'llama'?",
         ),
-        (["play", "tictactoe", "--watch"], "--watch needs a model to watch"),
+        (["play", "tictactoe", "--watch"], "--watch needs a model"),
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
         (["init", "json"], "would hide the one that Python or rove needs"),
-        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp were given; choose one"),
+        (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp exclude each other; choose one"),
     ],
 )
 def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
@@ -161,7 +161,7 @@ def test_a_model_that_nobody_serves_says_what_is_missing(rove: Rove):
     done = rove("eval", "tictactoe", "-m", "gpt-5-mini")
     assert done.status == 2
     assert "no API key for https://api.openai.com/v1: set OPENAI_API_KEY" in done.err
-    assert "'gpt-5-mini' is neither a folder here nor a scripted policy (scripted:optimal, scripted:random," in done.err
+    assert "'gpt-5-mini' is neither a folder nor a scripted policy (scripted:optimal, scripted:random," in done.err
 
 
 def test_sft_on_what_is_no_run_says_so(rove: Rove):
@@ -425,7 +425,7 @@ def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int,
     assert not trained & held_out
     again = rove("init", "my-task")
     assert again.status == 2
-    assert "exists already" in again.err
+    assert "already exists" in again.err
 
 
 @pytest.mark.broad
@@ -446,7 +446,7 @@ MOVES = "".join(f"{square}\n" for square in range(9)) * 5
 def test_a_person_plays_against_a_model(rove: Rove):
     done = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES)
     assert done.status == 0
-    assert "'what?' is not one of them" in done.out
+    assert "'what?' is not a legal move" in done.out
     assert "scripted:teacher <think>" in done.out
     assert "reward of the model: " in done.out
     assert any(end in done.out for end in ("You win.", "You lose.", "Draw."))
@@ -462,7 +462,7 @@ def test_a_person_takes_the_models_role(rove: Rove):
     assert done.status == 0
     assert "Play X in tic-tac-toe" in done.out
     assert "you> " in done.out
-    assert "reward of you: " in done.out
+    assert "your reward: " in done.out
 
 
 def test_a_person_watches(rove: Rove):
@@ -490,7 +490,7 @@ def test_a_model_behind_an_endpoint_is_asked_by_its_name(rove: Rove):
 def test_the_end_of_input_ends_the_game_without_a_traceback(rove: Rove):
     done = rove("play", "tictactoe", "--seed", "1", stdin="<move>4</move>\n")
     assert done.status == 130
-    assert done.err.strip() == "you left the game; the same game again: --seed 1"
+    assert done.err.strip() == "stopped; play the same game again: --seed 1"
 
 
 # Ctrl-C
@@ -552,7 +552,7 @@ def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path)
     environment(tmp_path / "environments", "flawed", source)
     done = rove("eval", "flawed", "-m", "scripted:knows")
     assert done.status == 130
-    assert done.err == "\nstopped; the same command continues where it was\n"
+    assert done.err == "\nstopped; repeat the command to continue\n"
     [run] = Path("runs").iterdir()
     assert json.loads((run / "stopped.json").read_text()) == {
         "why": "interrupted by the user",
@@ -639,7 +639,7 @@ def test_of_several_processes_one_says_what_is_wrong(
 
 def test_every_command_keeps_few_compiled_kernels(monkeypatch):
     """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
-    for name in KERNELS:
+    for name in CPU_CACHE_SIZES:
         monkeypatch.setenv(name, "")  # so that both are as they were when the test is over
         monkeypatch.delenv(name)
     monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
@@ -651,7 +651,7 @@ def test_every_command_looks_for_garbage_less_often():
     before = gc.get_threshold()
     try:
         CliRunner().invoke(cli, ["rl", "--help"])
-        assert gc.get_threshold() == GARBAGE
+        assert gc.get_threshold() == GC_THRESHOLDS
     finally:
         gc.set_threshold(*before)
 

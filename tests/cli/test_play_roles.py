@@ -13,8 +13,7 @@ from aiohttp.test_utils import TestClient, TestServer
 from commands import Rove, environment, in_this_process
 
 import rove as vf
-from rove.cli.play import one_game
-from rove.cli.play_roles import Given, Roles, never_asked, read_roles
+from rove.cli.play import PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.cli.play_web import folder_of, keep_game
 from rove.core.errors import ConfigError
 from rove.core.protocols import Client, SamplingParams
@@ -88,9 +87,9 @@ async def at_table(
 
     async def games() -> None:
         for seed in range(10):
-            asked = Roles({}, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
+            asked = PlayRoles({}, lambda role: AtTable(table, None, role) if table.is_mine(role) else None)
             record = await one_game(env, AtTable(table, player), "m", SamplingParams(), seed, asked)
-            table.offer(asked.asked if has_model else ())
+            table.offer(asked.used if has_model else ())
             await table.finish(record)
 
     async with TestClient(TestServer(make_table(table, keep))) as client:
@@ -117,7 +116,7 @@ def test_without_a_word_the_environment_asks_whom_it_always_asks(rove: Rove):
     assert done.status == 0, done.err
     assert "'haggle' has no second role, so you watch" in done.out and "Too little." in done.out
     assert "reward of the model: 0.00" in done.out
-    assert "others were asked, too; sit there yourself: --model-role seller" in done.out
+    assert "play one of its other roles yourself: --model-role seller" in done.out
 
 
 def test_a_person_sits_where_it_asks_by_name(rove: Rove):
@@ -125,7 +124,7 @@ def test_a_person_sits_where_it_asks_by_name(rove: Rove):
     assert done.status == 0, done.err
     assert "user to seller\nThe buyer says: 10?" in done.out and "The buyer says: 20?" in done.out
     assert done.out.count("you as seller> ") == 2 and "scripted:buyer 10?" in done.out
-    assert "reward of the model: 1.00" in done.out and "sit there yourself" not in done.out
+    assert "reward of the model: 1.00" in done.out and "other roles yourself" not in done.out
     assert rove(*PLAY, "--model-role", "sell*", stdin="Never.\nSold.\n").out == done.out
 
 
@@ -133,18 +132,18 @@ def test_a_model_that_is_named_sits_there_also_for_a_person_in_the_models_role(r
     done = rove(*PLAY, "--model-role", "seller=scripted:yes")
     assert (done.status, "reward of the model: 1.00" in done.out) == (0, True), done.out + done.err
     mine = rove(*PLAY[:-2], "--model-role", "seller=scripted:yes", stdin="Five?\n")
-    assert (mine.status, "reward of you: 1.00" in mine.out) == (0, True), mine.out + mine.err
+    assert (mine.status, "your reward: 1.00" in mine.out) == (0, True), mine.out + mine.err
     assert "you as seller" not in mine.out
 
 
 def test_a_name_that_nobody_was_asked_by_is_told(rove: Rove):
     done = rove(*PLAY, "--model-role", "judge")
     assert done.status == 0
-    assert "nobody was asked in the role 'judge'; those that were: seller" in done.out
+    assert "the environment never queried the role 'judge'; it queried: seller" in done.out
     other = rove(
         "play", "reverse_text", "-m", "scripted:oracle", "--model-role", "judge=scripted:oracle", "--seed", "1"
     )
-    assert "nobody was asked in the role 'judge'; this environment asked nobody through rove.query" in other.out
+    assert "the environment never queried the role 'judge'; it queried no model role (rove.query)" in other.out
 
 
 @pytest.mark.parametrize(
@@ -152,32 +151,34 @@ def test_a_name_that_nobody_was_asked_by_is_told(rove: Rove):
     [
         (
             ("--model-role", "=x"),
-            "--model-role is '=x'; expected --model-role NAME for you, or --model-role NAME=MODEL",
+            "--model-role is '=x'; expected --model-role NAME for yourself, or --model-role NAME=MODEL",
         ),
-        (("--model-role", "seller="), "expected --model-role NAME for you"),
+        (("--model-role", "seller="), "expected --model-role NAME for yourself"),
         (("--model-role", "seller", "--model-role", "seller=scripted:yes"), "--model-role seller is given twice"),
-        (("--model-role", "seller", "--watch"), "you watch, or you sit there"),
+        (("--model-role", "seller", "--watch"), "exclude each other"),
         (("--model-role", "seller=scripted:nobody"), "has no scripted policy 'nobody'"),
-        (("--model-role", "seller", "--isolated"), "'haggle' has a process of its own and asks others there"),
-        (("--model-role", "seller", "--cases", "kept"), "--model-role goes without --cases"),
+        (("--model-role", "seller", "--isolated"), "'haggle' runs in a separate process and queries models there"),
+        (("--model-role", "seller", "--replay", "kept"), "--model-role and --replay exclude each other"),
     ],
 )
-def test_what_cannot_be_is_refused_before_the_game(rove: Rove, words: tuple[str, ...], told: str):
+def test_wrong_options_are_refused_before_the_game(rove: Rove, words: tuple[str, ...], told: str):
     done = rove(*PLAY, *words)
     assert (done.status != 0, told in done.err) == (True, True), done.out + done.err
 
 
-def test_a_role_of_ones_own_needs_somebody_who_plays():
-    with pytest.raises(ConfigError, match=r"--model-role seller is your role; who takes the model's\? -m MODEL"):
+def test_a_role_for_the_person_needs_a_model():
+    with pytest.raises(
+        ConfigError, match=r"--model-role seller is your role; name the model that plays the main role: -m MODEL"
+    ):
         read_roles(["seller"], watch=False, has_model=False)
-    assert read_roles(["b=x", "a"], watch=False, has_model=True) == Given(["a"], {"b": "x"})
+    assert read_roles(["b=x", "a"], watch=False, has_model=True) == RoleOptions(["a"], {"b": "x"})
 
 
 async def test_the_person_comes_before_models_and_these_before_whom_the_environment_asks():
     one, other, own = (vf.ScriptedClient(lambda messages, state, rng: "", name) for name in ("1", "2", "own"))
-    roles = Roles({"a*": one}, lambda role: other if role == "ab" else None)
+    roles = PlayRoles({"a*": one}, lambda role: other if role == "ab" else None)
     assert [roles.get(role, own) for role in ("ab", "ac", "b")] == [other, one, own]
-    assert list(roles.asked) == ["ab", "ac", "b"] and never_asked(["a?"], roles.asked) == []
+    assert list(roles.used) == ["ab", "ac", "b"] and unused_roles(["a?"], roles.used) == []
     assert [folder_of(role) for role in ("model", "player *", "*")] == ["by-person", "as-player", "as-any"]
 
 
@@ -208,10 +209,10 @@ def test_at_the_table_a_person_takes_a_role_by_name_and_the_game_is_a_case(rove:
     asyncio.run(haggled(tmp_path))
     [kept] = Run(tmp_path / "kept").rollouts()
     assert [step.completion[0]["content"] for step in kept.model_roles["seller"]] == ["Never.", "Sold."]
-    again = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--cases", "kept")
-    assert (again.status, "0 of 1 games go worse" in again.out) == (0, True), again.out + again.err
-    other = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--cases", "kept")
-    assert (other.status, "1 of 1 games go worse" in other.out) == (1, True), other.out + other.err
+    again = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--replay", "kept")
+    assert (again.status, "0 of 1 games have a lower reward" in again.out) == (0, True), again.out + again.err
+    other = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--replay", "kept")
+    assert (other.status, "1 of 1 games have a lower reward" in other.out) == (1, True), other.out + other.err
 
 
 @pytest.mark.usefixtures("rove")
@@ -243,6 +244,6 @@ def test_at_the_terminal_too(rove: Rove):
     words = (*PLAY[:-2], "-a", '{"own_model": true}')
     done = rove(*words, stdin="10?\nSold.\n")
     assert done.status == 0, done.err
-    assert "you as seller> " in done.out and "reward of you: 1.00" in done.out
+    assert "you as seller> " in done.out and "your reward: 1.00" in done.out
     watched = rove(*words, "-m", "scripted:yes")
     assert "scripted:yes as seller Sold." in watched.out, watched.out

@@ -56,5 +56,5 @@ def test_what_is_no_evaluation_is_refused(rove: Rove):
     assert rove("report", "runs/mine", "--rollouts", "-1").status == 2
     before = Path("runs/mine/rollouts.jsonl").read_bytes()
     done = rove("report", "runs/mine", "--html", "runs/mine/rollouts.jsonl")
-    assert (done.status, done.err.split(",")[0]) == (2, "error: --html takes the name of an .html file")
+    assert (done.status, done.err.split(";")[0]) == (2, "error: --html is 'runs/mine/rollouts.jsonl'")
     assert Path("runs/mine/rollouts.jsonl").read_bytes() == before

@@ -76,7 +76,7 @@ def test_arguments_go_over_those_of_the_run(rove: Rove, tmp_path: Path):
     assert summary["rescored"] == {"run": old, "failed": 0, "gone": 3}
     assert Run("runs/new").config()["identity"]["env_args"] == {"ask": "What", "num_examples": 2}
     human = rove("rescore", old, "-a", '{"num_examples": 2}', "--into", "runs/new")
-    assert "left out: 3 rollouts of examples that the dataset has no more" in human.out
+    assert "left out: 3 rollouts whose examples the dataset no longer has" in human.out
 
 
 def test_another_folder_is_asked_for_or_fresh(rove: Rove):
@@ -109,7 +109,7 @@ def test_failed_rollouts_are_told(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
     done = rove("eval", "guess", "-m", "scripted:forgets", "--run-dir", "runs/old")
     assert "3 failed" in done.out
-    assert "left out: 3 rollouts that had failed" in rove("rescore", "runs/old").out
+    assert "left out: 3 failed rollouts" in rove("rescore", "runs/old").out
 
 
 def test_what_cannot_be_rescored_is_refused(rove: Rove):
@@ -120,6 +120,6 @@ def test_what_cannot_be_rescored_is_refused(rove: Rove):
     made_run(Path("runs/mine"), [record()], seed=0, env="")
     unnamed = rove("rescore", "runs/mine")
     assert unnamed.status == 2
-    assert "has no name to load it by; call rove.rescore from Python" in unnamed.err
+    assert "does not name its environment; call rove.rescore from Python" in unnamed.err
     assert rove("rescore", "runs/mine", "-a", "[1]").status == 2
     assert sorted(path.name for path in Path("runs").iterdir()) == ["mine", "rl"]

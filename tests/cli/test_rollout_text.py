@@ -2,7 +2,7 @@ from __future__ import annotations
 
 from fakes import record_of
 
-from rove.cli.rollout_text import rollout_text
+from rove.cli.tables import rollout_text
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, Scores
 
@@ -15,7 +15,7 @@ def test_a_rollout_tells_who_said_what_and_what_it_scored():
         is_truncated=True,
     )
     assert rollout_text(record, "step 3").splitlines() == [
-        "step 3 · example 0, rollout 0 · reward 0.75 (right 1, turns 1) · ended by answered, truncated",
+        "step 3 · example 0, rollout 0 · reward 0.75 (right 1, turns 1) · stop condition answered, truncated",
         "  user: 2 + 2?",
         "  assistant: 4 [bold]",
     ]

@@ -114,7 +114,7 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         process.send_signal(signal.SIGTERM)
         out, err = ended(process)
         assert (process.returncode, err) == (0, "")
-        assert "every request was answered" in out
+        assert "all requests were answered" in out
         assert f"rove eval reverse_text -m tiny -b {url}" in out
 
 
@@ -170,7 +170,7 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
         answer, _ = asking.communicate(timeout=60)
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
         out, err = ended(process)
-        assert (process.returncode, err, "every request was answered" in out) == (0, "", True)
+        assert (process.returncode, err, "all requests were answered" in out) == (0, "", True)
         assert "waiting for 1 answer; Ctrl-C again cuts it off" in out
 
 
@@ -213,8 +213,8 @@ def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.
 @pytest.mark.parametrize(
     ("words", "reason"),
     [
-        (["nobody/nothing"], "no model folder"),
-        (["./nothing"], "no model folder"),
+        (["nobody/nothing"], "not a model folder"),
+        (["./nothing"], "not a model folder"),
         (["scripted:oracle"], "--env"),
         (["scripted:nobody", "--env", "reverse_text"], "oracle"),
         (["scripted:oracle", "--env", "reverse_text", "-k", "NOT_SET_ANYWHERE"], "NOT_SET_ANYWHERE"),
@@ -231,7 +231,7 @@ def test_what_cannot_be_served_is_said(rove: Rove, words: list[str], reason: str
 
 def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
     done = rove("serve", "scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1")
-    assert "anybody who can reach 203.0.113.1" in done.out + done.err
+    assert "anyone who can reach 203.0.113.1" in done.out + done.err
 
 
 @pytest.mark.slow
@@ -260,7 +260,10 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
         ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         ([str(model), "--adapter", "poet=strange"], "strange was trained on another model (folder#other) than"),
-        (["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"], "only a model folder has adapters"),
+        (
+            ["scripted:oracle", "--env", "reverse_text", "--adapter", "poet=poet"],
+            "only a model folder can have adapters",
+        ),
     ):
         done = rove("serve", *words)
         assert (done.status, reason in done.err) == (2, True), done.err

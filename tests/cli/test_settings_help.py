@@ -8,7 +8,8 @@ import msgspec
 import pytest
 from commands import Rove, in_this_process
 
-from rove.cli.settings_help import all_settings, documented_fields
+from rove.cli.eval import EvalConfig
+from rove.cli.settings_help import documented_fields, settings_of
 from rove.train.config import RLConfig, SFTConfig
 
 SOURCE = '''
@@ -24,7 +25,7 @@ class Some:
     c = 2
     """Not a field."""
 '''
-KINDS = {"rl": RLConfig, "sft": SFTConfig}
+KINDS = {"eval": EvalConfig, "rl": RLConfig, "sft": SFTConfig}
 
 
 @pytest.fixture
@@ -33,18 +34,25 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.parametrize("command", KINDS)
-def test_help_names_every_setting(rove: Rove, command: str):
-    done = rove(command, "-h")
+def test_help_all_lists_every_setting_with_its_meaning_and_default(rove: Rove, command: str):
+    done = rove(command, "--help-all")
     assert done.status == 0
-    listed = "".join(done.out.partition("All settings: ")[2].split()).rstrip(".").split(",")
-    assert listed == list(KINDS[command].__struct_fields__)
+    rows = [line for line in done.out.splitlines()[2:] if not line.startswith(" ")]
+    assert [row.split("  (")[0] for row in rows] == [one.name for one in settings_of(KINDS[command])]
+    assert all(one.meaning for one in settings_of(KINDS[command]))
+    assert f"rove {command} --help-all lists every setting" in rove(command, "-h").out
 
 
-def test_what_stands_below_a_field_is_its_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_nested_tables_are_listed_under_dotted_names():
+    settings = {one.name: one for one in settings_of(RLConfig)}
+    assert settings["env"].default == "required"
+    assert (settings["lora.rank"].type, settings["lora.rank"].default) == ("int", "0")
+
+
+def test_the_docstring_below_a_field_is_its_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "some_settings.py").write_text(SOURCE)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert documented_fields("some_settings", "Some") == {"a": "One thing.", "b": ""}
-    assert all_settings("some_settings", "Some") == "All settings: a, b."
 
 
 def test_help_needs_no_torch():
@@ -53,5 +61,5 @@ def test_help_needs_no_torch():
 
 
 def test_every_struct_is_read_whole():
-    for kind in KINDS.values():
+    for kind in (RLConfig, SFTConfig):
         assert [*documented_fields(kind.__module__, kind.__name__)] == [f.name for f in msgspec.structs.fields(kind)]

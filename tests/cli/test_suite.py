@@ -128,7 +128,7 @@ def test_whole_tables_can_be_tried():
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        ({"eval": {"model": "x"}}, r"'eval' is \{'model': 'x'\}; expected tables that begin with \[\[eval\]\]"),
+        ({"eval": {"model": "x"}}, r"'eval' is \{'model': 'x'\}; expected tables: \[\[eval\]\]"),
         ({"ablation": [1]}, r"'ablation' is \[1\]; expected tables"),
         ({"sweep": 3}, r"\[sweep\] is 3; expected a table of lists"),
         ({"eval": [{}, {"sweep": [1]}]}, r"\[\[eval\]\] 2, sweep is \[1\]; expected a table of lists"),
@@ -287,7 +287,7 @@ def test_other_files_go_below_or_above_by_their_order(rove: Rove):
         (
             "[sweep]\nnum_examples = [1, 2]",
             "suite.toml, [sweep] (num_examples = 1) and suite.toml, [sweep] (num_examples = 2) would share one run folder "
-            "(what differs: num_examples); leave one out, or give each a run_dir of its own",
+            "(what differs: num_examples); omit one, or give each its own run_dir",
         ),
         (
             'run_dir = "runs/x"\n[[eval]]\nseed = 1\n[[eval]]\nrun_dir = "runs/y/../x"',
@@ -315,7 +315,7 @@ def test_two_files_of_many_are_one_too_many(rove: Rove):
     Path("other.toml").write_text(MANY)
     done = rove("eval", "@", "suite.toml", "@", "other.toml")
     assert done.status == 2
-    assert "suite.toml and other.toml both have many evaluations" in done.err
+    assert "suite.toml and other.toml both contain several evaluations" in done.err
     assert "expected a file after @" in rove("eval", *GAME, "@").err
 
 

@@ -132,7 +132,7 @@ async def test_a_rollout_tells_its_story_and_the_next_is_a_key_away(folder: Path
         assert "Example 1, rollout 1" in shown(pilot)
         await pilot.press("j", "j", "j")
         await pilot.pause()
-        assert "Example 2, rollout 1" in shown(pilot) and "this is the last one" in shown(pilot)
+        assert "Example 2, rollout 1" in shown(pilot) and "this is the last rollout" in shown(pilot)
         await pilot.press("k", "escape")
         await pilot.pause()
         assert isinstance(pilot.app.screen, Rollouts)
@@ -152,7 +152,7 @@ async def test_two_runs_are_compared(folder: Path):
     async with looking(folder) as pilot:
         await pilot.press("c")
         await pilot.pause()
-        assert "pick two runs" in shown(pilot)
+        assert "select two runs" in shown(pilot)
         for name in ("worse", "better"):
             found = pilot.app.screen.query_one(DataTable)
             found.move_cursor(row=found.get_row_index(name))
@@ -174,12 +174,12 @@ async def test_what_a_run_writes_appears_by_itself(folder: Path):
             run.append_metrics({"step": 2, "reward/mean": 0.9})
         screen = pilot.app.screen
         assert isinstance(screen, Rollouts)
-        screen.redraw()
+        screen.refresh_page()
         await pilot.pause()
         assert len(table(pilot)) == 3 and "step 2: reward/mean 0.900" in shown(pilot)
         assert found.cursor_row == 1  # the cursor stays where it was
         (folder / "rl/config.toml").unlink()
-        screen.redraw()
+        screen.refresh_page()
         await pilot.pause()
         assert "no run 'rl' here" in shown(pilot)
 
@@ -193,7 +193,7 @@ async def test_tags_and_notes_are_kept_where_that_is_allowed(folder: Path):
             await pilot.pause()
             await pilot.press("t")
             await pilot.pause()
-            assert pilot.app.screen.query_one(Input).has_class("asked") == annotate
+            assert pilot.app.screen.query_one(Input).has_class("prompting") == annotate
             if not annotate:
                 continue
             pilot.app.screen.query_one(Input).value = "good"

@@ -36,5 +36,5 @@ def test_a_folder_that_is_not_there_is_told(
     done = in_this_process(tmp_path, monkeypatch, capsys)("view", "nowhere")
     assert (done.status, done.err) == (
         2,
-        "error: there is no folder 'nowhere'; give the one that holds your runs: rove view RUNS_DIR\n",
+        "error: no folder 'nowhere'; expected a folder of runs: rove view RUNS_DIR\n",
     )

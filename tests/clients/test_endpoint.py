@@ -8,7 +8,7 @@ import pytest
 from fault_endpoint import Answer, FaultEndpoint
 
 from rove.clients.openai import OpenAIClient
-from rove.core.errors import InfraError, ModelError
+from rove.core.errors import InfraError, ModelError, unanswered_attempts
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request
 
@@ -27,7 +27,7 @@ async def cancelled(client: OpenAIClient, server: FaultEndpoint, requests: int) 
     task.cancel()
     with pytest.raises(asyncio.CancelledError) as caught:
         await task
-    return getattr(caught.value, "rove_unanswered", None)
+    return unanswered_attempts(caught.value)
 
 
 async def test_who_is_cancelled_between_tries_tells_of_them():

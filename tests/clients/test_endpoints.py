@@ -9,8 +9,7 @@ from fault_endpoint import FaultEndpoint
 
 from rove.clients.anthropic import AnthropicClient
 from rove.clients.endpoints import APIS, Address, Endpoint, known_endpoints, read_endpoints
-from rove.clients.openai import CompletionsClient, OpenAIClient
-from rove.clients.responses import ResponsesClient
+from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.core.errors import ConfigError, InfraError, MissingKeyError
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request
@@ -163,7 +162,7 @@ async def test_the_key_is_in_the_named_variable(monkeypatch: pytest.MonkeyPatch)
         await key_sent(key="OTHER")
 
 
-def test_a_key_that_is_given_stands_in_for_all(monkeypatch: pytest.MonkeyPatch):
+def test_an_explicit_key_overrides_all(monkeypatch: pytest.MonkeyPatch):
     endpoint = read_endpoints(written(FULL))["qwen"]
     with pytest.raises(MissingKeyError, match="QWEN_KEY"):
         endpoint.client()
@@ -190,7 +189,7 @@ def test_every_api_has_a_long_and_a_short_name():
     assert Address(endpoint_id="a", model="m").api_client_type in kinds
 
 
-async def test_each_replica_is_asked_in_its_own_words_under_its_own_name():
+async def test_each_replica_gets_its_own_api_and_model_name():
     def words(body: dict[str, Any]) -> str:
         return "hi"
 

@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.clients.limiter import START, AdmissionLimiter, Change, Limiter
+from rove.clients.limiter import START_LIMIT, AdmissionLimiter, Change, Limiter
 
 
 async def test_never_more_than_the_limit_and_in_order():
@@ -32,7 +32,7 @@ async def test_never_more_than_the_limit_and_in_order():
 
 @given(cancelled=st.sets(st.integers(0, 9)), limit=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
-def test_whoever_is_cancelled_leaves_nothing_behind(cancelled: set[int], limit: int):
+def test_a_cancelled_request_leaves_nothing_behind(cancelled: set[int], limit: int):
     async def main() -> None:
         limiter = Limiter(limit)
 
@@ -91,7 +91,7 @@ async def test_a_pause_holds_everybody_back_until_it_is_over():
 
 
 @pytest.mark.parametrize("outcome", ["answered", "refused", "unanswered"])
-async def test_whoever_watches_and_fails_costs_no_place(outcome: str):
+async def test_a_failing_callback_costs_no_capacity(outcome: str):
     def fail(change: Change) -> None:
         raise OSError("disk full")
 
@@ -203,7 +203,7 @@ def test_few_requests_do_not_grow_the_limit():
     for _ in range(100):
         limiter.under_way += 1
         limiter.release(limiter._clock())
-    assert limiter.limit == START
+    assert limiter.limit == START_LIMIT
 
 
 async def test_history_says_why():

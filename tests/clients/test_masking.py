@@ -17,9 +17,8 @@ from hypothesis import assume, example, given
 from hypothesis import strategies as st
 
 from rove.clients.masking import MASK, NO_KEY, Secrets
-from rove.clients.openai import OpenAIClient
+from rove.clients.openai import OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
-from rove.clients.responses import ResponsesClient
 from rove.core.errors import Error, InfraError, InvalidModelResponseError, ModelError, traceback_text
 from rove.core.messages import UserMessage
 from rove.core.protocols import Request

@@ -15,7 +15,7 @@ from fault_endpoint import Answer, Fault, FaultEndpoint, completion, last_text
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.clients.endpoint import MAX_BACKOFF, _seconds, retry_delay
+from rove.clients.endpoint import MAX_BACKOFF_S, _seconds, retry_delay
 from rove.clients.openai import CompletionsClient, OpenAIClient, as_client
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import (
@@ -148,7 +148,7 @@ async def test_a_chat_answer_to_a_raw_text_is_invalid():
 async def test_where_there_are_only_completions_a_conversation_is_refused():
     async with completions_endpoint() as server:
         client = CompletionsClient(server.base_url)
-        with pytest.raises(ConfigError, match=f"{server.base_url} .*only completions; .*message_type='completion'"):
+        with pytest.raises(ConfigError, match=f"{server.base_url} .*completions only; .*message_type='completion'"):
             await client.respond(ask())
         with pytest.raises(ConfigError, match="1 tools given"):
             await client.respond(Request([], text="a", tools=[{"type": "function", "function": {"name": "add"}}]))
@@ -162,7 +162,7 @@ async def test_where_there_are_only_completions_a_conversation_is_refused():
 def test_openai_itself_needs_a_key():
     with pytest.raises(MissingKeyError, match=r"set OPENAI_API_KEY or pass api_key, or .* -b"):
         OpenAIClient()
-    assert OpenAIClient(api_key="sk-1").base_url == OpenAIClient.maker_url
+    assert OpenAIClient(api_key="sk-1").base_url == OpenAIClient.default_base_url
 
 
 @pytest.mark.parametrize(
@@ -245,7 +245,7 @@ async def test_empty_answer_keeps_its_own_error():
         assert server.requests == 1
 
 
-async def test_nobody_listens():
+async def test_no_server_listens():
     async with FaultEndpoint() as server:
         base_url = server.base_url
     client = OpenAIClient(base_url, backoff=0.0, max_retries=1)
@@ -308,7 +308,7 @@ async def test_prompt_that_does_not_fit(fault: Fault):
     "said",
     ["Invalid 'stop': array too long. Expected at most 4.", "Invalid 'tools[0].function.name': string too long."],
 )
-async def test_other_things_may_be_too_long_too(said: str):
+async def test_other_too_long_errors_are_not_overlong_prompts(said: str):
     async with FaultEndpoint(Answer(400, said)) as server:
         with pytest.raises(ModelError) as caught:
             await answer(server)
@@ -329,7 +329,7 @@ async def test_refusal_after_passing_faults_keeps_all_tries():
 @given(failures=st.integers(1, 50), backoff=st.floats(0, 10), asked=st.floats(0, 60), seed=st.integers())
 def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int):
     pause = retry_delay(failures, backoff, asked, random.Random(seed))
-    assert asked <= pause <= asked + min(MAX_BACKOFF, backoff * 2 ** (failures - 1))
+    assert asked <= pause <= asked + min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1))
 
 
 @pytest.mark.parametrize(
@@ -495,7 +495,7 @@ async def test_from_sdk():
 async def test_from_sdk_with_its_defaults():
     sdk = openai.AsyncOpenAI(api_key="sk-sdk")
     client = OpenAIClient.from_sdk(sdk)
-    assert (client.base_url, client.timeout, client.max_retries) == (OpenAIClient.maker_url, 600.0, 2)
+    assert (client.base_url, client.timeout, client.max_retries) == (OpenAIClient.default_base_url, 600.0, 2)
     await sdk.close()
 
 
@@ -506,7 +506,7 @@ async def some_key() -> str:
 @pytest.mark.parametrize("settings", [{"api_key": "k", "default_query": {"api-version": "1"}}, {"api_key": some_key}])
 async def test_from_sdk_refuses_what_it_cannot_carry(settings: dict[str, Any]):
     sdk = openai.AsyncOpenAI(base_url="http://host/v1", **settings)
-    with pytest.raises(ConfigError, match="cannot take over this AsyncOpenAI"):
+    with pytest.raises(ConfigError, match="cannot convert this AsyncOpenAI"):
         OpenAIClient.from_sdk(sdk)
     await sdk.close()
 

@@ -15,10 +15,16 @@ from toys import Talk
 import rove as vf
 from rove.clients.endpoint import EndpointClient
 from rove.clients.limiter import AdmissionLimiter, Change
-from rove.clients.openai import OpenAIClient
-from rove.clients.replicas import AVOIDED, REMEMBERED, Replicas
-from rove.clients.responses import ResponsesClient
-from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError, OverlongPromptError
+from rove.clients.openai import OpenAIClient, ResponsesClient
+from rove.clients.replicas import AVOID_S, MAX_REMEMBERED_ROLLOUTS, Replicas
+from rove.core.errors import (
+    ConfigError,
+    InfraError,
+    InvalidModelResponseError,
+    ModelError,
+    OverlongPromptError,
+    unanswered_attempts,
+)
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.protocols import Client, Request, Response
 from rove.core.state import State
@@ -84,7 +90,7 @@ def test_none_is_not_enough():
 # Who gets a request
 
 
-async def test_requests_go_where_there_is_most_room():
+async def test_requests_go_to_the_replica_with_the_lowest_load():
     async with FaultEndpoint(together=2) as small, FaultEndpoint(together=4) as large:
         clients = [OpenAIClient(small.base_url, max_concurrent=2), OpenAIClient(large.base_url, max_concurrent=4)]
         replicas = Replicas([(client, "m") for client in clients], "tiny")
@@ -98,8 +104,8 @@ async def test_requests_go_where_there_is_most_room():
 class Local(EndpointClient):
     """Answers in this process, when it is told to, and keeps who asked."""
 
-    maker_url = "http://local/v1"
-    url_var = key_var = "NOT_SET"
+    default_base_url = "http://local/v1"
+    base_url_var = api_key_var = "NOT_SET"
 
     def __init__(self) -> None:
         super().__init__(api_key="k", max_concurrent=4)
@@ -152,20 +158,20 @@ def test_new_rollouts_are_shared_out_evenly(rollouts: int, count: int):
 
 
 async def test_only_so_many_rollouts_are_remembered(monkeypatch: pytest.MonkeyPatch):
-    assert REMEMBERED > 10_000
-    monkeypatch.setattr("rove.clients.replicas.REMEMBERED", 3)
+    assert MAX_REMEMBERED_ROLLOUTS > 10_000
+    monkeypatch.setattr("rove.clients.replicas.MAX_REMEMBERED_ROLLOUTS", 3)
     replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
     for seed in (1, 2, 3, 1, 4, 5):
         await replicas.respond(ask(rollout=seed))
-    assert list(replicas._homes) == [1, 4, 5]
+    assert list(replicas._assigned) == [1, 4, 5]
 
 
-async def test_an_evaluation_uses_all_of_them_and_keeps_its_rollouts_together():
+async def test_an_evaluation_uses_all_replicas_and_one_per_rollout():
     async with FaultEndpoint(together=2) as one, FaultEndpoint(together=2) as other:
         async with replicas_of(one, other) as client:
             async with asyncio.timeout(60):
                 records = await vf.generate(Talk(turns=3, count=4), client, "tiny", max_concurrent=4)  # pyright: ignore[reportArgumentType]
-            assert client.limiter._held == []
+            assert client.limiter._reserved == []
         assert [record.error for record in records] == [None] * 4
         asked = [Counter(body["messages"][0]["content"] for body in server.bodies) for server in (one, other)]
         assert [set(count.values()) for count in asked] == [{3}, {3}]
@@ -182,7 +188,7 @@ async def test_a_failing_replica_hands_over_and_is_avoided_until_it_answers(faul
         response = await client.respond(ask())
         assert response.message.content == "hello"
         assert [line.startswith(f"{bad.base_url}: ") for line in response.attempts] == [True]
-        clock.now += AVOIDED - 1
+        clock.now += AVOID_S - 1
         await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
         assert (bad.requests, other.requests) == (1, 4)
         clock.now += 2  # now one request finds out
@@ -208,7 +214,7 @@ async def test_to_be_busy_shows_that_somebody_is_there():
     async with FaultEndpoint(["500", "429"]) as one, FaultEndpoint() as other:
         async with replicas_of(one, other, clock=clock) as client:
             await client.respond(ask())
-            clock.now += AVOIDED + 1
+            clock.now += AVOID_S + 1
             await client.respond(ask())
             await client.respond(ask())
         assert (one.requests, other.requests) == (3, 2)
@@ -224,7 +230,7 @@ async def test_a_replica_that_stays_away_costs_one_try_now_and_then():
                 assert sum(len(response.attempts) for response in responses) == 2
             else:
                 assert sum(len(response.attempts) for response in responses) == 1
-            clock.now += AVOIDED + 1
+            clock.now += AVOID_S + 1
         assert other.requests == 9
 
 
@@ -236,12 +242,12 @@ async def test_its_rollouts_move_and_stay_where_they_moved():
     for _ in range(2):
         await replicas.respond(ask(rollout=7))
     one.is_down = False
-    clock.now += AVOIDED + 1
+    clock.now += AVOID_S + 1
     await replicas.respond(ask(rollout=7))
     assert (one.asked, other.asked) == ([7], [7, 7, 7])
 
 
-async def test_when_all_fail_each_is_asked_once_more_and_all_attempts_are_kept():
+async def test_when_all_fail_each_gets_one_request_and_all_attempts_are_listed():
     gone = await nobody()
     async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, gone, max_retries=1) as client:
         for _ in range(2):  # avoided or not: there is nobody better
@@ -252,7 +258,7 @@ async def test_when_all_fail_each_is_asked_once_more_and_all_attempts_are_kept()
         assert one.requests == 4
 
 
-async def test_an_answer_that_is_none_is_asked_for_elsewhere_but_its_replica_not_avoided():
+async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_first():
     async with FaultEndpoint(["garbage"]) as one, FaultEndpoint(["empty"]) as other:
         async with replicas_of(one, other) as client:
             with pytest.raises(InvalidModelResponseError, match="neither text") as caught:
@@ -277,7 +283,7 @@ async def test_a_refusal_shows_that_somebody_is_there():
     faults = ["500", Answer(400, "no")]
     async with FaultEndpoint(faults) as one, FaultEndpoint() as other, replicas_of(one, other, clock=clock) as client:
         await client.respond(ask())
-        clock.now += AVOIDED + 1
+        clock.now += AVOID_S + 1
         with pytest.raises(ModelError, match="no"):
             await client.respond(ask())
         await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
@@ -305,14 +311,14 @@ async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await hanging
-        told = caught.value.rove_unanswered  # pyright: ignore[reportAttributeAccessIssue]
-        assert [line.split(": ")[0] for line in told] == [one.base_url] * 2 + [other.base_url]
+        attempts = unanswered_attempts(caught.value) or []
+        assert [line.split(": ")[0] for line in attempts] == [one.base_url] * 2 + [other.base_url]
 
 
 # Room for new rollouts
 
 
-async def test_rollouts_reserve_where_there_is_room_and_wait_when_there_is_none():
+async def test_rollouts_reserve_free_capacity_or_wait():
     clients = [OpenAIClient("http://a/v1", max_concurrent=1), OpenAIClient("http://b/v1")]
     replicas = Replicas([(client, "m") for client in clients], "tiny")
     limiter = replicas.limiter
@@ -338,7 +344,7 @@ def test_it_finds_its_own_limit_if_a_replica_does():
     assert Replicas([(fixed, "m"), (free, "m")], "tiny").limiter_now.adaptive
 
 
-def test_changes_of_a_limit_are_told_as_the_limit_of_all():
+def test_changes_report_the_sum_of_the_limits():
     clients = [OpenAIClient("http://a/v1"), OpenAIClient("http://b/v1", max_concurrent=3)]
     limiter = Replicas([(client, "m") for client in clients], "tiny").limiter_now
     assert limiter.on_change is None
@@ -352,12 +358,12 @@ def test_changes_of_a_limit_are_told_as_the_limit_of_all():
     assert clients[0].limiter_now.on_change is None
 
 
-async def test_a_room_that_a_restart_has_forgotten_is_not_given_back_twice():
+async def test_a_reservation_cleared_by_restart_is_not_released_twice():
     replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
     await replicas.limiter.reserve()
     replicas.limiter.restart()
     replicas.limiter.unreserve()
-    assert [replica.held for replica in replicas._replicas] == [0, 0]
+    assert [replica.reserved for replica in replicas._replicas] == [0, 0]
 
 
 def test_what_others_may_use_of_its_limiter():
@@ -371,7 +377,7 @@ def test_each_event_loop_starts_afresh():
     async def leave_rooms_reserved() -> int:
         for _ in range(8):
             await replicas.limiter.reserve()
-        return len(replicas.limiter._held)
+        return len(replicas.limiter._reserved)
 
     assert [asyncio.run(leave_rooms_reserved()) for _ in range(2)] == [8, 8]
-    assert [replica.held for replica in replicas._replicas] == [4, 4]
+    assert [replica.reserved for replica in replicas._replicas] == [4, 4]

@@ -8,7 +8,7 @@ from api_endpoint import ApiEndpoint, openai_response
 from fault_endpoint import Answer, Fault
 
 import rove
-from rove.clients.responses import ResponsesClient
+from rove.clients.openai import ResponsesClient
 from rove.core.errors import (
     ConfigError,
     EmptyModelResponseError,

@@ -72,7 +72,7 @@ async def test_player_cannot_change_the_past():
 
 
 @given(seed=st.integers(0, 2**63), others=st.lists(st.integers(0, 2**63), max_size=3))
-async def test_same_request_same_answer_whatever_else_goes_on(seed: int, others: list[int]):
+async def test_same_request_same_response_under_concurrency(seed: int, others: list[int]):
     client = ScriptedClient(lambda messages, state, rng: f"{rng.random()} {rng.randrange(10**9)}")
     first = await client.respond(Request([UserMessage("roll")], seed=seed))
     for other in others:
@@ -99,5 +99,5 @@ async def test_errors_of_the_player_pass_through():
 @pytest.mark.parametrize("answer", [None, 7, {"content": "no role"}, UserMessage("wrong side")])
 async def test_answer_of_the_wrong_kind(answer: Any):
     client = ScriptedClient(lambda messages, state, rng: answer, name="odd")
-    with pytest.raises(InvalidModelResponseError, match=r"the player of 'odd' returned .*; expected a text or"):
+    with pytest.raises(InvalidModelResponseError, match=r"the scripted policy .odd. returned .*; expected a text or"):
         await client.respond(Request([]))

@@ -37,14 +37,14 @@ def recorded(name: str, library: str) -> Any:
 
 @pytest.mark.broad
 @needs_library("reasoning_gym", "rove[reasoning-gym]")
-def test_families_are_asked_and_scored_as_v0_does() -> None:
+def test_reasoning_gym_matches_v0() -> None:
     assert json.loads(json.dumps(compat_integrations.reasoning(vf))) == recorded("reasoning_gym", "reasoning-gym")
 
 
 @pytest.mark.broad
 @needs_library("nltk", "nltk")
 @needs_library("textarena", "rove[textarena]")
-def test_word_games_are_played_as_v0_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_text_arena_matches_v0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     corpus, tagger = tmp_path / "corpora/words", tmp_path / "taggers/averaged_perceptron_tagger_eng"
     for folder in (corpus, tagger):
         folder.mkdir(parents=True)
@@ -61,7 +61,7 @@ def render(observation: dict[str, Any], context: str, seed: int | None = None) -
     return [{"role": "user", "content": f"{context} {observation['hint']}{'' if seed is None else f' #{seed}'}"}]
 
 
-def test_a_server_that_runs_is_played() -> None:
+def test_a_running_open_env_server() -> None:
     async def go() -> list[rove.RolloutRecord]:
         async with serving(Guessing().app()) as url:
             env = vf.OpenEnvEnv(
@@ -78,21 +78,21 @@ def test_a_server_that_runs_is_played() -> None:
     assert records[0].completion[1]["content"] == "step no"
 
 
-def test_projects_are_told_to_be_started() -> None:
+def test_open_env_projects_must_be_started() -> None:
     with pytest.raises(ValueError, match="prompt_renderer"):
         vf.OpenEnvEnv("http://127.0.0.1:1")
     with pytest.raises(ValueError, match="Start its server"):
         vf.OpenEnvEnv(Path("proj"), prompt_renderer=render)
 
 
-def test_answers_of_several_fields_are_json() -> None:
-    from rove.compat.verifiers.integrations import _action
+def test_actions_with_several_fields_are_json() -> None:
+    from rove.compat.verifiers.integrations import _parse_action
 
     two = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}, "required": ["x", "y"]}
-    assert _action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
-    assert _action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
+    assert _parse_action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
+    assert _parse_action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
     with pytest.raises(ValueError, match="Failed to parse"):
-        _action("left", two)
+        _parse_action("left", two)
 
 
 def add(a: int, b: int) -> int:
@@ -129,26 +129,26 @@ def test_tools_of_smolagents_are_tools() -> None:
     assert record.scores.metrics["double_calls"] == 1.0
 
 
-def test_a_former_environment_of_mathematics_has_a_python() -> None:
+def test_the_legacy_math_environment_has_a_python_tool() -> None:
     with pytest.warns(FutureWarning, match="CodeMathEnv"):
         env = vf.CodeMathEnv(dataset=[{"question": "?", "answer": "4"}])
     assert (env.max_turns, [one.name for one in env.tool_defs]) == (5, ["python"])
     assert "correct_answer" in env.__rove_environment__().rubric.names
 
 
-def test_adapters_are_roves() -> None:
+def test_lora_settings_are_converted() -> None:
     from rove.compat.verifiers.trainer import GRPOConfig, rl_config
 
-    with pytest.warns(FutureWarning, match="lora_rank"):
+    with pytest.warns(FutureWarning, match="lora.rank"):
         adapter = vf.lora_defaults(r=4, alpha=8)
     config = rl_config(GRPOConfig(), "env", adapter)
-    assert (config.lora_rank, config.lora_alpha, config.lora_dropout) == (4, 8.0, 0.0)
-    assert config.lora_targets == ["k_proj", "o_proj", "q_proj", "v_proj"]
+    assert (config.lora.rank, config.lora.alpha, config.lora.dropout) == (4, 8.0, 0.0)
+    assert config.lora.targets == ["k_proj", "o_proj", "q_proj", "v_proj"]
     adapter.target_modules = "all-linear"
-    assert rl_config(GRPOConfig(), "env", adapter).lora_targets == []
+    assert rl_config(GRPOConfig(), "env", adapter).lora.targets == []
 
 
-def test_names_that_are_not_here_say_what_to_use() -> None:
+def test_unsupported_names_report_what_to_use() -> None:
     for name in ("CliAgentEnv", "HarborEnv", "BrowserEnv", "VLLMClient"):
         with pytest.raises(AttributeError, match=f"no '{name}': .*(use|give|serve) "):
             getattr(vf, name)
@@ -161,14 +161,14 @@ def measured(power: int) -> vf.SingleTurnEnv:
     return vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}] * 3, rubric=vf.Rubric(funcs=[length]))
 
 
-def test_its_rollouts_are_scored_again(tmp_path: Path) -> None:
+def test_rollouts_can_be_rescored(tmp_path: Path) -> None:
     asyncio.run(rove.evaluate(measured(1), says("four"), run=tmp_path / "run"))
     again = rove.rescore(measured(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
     summary = asyncio.run(again)
     assert (summary["reward"]["mean"], summary["scored"], summary["failed"]) == (16.0, 3, 0)
 
 
-def test_packages_of_verifiers_are_told_what_to_call(tmp_path: Path) -> None:
+def test_packages_of_verifiers_get_a_hint_how_to_load_them(tmp_path: Path) -> None:
     rove.compat.uninstall()
     file = tmp_path / "old_one.py"
     file.write_text("import verifiers as vf\n\ndef load_environment():\n    return vf.SingleTurnEnv()\n")

@@ -58,7 +58,7 @@ def test_rows_and_requests_are_those_of_the_real_library(name: str, aliased: dic
 
 
 @pytest.mark.broad
-def test_judges_are_told_the_question(aliased: dict[str, Any]) -> None:
+def test_judges_get_the_question(aliased: dict[str, Any]) -> None:
     asked = "Question:\n```\nCapital of France?\n```"
     assert any(asked in one["messages"][0]["content"] for one in aliased["judge_qa"]["asked"])
     assert not any(asked in one["messages"][0]["content"] for one in recorded("judge_qa")["asked"])
@@ -93,9 +93,9 @@ def test_rove_runs_score_alike(name: str, aliased: dict[str, Any], bridged: dict
 
 
 @pytest.mark.broad
-def test_calls_of_the_environment_lie_in_a_seat(bridged: dict[str, Any]) -> None:
+def test_other_model_calls_are_recorded_under_a_model_role(bridged: dict[str, Any]) -> None:
     for row in bridged["user_simulator"]["rows"]:
-        assert row["seats"]["environment"] in (row["steps"], row["steps"] - 1)
+        assert row["model_roles"]["environment"] in (row["steps"], row["steps"] - 1)
 
 
 @pytest.mark.slow

@@ -30,6 +30,7 @@ from rove.envs.loading import load_environment
 from rove.remote import IsolatedEnv
 from rove.rubrics import Rubric as RoveRubric
 from rove.runs.run import Run
+from rove.workers.import_alias import active_import_alias
 
 PACKAGES = Path(__file__).parents[1] / "compat_packages"
 SERVER = Path(__file__).parents[1].joinpath("support", "mcp_server.py")
@@ -101,7 +102,7 @@ def four(completion: Any, answer: str) -> float:
 
 
 @pytest.mark.usefixtures("alone")
-def test_every_path_of_the_library_answers() -> None:
+def test_every_module_path_can_be_imported() -> None:
     rove.compat.install()
     for path in PATHS:
         assert importlib.import_module(path).__name__ == path
@@ -181,7 +182,7 @@ def test_every_root_name_is_there() -> None:
         ("envs.composable.ComposableEnv", "has no 'composable'"),
     ],
 )
-def test_names_that_are_lacking_are_told(path: str, said: str) -> None:
+def test_missing_names_are_reported(path: str, said: str) -> None:
     told = rove.compat.missing_reason(path)
     assert said in told and bool(told) == bool(said)
 
@@ -208,7 +209,7 @@ def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
     return tmp_path
 
 
-def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
+def test_an_installed_library_is_not_replaced_by_default(other: Path) -> None:
     with pytest.raises(ConfigError, match="--compat") as told:
         rove.compat.install()
     assert str(other) in str(told.value)
@@ -218,12 +219,17 @@ def test_an_installed_library_is_not_replaced_unasked(other: Path) -> None:
         rove.compat.install(replace=True)
 
 
-def test_an_installed_library_is_replaced_when_asked(other: Path) -> None:
+def setup_in_workers() -> str:
+    active = active_import_alias()
+    return "" if active is None else active.setup
+
+
+def test_an_installed_library_can_be_replaced(other: Path) -> None:
     rove.compat.install_fallback()
-    assert rove.compat.in_workers() == "rove.compat:install_fallback"
+    assert setup_in_workers() == "rove.compat:install_fallback"
     rove.compat.install_replacement()
-    assert rove.compat.in_workers() == "rove.compat:install_replacement"
-    assert isinstance(importlib.import_module("verifiers"), alias._Alias)
+    assert setup_in_workers() == "rove.compat:install_replacement"
+    assert isinstance(importlib.import_module("verifiers"), alias._AliasModule)
 
 
 def test_import_is_light() -> None:
@@ -278,7 +284,7 @@ def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
     assert rewards == sorted(row["reward"] for row in real["rows"])
 
 
-def test_a_packages_own_numbers_are_its_defaults(command: Rove, tmp_path: Path) -> None:
+def test_numbers_in_a_package_are_its_defaults(command: Rove, tmp_path: Path) -> None:
     package = tmp_path / "environments" / "guess_number"
     package.mkdir(parents=True)
     (package / "guess_number.py").write_text((PACKAGES / "guess_number.py").read_text(encoding="utf-8"))
@@ -356,7 +362,7 @@ async def test_the_last_run_tears_down() -> None:
     assert ended == [1]
 
 
-async def test_what_goes_wrong_stays_in_its_rollout() -> None:
+async def test_errors_affect_only_their_rollout() -> None:
     class Broken(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             raise KeyError(state["answer"])
@@ -373,7 +379,7 @@ async def test_what_goes_wrong_stays_in_its_rollout() -> None:
     assert [record.stop_condition for record in records] == ["has_error", "has_error"]
 
 
-async def test_pairs_of_one_message_and_state_are_understood() -> None:
+async def test_pairs_of_message_and_state_are_accepted() -> None:
     """As in 0.1.0; 0.1.2 to 0.1.7 had a list in its place."""
 
     class Asks(vf.MultiTurnEnv):
@@ -404,7 +410,7 @@ async def test_a_cancelled_rollout_cleans_up() -> None:
     assert len(record.steps) == 1
 
 
-async def test_its_own_timeout_is_scored_as_it_stands() -> None:
+async def test_a_timed_out_rollout_is_scored() -> None:
     class Slow(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             await asyncio.sleep(60)
@@ -425,7 +431,7 @@ async def test_limits_of_a_run_hold() -> None:
     assert record.error is None
 
 
-async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() -> None:
+async def test_calls_of_the_environment_have_their_own_random_stream_and_role() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             asked = [vf.UserMessage(content="same")]
@@ -446,7 +452,7 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_seat() 
     assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
 
 
-async def test_calls_of_the_environment_may_be_many_at_once() -> None:
+async def test_the_environment_can_make_concurrent_calls() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             asked = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
@@ -469,7 +475,7 @@ async def test_calls_of_the_environment_may_be_many_at_once() -> None:
     assert (len(record.steps), len(record.model_roles["environment"])) == (2, 8)
 
 
-async def test_the_model_is_shown_its_turns_as_it_sampled_them() -> None:
+async def test_prompts_contain_the_sampled_turns() -> None:
     def add(a: int, b: int) -> int:
         return a + b
 
@@ -508,7 +514,7 @@ async def test_groups_of_environments_score_with_their_own_rubric() -> None:
         outer.routed({"prompt": []})
 
 
-async def test_rubrics_with_a_scoring_of_their_own() -> None:
+async def test_rubrics_with_their_own_scoring() -> None:
     class Own(vf.Rubric):
         async def score_group(self, states: Any) -> None:
             for state in states:
@@ -522,10 +528,10 @@ async def test_rubrics_with_a_scoring_of_their_own() -> None:
     assert record.scores.metrics == {"four": 1.0, "num_turns": 1.0}
 
 
-async def test_a_bridged_rubric_scores_only_what_was_played() -> None:
+async def test_a_bridged_rubric_scores_only_its_own_rollouts() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four])).__rove_environment__()
     assert isinstance(env.rubric, RoveRubric)
-    with pytest.raises(ConfigError, match="just played"):
+    with pytest.raises(ConfigError, match="in this process"):
         await env.rubric.score_rollout(rove.State(input={}))
 
 
@@ -558,7 +564,7 @@ def test_missing_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     assert told.value.keys == ["OTHER_KEY", "THIRD_KEY"]
 
 
-async def test_results_are_saved_and_their_means_told(tmp_path: Path) -> None:
+async def test_results_are_saved_with_their_means(tmp_path: Path) -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), env_id="sums")
     seen: list[int] = []
     results = await env.evaluate(
@@ -586,7 +592,7 @@ async def test_results_are_saved_and_their_means_told(tmp_path: Path) -> None:
     assert len(env.make_dataset(results)) == 4
 
 
-async def test_clients_that_packages_write() -> None:
+async def test_custom_clients() -> None:
     class Mine(vf.Client):
         def setup_client(self, config: Any) -> Any:
             return config
@@ -659,7 +665,7 @@ def test_configs_of_several_endpoints() -> None:
 # Shapes of older packages
 
 
-async def test_older_shapes_are_understood_and_told() -> None:
+async def test_old_forms_are_accepted_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="funcs="):
         rubric = vf.Rubric(four, four, weights=[1.0, 0.5])
     assert rubric.weights == [1.0, 0.5]
@@ -697,25 +703,30 @@ async def test_results_by_column() -> None:
         results.nonsense  # noqa: B018
 
 
-def test_unknown_keywords_become_attributes_and_are_told() -> None:
+def test_unknown_keywords_become_attributes_with_a_warning() -> None:
     with pytest.warns(UserWarning, match="max_seq_len"):
         env = vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
     assert env.seq_len == 512
 
 
-def test_trainer_settings_are_roves() -> None:
+def test_trainer_settings_are_converted() -> None:
     from rove.compat.verifiers.trainer import GRPOConfig, rl_config
 
     config = rl_config(GRPOConfig(max_steps=7, num_generations=4, epsilon=0.1, scale_rewards=True), "env")
     assert (config.steps, config.rollouts_per_example, config.batch_size) == (7, 4, 8)
-    assert (config.loss, config.clip_low, config.advantage_estimator, config.truncated) == ("dapo", 0.1, "std", "mask")
+    assert (config.loss.kind, config.loss.clip_low, config.advantage_estimator, config.truncated) == (
+        "dapo",
+        0.1,
+        "std",
+        "mask",
+    )
     config.check()
     with pytest.raises(ConfigError, match="loss_type"):
         rl_config(GRPOConfig(loss_type="other"), "env")
 
 
 async def test_tools_in_openais_form() -> None:
-    from rove.compat.verifiers.schema import convert_func_to_oai_tool
+    from rove.compat.verifiers.tools import convert_func_to_oai_tool
 
     with pytest.warns(FutureWarning, match="convert_func_to_tool_def"):
         assert convert_func_to_oai_tool(four)["function"]["name"] == "four"
@@ -825,7 +836,7 @@ def test_typos_and_doubles_are_refused_when_fixed() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_seq_len'"):
         vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
     rubric = vf.Rubric(funcs=[four])
-    with pytest.raises(ValueError, match="here already"):
+    with pytest.raises(ValueError, match="already has a function"):
         rubric.add_metric(four)
 
 
@@ -851,30 +862,30 @@ GPQA = {"Question": "Which?", "Correct Answer": "right", **{f"Incorrect Answer {
 
 
 def test_example_datasets_as_v0_words_them() -> None:
-    from rove.compat.verifiers import examples
+    from rove.compat.verifiers import data
 
-    said = examples._gpqa(GPQA)
+    said = data._gpqa(GPQA)
     assert said["question"].startswith("Question: Which?\n\nA: ")
     assert f"{said['answer']}: right" in said["question"]
-    assert examples._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
+    assert data._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
         "question": "Question: Q\n\nA: x\nB: y",
         "answer": "B",
     }
-    assert examples._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
-    assert examples._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
-    assert examples._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
-    assert examples._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
+    assert data._gsm8k({"question": "Q", "answer": "so\n#### 72"})["answer"] == "72"
+    assert data._math({"problem": "P", "solution": "is \\boxed{\\frac{1}{2}}"})["answer"] == "\\frac{1}{2}"
+    assert data._aime2024({"problem": "P", "answer": "033"})["answer"] == "33"
+    assert data._aime2025({"question": "P", "answer": "$70$"})["answer"] == "70"
     book = {"question_stem": "Q", "choices": {"label": ["A", "B"], "text": ["x", "y"]}, "answerKey": "A"}
-    assert examples._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
+    assert data._openbookqa(book) == {"question": "Question: Q\n\nChoices:\nA. x\nB. y", "answer": "A"}
     with pytest.raises(ValueError, match="gsm8k"):
         vf.load_example_dataset("nothing")
 
 
 @pytest.mark.usefixtures("fixed")
 def test_options_stay_in_place_when_fixed() -> None:
-    from rove.compat.verifiers import examples
+    from rove.compat.verifiers import data
 
-    assert len({examples._gpqa(GPQA)["question"] for _ in range(5)}) == 1
+    assert len({data._gpqa(GPQA)["question"] for _ in range(5)}) == 1
 
 
 async def unreadable() -> Any:
@@ -918,7 +929,7 @@ async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
 
 
 @pytest.mark.broad
-async def test_a_python_that_remembers(contained: None) -> None:
+async def test_the_python_tool_is_persistent(contained: None) -> None:
     class Env(vf.PythonEnv):
         async def post_rollout(self, state: Any) -> None:
             done = await self.sandbox_client.execute_command(state["sandbox_id"], "echo there")
@@ -940,7 +951,7 @@ async def test_a_python_that_remembers(contained: None) -> None:
 
 
 @pytest.mark.broad
-async def test_servers_come_back_for_the_next_run() -> None:
+async def test_servers_are_restarted_for_the_next_run() -> None:
     servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     assert "add" in env.tool_map
@@ -952,7 +963,7 @@ async def test_servers_come_back_for_the_next_run() -> None:
 
 
 @pytest.mark.broad
-async def test_servers_that_run_when_a_worker_is_forked_are_started_anew_in_it(tmp_path: Path) -> None:
+async def test_a_forked_worker_starts_its_own_servers(tmp_path: Path) -> None:
     (tmp_path / "adding").mkdir()
     (tmp_path / "adding" / "adding.py").write_text(ADDING.format(server=str(SERVER)))
     env = IsolatedEnv("adding", env_dir=tmp_path, hang_seconds=60)

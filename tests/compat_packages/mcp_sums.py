@@ -6,7 +6,7 @@ from pathlib import Path
 import verifiers as vf
 from datasets import Dataset
 
-SERVER = Path(__file__).parents[2] / "mcp_server.py"
+SERVER = Path(__file__).parents[1] / "support" / "mcp_server.py"
 
 
 def load_environment(**kwargs):

@@ -17,7 +17,7 @@ def test_a_steps_reward_can_be_set_and_nothing_else_of_it():
     step["reward"] = 1
     assert (step.reward, type(step.reward)) == (1.0, float)
     for key in ("advantage", "completion"):
-        with pytest.raises(TypeError, match=f"'{key}' of a step is a fact"):
+        with pytest.raises(TypeError, match=f"'{key}' of a step cannot be changed"):
             step[key] = 1.0
     with pytest.raises(ValueError, match="finite"):
         step["reward"] = float("nan")

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import rove as vf
-from rove.core.renderings import LOOKS, SIZE, TEXT, Rendering
+from rove.core.renderings import LOOKS, MAX_CELL_CHARS, MAX_SIZE, Rendering
 from rove.runs.serialization import decode_record, encode_record
 
-cells = st.tuples(st.text(max_size=TEXT), st.sampled_from(LOOKS))
-boards = st.builds(Rendering, st.lists(st.lists(cells, max_size=SIZE), max_size=SIZE))
+cells = st.tuples(st.text(max_size=MAX_CELL_CHARS), st.sampled_from(LOOKS))
+boards = st.builds(Rendering, st.lists(st.lists(cells, max_size=MAX_SIZE), max_size=MAX_SIZE))
 
 
 @given(boards)
@@ -25,7 +25,7 @@ def test_a_board_comes_back_from_json_as_it_was(board: Rendering):
 @pytest.mark.parametrize(
     ("rows", "complaint"),
     [
-        ([[("X", "blinking")]], "looks 'blinking'; expected one of '', 'free', 'first'"),
+        ([[("X", "blinking")]], "the style of a cell is 'blinking'; expected one of '', 'free', 'first'"),
         ([[("x" * 13, "")]], "at most 12 characters"),
         ([[]] * 41, "at most 40 rows"),
         ([[("", "")] * 41], "at most 40 rows of 40 cells"),

@@ -378,7 +378,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: make settings-page"
     undocumented = [line for kind in TABLES.values() for line in rows(kind) if line.endswith("|  |")]
     assert undocumented == []
-    assert "| `batch_size` | `256` | Rollouts per optimizer step" in page()
+    assert "| `batch_size` | `256` | Rollouts per step" in page()
 
 
 @pytest.mark.slow

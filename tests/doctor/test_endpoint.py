@@ -113,7 +113,7 @@ async def test_all_is_well():
 
 
 async def test_a_slow_server_is_asked_for_few_tokens_and_is_not_broken(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(endpoint, "FAST_S", -1.0)
+    monkeypatch.setattr(endpoint, "FAST_RESPONSE_S", -1.0)
     server = Model(can="repeat logprobs stream")
     asked: list[int] = []
     chat = server._chat
@@ -129,7 +129,10 @@ async def test_a_slow_server_is_asked_for_few_tokens_and_is_not_broken(monkeypat
     server._chat = cut
     found = await server.findings()
     assert not failed(found.values())
-    assert (found["answer"].status, found["answer"].advice) == (OK, "cut at 32 tokens, because the server is slow")
+    assert (found["response"].status, found["response"].advice) == (
+        OK,
+        "truncated at 32 tokens, because the server is slow",
+    )
     assert max(count for count in asked if count < 4096) <= 64
 
 
@@ -147,12 +150,12 @@ async def test_a_server_that_does_not_answer_in_time_is_slow_and_not_broken():
     found = await server.findings(timeout_s=0.2, on_check=started.append)
     assert not failed(found.values())
     assert found["tools"].status == WARN and "no answer within 0.2 s" in found["tools"].seen
-    assert (found["the rest"].status, "latency" in found) == (SKIP, False)
-    assert started == ["models", "answer", "context", "tools"]
+    assert (found["other checks"].status, "latency" in found) == (SKIP, False)
+    assert started == ["models", "response", "context", "tools"]
     always = Model()
     always._chat = hang
     found = await always.findings(timeout_s=0.2)
-    assert (found["answer"].status, found["the rest"].status) == (WARN, SKIP)
+    assert (found["response"].status, found["other checks"].status) == (WARN, SKIP)
     assert not failed(found.values())
 
 
@@ -171,23 +174,23 @@ async def test_nobody_listens():
 
 async def test_a_wrong_key_is_found_though_models_are_listed_to_anybody():
     found = await Model(key="sk-right-one").findings(key="sk-wrong-one")
-    assert statuses(found) == {"key": FAIL, "models": OK, "answer": FAIL, "the rest": SKIP}
+    assert statuses(found) == {"key": FAIL, "models": OK, "response": FAIL, "other checks": SKIP}
     assert "HTTP 401: no such key" in found["key"].seen
     assert not any("sk-wrong-one" in finding.seen for finding in found.values())
 
 
 async def test_a_misspelt_model():
     found = await Model().findings("tinny")
-    assert statuses(found) == {"key": SKIP, "models": WARN, "answer": FAIL, "the rest": SKIP}
+    assert statuses(found) == {"key": SKIP, "models": WARN, "response": FAIL, "other checks": SKIP}
     assert found["models"].advice == "did you mean 'tiny'?"
-    assert found["answer"].seen == "HTTP 404: no such model"
+    assert found["response"].seen == "HTTP 404: no such model"
 
 
 @pytest.mark.parametrize("listed", [None, []])
 async def test_a_server_without_a_list_is_no_failure(listed: Any):
     found = await Model(listed=listed).findings()
     assert found["models"].status == SKIP
-    assert found["answer"].status == OK
+    assert found["response"].status == OK
 
 
 async def test_what_a_server_cannot_do_is_warned_of():
@@ -205,14 +208,14 @@ async def test_log_probs_that_are_none(value: Any):
 
 
 async def test_the_context_is_read_from_a_refusal():
-    assert (await Model(can="context").findings())["context"].seen == "4,096 tokens (from its refusal of more)"
+    assert (await Model(can="context").findings())["context"].seen == "4,096 tokens (from an error message)"
 
 
 @pytest.mark.parametrize(
     ("answer", "said"),
     [
         (completion("and so on", "length"), "does not end"),
-        (completion(None, reasoning_content="hm"), "without saying"),
+        (completion(None, reasoning_content="hm"), "only reasoning"),
     ],
 )
 async def test_an_answer_that_says_nothing_or_never_ends(answer: dict[str, Any], said: str):
@@ -220,8 +223,8 @@ async def test_an_answer_that_says_nothing_or_never_ends(answer: dict[str, Any],
         client = OpenAIClient(server.base_url, max_retries=0)
         found = {one.name: one async for one in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["answer"].status == WARN
-    assert said in found["answer"].advice
+    assert found["response"].status == WARN
+    assert said in found["response"].advice
 
 
 async def test_a_server_that_fails_half_way_is_told_of_and_asked_on():
@@ -229,7 +232,7 @@ async def test_a_server_that_fails_half_way_is_told_of_and_asked_on():
         client = OpenAIClient(server.base_url, max_retries=0)
         found = {one.name: one async for one in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["answer"].status == OK
+    assert found["response"].status == OK
     assert {found[name].status for name in ("tools", "log-probs", "seed", "streaming", "latency")} == {WARN}
     assert found["latency"].seen.endswith("HTTP 500: told to answer 500")
 
@@ -239,12 +242,12 @@ async def test_who_says_nothing_answers_all_the_same():
         client = OpenAIClient(server.base_url, max_retries=0)
         found = {one.name: one async for one in check_endpoint(client, "tiny")}
         await client.close()
-    assert (found["key"].status, found["answer"].status, found["latency"].status) == (OK, WARN, OK)
+    assert (found["key"].status, found["response"].status, found["latency"].status) == (OK, WARN, OK)
     assert not failed(found.values())
 
 
 async def test_latency(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.doctor.endpoint.SLOW", 0.0)
+    monkeypatch.setattr("rove.doctor.endpoint.SLOW_RESPONSE_S", 0.0)
     async with FaultEndpoint() as server:
         client = OpenAIClient(server.base_url)
         assert (await check_latency(client, "tiny")).status == WARN
@@ -256,7 +259,7 @@ async def test_another_api():
         client = AnthropicClient(server.base_url, max_retries=0)
         found = {one.name: one async for one in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["answer"].status == OK
+    assert found["response"].status == OK
     assert found["log-probs"].status == SKIP
 
 

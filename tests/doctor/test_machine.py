@@ -45,7 +45,7 @@ def test_a_trial_measures_and_changes_nothing(arch: str):
     loaded = tiny_model(arch)
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     trial = try_training(config(), loaded)
-    assert trial.tokens == machine.PROBE
+    assert trial.tokens == machine.SYNTHETIC_TOKENS
     assert trial.seconds > 0
     assert trial.drift is None
     hidden = 4 * 32 * trial.tokens
@@ -64,9 +64,11 @@ def test_activations_grow_with_the_tokens():
 def test_activations_that_are_computed_again_need_no_memory():
     loaded = tiny_model()
     plain, again = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
-    hidden = 4 * 32 * machine.PROBE
+    hidden = 4 * 32 * machine.SYNTHETIC_TOKENS
     assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
-    needed = [memory_needed(config(), loaded, trial, machine.PROBE)["activations"] for trial in (plain, again)]
+    needed = [
+        memory_needed(config(), loaded, trial, machine.SYNTHETIC_TOKENS)["activations"] for trial in (plain, again)
+    ]
     assert needed[1] < needed[0]
 
 
@@ -140,7 +142,7 @@ def test_time(seconds: float, status: str):
     finding = check_time(config(steps=100), seconds, seconds)
     assert finding.status == status
     if seconds == 400:
-        assert "a stop may cost 2.2 h" in finding.advice
+        assert "an interruption may cost 2.2 h" in finding.advice
 
 
 def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

@@ -13,13 +13,13 @@ from rove.core.records import ErrorInfo, RolloutRecord, Scores, StepTokens, Traj
 from rove.doctor.findings import FAIL, OK, SKIP, WARN
 from rove.doctor.rollouts import (
     Lengths,
+    check_advantages,
     check_context,
     check_failures,
     check_format,
     check_history,
     check_reward,
     check_samples,
-    check_spread,
     check_tokens,
     check_truncation,
     lengths_of,
@@ -71,10 +71,10 @@ def test_base_reward(rewards: list[float], status: str):
 
 def test_spread():
     dead = [one for key in "bcd" for one in group(0, 0, key=key)]
-    assert check_spread(group(0, 1)).status == OK
-    assert check_spread(dead).status == FAIL
-    finding = check_spread([*group(0, 1), *dead])
-    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have none")
+    assert check_advantages(group(0, 1)).status == OK
+    assert check_advantages(dead).status == FAIL
+    finding = check_advantages([*group(0, 1), *dead])
+    assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have zero advantage")
     assert "25%" in finding.advice
 
 
@@ -98,7 +98,7 @@ def test_truncation():
 
 
 @pytest.mark.parametrize(
-    ("sampled", "policies", "status"),
+    ("sampled", "scripted", "status"),
     [
         (Lengths(60, 9, 10), Lengths(), OK),
         (Lengths(60, 9, 10), Lengths(90, 9, 10), WARN),
@@ -108,8 +108,8 @@ def test_truncation():
         (Lengths(), Lengths(), SKIP),
     ],
 )
-def test_context(sampled: Lengths, players: Lengths, status: str):
-    assert check_context(sampled, players, 32, 100).status == status
+def test_context(sampled: Lengths, scripted: Lengths, status: str):
+    assert check_context(sampled, scripted, 32, 100).status == status
 
 
 def conversation() -> RolloutRecord:
@@ -154,7 +154,7 @@ def test_lengths():
 
 def test_all_together():
     found = {one.name: one for one in check_samples(group(0, 1), [], tiny_model().renderer, 32, 1024)}
-    names = ("rollouts", "base reward", "spread", "max_tokens", "context", "history", "tokens")
+    names = ("rollouts", "base reward", "advantages", "max_tokens", "context", "history", "tokens")
     assert {found[name].status for name in names} == {OK}
     assert [one.name for one in check_samples([failed_one()], [], tiny_model().renderer, 32, 1024)][:2] == [
         "rollouts",

@@ -41,13 +41,13 @@ def test_what_rl_refuses_fails(over: dict[str, Any]):
     [
         ("batch", {"batch_size": 32}, "collapse"),
         ("batch", {"batch_size": 128}, "noisy"),
-        ("groups", {"rollouts_per_example": 2}, "score alike"),
+        ("groups", {"rollouts_per_example": 2}, "equal rewards"),
         ("groups", {"rollouts_per_example": 64}, "few examples"),
         ("groups", {"env_args": {"num_groups": 5}}, "multiple of num_groups"),
         ("sampling", {"temperature": 1.4}, "collapse"),
-        ("sampling", {"temperature": 0.3}, "alike"),
+        ("sampling", {"temperature": 0.3}, "similar"),
         ("schedule", {"entropy_bonus": 0.1}, "destroyed"),
-        ("schedule", {"steps": 4}, "never gets to its peak"),
+        ("schedule", {"steps": 4}, "never reaches its peak"),
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
     ],
 )
@@ -93,7 +93,7 @@ def test_adapters():
     assert found(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
     dropped = found(lora_rank=8, lora_dropout=0.1)["adapter"]
     assert dropped.status == WARN
-    assert "played without dropout" in dropped.advice
+    assert "sampled without dropout" in dropped.advice
     assert found(lora_dropout=0.1)["settings"].status == FAIL
 
 
@@ -111,13 +111,13 @@ def test_datasets():
 @pytest.mark.parametrize(
     ("count", "different", "over", "status", "seen"),
     [
-        (2000, 2000, {}, OK, "2,000 rows, each played 1.6 times"),
-        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each played 1 times"),
-        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each played 24 times"),
+        (2000, 2000, {}, OK, "2,000 rows, each used 1.6 times"),
+        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each used 1 times"),
+        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each used 24 times"),
         (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 20 different ones for 32 groups a step"),
-        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each played 0.8 times"),
-        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each played 24 times"),
-        (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 looked at"),
+        (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each used 0.8 times"),
+        (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each used 24 times"),
+        (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),
     ],
 )
 def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):
@@ -128,7 +128,7 @@ def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, 
 
 def test_rows_made_as_they_are_read():
     [finding] = check_environment(config(steps=10), Quiz(dataset=lambda: iter(rows(500))))
-    assert finding.seen == "rows made as they are read, 320 of them played, each played 1 times"
+    assert finding.seen == "rows generated on demand, 320 of them used, each used 1 times"
 
 
 HELD_OUT = """
@@ -147,8 +147,8 @@ def load_environment(first=0, count=300, apart=False):
     [
         ({}, WARN, "mine: 100 of 100 rows are also trained on"),
         ({"first": 250}, WARN, "mine: 50 of 100 rows are also trained on"),
-        ({"first": 300}, OK, "mine: none of 100 rows is trained on"),
-        ({"apart": True}, OK, "mine: none of 100 rows is trained on"),
+        ({"first": 300}, OK, "mine: none of 100 rows is a training row"),
+        ({"apart": True}, OK, "mine: none of 100 rows is a training row"),
     ],
 )
 def test_what_is_measured_is_not_what_is_trained_on(tmp_path: Path, env_args: dict[str, Any], status: str, seen: str):

@@ -92,7 +92,7 @@ async def test_all_of_it(folder: Path):
     names = [finding.name for finding in findings]
     assert names[:2] == ["settings", "batch"]
     assert names[-4:] == ["sampler = trainer", "memory", "time", "disk"]
-    assert {"learning rate", "base reward", "spread", "max_tokens", "context", "history"} < set(names)
+    assert {"learning rate", "base reward", "advantages", "max_tokens", "context", "history"} < set(names)
     assert ("sampling", 24, 24) in told
     assert next(one for one in findings if one.name == "rollouts").seen == "24 sampled, none failed"
     assert sorted({*os.listdir(folder)} - {"__pycache__"}) == ["letters", "model"]

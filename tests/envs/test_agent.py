@@ -15,6 +15,7 @@ import pytest
 from fakes import tiny_model
 
 import rove as vf
+from rove.core.errors import cancelled_unanswered
 from rove.engine.client import EngineClient
 from rove.envs.agent import conversation, task_of
 from rove.server.proxy import Access
@@ -91,7 +92,7 @@ async def test_a_sync_agent_runs_beside_the_loop():
     assert [record.reward for record in records] == [1.0] * 3
 
 
-async def test_an_answer_of_its_own_comes_last():
+async def test_the_agents_answer_comes_last():
     async def agent(access: Access, state: vf.State) -> Any:
         await talker(access, state)
         return {"total": 4}
@@ -196,7 +197,7 @@ async def through_messages(access: Access, state: vf.State) -> None:
 @pytest.mark.parametrize(
     "agent", [through_chat, through_responses, pytest.param(through_messages, marks=pytest.mark.broad)]
 )
-async def test_a_call_that_comes_back_keeps_the_tokens_it_was_written_with(agent: Any):
+async def test_a_repeated_call_keeps_its_original_tokens(agent: Any):
     client = EngineClient.from_model(tiny_model(context=4096))
     sampling = {"structured_outputs": {"choice": [CALL]}, "max_tokens": 200}
     record = await one(env_of(agent, sampling_args=sampling), client)
@@ -258,7 +259,7 @@ async def test_a_program_that_fails_is_an_error_of_the_agent():
     record = await one(env_of(command=[*PROGRAM, "crash"]))
     assert record.error is not None and record.scores is None
     assert (record.error.phase, record.error.type) == ("agent", "AgentError")
-    assert "exit code 3; it said: about to fail" in record.error.message
+    assert "exit code 3; its output: about to fail" in record.error.message
     assert len(record.steps) == 2
     missing = (await one(env_of(command=["no-such-program"]))).error
     assert missing is not None and "cannot be started" in missing.message
@@ -370,7 +371,7 @@ async def test_a_stop_condition_ends_the_rollout():
 
 
 @pytest.mark.broad
-async def test_an_agent_that_hangs_is_scored_as_it_stands():
+async def test_an_agent_that_hangs_is_scored_as_it_is():
     async def agent(access: Access, state: vf.State) -> None:
         await talker(access, state)
         await asyncio.sleep(3600)
@@ -381,7 +382,7 @@ async def test_an_agent_that_hangs_is_scored_as_it_stands():
 
 
 @pytest.mark.broad
-async def test_an_agent_in_a_thread_is_told_at_its_next_request():
+async def test_an_agent_in_a_thread_fails_at_its_next_request():
     ended = threading.Event()
 
     def agent(access: Access, state: vf.State) -> None:
@@ -416,8 +417,7 @@ async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
                 try:
                     await asyncio.sleep(3600)
                 except asyncio.CancelledError as cancelled:
-                    cancelled.rove_unanswered = ["HTTP 503"]  # pyright: ignore[reportAttributeAccessIssue]
-                    raise
+                    raise cancelled_unanswered(["HTTP 503"]) from cancelled
             return await super().respond(request)
 
     def state_of(request: vf.Request) -> list[Any]:
@@ -433,7 +433,7 @@ async def test_an_endpoint_that_never_answered_is_no_reason_for_a_score():
     [
         ({"agent": talker, "command": "true"}, "both agent and command"),
         ({"agent": talker, "agent_sampling": ["temprature"]}, "did you mean 'temperature'"),
-        ({"agent": talker, "message_type": "completion"}, "agents hold conversations"),
+        ({"agent": talker, "message_type": "completion"}, "agents cannot be used with message_type"),
         ({"agent": talker, "grace_seconds": 0}, "grace_seconds"),
         ({"agent": talker, "max_turn": 3}, "max_turns"),
     ],
@@ -456,7 +456,7 @@ def test_the_agent_is_part_of_the_identity():
     assert len({str(identity["agent"]) for identity in identities}) == 3
 
 
-def test_a_group_plays_an_agent_beside_others():
+def test_a_group_runs_an_agent_among_other_environments():
     group = vf.EnvGroup([env_of(talker), vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric([answered]))])
     records = group.generate_sync(vf.ScriptedClient(echo))
     assert [len(record.steps) for record in records] == [3, 3, 3, 1]

@@ -264,13 +264,13 @@ def test_the_row_is_not_changed():
 
 
 @given(st.text(), st.text(), st.dictionaries(st.text(), st.integers()), st.integers(0, 99), st.integers(0, 99))
-def test_an_example_has_the_same_key_wherever_it_stands(question, answer, info, here, there):
+def test_an_example_has_the_same_key_at_any_position(question, answer, info, here, there):
     row = {"question": question, "answer": answer, "info": info}
     shuffled = {"info": dict(reversed(info.items())), "answer": answer, "question": question}
     assert example_key(build_example(row, here)) == example_key(build_example(shuffled, there))
 
 
-def test_what_the_model_is_asked_is_part_of_the_key():
+def test_the_prompt_is_part_of_the_key():
     row = {"question": "q", "answer": "a", "info": {"seed": 1}}
     keys = {
         example_key(build_example(row, 0)),

@@ -35,7 +35,7 @@ def test_environment_is_abstract():
         vf.Environment(dataset=rows(1))  # pyright: ignore[reportAbstractUsage]
 
 
-def test_each_dataset_stands_in_for_the_other():
+def test_each_dataset_replaces_a_missing_other():
     only_train = Quiz(dataset=[{"question": "train"}])
     assert only_train.get_eval_dataset()[0]["question"] == "train"
     only_eval = Quiz(dataset=None, eval_dataset=[{"question": "eval"}])
@@ -84,7 +84,8 @@ def test_message_type_is_chat_or_completion():
 @pytest.mark.parametrize("given", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
 def test_a_raw_text_has_no_place_for_instructions(given):
     with pytest.raises(
-        ConfigError, match=f"{next(iter(given))} has no place in a raw text .*write it into the prompts"
+        ConfigError,
+        match=f"{next(iter(given))} cannot be used with message_type 'completion'.*write it into the prompts",
     ):
         Quiz(message_type="completion", **given)
 

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 import rove as vf
-from rove.envs.exploration import (
+from rove.envs.rlm import (
     ROLE,
-    Calls,
     Exploration,
+    SubCalls,
     as_text,
     context_file,
     instructions,
@@ -30,11 +30,11 @@ async def never(*args: Any, **options: Any) -> vf.Message:
     raise AssertionError
 
 
-def calls_of(**roles: Any) -> Calls:
-    return Calls(never, asyncio.Semaphore(1), roles, [said("own")])
+def calls_of(**roles: Any) -> SubCalls:
+    return SubCalls(never, asyncio.Semaphore(1), roles, [said("own")])
 
 
-def conversation(calls: Calls, *words: str, branches: Any = ()) -> vf.State:
+def conversation(calls: SubCalls, *words: str, branches: Any = ()) -> vf.State:
     return vf.State(trajectory=said(*words), rlm=Exploration(calls, branches=list(branches)))
 
 
@@ -57,7 +57,7 @@ def test_sub_calls_are_counted_wherever_they_are_kept():
     assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
 
 
-def test_what_is_told_of_a_context():
+def test_the_preview_of_a_context():
     def end(context: Any, content: Any = "q", count: int = 5) -> Any:
         return with_preview([{"role": "user", "content": content}], context, count)[-1]["content"]
 
@@ -73,7 +73,7 @@ def test_a_context_is_a_file():
     assert context_file("é\r\n") == ("context.txt", b"\xc3\xa9\r\n")
     assert context_file(["é"]) == ("context.json", '["é"]'.encode())
     assert context_file("\ud800") == ("context.txt", b"?")
-    with pytest.raises(vf.ConfigError, match="expected a text, or what JSON can say"):
+    with pytest.raises(vf.ConfigError, match="expected a text or a JSON value"):
         as_text({"a": b"bytes"})
 
 

@@ -70,7 +70,7 @@ def test_rollouts_are_those_outside_of_the_group() -> None:
     assert {record.example_key.partition("#")[2] for record in together[8:]} == {"2"}
 
 
-def test_every_member_keeps_its_own_ways() -> None:
+def test_every_member_keeps_its_own_behavior() -> None:
     diary: list[str] = []
     group = vf.EnvGroup([Quiz(1), Steps(diary, rubric=vf.Rubric([shout]))], ["quiz", "steps"])
     quiz, first, second = roll(group, says("0"))
@@ -135,7 +135,7 @@ def test_groups_in_groups() -> None:
     assert diary == ["cleanup", "cleanup", "teardown"]
 
 
-def test_a_member_that_fails_hurts_nobody_else() -> None:
+def test_a_failing_member_does_not_affect_others() -> None:
     class Broken(Quiz):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> Any:
             raise KeyError("no such thing")
@@ -235,7 +235,7 @@ trees = st.recursive(st.integers(0, 3), lambda inner: st.lists(inner, min_size=1
 
 
 @given(trees.filter(lambda tree: isinstance(tree, list)))
-def test_any_tree_of_groups_plays_every_leaf(tree: list[Any]) -> None:
+def test_any_tree_of_groups_runs_every_leaf(tree: list[Any]) -> None:
     leaves: list[int] = []
 
     def grown(node: Any) -> vf.Environment:

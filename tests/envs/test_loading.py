@@ -270,7 +270,7 @@ def test_examples_are_listed_with_their_files():
     assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in found.items())
 
 
-def test_a_load_environment_that_fails_is_told_with_its_line(tmp_path: Path):
+def test_a_failing_load_environment_is_reported_with_its_line(tmp_path: Path):
     (tmp_path / "broken.py").write_text("def load_environment(n: int = 1):\n    return {}['x']\n")
     with pytest.raises(
         ConfigError, match=r"load_environment\(\) of 'broken' failed: KeyError: 'x' \(.*broken.py, line 2\)"
@@ -306,18 +306,18 @@ def test_an_entry_point_goes_before_a_module_of_that_name(workplace):
     assert origin(load_environment("toy", env_dir=workplace / "given")) == "--env-dir"
 
 
-def test_two_packages_that_bring_one_environment_are_told(workplace):
+def test_two_packages_with_the_same_environment_are_reported(workplace):
     for package in ("toys", "games"):
         install(workplace / package, f"{package}_inside", package)
         claim(workplace / package, package, "toy", f"{package}_inside")
-    with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both bring an environment 'toy'; uninstall one"):
+    with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both provide an environment 'toy'; uninstall one"):
         load_environment("toy")
 
 
-def test_an_entry_point_without_its_module_is_told(workplace):
+def test_an_entry_point_without_its_module_is_reported(workplace):
     install(workplace / "site", "unrelated", "-")
     claim(workplace / "site", "toys", "toy", "toys_inside")
-    with pytest.raises(ConfigError, match="names the module 'toys_inside' for 'toy', which is not there"):
+    with pytest.raises(ConfigError, match="registers the module 'toys_inside' for 'toy', but it does not exist"):
         load_environment("toy")
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         load_environment("tooy")

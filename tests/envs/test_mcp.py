@@ -21,7 +21,7 @@ from toys import correct, roll, rows, says
 
 import rove as vf
 from rove.mcp import ServerSettings
-from rove.mcp.connection import Connection
+from rove.mcp.servers import Connection
 from tests.envs.test_tool import call, calls, in_turn, play, told
 
 SERVER = str(Path(mcp_server.__file__))
@@ -233,12 +233,12 @@ def test_tools_to_include_must_exist() -> None:
         ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "give a function that makes it"),
     ],
 )
-def test_what_is_wrong_is_said_at_once(options: dict[str, Any], said: str) -> None:
+def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], said: str) -> None:
     with pytest.raises(vf.ConfigError, match=said.replace("(", r"\(")):
         env_of(**options)
 
 
-async def test_tools_can_be_asked_for_beforehand(any_server: dict[str, Any]) -> None:
+async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> None:
     env = env_of(any_server)
     before = env.identity
     await env.connect()
@@ -285,10 +285,10 @@ ADD = calls(call("add", {"a": 1, "b": 2}))
 # Servers that fail
 
 
-def test_a_slow_call_is_told(any_server: dict[str, Any]) -> None:
+def test_a_slow_call_is_reported_to_the_model(any_server: dict[str, Any]) -> None:
     env = env_of(any_server, call_timeout=0.3)
     slow, quick = told(play(env, calls(call("wait", {"seconds": 60}, "1"), call("add", {"a": 1, "b": 1}, "2"))))
-    assert (slow, quick) == ("wait has not answered within 0.3 s", "2")
+    assert (slow, quick) == ("wait has not returned within 0.3 s", "2")
 
 
 @pytest.mark.broad
@@ -361,12 +361,12 @@ def test_an_http_server_that_ends_and_comes_back() -> None:
         ({"name": "a", "command": "true"}, "MCP server 'a' could not be started"),
         pytest.param(
             {"name": "a", "command": "yes"},
-            "has not told its tools within 2 s; its last lines:\n  y",
+            "has not listed its tools within 2 s; its last lines:\n  y",
             marks=pytest.mark.slow,
         ),
         pytest.param(
             {"name": "a", "command": "sh", "args": ["-c", MUTE]},
-            "has not told its tools within 2 s; its last lines:\n  waiting for a database",
+            "has not listed its tools within 2 s; its last lines:\n  waiting for a database",
             marks=pytest.mark.slow,
         ),
         ({"name": "a", "url": "http://127.0.0.1:9/mcp"}, "MCP server 'a' could not be started"),
@@ -400,7 +400,7 @@ def test_what_a_server_started_ends_with_it() -> None:
 
 @pytest.mark.broad
 def test_a_stubborn_server_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("rove.mcp.process.CLOSED_SECONDS", 0.2)
+    monkeypatch.setattr("rove.mcp.process.CLOSE_TIMEOUT_S", 0.2)
     pid = told(play(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
     assert ends(int(pid))
 

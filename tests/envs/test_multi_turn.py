@@ -49,7 +49,7 @@ def test_the_order_of_a_rollout():
     assert not record.is_truncated
 
 
-def test_the_final_response_ends_the_rollout_and_stands_in_for_the_reply():
+def test_the_final_response_ends_the_rollout_and_replaces_the_reply():
     record, _ = play(Talk(turns=2))
     assert said(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1"), ("user", "bye")]
 
@@ -88,7 +88,7 @@ def test_the_environments_last_word_wins_over_the_limit():
     assert record.stop_condition == "has_final_env_response"
 
 
-def test_a_stop_after_the_models_turn_keeps_the_environment_from_answering():
+def test_a_stop_after_the_models_turn_skips_the_environment():
     class Short(Talk):
         @vf.stop(priority=1)
         def twice(self, state):
@@ -130,7 +130,7 @@ def test_no_limit_is_no_limit():
     assert len(record.steps) == 40
 
 
-def test_a_rollout_that_meets_its_timeout_is_scored_as_it_stands():
+def test_a_rollout_that_times_out_is_scored_as_it_is():
     async def slow(messages, state, rng):
         if state["trajectory"]:
             await asyncio.Event().wait()
@@ -394,6 +394,6 @@ def test_hooks_may_be_sync():
     ("wrong", "said"),
     [({"rubric": [len]}, "expected a rove.Rubric"), ({"policies": [len]}, "expected a dict of functions by name")],
 )
-def test_a_wrong_kind_of_argument_is_told(wrong: dict[str, Any], said: str):
+def test_an_argument_of_the_wrong_type_is_reported(wrong: dict[str, Any], said: str):
     with pytest.raises(ConfigError, match=said):
         vf.SingleTurnEnv(dataset=rows(1), **wrong)

@@ -42,7 +42,7 @@ def test_variables_do_not_stay_between_rollouts():
     assert env.backend.is_clean
 
 
-def test_what_goes_wrong_is_told():
+def test_failures_are_reported_to_the_model():
     env = env_of(timeout_per_command_seconds=0.3)
     record = play(
         env,
@@ -62,7 +62,7 @@ def test_what_goes_wrong_is_told():
     assert env.backend.is_clean
 
 
-def test_the_model_is_told_of_python_alone_and_of_its_packages():
+def test_the_model_sees_only_python_and_its_packages():
     [tool] = env_of().tool_defs
     assert list(tool["function"]["parameters"]["properties"]) == ["code"]
     assert tool["function"]["description"].startswith("Run Python") and "Args" not in tool["function"]["description"]
@@ -101,7 +101,7 @@ def test_packages_that_are_declared_can_be_imported_and_others_cannot():
     assert error.endswith("ModuleNotFoundError: No module named 'msgspec'")
 
 
-def test_a_package_that_is_missing_is_told_at_the_start():
+def test_a_missing_package_is_reported_at_the_start():
     with pytest.raises(vf.ConfigError, match="'nonesuch', which is not installed here; pip install nonesuch"):
         vf.PythonEnv(dataset=rows(1), pip_install_packages="json nonesuch")
 

@@ -176,7 +176,7 @@ def test_after_a_restart_the_context_is_there_again():
 @pytest.mark.parametrize(
     "code", ["answer = 'x'", "del answer", "answer = {}", "answer['ready'] = True; del answer['content']"]
 )
-def test_an_answer_that_is_none_is_told(code: str):
+def test_an_invalid_answer_is_reported_to_the_model(code: str):
     record = play(env_of(), code, "answer = {'content': 49, 'ready': 1}")
     assert "[`answer` cannot be read, it has to have 'content' and 'ready': " in told(record)[0]
     assert record.reward == 1.0
@@ -184,7 +184,7 @@ def test_an_answer_that_is_none_is_told(code: str):
 
 def test_code_cannot_answer_but_by_the_variable():
     record = play(
-        env_of(), "_keep('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
+        env_of(), "_set_answer('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
     )
     assert "NameError" in told(record)[0] and "cannot be read" in told(record)[1] and record.reward == 0.0
     endless = "class A:\n  def __str__(self):\n    while True: pass\nanswer['content'] = A()"
@@ -195,7 +195,7 @@ def test_code_cannot_answer_but_by_the_variable():
 # Sub-calls
 
 
-def test_sub_models_are_asked_from_code_and_kept_apart():
+def test_sub_models_are_queried_from_code_and_recorded_separately():
     env = env_of("abcdef")
     record = play(env, "first = llm('one')\nmore = llm_batch([context[:2], context[2:4]])\nfirst, more, llm_batch([])")
     assert told(record) == ["('ONE', ['AB', 'CD'], [])"]
@@ -243,7 +243,7 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
         4,
     ),
 )
-def test_wrong_calls_are_told_and_cost_nothing(code: str, error: str):
+def test_invalid_calls_are_reported_and_cost_nothing(code: str, error: str):
     record = play(env_of(), code, "llm('x')")
     assert error.replace("TypeError: ", "") in told(record)[0] and told(record)[1] == "'X'"
     assert metrics(record)["sub_calls"] == 1
@@ -273,7 +273,7 @@ def test_tokens_run_out_within_a_batch():
 
 
 @pytest.mark.broad
-def test_what_a_sub_model_cannot_do_is_told_and_what_the_endpoint_cannot_ends_the_rollout():
+def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
     def overlong(messages: Any) -> str:
         raise vf.OverlongPromptError("the prompt has 9 tokens, the model takes 8")
 
@@ -325,7 +325,7 @@ def test_another_model_may_answer_sub_calls():
     assert (told(record), seen) == (["'I am another.'"], [("small", 0.25, True)])
     assert len(record.model_roles["sub_model"]) == 1
     for given in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
-        with pytest.raises(vf.ConfigError, match="train_sub_calls is set beside"):
+        with pytest.raises(vf.ConfigError, match="train_sub_calls is combined with"):
             env_of(train_sub_calls=True, **given)
 
 
@@ -344,7 +344,7 @@ def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
 
 
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_every_sub_call_has_a_random_stream_of_its_own(train: bool):
+def test_every_sub_call_has_its_own_seed(train: bool):
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         drawn = str(rng.random())
         return (
@@ -391,7 +391,7 @@ def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_a_sub_model_may_have_a_python_and_sub_models_of_its_own(train: bool):
+def test_a_sub_model_may_have_its_own_python_and_sub_models(train: bool):
     backends = [Counting() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
     [record] = roll(env, says(deep))
@@ -526,7 +526,7 @@ class Asking(vf.RLMEnv):
 
 
 @pytest.mark.broad
-def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
+def test_rl_trains_sub_calls_if_configured(tmp_path: Path):
     trained = {}
     for sub in (False, True):
         rubric = vf.Rubric()
@@ -550,7 +550,7 @@ def test_rl_trains_sub_calls_when_it_is_told_to(tmp_path: Path):
 
 
 @pytest.mark.parametrize("options", first_quick([{}, {"train_sub_calls": True}]))
-def test_rescoring_hears_what_sub_models_said(tmp_path: Path, options: Any):
+def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
     script = ["x = llm_batch(['a', 'b', 'c'])", "y = llm('d')", READY.format("y")]
     with vf.Run(tmp_path / "run") as run:
         asyncio.run(vf.evaluate(env_of(**options), scripted(*script), run=tmp_path / "run"))
@@ -579,7 +579,7 @@ def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Pa
 
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_a_rollout_cut_off_in_the_middle_keeps_what_was_said_and_frees_what_it_holds(train: bool):
+def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool):
     async def sub(messages: Any) -> str:
         if messages[0]["content"] == "slow":
             await asyncio.sleep(60)

@@ -14,7 +14,7 @@ import pytest
 from toys import roll, rows, says
 
 import rove as vf
-from rove.envs.sandbox import NOT_HERE
+from rove.envs.sandbox import UNSUPPORTED_ARGUMENTS
 from rove.sandbox import Description, LocalBackend, SandboxLimits, Session
 from tests.envs.test_tool import call, calls, in_turn, play, told
 
@@ -106,7 +106,7 @@ def test_files_stay_between_turns_and_calls_and_not_between_rollouts():
     assert len(env.backend.opened) == 6 and env.backend.is_clean
 
 
-def test_the_model_is_told_of_the_command_alone():
+def test_the_model_sees_only_the_command_argument():
     [tool] = env_of().tool_defs
     assert tool["function"]["name"] == "bash"
     assert list(tool["function"]["parameters"]["properties"]) == ["command"]
@@ -120,7 +120,7 @@ def test_a_rollout_that_calls_nothing_opens_nothing():
     assert env.backend.opened == [] and env.backend.is_clean
 
 
-def test_a_command_that_takes_too_long_is_told():
+def test_a_command_timeout_is_reported_to_the_model():
     env = env_of(timeout_per_command_seconds=0.3)
     record = play(env, calls(bash("echo 1 > a; echo so far; sleep 60", "1"), bash("cat a", "2")))
     assert told(record) == ["so far\nstopped after 0.3 s\n[the sandbox was restarted: variables are gone]", "1"]
@@ -148,12 +148,12 @@ def test_keywords_are_limits():
             "packages has 'nonesuch', which is not installed here; pip install none",
         ),
         ({"pip_install_packages": ["numpy==1.0"]}, "has 'numpy==1.0'; expected names without versions"),
-        ({"unsafe": True, "backend": Counting()}, "unsafe is given beside backend"),
-        ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages is given beside backend"),
-        ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars is given beside backend"),
+        ({"unsafe": True, "backend": Counting()}, "unsafe and backend are both given"),
+        ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages and backend are both given"),
+        ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars and backend are both given"),
         ({"max_sandboxes": 0}, "max_sessions is 0"),
         ({"memry_gb": 1}, "SandboxEnv has no argument 'memry_gb'; did you mean 'memory_gb'"),
-        *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in NOT_HERE],
+        *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in UNSUPPORTED_ARGUMENTS],
     ],
 )
 def test_what_cannot_be_is_refused_with_what_would_be_right(options: dict[str, Any], complaint: str):
@@ -180,7 +180,7 @@ def test_a_sandbox_is_set_up_before_its_first_call():
     assert env.backend.is_clean
 
 
-def test_a_session_that_dies_under_a_call_is_told_and_made_anew_with_what_it_needs():
+def test_a_session_that_dies_during_a_call_is_reported_and_set_up_again():
     class Dying(vf.SandboxEnv):
         def __init__(self, **options: Any):
             super().__init__(**options)
@@ -192,7 +192,7 @@ def test_a_session_that_dies_under_a_call_is_told_and_made_anew_with_what_it_nee
             running = asyncio.ensure_future(session.bash("sleep 60"))
             await asyncio.sleep(0.2)
             session._backend._parent.kill(session._number)
-            return self.told(await running, state)
+            return self.format_result(await running, state)
 
     env = Dying(dataset=rows(1), backend=Counting(), start_command="echo ready > started")
     first, last = told(play(env, calls(call("die")), calls(bash("cat started"))))
@@ -211,7 +211,7 @@ def test_a_start_command_that_fails_is_an_error_of_the_rollout():
 
 
 @pytest.mark.parametrize("error", [vf.SandboxError("no processes left"), vf.ConfigError("cannot contain code")])
-def test_a_sandbox_that_cannot_be_opened_is_an_error_of_the_rollout_and_not_told(error: Exception):
+def test_a_sandbox_that_cannot_be_opened_fails_the_rollout(error: Exception):
     record = play(env_of(backend=Counting(fail=error)), calls(bash("ls")))
     assert record.error is not None
     assert (record.error.type, record.error.message) == (type(error).__name__, str(error))

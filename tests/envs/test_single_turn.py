@@ -8,7 +8,7 @@ from toys import Quiz, right, roll, says
 import rove as vf
 
 
-def test_the_model_is_asked_once():
+def test_the_model_is_queried_once():
     records = roll(Quiz(3, system_prompt="Be brief."), says(right))
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     for i, record in enumerate(records):

@@ -63,7 +63,7 @@ def calls(name: str, arguments: str, number: int = 1) -> vf.Message:
     return vf.AssistantMessage(None, tool_calls=[tool_call(f"c{number}", name, arguments)])
 
 
-def test_a_model_is_told_what_a_tool_says_of_itself():
+def test_the_model_sees_the_description_of_a_tool():
     env = vf.SmolaToolEnv([double, Search()], dataset=ROWS)
     told = {one["function"]["name"]: one["function"] for one in env.tool_defs}
     assert told["double"]["description"] == "Doubles a number."

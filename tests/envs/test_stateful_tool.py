@@ -54,7 +54,7 @@ class Database(vf.StatefulToolEnv):
 SELECT = call("query", {"sql": "SELECT x FROM t"})
 
 
-def test_hidden_arguments_are_injected_and_not_told():
+def test_hidden_arguments_are_injected_and_not_shown():
     env = Database()
     assert list(env.tool_defs[0]["function"]["parameters"]["properties"]) == ["sql", "limit"]
     record = play(env, calls(SELECT), calls(call("query", {"sql": "SELECT x FROM t", "db": "mine"})))
@@ -90,7 +90,7 @@ def test_wrong_calls_never_reach_update_tool_args():
     answers = told(play(Database(), calls(*wrong, SELECT)))
     assert [answer.split(";")[0] for answer in answers] == [
         "the arguments of query are a list",
-        "the arguments of query are no JSON (Input data was truncated): {",
+        "the arguments of query are not JSON (Input data was truncated): {",
         "there is no tool 'querys'",
         "query: argument 'sql': Expected `str`, got `int`",
         "[[1]]",
@@ -117,7 +117,11 @@ def give_up(tool_args: dict[str, Any]) -> Any:
         (leave, "SystemExit", "2"),
         (give_up, "CancelledError", ""),
         (lambda tool_args: None, "ConfigError", "update_tool_args returned NoneType for 'query'; expected a dict"),
-        (lambda tool_args: tool_args, "ConfigError", "tool 'query' needs the argument 'db', which nobody gave"),
+        (
+            lambda tool_args: tool_args,
+            "ConfigError",
+            "tool 'query' needs the argument 'db'; expected it from update_tool_args",
+        ),
         (lambda tool_args: {**tool_args, "db": 1, "x": 1}, "ConfigError", "tool 'query' has no argument 'x'"),
     ],
 )
@@ -252,9 +256,9 @@ async def test_nothing_is_freed_while_a_tool_is_at_work_but_soon_after():
 
 
 async def test_a_cleanup_waits_for_a_tool_and_the_rollout_not_for_ever(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(tool_module, "GRACE_SECONDS", 0.05)
+    monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
     env = Busy(dataset=rows(2))
-    with pytest.warns(UserWarning, match=r"a sync tool of 2 rollout\(s\) has not returned"):
+    with pytest.warns(UserWarning, match=r"sync tools of 2 rollout\(s\) have not returned"):
         records = await vf.generate(env, says(lambda messages, state, rng: WORK))
     assert [record.stop_condition for record in records] == ["timeout_reached"] * 2
     assert env.log == ["begin", "begin", "leave"]
@@ -272,12 +276,12 @@ async def test_a_cleanup_that_is_late_and_fails_says_so(monkeypatch: pytest.Monk
             raise OSError("gone")
 
         async def tear_down(self) -> None:
-            monkeypatch.setattr(tool_module, "GRACE_SECONDS", 10)
+            monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 10)
             self.release.set()
             await super().tear_down()
 
-    monkeypatch.setattr(tool_module, "GRACE_SECONDS", 0.05)
-    with pytest.warns(UserWarning, match="a cleanup that waited for a tool failed: OSError: gone"):
+    monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
+    with pytest.warns(UserWarning, match="a postponed cleanup failed: OSError: gone"):
         await vf.generate(Failing(), in_turn(WORK))
 
 

@@ -130,7 +130,7 @@ def test_what_a_rollout_does_to_its_tools_no_other_sees():
     assert env.tool_defs == [make_tool(add).definition]
 
 
-def test_turns_are_limited_to_ten_unless_told():
+def test_turns_are_limited_to_ten_by_default():
     env = env_of(add)
     assert env.max_turns == 10
     record = play(env_of(add, max_turns=2), *[calls(call("add", {"a": 1, "b": 2}))] * 5)
@@ -141,20 +141,20 @@ def test_tools_come_and_go():
     env = env_of(add)
     env.add_tool(double)
     assert (env.tools, list(env.tool_map), len(env.tool_defs)) == ([add, double], ["add", "double"], 2)
-    with pytest.raises(vf.ConfigError, match="a tool named 'add' already"):
+    with pytest.raises(vf.ConfigError, match="a tool named 'add' exists already"):
         env.add_tool(add)
     env.remove_tool(add)
     env.add_tool(make_tool(add, name="plus"))
     assert [one["function"]["name"] for one in env.tool_defs] == ["double", "plus"]
     assert {"double_calls", "plus_calls"} <= set(env.rubric.names) and "add_calls" not in env.rubric.names
     env.remove_tool("plus")
-    with pytest.raises(vf.ConfigError, match="none of the tools; known: double"):
+    with pytest.raises(vf.ConfigError, match="not one of the tools; known: double"):
         env.remove_tool(add)
     assert told(play(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
 
 
 def test_what_an_environment_cannot_be_given():
-    with pytest.raises(vf.ConfigError, match="raw text"):
+    with pytest.raises(vf.ConfigError, match="message_type 'completion'"):
         env_of(add, message_type="completion")
     with pytest.raises(vf.ConfigError, match="did you mean 'max_turns'"):
         env_of(add, max_turn=3)
@@ -166,7 +166,7 @@ def test_what_an_environment_cannot_be_given():
     def add_calls() -> float:
         return 0.0
 
-    with pytest.raises(vf.ConfigError, match="counted by the metric 'add_calls'"):
+    with pytest.raises(vf.ConfigError, match="the metric 'add_calls' of tool 'add' exists already"):
         env_of(add, rubric=vf.Rubric([add_calls]))
 
 
@@ -213,14 +213,14 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
     ("wrong", "said"),
     [
         (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
-        (call("add", '{"a": 1'), "the arguments of add are no JSON (Input data was truncated)"),
+        (call("add", '{"a": 1'), "the arguments of add are not JSON (Input data was truncated)"),
         (call("add", "[1, 2]"), "the arguments of add are a list; expected a JSON object"),
         (call("add", '"{\\"a\\": 1}"'), "the arguments of add are a text"),
         (call("add", {"a": 1}), "add needs the argument 'b'; expected at least a, b"),
         (call("add", {"a": 1, "b": "2"}), "add: argument 'b': Expected `int`, got `str`"),
         (call("add", {"a": 1, "b": 2, "c": 3}), "add has no argument 'c'"),
         (call("add", '{"a": 1, "b": "' + "x" * 10**6 + '"}'), "add: argument 'b': Expected `int`"),
-        (call("add", "{" * 10**6), "the arguments of add are no JSON"),
+        (call("add", "{" * 10**6), "the arguments of add are not JSON"),
         (call("a" * 10**6), "there is no tool 'aaa"),
         (call(None), "a tool call names no function"),
         ({}, "a tool call names no function"),
@@ -228,7 +228,7 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
         (None, "a tool call names no function"),
     ],
 )
-def test_a_wrong_call_is_told_to_the_model(wrong: Any, said: str):
+def test_an_invalid_call_is_reported_to_the_model(wrong: Any, said: str):
     record = play(env_of(add), calls(wrong))
     assert record.error is None
     [answer] = told(record)
@@ -263,7 +263,7 @@ def test_calls_that_are_no_list_are_an_error_of_the_rollout():
         ("<|python_tag|>add(1, 2)", '"parameters": {"argument": "value"}'),
     ],
 )
-def test_a_call_that_cannot_be_read_is_told(text: str, example: str):
+def test_an_unreadable_call_is_reported_to_the_model(text: str, example: str):
     record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
     [told] = [message["content"] for message in record.completion if message["role"] == "user"]
@@ -278,7 +278,7 @@ def test_a_call_in_the_text_of_an_endpoint_is_its_servers_fault(how: Format):
     if how.bare:  # it may be any JSON
         assert (record.error, record.stop_condition) == (None, "no_tools_called")
     else:
-        assert record.error is not None and "does not read them" in record.error.message
+        assert record.error is not None and "does not parse tool calls" in record.error.message
         assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
 
 
@@ -403,14 +403,14 @@ def unspeakable() -> Any:
         (unspeakable, "no words"),
     ],
 )
-def test_what_a_tool_raises_is_told(tool: Any, said: str, parallel: bool, threads: int):
+def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, said: str, parallel: bool, threads: int):
     env = env_of(tool, add, parallel_calls=parallel, max_threads=threads)
     record = play(env, calls(call(tool.__name__), call("add", {"a": 1, "b": 1})))
     assert record.error is None
     assert said in told(record)[0] and told(record)[1] == "2"
 
 
-def test_an_error_is_told_in_the_environments_words():
+def test_error_formatter_writes_the_message():
     env = env_of(fail, error_formatter=lambda error: f"{type(error).__name__}!")
     assert told(play(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
 
@@ -424,7 +424,7 @@ def test_an_error_is_told_in_the_environments_words():
         (call("exit_now"), [SystemExit], "ToolCallError", "exit(3)"),
         (call("panic"), [Panic], "ToolCallError", "Panic: index out of bounds"),
         (call("nothing"), [vf.ToolParseError], "ToolParseError", "there is no tool 'nothing'"),
-        (call("add", "{"), [ValueError], "ToolParseError", "no JSON"),
+        (call("add", "{"), [ValueError], "ToolParseError", "not JSON"),
         (call("add", {"a": "1", "b": 2}), [vf.ToolError], "ToolParseError", "Expected `int`"),
     ],
 )
@@ -563,7 +563,7 @@ def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_a_tool_that_never_returns_keeps_no_program_from_ending(tmp_path: Path):
+def test_a_tool_that_never_returns_does_not_block_exit(tmp_path: Path):
     code = """
 import threading
 import rove as vf

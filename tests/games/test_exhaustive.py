@@ -14,7 +14,7 @@ from toys import Talk, says
 
 import rove as vf
 from rove.core.protocols import Request, Response
-from rove.games.exhaustive import Goals, Line, Proof, play_every_line, summarize, values_of
+from rove.games.exhaustive import ExhaustiveResult, Goals, Line, play_all_games, summarize, values_of
 from rove.rollouts.groups import RolloutError
 
 GREEDY = vf.SamplingParams(temperature=0.0)
@@ -25,10 +25,10 @@ def game() -> Any:
 
 
 def played(client: vf.Client, env: Any = None) -> list[Line]:
-    return asyncio.run(play_every_line(env or game(), client, GREEDY))
+    return asyncio.run(play_all_games(env or game(), client, GREEDY))
 
 
-def proven(player: str) -> Proof:
+def result_of(player: str) -> ExhaustiveResult:
     env = game()
     return summarize(env, played(says(env.policies[player]), env))
 
@@ -69,51 +69,53 @@ def test_lines_and_chances_are_those_of_the_rules(name: str):
         "first best": (first_best, lambda board: ttt.best_moves(board, "X")[0]),
         "first free": (first_free, lambda board: board.index(".")),
     }[name]
-    proof = summarize(env, played(says(player), env))
+    result = summarize(env, played(says(player), env))
     (lines_x, ends_x), (lines_o, ends_o) = (by_rules(choose, ttt.EMPTY, side) for side in "XO")
-    assert proof.lines == lines_x + lines_o
+    assert result.lines == lines_x + lines_o
     for metric, end in {"won": "X", "drawn": "draw", "lost": "O"}.items():
         exact = (ends_x.get(end, Fraction(0)) + ends_o.get(end, Fraction(0))) / 2
-        assert proof.expected[metric] == pytest.approx(float(exact), abs=1e-12)
+        assert result.expected[metric] == pytest.approx(float(exact), abs=1e-12)
 
 
 @pytest.mark.broad
 def test_a_perfect_player_loses_no_line():
-    proof = proven("optimal")
-    assert proof.counts["lost"] == proof.counts["invalid_move"] == 0
-    assert proof.counts["won"] + proof.counts["drawn"] == proof.lines > 500
-    assert all(check.seen == check.there > 0 for check in proof.checks.values())
-    assert proof.checks["wins in one taken"].there == proof.counts["won"]  # a game is won by taking a win in one, once
-    assert sum(proof.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
+    result = result_of("optimal")
+    assert result.counts["lost"] == result.counts["invalid_move"] == 0
+    assert result.counts["won"] + result.counts["drawn"] == result.lines > 500
+    assert all(check.seen == check.total > 0 for check in result.checks.values())
+    assert (
+        result.checks["wins in one taken"].total == result.counts["won"]
+    )  # a game is won by taking a win in one, once
+    assert sum(result.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
 
 
 def test_a_player_that_does_not_see_forks_loses_some():
-    proof = proven("teacher")
-    assert 0 < proof.counts["lost"] < 50
-    assert 0 < proof.expected["lost"] < 0.02
-    assert proof.checks["wins in one taken"].seen == proof.checks["wins in one taken"].there
-    assert proof.checks["moves that do not lose"].seen < proof.checks["moves that do not lose"].there
+    result = result_of("teacher")
+    assert 0 < result.counts["lost"] < 50
+    assert 0 < result.expected["lost"] < 0.02
+    assert result.checks["wins in one taken"].seen == result.checks["wins in one taken"].total
+    assert result.checks["moves that do not lose"].seen < result.checks["moves that do not lose"].total
 
 
 def test_a_player_that_breaks_the_rules_is_seen():
     env = game()
     lines = played(says("<think>.</think><move>4</move>"), env)
-    proof = summarize(env, lines)
-    assert proof.counts["lost"] == proof.counts["invalid_move"] == proof.lines
-    assert proof.counts["won"] == 0
+    result = summarize(env, lines)
+    assert result.counts["lost"] == result.counts["invalid_move"] == result.lines
+    assert result.counts["won"] == 0
     assert all(line.record.stop_condition == "max_turns_reached" for line in lines)
 
 
 @pytest.mark.broad
 def test_what_is_missed_is_told_and_adds_up():
     goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
-    teacher, optimal = proven("teacher"), proven("optimal")
+    teacher, optimal = result_of("teacher"), result_of("optimal")
     lines, won, moves = goals.missed(teacher)
-    assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} lines")
+    assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} games")
     assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
     check = teacher.checks["moves that do not lose"]
-    assert moves.amount == check.there - check.seen > 0
-    assert moves.text == f"moves that do not lose {check.seen} of {check.there}, 100 % wanted"
+    assert moves.amount == check.total - check.seen > 0
+    assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100 %"
     assert [one.text.split()[0] for one in goals.missed(optimal)] == ["won"]  # it does not set traps
     assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
     assert Goals().missed(teacher) == []
@@ -121,13 +123,13 @@ def test_what_is_missed_is_told_and_adds_up():
 
 @pytest.mark.broad
 def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
-    proof = proven("optimal")
-    [missed] = Goals(checks={"wins in two": 0.9}).missed(proof)
-    assert missed.text == "wins in two 0 of 1, 90 % wanted"
-    with pytest.raises(vf.ConfigError, match="no line of play has a 'loss'; did you mean 'lost'"):
-        Goals(never=["loss"]).missed(proof)
+    result = result_of("optimal")
+    [missed] = Goals(checks={"wins in two": 0.9}).missed(result)
+    assert missed.text == "wins in two 0 of 1, goal 90 %"
+    with pytest.raises(vf.ConfigError, match="no reward function or metric is called 'loss'; did you mean 'lost'"):
+        Goals(never=["loss"]).missed(result)
     with pytest.raises(vf.ConfigError, match="did you mean 'won'"):
-        Goals(expected={"wonn": 0.9}).missed(proof)
+        Goals(expected={"wonn": 0.9}).missed(result)
 
 
 @pytest.mark.broad
@@ -162,16 +164,16 @@ def test_equal_conversations_are_asked_once_and_answered_the_same():
 
     env = game()
     inner = says(env.policies["random"])
-    proof = summarize(env, played(Counting(), env))
-    assert len(asked) == len(set(asked)) == proof.questions
+    result = summarize(env, played(Counting(), env))
+    assert len(asked) == len(set(asked)) == result.conversations
 
 
 def test_an_environment_without_openings_is_refused():
-    with pytest.raises(vf.ConfigError, match="cannot be played line by line"):
+    with pytest.raises(vf.ConfigError, match="does not support exhaustive evaluation"):
         played(says("x"), Talk(turns=1))
 
 
-def test_a_player_that_fails_is_not_proven():
+def test_a_player_that_fails_is_not_result_of():
     def broken(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
         raise ValueError("no idea")
 

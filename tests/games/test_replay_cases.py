@@ -14,7 +14,7 @@ from rove.cli.play import one_game
 from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.loading import load_environment
-from rove.games.replay_cases import replayed, run_replay_cases
+from rove.games.replay_cases import recorded_opponent, run_replay_cases
 from rove.runs.run import Run
 from rove.viewer.play_session import with_opponent
 
@@ -50,7 +50,7 @@ def first_free(messages: Any, state: Any, rng: Any) -> str:
 async def test_the_same_player_meets_the_same_game(tmp_path: Path):
     env = game()
     env.policies["first"] = first_free
-    env.opponent = before = replayed(await kept_game(0))
+    env.opponent = before = recorded_opponent(await kept_game(0))
     then = [await kept_game(seed) for seed in range(4)]
     client = vf.ScriptedClient(lambda messages, state, rng: answers[len(messages) - len(state["prompt"])])
     for record in then:  # its own answers, in their order: every reply must be the one that it had
@@ -74,7 +74,7 @@ async def test_another_player_meets_it_as_far_as_it_goes_and_the_rest_is_always_
 async def test_a_game_without_a_person_is_played_against_the_environments_own():
     env = game()
     record = await one_game(env, vf.ScriptedClient(env.policies["optimal"]), "", SamplingParams(), 0)
-    assert replayed(record) is None
+    assert recorded_opponent(record) is None
     [case] = [case async for case in run_replay_cases(env, vf.ScriptedClient(env.policies["optimal"]), [record])]
     assert case.now.example_key == record.example_key
 
@@ -82,19 +82,21 @@ async def test_a_game_without_a_person_is_played_against_the_environments_own():
 async def test_an_example_that_is_gone_is_told():
     record = await kept_game(1)
     env = load_environment("tictactoe", num_examples=8, seed=5)
-    with pytest.raises(vf.RunError, match=r"not among the first 10,000 of 'tictactoe'; give the arguments"):
+    with pytest.raises(
+        vf.RunError, match=r"not among the first 10,000 examples of 'tictactoe'; pass the environment arguments"
+    ):
         _ = [case async for case in run_replay_cases(env, vf.ScriptedClient(first_free), [record])]
 
 
-def test_the_command_says_what_goes_worse_and_ends_with_status_1(rove: Rove, tmp_path: Path):
+def test_a_lower_reward_than_recorded_ends_with_status_1(rove: Rove, tmp_path: Path):
     with Run(tmp_path / "kept") as run:
         run.start("eval", {"env": "tictactoe", "model": "m"}, {})
         for seed in range(3):
             run.append_rollout(asyncio.run(kept_game(seed)))
-    words = ["play", "tictactoe", "-a", '{"num_examples": 8}', "--cases", "kept", "-m"]
+    words = ["play", "tictactoe", "-a", '{"num_examples": 8}', "--replay", "kept", "-m"]
     done = rove(*words, "scripted:optimal")
-    assert (done.status, "0 of 3 games go worse" in done.out) == (0, True), done.out + done.err
+    assert (done.status, "0 of 3 games have a lower reward" in done.out) == (0, True), done.out + done.err
     worse = rove(*words, "scripted:random")
     assert (worse.status, "worse" in worse.out) == (1, True), worse.out
-    assert "--cases needs a model" in rove(*words[:-1]).err
-    assert "is not a run folder" in rove("play", "tictactoe", "--cases", "nowhere", "-m", "scripted:random").err
+    assert "--replay needs a model" in rove(*words[:-1]).err
+    assert "is not a run folder" in rove("play", "tictactoe", "--replay", "nowhere", "-m", "scripted:random").err

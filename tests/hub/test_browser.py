@@ -45,7 +45,7 @@ def opened(browser: Any, address: str, path: str = "", **options: Any) -> Tab:
 
 def run_of(tab: Tab) -> str:
     """The path of the first run on a card's leaderboard."""
-    return tab.page.locator(".board a").first.get_attribute("href")
+    return tab.page.locator(".leaderboard a").first.get_attribute("href")
 
 
 @pytest.fixture(params=["served", "file"])
@@ -129,7 +129,7 @@ def test_from_the_list_to_a_run_and_back_with_the_keyboard(browser: Any, address
     page.locator(".environments li:visible h2 a").focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="acme/my-sums").wait_for()
-    first = page.locator(".board").first.locator("tbody tr").first
+    first = page.locator(".leaderboard").first.locator("tbody tr").first
     assert [cell.inner_text() for cell in first.locator("td").all()][:3] == ["1", "lab/large", "1.050 [1.020, 1.080]"]
     assert first.get_by_role("img", name="reward 1.050, 95 % interval 1.020 to 1.080").is_visible()
     first.get_by_role("link").focus()

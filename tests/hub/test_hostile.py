@@ -32,7 +32,7 @@ from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import app
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, make_token
-from rove.hub.server.uploads import LARGEST, Pace
+from rove.hub.server.uploads import MAX_UPLOAD_BYTES, Pace
 
 SCRIPT = "<script>alert(1)</script>"
 NAME, WHEEL = "bad-sums", "bad_sums-1.0-py3-none-any.whl"
@@ -57,7 +57,7 @@ def room(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Room]:
     place = tmp_path_factory.mktemp("hostile")
     server_patch = pytest.MonkeyPatch()
     # A busy machine may leave a good connection alone for more than half a second before it reads its request.
-    for name, seconds in {"IDLE_SECONDS": 2.0, "LINGER_SECONDS": 0.5}.items():
+    for name, seconds in {"KEEPALIVE_TIMEOUT_S": 2.0, "LINGERING_TIME_S": 0.5}.items():
         server_patch.setattr(app, name, seconds)
     store = Store(place / "hub")
     public = make_key(place / "own.key")
@@ -182,7 +182,7 @@ def text(**fields: Any) -> tuple[Callable[[Parts], Parts], int, str]:
     return (
         lambda parts: manifest(parts, **fields),
         422,
-        r"browser would act on|not one|cannot be|not normalised|requires Python|expected https",
+        r"browser would execute|is invalid|is not a valid|cannot be|not normalized|requires Python|expected https",
     )
 
 
@@ -191,7 +191,7 @@ def marker(depth: int) -> str:
     return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
 
 
-OURS = "[rove.environments]\nbad-sums = bad_sums\n"
+OWN_ENTRY_POINTS = "[rove.environments]\nbad-sums = bad_sums\n"
 PKG_INFO = b"Metadata-Version: 2.3\nName: bad-sums\nVersion: 1.0\n"
 UNPACKED = ("wheel", "start", "hides", "compiled", "path", "points", "record", "nested")
 """Beginnings of the cases that a client meets as well: it takes wheels and manifests."""
@@ -199,7 +199,7 @@ PARTS = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n,
 """Parts in parts of a message, for the parser of e-mail that reads metadata."""
 
 PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
-    "wheel: path leads out": (wheel({"../evil.py": b""}), 422, "leads out of the archive"),
+    "wheel: path leads out": (wheel({"../evil.py": b""}), 422, "leaves the archive"),
     "wheel: absolute path": (wheel({"/etc/evil": b""}), 422, "absolute"),
     "wheel: drive letter": (wheel({"C:evil.py": b""}), 422, "absolute"),
     "wheel: backslashes": (wheel({"..\\evil.py": b""}), 422, "backslash"),
@@ -226,7 +226,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "wheel: other name within": (
         archive("wheel", lambda: zipped(with_record(wheel_files("other")))),
         422,
-        "METADATA says other",
+        "METADATA describes other",
     ),
     "wheel: dependency from a URL": (
         wheel({}, extra="Requires-Dist: evil @ https://evil.example/evil.whl\n"),
@@ -243,15 +243,15 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
             "wheel", lambda: zipped(with_record(wheel_files(NAME, modules={"bad_sums.py": b"x = " + b"(" * 99_999})))
         ),
         422,
-        "no Python",
+        "cannot be parsed as Python",
     ),
-    "source: path leads out": (source({"../evil": b""}), 422, "leads out|outside"),
+    "source: path leads out": (source({"../evil": b""}), 422, "leaves the archive|outside"),
     "source: symlink": (source({"bad_sums-1.0/l": b"/etc/passwd"}, {"bad_sums-1.0/l": tarfile.SYMTYPE}), 422, "link"),
     "source: hard link": (source({"bad_sums-1.0/l": b"/etc/passwd"}, {"bad_sums-1.0/l": tarfile.LNKTYPE}), 422, "link"),
     "source: device": (
         source({"bad_sums-1.0/d": b""}, {"bad_sums-1.0/d": tarfile.CHRTYPE}),
         422,
-        "plain files|kind|device",
+        "regular file|device",
     ),
     "source: bomb": (archive("source", lambda: gzip.compress(bytes(100 << 20))), 422, "more than|out of|unpacks"),
     "start: _distutils_hack": (top("_distutils_hack/__init__.py"), 422, "not named like the package"),
@@ -266,8 +266,8 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "start: .egg-link": (top("bad_sums.egg-link"), 422, "whenever Python starts"),
     "start: .start": (top("evil.start"), 422, "whenever Python starts"),
     "start: an editable finder": (top("__editable___bad_sums_finder.py"), 422, "not named like the package"),
-    "start: .egg-info": (top("evil.egg-info/PKG-INFO"), 422, "cannot be a module's name"),
-    "start: a zip of modules": (top("python311.zip"), 422, "does not belong beside the module"),
+    "start: .egg-info": (top("evil.egg-info/PKG-INFO"), 422, "is not a valid module name"),
+    "start: a zip of modules": (top("python311.zip"), 422, "not allowed next to the module"),
     "start: metadata of another package": (top("pip-99.dist-info/METADATA"), 422, "2 folders"),
     "start: provenance": (top(f"{INFO}/direct_url.json"), 422, "not part of a wheel's metadata"),
     "start: entry points of another case": (top(f"{INFO}/Entry_Points.txt"), 422, "not part of a wheel's metadata"),
@@ -284,7 +284,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         for module in ("yarl", "multidict", "markdown_it", "typing_extensions", "cryptography", "openai", "google")
     },
     "hides: a second module": (top("bad_sums_helpers.py"), 422, "not named like the package"),
-    "hides: a module and a package": (top("bad_sums/__init__.py"), 422, "are both its module"),
+    "hides: a module and a package": (top("bad_sums/__init__.py"), 422, "are both top-level modules"),
     "hides: only a folder without modules": (own("bad_sums/part.py"), 422, "__init__.py has none"),
     "hides: another name": (own("good_sums.py"), 422, "'good_sums' is not named like the package"),
     "hides: a private name": (own("_bad_sums.py"), 422, "not named like the package"),
@@ -294,24 +294,40 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "compiled: stable ABI": (top("bad_sums.abi3.so"), 422, "compiled code"),
     "compiled: of Windows": (top("bad_sums.PYD"), 422, "compiled code"),
     "compiled: bytecode": (top("__pycache__/bad_sums.cpython-311.pyc"), 422, "compiled code"),
-    "path: device of Windows": (own("bad_sums/__init__.py", "bad_sums/CON.py"), 422, "device on Windows"),
-    "path: device with a suffix": (own("bad_sums/__init__.py", "bad_sums/aux.txt"), 422, "device on Windows"),
-    "path: folder named like a device": (own("bad_sums/__init__.py", "bad_sums/com1/a.py"), 422, "device on Windows"),
-    "path: ends with a dot": (own("bad_sums/__init__.py", "bad_sums/a.py."), 422, "ends with a dot"),
-    "path: ends with a space": (own("bad_sums/__init__.py", "bad_sums/a.py "), 422, "ends with a space"),
+    "path: device of Windows": (own("bad_sums/__init__.py", "bad_sums/CON.py"), 422, "device name on Windows"),
+    "path: device with a suffix": (own("bad_sums/__init__.py", "bad_sums/aux.txt"), 422, "device name on Windows"),
+    "path: folder named like a device": (
+        own("bad_sums/__init__.py", "bad_sums/com1/a.py"),
+        422,
+        "device name on Windows",
+    ),
+    "path: ends with a dot": (own("bad_sums/__init__.py", "bad_sums/a.py."), 422, "trailing dot"),
+    "path: ends with a space": (own("bad_sums/__init__.py", "bad_sums/a.py "), 422, "trailing space"),
     "path: wildcard": (own("bad_sums/__init__.py", "bad_sums/*.py"), 422, "Windows does not allow"),
     "path: stream of NTFS": (own("bad_sums/__init__.py", "bad_sums/a.py:b"), 422, "absolute"),
-    "path: folders that differ by case": (own("bad_sums/__init__.py", "Bad_Sums/a.py"), 422, "are both its module"),
+    "path: folders that differ by case": (
+        own("bad_sums/__init__.py", "Bad_Sums/a.py"),
+        422,
+        "are both top-level modules",
+    ),
     "points: plugin of pytest": (points("[pytest11]\nevil = bad_sums\n"), 422, r"the group \[pytest11\]"),
     "points: command of distutils": (points("[distutils.commands]\nbuild = bad_sums:B\n"), 422, "the group"),
     "points: commands, with spaces": (points("[ console_scripts ]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in other case": (points("[Console_Scripts]\npip = bad_sums:f\n"), 422, "the group"),
     "points: commands, in two brackets": (points("[[console_scripts]]\npip = bad_sums:f\n"), 422, "has the line"),
-    "points: an indented group": (points(f"{OURS} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
-    "points: a group after a line end": (points(f"{OURS.strip()}\r[pytest11]\revil = bad_sums\n"), 422, "has the line"),
-    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{OURS}"), 422, "the group"),
-    "points: a group twice": (points(OURS + OURS), 422, "cannot be read"),
-    "points: an environment twice": (points(f"{OURS}bad-sums = bad_sums:load_environment\n"), 422, "cannot be read"),
+    "points: an indented group": (points(f"{OWN_ENTRY_POINTS} [pytest11]\n evil = bad_sums\n"), 422, "has the line"),
+    "points: a group after a line end": (
+        points(f"{OWN_ENTRY_POINTS.strip()}\r[pytest11]\revil = bad_sums\n"),
+        422,
+        "has the line",
+    ),
+    "points: a default group": (points(f"[DEFAULT]\nevil = bad_sums\n{OWN_ENTRY_POINTS}"), 422, "the group"),
+    "points: a group twice": (points(OWN_ENTRY_POINTS + OWN_ENTRY_POINTS), 422, "cannot be read"),
+    "points: an environment twice": (
+        points(f"{OWN_ENTRY_POINTS}bad-sums = bad_sums:load_environment\n"),
+        422,
+        "cannot be read",
+    ),
     "points: another delimiter": (points("[rove.environments]\nbad-sums : bad_sums\n"), 422, "has the line"),
     "points: another's environment": (
         points("[rove.environments]\nmy-sums = bad_sums\n"),
@@ -320,10 +336,10 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     ),
     "points: another's module": (points("[rove.environments]\nbad-sums = my_sums\n"), 422, "names 'my_sums'"),
     "points: another's attribute": (points("[rove.environments]\nbad-sums = bad_sums:f\n"), 422, "names 'bad_sums:f'"),
-    "points: not in ASCII": (points(f"\ufeff{OURS}"), 422, "cannot be read"),
+    "points: not in ASCII": (points(f"\ufeff{OWN_ENTRY_POINTS}"), 422, "cannot be read"),
     "record: a file that is not there": (recorded(b"bad_sums.py,", b"../../evil.py,"), 422, "RECORD"),
-    "record: another hash": (recorded(b"sha256=", b"sha256=A"), 422, "is not the file that its RECORD lists"),
-    "record: no hash": (recorded(b",sha256=", b",md5="), 422, "is not the file that its RECORD lists"),
+    "record: another hash": (recorded(b"sha256=", b"sha256=A"), 422, "does not match its RECORD"),
+    "record: no hash": (recorded(b",sha256=", b",md5="), 422, "does not match its RECORD"),
     "nested: marker in METADATA": (wheel({}, extra=f"Requires-Dist: {marker(2_000)}\n"), 422, "cannot be read"),
     "nested: short marker in METADATA": (wheel({}, extra=f"Requires-Dist: {marker(200)}\n"), 422, "200 parentheses"),
     "nested: marker in the manifest": (lambda p: manifest(p, dependencies=[marker(2_000)]), 422, "length <= 500"),
@@ -348,13 +364,17 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "tar: contiguous": (tar(lambda t: header(type=tarfile.CONTTYPE) + t), 422, "of type b'7'"),
     "tar: pipe": (tar(lambda t: header(type=tarfile.FIFOTYPE) + t), 422, "of type b'6'"),
     "tar: block device": (tar(lambda t: header(type=tarfile.BLKTYPE) + t), 422, "device"),
-    "tar: format of GNU": (tar(bytes, tarfile.GNU_FORMAT), 422, "another format than ustar"),
+    "tar: format of GNU": (tar(bytes, tarfile.GNU_FORMAT), 422, "not in ustar format"),
     "tar: folder with content": (tar(lambda t: header(type=tarfile.DIRTYPE, size=512) + t), 422, "has 512 bytes"),
-    "tar: file larger than the archive": (tar(lambda t: header(size=1 << 25) + t), 422, "is cut off"),
+    "tar: file larger than the archive": (tar(lambda t: header(size=1 << 25) + t), 422, "is truncated"),
     "tar: file larger than allowed": (tar(lambda t: header(size=7 << 30) + t), 422, "expected at most 67,108,864"),
-    "tar: prefix leads out": (tar(lambda t: header(name="a/" * 60 + "../../" + "b" * 20) + t), 422, "leads out"),
+    "tar: prefix leads out": (
+        tar(lambda t: header(name="a/" * 60 + "../../" + "b" * 20) + t),
+        422,
+        "leaves the archive",
+    ),
     "tar: absolute path": (tar(lambda t: header(name="/etc/evil") + t), 422, "absolute"),
-    "tar: other folder": (tar(lambda t: header(name="good_sums-1.0/evil") + t), 422, "outside of the folder"),
+    "tar: other folder": (tar(lambda t: header(name="good_sums-1.0/evil") + t), 422, "outside the folder"),
     "tar: file twice": (tar(lambda t: header(name="bad_sums-1.0/pyproject.toml") + t), 422, "same file"),
     "tar: file of another case": (tar(lambda t: header(name="bad_sums-1.0/PyProject.toml") + t), 422, "same file"),
     "tar: file that is a folder": (
@@ -363,13 +383,13 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
         "a file and a folder",
     ),
     "tar: file called like a folder": (source({"bad_sums-1.0/data/": b"evil"}), 422, "ends with a slash"),
-    "tar: device of Windows": (tar(lambda t: header(name="bad_sums-1.0/nul.py") + t), 422, "device on Windows"),
+    "tar: device of Windows": (tar(lambda t: header(name="bad_sums-1.0/nul.py") + t), 422, "device name on Windows"),
     "tar: backslash": (tar(lambda t: header(name="bad_sums-1.0/..\\evil") + t), 422, "backslash"),
     "tar: wrong checksum": (tar(lambda t: t[:148] + b"0000000\0" + t[156:]), 422, "broken tar"),
     "tar: something after its end": (tar(lambda t: t + b"evil"), 422, "after its end"),
     "tar: a second tar": (tar(lambda t: t + t), 422, "after its end"),
     "tar: a second gzip": (archive("source", lambda: tarred(source_files(NAME)) * 2), 422, "after its end"),
-    "tar: cut off": (tar(lambda t: t[:700]), 422, "cut off"),
+    "tar: cut off": (tar(lambda t: t[:700]), 422, "truncated"),
     "tar: no metadata": (
         archive("source", lambda: tarred({"bad_sums-1.0/pyproject.toml": b""})),
         422,
@@ -383,14 +403,14 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "tar: other version within": (
         source({"bad_sums-1.0/PKG-INFO": PKG_INFO.replace(b"1.0", b"2.0")}),
         422,
-        "PKG-INFO says",
+        "PKG-INFO describes",
     ),
     "manifest: not JSON": (lambda p: {**p, "manifest": b"{"}, 422, "cannot be read as JSON"),
     "manifest: nested too deep": (lambda p: {**p, "manifest": b"[" * 200_000}, 422, "cannot be read as JSON"),
     "manifest: huge": (lambda p: manifest(p, description="a" * (300 << 10)), 413, "more than 262,144 bytes"),
     "manifest: long description": (lambda p: manifest(p, description="a" * 501), 422, "500"),
     "manifest: newer schema": (lambda p: manifest(p, schema=2), 422, "schema 2"),
-    "manifest: written otherwise": (lambda p: {**p, "manifest": p["manifest"] + b" "}, 422, "one form"),
+    "manifest: written otherwise": (lambda p: {**p, "manifest": p["manifest"] + b" "}, 422, "not canonical"),
     "manifest: of another environment": (lambda p: manifest(p, name="other"), 422, ""),
     "manifest: of another version": (lambda p: manifest(p, version="9.9"), 422, ""),
     "manifest: file with a path": (
@@ -408,28 +428,28 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "hash: wheel changed on its way": (
         lambda p: {**p, "wheel": p["wheel"][:-1] + b"\1"},
         422,
-        "not the file that was promised",
+        "not the expected file",
     ),
     "hash: source changed on its way": (
         lambda p: {**p, "source": p["source"] + b"\0"},
         422,
-        "not the file that was promised",
+        "not the expected file",
     ),
-    "parts: no wheel": (lambda p: {"manifest": p["manifest"]}, 400, "no part wheel"),
+    "parts: no wheel": (lambda p: {"manifest": p["manifest"]}, 400, "lacks the part wheel"),
     "parts: no source, though it is named": (
         lambda p: {k: v for k, v in p.items() if k != "source"},
         422,
         "is missing",
     ),
-    "parts: one of no known name": (lambda p: {**p, "../../evil": b""}, 400, "a part of this upload is '../../evil'"),
+    "parts: one of no known name": (lambda p: {**p, "../../evil": b""}, 400, "unexpected part '../../evil'"),
     "parts: README that is no text": (
         lambda p: {**p, "readme": b"\xff\xfe\x00"},
         422,
-        "not the README that the wheel holds",
+        "differs from the README in the wheel",
     ),
     "parts: huge README": (lambda p: {**p, "readme": b"a" * (2 << 20)}, 413, "readme has more than"),
     "parts: huge signature": (lambda p: {**p, "signature": b"a" * 9_000}, 413, "signature has more than"),
-    "signature: none at all": (lambda p: {**p, "signature": b"signed"}, 422, "no signature"),
+    "signature: none at all": (lambda p: {**p, "signature": b"signed"}, 422, "cannot be parsed"),
     "script: name": text(name=SCRIPT),
     "script: version": text(version=SCRIPT),
     "script: module": text(module=SCRIPT),
@@ -449,7 +469,7 @@ PACKAGES: dict[str, tuple[Callable[[Parts], Parts], int, str]] = {
     "script: arguments": text(arguments=[{"name": "n", "type": "int", "default": f"'{SCRIPT}'"}]),
     "script: repository": text(source={"repository": "JavaScript:alert(1)", "commit": "", "builder": ""}),
     "script: builder": text(source={"repository": "", "commit": "", "builder": SCRIPT}),
-    "script: a field of a newer rove": text(novelty=SCRIPT),
+    "script: a field by a newer rove": text(novelty=SCRIPT),
     "script: the name of a field": text(**{SCRIPT: 1}),
 }
 
@@ -518,43 +538,41 @@ def get(path: str, status: int = 404, words: str = "", token: str | None = None,
 BASIC = {"Authorization": "Basic X190b2tlbl9fOnJvdmVfYWJj"}
 
 REQUESTS: dict[str, Row] = {
-    "upload: no token": put("acme/bad-sums/1.0", None, 401, "takes a token"),
-    "upload: forged token": put("acme/bad-sums/1.0", "rove_" + "A" * 43, 401, "does not know this token"),
-    "upload: a token's hash as token": put(
-        "acme/bad-sums/1.0", hashlib.sha256(b"").hexdigest(), 401, "no token of a hub"
-    ),
-    "upload: very long token": put("acme/bad-sums/1.0", "rove_" + "A" * 5_000, 401, "no token of a hub"),
+    "upload: no token": put("acme/bad-sums/1.0", None, 401, "a token is required"),
+    "upload: forged token": put("acme/bad-sums/1.0", "rove_" + "A" * 43, 401, "unknown token"),
+    "upload: a token's hash as token": put("acme/bad-sums/1.0", hashlib.sha256(b"").hexdigest(), 401, "invalid token"),
+    "upload: very long token": put("acme/bad-sums/1.0", "rove_" + "A" * 5_000, 401, "invalid token"),
     "upload: expired token": put("acme/bad-sums/1.0", "expired", 401, "has expired"),
     "upload: token that reads": put("acme/bad-sums/1.0", "reads", 403, "may not upload to acme/bad-sums"),
     "upload: token of another environment": put("acme/bad-sums/1.0", "one", 403, "may not upload to acme/bad-sums"),
     "upload: token of another owner": put("acme/bad-sums/1.0", "zeta-admin", 403, "may not upload to acme/bad-sums"),
     "upload: password of a browser": put("acme/bad-sums/1.0", None, 401, "Bearer", headers=BASIC),
     "upload: owner that is not there": put("nobody/bad-sums/1.0", "acme-admin", 403, "may not upload to nobody"),
-    "upload: version that is there": put("acme/my-sums/1.0", "acme", 409, "never changes"),
-    "upload: version that is there, written otherwise": put("acme/my-sums/1", "acme", 409, "never changes"),
-    "upload: private version that is there": put("acme/secret/1.0", "acme", 409, "never changes"),
-    "upload: name that differs by case": put("acme/My-Sums/2.0", "acme", 400, "not normalised"),
-    "upload: name that differs by a dot": put("acme/my.sums/2.0", "acme", 400, "not normalised"),
-    "upload: name without its dash": put("acme/mysums/2.0", "acme", 409, "can be confused with acme/my-sums"),
-    "upload: name that looks alike": put("acme/rny-sums/2.0", "acme", 409, "can be confused with acme/my-sums"),
-    "upload: name in Cyrillic": put("acme/m\u0443-sums/2.0", "acme", 400, "cannot be an environment's name"),
-    "upload: name in wide letters": put("acme/\uff4dy-sums/2.0", "acme", 400, "cannot be an environment's name"),
-    "upload: reserved name": put("acme/simple/2.0", "acme", 400, "reserved"),
-    "upload: name that leads out": put("acme/..%2f..%2fevil/1.0", "acme", 400, "cannot be an environment's name"),
-    "upload: name with a zero byte": put("acme/bad%00sums/1.0", "acme", 400, "cannot be an environment's name"),
-    "upload: very long name": put(f"acme/{'a' * 65}/1.0", "acme", 400, "1 to 64"),
-    "upload: version that leads out": put("acme/bad-sums/..%2f..%2f9", "acme", 400, "cannot be a version"),
-    "upload: version with a local part": put("acme/bad-sums/1.0+evil", "acme", 400, "local part"),
-    "upload: script in the version": put("acme/bad-sums/%3Cscript%3E", "acme", 400, "cannot be a version"),
-    "upload: not signed, though it has to be": put(
-        "signed/bad-sums/1.0", "signed", 422, "every upload has to be signed"
+    "upload: version that is there": put("acme/my-sums/1.0", "acme", 409, "cannot be changed"),
+    "upload: version that is there, written otherwise": put("acme/my-sums/1", "acme", 409, "cannot be changed"),
+    "upload: private version that is there": put("acme/secret/1.0", "acme", 409, "cannot be changed"),
+    "upload: name that differs by case": put("acme/My-Sums/2.0", "acme", 400, "not normalized"),
+    "upload: name that differs by a dot": put("acme/my.sums/2.0", "acme", 400, "not normalized"),
+    "upload: name without its dash": put("acme/mysums/2.0", "acme", 409, "is too similar to the existing acme/my-sums"),
+    "upload: name that looks alike": put(
+        "acme/rny-sums/2.0", "acme", 409, "is too similar to the existing acme/my-sums"
     ),
-    "upload: JSON": ("PUT", NEW, "acme", {"json": {}}, 415, "multipart/form-data, not application/json"),
+    "upload: name in Cyrillic": put("acme/m\u0443-sums/2.0", "acme", 400, "is not a valid environment name"),
+    "upload: name in wide letters": put("acme/\uff4dy-sums/2.0", "acme", 400, "is not a valid environment name"),
+    "upload: reserved name": put("acme/simple/2.0", "acme", 400, "reserved"),
+    "upload: name that leads out": put("acme/..%2f..%2fevil/1.0", "acme", 400, "is not a valid environment name"),
+    "upload: name with a zero byte": put("acme/bad%00sums/1.0", "acme", 400, "is not a valid environment name"),
+    "upload: very long name": put(f"acme/{'a' * 65}/1.0", "acme", 400, "1 to 64"),
+    "upload: version that leads out": put("acme/bad-sums/..%2f..%2f9", "acme", 400, "is not a valid version"),
+    "upload: version with a local part": put("acme/bad-sums/1.0+evil", "acme", 400, "local part"),
+    "upload: script in the version": put("acme/bad-sums/%3Cscript%3E", "acme", 400, "is not a valid version"),
+    "upload: not signed, though it has to be": put("signed/bad-sums/1.0", "signed", 422, "every upload must be signed"),
+    "upload: JSON": ("PUT", NEW, "acme", {"json": {}}, 415, "expected multipart/form-data"),
     "upload: no length": put("acme/bad-sums/1.0", "acme", 411, "send Content-Length", chunked=True),
     "upload: compressed once more": put(
         "acme/bad-sums/1.0", "acme", 415, "Content-Encoding", headers={"Content-Encoding": "gzip"}
     ),
-    "upload: method of another": post(NEW, "acme", 405, "does not take this method"),
+    "upload: method of another": post(NEW, "acme", 405, "method not allowed"),
     "visibility: a private one shown by who may upload": (
         "PUT",
         VISIBLE,
@@ -564,27 +582,36 @@ REQUESTS: dict[str, Row] = {
         "may not show or hide",
     ),
     "visibility: by another owner": ("PUT", VISIBLE, "zeta-admin", {"json": {"visibility": "public"}}, 403, "may not"),
-    "visibility: without a token": ("PUT", VISIBLE, None, {"json": {"visibility": "public"}}, 401, "takes a token"),
+    "visibility: without a token": (
+        "PUT",
+        VISIBLE,
+        None,
+        {"json": {"visibility": "public"}},
+        401,
+        "a token is required",
+    ),
     "visibility: of no kind": ("PUT", VISIBLE, "acme-admin", {"json": {"visibility": SCRIPT}}, 400, "expected"),
     "yank: by another owner": post(YANK, "zeta", 403, "may not upload to acme/my-sums", json={"reason": "mine"}),
-    "yank: without a token": post(YANK, None, 401, "takes a token", json={"reason": "mine"}),
+    "yank: without a token": post(YANK, None, 401, "a token is required", json={"reason": "mine"}),
     "yank: script": post(YANK, "acme", 400, "plain text", json={"reason": SCRIPT}),
     "yank: lines": post(YANK, "acme", 400, "plain text", json={"reason": "a\nb"}),
     "yank: very long": post(YANK, "acme", 400, "at most 500", json={"reason": "a" * 501}),
-    "yank: JSON that nests too deep": post(YANK, "acme", 400, "cannot be read", data=b"[" * 300_000),
+    "yank: JSON that nests too deep": post(YANK, "acme", 400, "cannot be decoded", data=b"[" * 300_000),
     "yank: body too large": post(YANK, "acme", 413, "too large", data=b"a" * (5 << 20)),
     "runs: script": post(RUNS, "acme", 400, "model's name", json={"model": SCRIPT, "summary": {}}),
-    "runs: no object": post(RUNS, "acme", 400, "no results", json=[1]),
-    "runs: no summary": post(RUNS, "acme", 400, "no results", json={"model": "m"}),
-    "runs: huge summary": post(RUNS, "acme", 413, "the most is", json={"model": "m", "summary": {"a": "a" * 70_000}}),
+    "runs: no object": post(RUNS, "acme", 400, "malformed", json=[1]),
+    "runs: no summary": post(RUNS, "acme", 400, "malformed", json={"model": "m"}),
+    "runs: huge summary": post(
+        RUNS, "acme", 413, "expected at most", json={"model": "m", "summary": {"a": "a" * 70_000}}
+    ),
     "runs: of a version that is not there": post(
-        RUNS.replace("1.0", "9"), "acme", 404, "there is no", json={"model": "m", "summary": {}}
+        RUNS.replace("1.0", "9"), "acme", 404, "this hub has no", json={"model": "m", "summary": {}}
     ),
     "runs: by another owner": post(RUNS, "zeta", 403, "may not", json={"model": "m", "summary": {}}),
     "read: private": get("/acme/secret/1.0/manifest.json"),
     "read: private, with another owner's token": get("/acme/secret/1.0/manifest.json", token="zeta-admin"),
     "read: private, by who may only upload": get("/acme/secret/1.0/manifest.json", token="uploads"),
-    "read: forged token": get("/acme/my-sums/index.json", 401, "does not know", token="rove_" + "B" * 43),
+    "read: forged token": get("/acme/my-sums/index.json", 401, "unknown token", token="rove_" + "B" * 43),
     "read: expired token": get("/acme/my-sums/index.json", 401, "has expired", token="expired"),
     "read: garbage for a password": get("/acme/simple/", 401, "__token__", headers={"Authorization": "Basic ####"}),
     "read: the tables": get("/hub.sqlite"),
@@ -627,13 +654,13 @@ async def pieces(body: bytes) -> AsyncIterator[bytes]:
     yield body
 
 
-@pytest.mark.parametrize("forged", ["another's key", "of other bytes", "of another key's name"])
+@pytest.mark.parametrize("forged", ["another's key", "does not match", "of another key's name"])
 def test_a_forged_signature_is_refused(room: Room, forged: str):
     own, other = load_key(room.keys / "own.key"), load_key(room.keys / "other.key")
     content = room.parts["manifest"]
     signature = {
         "another's key": sign(content, other),
-        "of other bytes": sign(content + b" ", own),
+        "does not match": sign(content + b" ", own),
         "of another key's name": canonical(
             {**msgspec.json.decode(sign(content, other)), "key": msgspec.json.decode(sign(content, own))["key"]}
         ),
@@ -689,7 +716,7 @@ BYTES: dict[str, tuple[str, str]] = {
     "head: very long header": (sent(f"X: {'a' * 20_000}\r\nContent-Length: 0"), "400"),
     "head: very long path": (f"GET /{'a' * 20_000} HTTP/1.1\r\nHost: h\r\n\r\n", "400|414"),
     "head: very many headers": (sent("\r\n".join(f"X{i}: a" for i in range(50_000))), "4.."),
-    "body: larger than anything may be": (sent(f"Content-Length: {LARGEST + 1}", "a"), "413"),
+    "body: larger than anything may be": (sent(f"Content-Length: {MAX_UPLOAD_BYTES + 1}", "a"), "413"),
     "body: cut off": (sent("Content-Length: 5000", f"{PART}abc"), "closed"),
     "body: no parts": (sent("Content-Length: 5", "hello"), "400"),
     "body: parts without an end": (sent(f"Content-Length: {len(PART) + 3}", f"{PART}abc"), "400"),

@@ -10,11 +10,11 @@ from rove.hub.package import limits
 
 
 def test_limits_fit_each_other():
-    assert limits.FILE <= limits.UNPACKED
-    assert limits.ARCHIVE <= limits.UNPACKED
-    assert limits.RATIO_FREE < limits.UNPACKED
-    assert limits.MANIFEST > limits.ITEMS * limits.LINE
-    assert limits.METADATA < limits.FILE
+    assert limits.MAX_FILE_BYTES <= limits.MAX_UNPACKED_BYTES
+    assert limits.MAX_ARCHIVE_BYTES <= limits.MAX_UNPACKED_BYTES
+    assert limits.RATIO_FREE_BYTES < limits.MAX_UNPACKED_BYTES
+    assert limits.MAX_MANIFEST_BYTES > limits.MAX_ITEMS * limits.MAX_LINE_CHARS
+    assert limits.MAX_METADATA_BYTES < limits.MAX_FILE_BYTES
 
 
 def test_rove_and_its_help_load_nothing_of_the_hub():

@@ -13,7 +13,7 @@ from tiers import first_quick
 from toys import says
 
 import rove as vf
-from rove.integrations.environments.gym_text import plain, read_action
+from rove.integrations.environments.gym import plain, read_action
 
 gymnasium = needs_library("gymnasium", "rove[gym]")
 
@@ -76,7 +76,7 @@ def test_a_class_with_reset_and_step_is_played(env_cls: Any) -> None:
     assert env_cls.closed == before + 4
 
 
-def test_siblings_share_a_world_and_rows_have_others() -> None:
+def test_rollouts_of_a_group_share_a_seed() -> None:
     records = played(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
     worlds = {
         record.example_id: {r.prompt[-1]["content"] for r in records if r.example_id == record.example_id}
@@ -90,7 +90,7 @@ def test_siblings_share_a_world_and_rows_have_others() -> None:
     assert [r.info for r in other] != [r.info for r in records[::3]]
 
 
-def test_what_names_no_action_costs_a_turn_and_is_told() -> None:
+def test_an_invalid_action_costs_a_turn() -> None:
     said = iter(["hm", "right", "right", "right"])
     [record] = vf.GymEnv(OldWalk, actions=["left", "right"], num_eval_episodes=1, invalid_penalty=0.3).generate_sync(
         says(lambda messages, state, rng: next(said))
@@ -101,7 +101,7 @@ def test_what_names_no_action_costs_a_turn_and_is_told() -> None:
     assert record.reward == pytest.approx(1.0 - 0.3 / 3)
 
 
-def test_returns_are_brought_to_the_declared_range_and_cut() -> None:
+def test_returns_are_scaled_and_clipped() -> None:
     class Payer(Walk):
         def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
             return 0, [-30.0, 5.0][action], True, False, {}
@@ -129,7 +129,7 @@ def length_of_days() -> Any:
     return Endless
 
 
-def test_own_functions_read_actions_and_observations() -> None:
+def test_custom_action_parser_and_observation_text() -> None:
     def parse(text: str) -> int:
         if text not in "<>":
             raise ValueError("say < or >")
@@ -158,7 +158,7 @@ def test_a_step_that_raises_fails_its_rollout_and_the_environment_is_closed() ->
     assert Broken.closed == before + 4
 
 
-def test_a_slow_step_holds_nobody_up_and_is_waited_for_before_closing() -> None:
+def test_a_slow_step_does_not_block_and_ends_before_close() -> None:
     log: list[str] = []
 
     class Slow(Walk):
@@ -196,7 +196,7 @@ def test_actions_in_text(text: str, names: Sequence[str], number: int | None) ->
     assert read_action(text, names) == number
 
 
-def test_drawings_lose_their_colours_and_keep_what_these_mean() -> None:
+def test_colors_of_renderings_become_brackets() -> None:
     assert plain("  (Down)\nS\x1b[41mF\x1b[0mFF\n\x1b[35mR\x1b[0m\n") == "S[F]FF\nR"
 
 
@@ -208,12 +208,12 @@ def test_drawings_lose_their_colours_and_keep_what_these_mean() -> None:
         ({"max_episode_steps": -1}, "max_episode_steps is -1"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
+def test_invalid_arguments(arguments: dict, told: str) -> None:
     with pytest.raises(vf.ConfigError, match=told):
         vf.GymEnv(Walk, **arguments)
 
 
-def test_actions_without_names_or_numbers_are_a_mistake_that_is_told() -> None:
+def test_actions_without_names_or_numbers_are_an_error() -> None:
     [record] = vf.GymEnv(Walk, num_eval_episodes=1).generate_sync(says("1"))
     assert record.error is not None and "pass actions= (their names)" in record.error.message
 
@@ -248,7 +248,7 @@ def test_frozen_lake() -> None:
         2,
     ),
 )
-def test_text_games_are_played_by_chance(name: str, told: str) -> None:
+def test_text_games_with_a_random_policy(name: str, told: str) -> None:
     env = vf.GymEnv(name, num_eval_episodes=5)
     records = env.generate_sync(vf.ScriptedClient(env.policies["random"]), rollouts_per_example=2)
     assert [record.error for record in records] == [None] * 10
@@ -276,6 +276,6 @@ def test_the_taxi_can_be_driven_well() -> None:
 
 
 @gymnasium
-def test_a_game_that_gymnasium_does_not_have_is_told() -> None:
+def test_an_unknown_gymnasium_game() -> None:
     with pytest.raises(vf.ConfigError, match="Gymnasium has no environment 'FrozenLike-v1'"):
         vf.GymEnv("FrozenLike-v1")

@@ -17,7 +17,7 @@ import pytest
 
 import rove as vf
 from rove.core.errors import ConfigError
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 
 ROOT = Path(__file__).resolve().parents[2]
 NEEDING: list[tuple[str, str, Callable[[], object]]] = [
@@ -28,7 +28,7 @@ NEEDING: list[tuple[str, str, Callable[[], object]]] = [
 
 
 @pytest.mark.parametrize(("module", "extra", "make"), NEEDING)
-def test_a_library_that_is_missing_is_told(
+def test_a_missing_library_is_reported(
     module: str, extra: str, make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     find = importlib.util.find_spec
@@ -37,9 +37,8 @@ def test_a_library_that_is_missing_is_told(
         make()
 
 
-def test_a_library_that_is_there_is_not_imported() -> None:
-    imports = "import sys\nfrom rove.integrations.environments.libraries import require_library\n"
-    program = f"{imports}require_library('wave', 'x', 'it')\n"
+def test_an_installed_library_is_not_imported() -> None:
+    program = "import sys\nfrom rove.integrations import require_library\nrequire_library('wave', 'x', 'it')\n"
     subprocess.run([sys.executable, "-c", f"{program}assert 'wave' not in sys.modules"], check=True)
     with pytest.raises(ConfigError, match="it needs 'no_such_library'"):
         require_library("no_such_library", "x", "it")
@@ -68,7 +67,7 @@ ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
 
 @pytest.mark.broad
 @pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ELSEWHERE])
-def test_the_page_prints_what_it_says(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_output_of_the_page(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     library = LIBRARIES.get(section)
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")

@@ -24,11 +24,8 @@ from toys import Quiz, Talk, says
 
 import rove as vf
 from rove.core.errors import WorkerError
-from rove.integrations.environments.open_env import OpenEnvEnv, show_fields
-from rove.integrations.environments.open_env_wire import RefusedError, Session
-from rove.integrations.open_env_episode import Room
-from rove.integrations.open_env_rest import Rest
-from rove.integrations.open_env_server import OpenEnvServer
+from rove.integrations.environments.open_env import OpenEnvEnv, RefusedError, Session, show_fields
+from rove.integrations.open_env_server import OpenEnvServer, RestEpisodes, SessionLimit
 from rove.server.listen import base_url_of, listening
 from tests.envs.test_tool import call, calls
 
@@ -121,7 +118,7 @@ def count_up(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return f"<think>next</think> {len(state['trajectory'])}"
 
 
-def test_an_environment_of_a_server_is_played() -> None:
+def test_an_environment_of_a_server() -> None:
     server = Guessing()
     records = played(server.app(), count_up, rollouts=2)
     seeds = [data["seed"] for data in server.resets]
@@ -150,19 +147,19 @@ def test_128_sessions_at_once() -> None:
     assert server.peak == 128 and [record.reward for record in records] == [1.0] * 128
 
 
-def test_a_server_without_room_is_waited_for() -> None:
+def test_a_server_without_capacity_is_waited_for() -> None:
     server = Guessing(room=2)
     records = played(server.app(), count_up, num_eval_examples=10)
     assert server.peak == 2 and [record.reward for record in records] == [1.0] * 10
 
 
-def test_a_server_that_never_has_room_is_an_infra_error() -> None:
+def test_a_server_that_never_has_capacity_is_an_infra_error() -> None:
     [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
-    assert record.error.type == "InfraError" and "no room for another session in 0.2 s" in record.error.message
+    assert record.error.type == "InfraError" and "no capacity for another session within 0.2 s" in record.error.message
 
 
-def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
+def test_actions_with_several_fields_are_json() -> None:
     schema = {"properties": {"guess": {"type": "integer"}, "why": {"type": "string"}}, "required": ["guess"]}
     said = iter(["hm", '["4"]', 'so {"guess": "four"}', *(f'```json\n{{"guess": {i}}}\n```' for i in range(10))])
     [record] = played(
@@ -175,7 +172,7 @@ def test_actions_of_several_fields_are_json_and_what_is_wrong_is_told() -> None:
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 3 / len(record.steps)
 
 
-def test_an_action_can_be_a_call_of_a_tool() -> None:
+def test_an_action_can_be_a_tool_call() -> None:
     guess = {"type": "integer", "description": "0 to 9"}
     schema = {"properties": {"guess": guess, "metadata": {}}, "required": ["guess"], "description": "A guess."}
     said: Any = iter(
@@ -199,11 +196,11 @@ def test_an_action_can_be_a_call_of_a_tool() -> None:
     assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5
     assert (record.stop_condition, record.completion[-1]["tool_call_id"]) == ("has_final_env_response", "c9")
-    with pytest.raises(vf.ConfigError, match="expected one of them"):
+    with pytest.raises(vf.ConfigError, match="pass only one of them"):
         OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
 
 
-def test_own_functions_show_observations_and_read_actions() -> None:
+def test_custom_prompt_renderer_and_action_parser() -> None:
     options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
     [record] = played(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
     assert record.prompt[0]["content"] == "Go.\n\n<0 to 9>" and record.completion[-1]["content"][0] == "<"
@@ -212,14 +209,14 @@ def test_own_functions_show_observations_and_read_actions() -> None:
 @pytest.mark.parametrize(
     ("guess", "told"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
 )
-def test_what_breaks_at_the_server_fails_the_rollout(guess: str, told: str) -> None:
+def test_server_errors_fail_the_rollout(guess: str, told: str) -> None:
     [record] = played(Guessing().app(), guess, num_eval_examples=1)
     assert record.error is not None and re.search(told, record.error.message)
     assert record.error.phase == "env_response"
 
 
 @pytest.mark.broad
-def test_a_server_that_is_silent_fails_the_rollout() -> None:
+def test_a_server_that_does_not_respond_fails_the_rollout() -> None:
     class Silent(Guessing):
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
             await asyncio.sleep(60)
@@ -228,19 +225,19 @@ def test_a_server_that_is_silent_fails_the_rollout() -> None:
     assert record.error is not None and "did not answer 'reset' within 0.3 s" in record.error.message
 
 
-def test_no_server_is_told() -> None:
+def test_a_missing_server_is_reported() -> None:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(says("1"))
     assert record.error is not None
     assert record.error.type == "InfraError" and f"http://127.0.0.1:{port}" in record.error.message
     [record] = played(web.Application(), "1", num_eval_examples=1)
-    assert record.error is not None and "no OpenEnv server can be reached" in record.error.message
+    assert record.error is not None and "cannot reach an OpenEnv server" in record.error.message
     with pytest.raises(vf.ConfigError, match="call_seconds is 0"):
         OpenEnvEnv("http://x", call_seconds=0)
 
 
-def test_observations_in_words() -> None:
+def test_observations_as_text() -> None:
     assert show_fields({"board": "X", "metadata": {}}) == "X"
     assert show_fields({"a": [1], "b": None, "c": "é"}) == "a: [1]\nc: é"
     assert show_fields({"text": "hello", "messages": [{"role": "user"}]}) == "hello"
@@ -255,15 +252,15 @@ def test_environments_are_servers_of_themselves() -> None:
     """A game over the protocol is the game: the same words, and the reward at its end."""
     env = vf.load_environment("tictactoe", num_examples=8)
 
-    async def go(role: Callable[[], Session]) -> list[Any]:
-        session, told = role(), []
+    async def go(connect: Callable[[], Session]) -> list[Any]:
+        session, told = connect(), []
         told.append(await session.reset(9, 9, split="eval", index=3, seed=5))
         for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
             told.append(await session.step({"message": f"<move>{square}</move>"}, 9))
             if told[-1]["done"]:
                 break
-        told.append(await session.ask("state", {}, 9))
-        with pytest.raises(RefusedError, match="the episode is over"):
+        told.append(await session.request("state", {}, 9))
+        with pytest.raises(RefusedError, match="the episode has ended"):
             await session.step({"message": "more"}, 9)
         await session.close()
         return told
@@ -285,16 +282,16 @@ def test_environments_are_servers_of_themselves() -> None:
     assert (state["step_count"], state["example_id"], state["split"]) == (len(record.steps), 3, "eval")
 
 
-def test_what_is_asked_wrongly_is_refused_by_name() -> None:
-    async def go(role: Callable[[], Session]) -> list[tuple[str, str]]:
-        session, refused = role(), []
+def test_invalid_messages_are_refused_with_a_code() -> None:
+    async def go(connect: Callable[[], Session]) -> list[tuple[str, str]]:
+        session, refused = connect(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
             await session.reset(9, 9, index=99)
         asks = [("step", {"message": "early"}), ("dance", {}), ("reset", {"split": "middle"}), ("reset", {"seed": 1})]
         asks += [("step", {"text": "wrong field"}), ("step", {"message": 3}), ("step", {"message": "right field"})]
         for kind, data in asks:
             try:
-                await session.ask(kind, data, 9)
+                await session.request(kind, data, 9)
             except RefusedError as error:
                 refused.append((kind, error.code))
         return refused
@@ -304,13 +301,13 @@ def test_what_is_asked_wrongly_is_refused_by_name() -> None:
 
 
 @pytest.mark.broad
-def test_sessions_are_counted_and_given_back() -> None:
+def test_sessions_are_limited_and_released() -> None:
     env = Talk(turns=3)
 
-    async def go(role: Callable[[], Session]) -> None:
-        first, second = role(), role()
+    async def go(connect: Callable[[], Session]) -> None:
+        first, second = connect(), connect()
         await first.reset(9, 9)
-        with pytest.raises(vf.InfraError, match="no room"):
+        with pytest.raises(vf.InfraError, match="no capacity"):
             await second.reset(9, 0.1)
         await first.reset(9, 9)  # in the middle of an episode
         await first.close()
@@ -321,13 +318,13 @@ def test_sessions_are_counted_and_given_back() -> None:
     asyncio.run(sessions(env, go, max_sessions=1))
 
 
-def test_a_rollout_that_fails_says_so_and_has_no_reward() -> None:
+def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
     class Broken(Talk):
         async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
             raise RuntimeError("no more words")
 
-    async def go(role: Callable[[], Session]) -> dict[str, Any]:
-        session = role()
+    async def go(connect: Callable[[], Session]) -> dict[str, Any]:
+        session = connect()
         await session.reset(9, 9)
         return await session.step({"message": "a"}, 9)
 
@@ -348,7 +345,7 @@ async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[A
         return await use(ask)
 
 
-def test_episodes_are_played_over_plain_requests_too() -> None:
+def test_episodes_over_rest() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
     async def over_rest(ask: Any) -> list[Any]:
@@ -363,13 +360,13 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
             if told[-1]["done"]:
                 break
         gone = await ask("step", {"action": move, "episode_id": "one"})
-        assert gone[0] == 404 and "no episode 'one' is under way" in gone[1]["detail"]
+        assert gone[0] == 404 and "no episode 'one' is active" in gone[1]["detail"]
         assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
         assert {one["metadata"]["episode_id"] for one in told} == {"one"}
         return told
 
-    async def over_socket(role: Callable[[], Session]) -> list[Any]:
-        session = role()
+    async def over_socket(connect: Callable[[], Session]) -> list[Any]:
+        session = connect()
         told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
         while not told[-1]["done"]:
             told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))
@@ -384,7 +381,7 @@ def test_episodes_are_played_over_plain_requests_too() -> None:
         assert one["metadata"].items() >= other.get("metadata", {}).items()
 
 
-def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
+def test_invalid_rest_requests_are_refused_with_a_status() -> None:
     server = OpenEnvServer(Talk(turns=3), "talk", max_sessions=1)
 
     async def go(ask: Any) -> None:
@@ -392,10 +389,10 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
         assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
         assert (await ask("reset", [1]))[0] == 422
         status, told = await ask("reset", {"index": 99999})
-        assert status == 422 and "expected 0 to" in told["detail"] and server.room.taken == 0
+        assert status == 422 and "expected 0 to" in told["detail"] and server.limit.active == 0
         assert (await ask("reset", data=b""))[0] == 200
         status, told = await ask("reset", {})
-        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are taken")
+        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
         for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
             assert (await ask("step", body))[0] == 422
         assert (await ask("state"))[1]["step_count"] == 0
@@ -405,7 +402,7 @@ def test_plain_requests_that_are_wrong_are_refused_with_their_status() -> None:
         assert (await ask("state?episode_id=old"))[0] == 404
 
     asyncio.run(asking(server, go))
-    assert server.room.taken == 0
+    assert server.limit.active == 0
 
 
 def test_tasks_are_listed_without_their_answers() -> None:
@@ -431,16 +428,16 @@ def test_tasks_are_listed_without_their_answers() -> None:
     assert refused == [400, 404, 400]
 
 
-def test_rewards_over_groups_have_no_place_in_an_episode() -> None:
+def test_group_rewards_are_refused() -> None:
     @vf.group_reward
     def rank(states: list[vf.State]) -> list[float]:
         return [1.0] * len(states)
 
-    with pytest.raises(vf.ConfigError, match="compare siblings"):
+    with pytest.raises(vf.ConfigError, match="has group rewards"):
         OpenEnvServer(Quiz(rubric=vf.Rubric([rank])), "quiz")
 
 
-def test_our_environments_come_back_over_our_own_server() -> None:
+def test_rove_client_with_rove_server() -> None:
     plain = vf.load_environment("reverse_text", num_examples=6)
     records = played(
         OpenEnvServer(plain, "reverse_text").app(),
@@ -538,7 +535,7 @@ def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> N
 
 @openenv
 @pytest.mark.slow
-def test_the_official_client_plays_our_server() -> None:
+def test_the_official_client_with_rove_server() -> None:
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}
     serve = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "tictactoe", "--port", str(port)]
@@ -553,7 +550,7 @@ def test_the_official_client_plays_our_server() -> None:
     assert len(games) == 128 and all(0 <= reward <= 1.2 and 1 <= turns <= 8 for reward, turns in games)
 
 
-async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
+async def test_a_new_episode_survives_a_step_of_the_old_one() -> None:
     class Episode:
         def __init__(self) -> None:
             self.state: dict[str, Any] = {}
@@ -569,7 +566,7 @@ async def test_an_episode_begun_anew_outlives_the_step_of_the_old_one() -> None:
         async def close(self) -> None:
             self.is_over.set()
 
-    rest = Rest(lambda data: Episode(), Room(5))  # pyright: ignore[reportArgumentType]
+    rest = RestEpisodes(lambda data: Episode(), SessionLimit(5))  # pyright: ignore[reportArgumentType]
     await rest.reset({"episode_id": "one"})
     step = asyncio.create_task(rest.step({"episode_id": "one", "action": {}}))
     await asyncio.sleep(0)

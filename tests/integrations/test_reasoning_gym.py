@@ -43,7 +43,7 @@ def answered(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]:
     return sorted(records, key=lambda record: record.rollout_index)
 
 
-def test_a_family_is_asked_and_scored() -> None:
+def test_a_family() -> None:
     env = Families("leg_counting", num_train_examples=5, num_eval_examples=20)
     train, held_out = env.get_dataset(), env.get_eval_dataset()
     assert (len(train), len(held_out)) == (5, 20)
@@ -86,13 +86,13 @@ def test_a_mixture_has_its_shares_and_its_settings() -> None:
 
 
 @pytest.mark.broad
-def test_own_answers_of_families_with_tuples_in_their_tasks_are_right() -> None:
+def test_reference_answers_of_tasks_with_tuples_are_correct() -> None:
     env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
     records = [record for record in env.generate_sync(says(right)) if record.info["family"] != "graph_color"]
     assert records and {record.reward for record in records} == {1.0}
 
 
-def test_partial_credit_can_be_left_out() -> None:
+def test_partial_credit_can_be_disabled() -> None:
     half, none = (Families("count_primes", partial_credit=partial) for partial in (True, False))
     [row] = half.get_eval_dataset(1)
     [paid], [unpaid] = (answered(env, f"it is {row['answer']}, or 7") for env in (half, none))
@@ -128,7 +128,7 @@ def test_answers_are_never_run_here(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path) -> None:
+def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path) -> None:
     note = tmp_path / "note"
     write = f"__import__('pathlib').Path({str(note)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
     workers = Families("gcd").workers
@@ -155,11 +155,11 @@ def test_every_family_loads_and_is_played_and_runs_no_answer_here(tmp_path: Path
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
     env.evaluate_sync(says(right))
-    assert env.workers._host is None
+    assert env.workers._server is None
     assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
 
 
-def test_the_host_process_keeps_its_randomness() -> None:
+def test_the_random_state_of_this_process_is_unchanged() -> None:
     before = random.getstate()
     Families("word_ladder", num_eval_examples=3).evaluate_sync(says(right))
     assert random.getstate() == before and "reasoning_gym" not in sys.modules
@@ -171,12 +171,12 @@ def test_the_host_process_keeps_its_randomness() -> None:
         ({"gym": "leg_count"}, "did you mean 'leg_counting'"),
         ({"gym": []}, "gym is empty"),
         ({"gym": [{"name": "gcd", "wait": 2}]}, "wait"),
-        ({"gym": ["gcd"], "config": {"min_numbers": 2}}, "config goes with one family"),
+        ({"gym": ["gcd"], "config": {"min_numbers": 2}}, "config is for one family"),
         ({"gym": "gcd", "num_eval_examples": 0}, "num_eval_examples is 0"),
         ({"gym": "gcd", "config": {"numbers": 2}}, "numbers"),
     ],
 )
-def test_wrong_arguments_are_told(arguments: dict, told: str) -> None:
+def test_invalid_arguments(arguments: dict, told: str) -> None:
     with pytest.raises(vf.Error, match=told):
         Families(**arguments).get_eval_dataset()
 
@@ -189,16 +189,16 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
     module = "rove.integrations.environments.reasoning_worker"
     monkeypatch.delitem(sys.modules, module, raising=False)
     worker = importlib.import_module(module)
-    packed, unpacked = worker.packed, worker.unpacked
+    encode, decode = worker.encode, worker.decode
     monkeypatch.delitem(sys.modules, module)
     task = {"a": (1, [2, (3.5, None)]), "b": {1: "x", (2, 3): {"(tuple)": True}}, "c": "é"}
-    assert unpacked(packed(task)) == task
+    assert decode(encode(task)) == task
     with pytest.raises(TypeError, match="set"):
-        packed({"a": {1}})
+        encode({"a": {1}})
 
 
 @pytest.mark.broad
-def test_scoring_may_be_asked_for_directly() -> None:
+def test_score_answer() -> None:
     env = Families("gcd", num_eval_examples=1)
     [row] = env.get_eval_dataset()
 

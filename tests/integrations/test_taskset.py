@@ -65,7 +65,7 @@ def warehouse() -> TasksetEnv:
 
 @library
 @pytest.mark.parametrize("name", IDS)
-def test_rollouts_are_what_verifiers_itself_makes(name: str, request: pytest.FixtureRequest) -> None:
+def test_rollouts_match_those_of_verifiers(name: str, request: pytest.FixtureRequest) -> None:
     env: TasksetEnv = request.getfixturevalue(name.removesuffix("_v1"))
     records = sorted(env.generate_sync(says(player)), key=lambda record: record.example_id)
     assert [of_record(record) for record in records] == RECORDED[name]
@@ -92,7 +92,7 @@ def test_turns_and_tools_are_recorded(warehouse: TasksetEnv) -> None:
 
 
 @library
-def test_a_limit_is_scored_as_it_stands(guessing: TasksetEnv) -> None:
+def test_a_rollout_that_reaches_a_limit_is_scored(guessing: TasksetEnv) -> None:
     records = guessing.generate_sync(says(player), limits=vf.Limits(max_turns=2))
     assert [(record.reward, record.stop_condition, len(record.steps)) for record in records] == [
         (0.5, "user_closed", 2),
@@ -103,7 +103,7 @@ def test_a_limit_is_scored_as_it_stands(guessing: TasksetEnv) -> None:
 
 
 @library
-def test_a_stop_condition_is_scored_as_it_stands(guessing: TasksetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rollout_that_is_stopped_is_scored(guessing: TasksetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
     async def enough(state: vf.State) -> bool:
         state["stop_condition"] = "enough"
         return True
@@ -127,13 +127,13 @@ class Silent:
 
 @library
 @pytest.mark.slow
-def test_a_time_limit_is_scored_as_it_stands() -> None:
+def test_a_rollout_that_times_out_is_scored() -> None:
     [record] = loaded("reversal_v1", num_examples=1, timeout_seconds=0.5).generate_sync(Silent())
     assert (record.stop_condition, record.reward) == ("agent_timeout", 0.0)
 
 
 @library
-def test_what_fails_fails_that_rollout_alone(reversal: TasksetEnv) -> None:
+def test_errors_fail_only_their_rollout(reversal: TasksetEnv) -> None:
     said = {"lantern": "break", "harbour": "crash", "pepper": "fail"}
 
     async def answer(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
@@ -177,11 +177,11 @@ def test_a_simulated_user_has_a_role() -> None:
 
 @library
 @pytest.mark.slow
-def test_what_cannot_be_played_is_refused() -> None:
+def test_unsupported_settings_are_refused() -> None:
     for options, said in (
-        ({"env": {"id": "user-sim"}}, "say with agent= which"),
+        ({"env": {"id": "user-sim"}}, "select the model.s with agent="),
         ({"env": {"id": "user-sim"}, "agent": "nobody"}, "no agent 'nobody'"),
-        ({"env": {"retries": {"max_retries": 2}}}, "leave them to rove"),
+        ({"env": {"retries": {"max_retries": 2}}}, "set max_retries to 0"),
         ({"config": {"splitt": "all"}}, "splitt"),
     ):
         with pytest.raises(ConfigError, match=said):
@@ -192,12 +192,12 @@ def test_what_cannot_be_played_is_refused() -> None:
 
 @library
 @pytest.mark.slow
-def test_an_agent_that_plays_twice_has_no_one_reward() -> None:
+def test_an_agent_that_runs_twice_is_an_error() -> None:
     [record] = loaded("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(says(player))
-    assert record.error is not None and "played 2 times" in record.error.message
+    assert record.error is not None and "ran 2 times" in record.error.message
 
 
-def test_verifiers_that_is_missing_is_told(tmp_path: Path) -> None:
+def test_missing_verifiers_is_reported(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
     python = tmp_path / "bare/bin/python"
     with pytest.raises(ConfigError, match=r"pip install 'verifiers>=0\.4'"):
@@ -205,7 +205,9 @@ def test_verifiers_that_is_missing_is_told(tmp_path: Path) -> None:
 
 
 @library
-def test_commands_play_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_commands_run_a_taskset(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rove = in_this_process(tmp_path, monkeypatch, capsys)
     page = (TASKSETS.parents[1] / "docs/integrations.md").read_text(encoding="utf-8")
     [package] = re.findall(

@@ -31,7 +31,7 @@ def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> st
 
 
 @library
-def test_a_game_of_two_is_played_in_both_roles() -> None:
+def test_the_model_takes_both_positions_of_a_game() -> None:
     records = rolled(Games("TicTacToe-v0", 8), rollouts=2)
     assert [record.error for record in records] == [None] * 16
     assert {frozenset(record.model_roles) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
@@ -44,7 +44,7 @@ def test_a_game_of_two_is_played_in_both_roles() -> None:
 
 
 @library
-def test_siblings_play_the_same_game_and_examples_others() -> None:
+def test_rollouts_of_a_group_have_the_same_game() -> None:
     env = Games("Minesweeper-v0", 3)
     groups = [rolled(env, "[0 0]", rollouts=3) for _ in range(2)]
     assert [record.completion for record in groups[0]] == [record.completion for record in groups[1]]
@@ -54,13 +54,13 @@ def test_siblings_play_the_same_game_and_examples_others() -> None:
 
 @pytest.mark.broad
 @library
-def test_the_host_ends_with_the_run() -> None:
+def test_the_fork_server_ends_with_the_run() -> None:
     env = TextArenaEnv("TicTacToe-v0", 1)
-    assert rolled(env)[0].error is None and env.workers._host is None
+    assert rolled(env)[0].error is None and env.workers._server is None
 
 
 @library
-def test_games_side_by_side_are_as_they_are_alone() -> None:
+def test_concurrent_games_are_independent() -> None:
     """The library seeds and draws from the one generator of its process."""
     env = Games("Blackjack-v0", 12)
     together = env.generate_sync(says("[Hit]"), max_concurrent=12)
@@ -72,7 +72,7 @@ def test_games_side_by_side_are_as_they_are_alone() -> None:
 
 
 @library
-def test_other_roles_are_whoever_one_wants_and_see_the_game_from_there() -> None:
+def test_opponents_see_the_game_from_their_position() -> None:
     seen: list[list[str]] = []
 
     def other(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -87,7 +87,7 @@ def test_other_roles_are_whoever_one_wants_and_see_the_game_from_there() -> None
 
 
 @library
-def test_an_invalid_move_is_forgiven_once() -> None:
+def test_one_invalid_move_is_allowed() -> None:
     [record] = rolled(Games("TicTacToe-v0", 1), "I pass")
     assert record.scores is not None and len(record.steps) == 2
     assert (record.reward, record.scores.metrics["invalid_move"]) == (0.0, 1.0)
@@ -101,14 +101,14 @@ def test_a_game_cut_short_earns_nothing() -> None:
 
 
 @library
-def test_what_the_game_says_can_be_changed() -> None:
+def test_feedback_fn_changes_the_text() -> None:
     [record] = rolled(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
     assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
 
 
 @pytest.mark.broad
 @library
-def test_a_game_that_never_comes_back_fails_its_rollout_in_time() -> None:
+def test_a_hanging_game_fails_its_rollout() -> None:
     """With one player this game waits for others for ever."""
     [record] = rolled(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
     assert record.error is not None
@@ -116,14 +116,14 @@ def test_a_game_that_never_comes_back_fails_its_rollout_in_time() -> None:
 
 
 @library
-def test_a_game_that_wants_the_network_is_refused_it() -> None:
+def test_network_access_is_refused() -> None:
     [record] = rolled(Games("Wordle-v0", 1), "[crane]")
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("setup_state", "LookupError") and "nltk" in record.error.message
 
 
 @library
-def test_a_game_that_is_not_there_is_told() -> None:
+def test_an_unknown_game() -> None:
     [record] = rolled(Games("TicTacTo-v0", 1))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "setup_state")
@@ -137,7 +137,7 @@ def test_arguments_are_checked() -> None:
 
 
 @pytest.mark.broad
-def test_random_moves_are_those_that_were_shown() -> None:
+def test_random_moves_are_among_those_shown() -> None:
     def move(text: str, seed: int = 1) -> str:
         return random_bracket([vf.UserMessage(text)], State(input={"info": {"seed": seed}}), random.Random(0))
 

@@ -49,7 +49,7 @@ def test_blocks_as_content(blocks: list[dict[str, Any]], content: Any) -> None:
     assert as_content(content) == content  # what `ToolEnv` tells the model
 
 
-def test_structured_content_is_told_once() -> None:
+def test_structured_content_appears_once() -> None:
     structured = {"n": 1}
     assert content_of({"content": [text("one")], "structuredContent": structured}, 100) == "one"
     assert content_of({"content": [], "structuredContent": structured}, 100) == '{"n":1}'
@@ -58,7 +58,7 @@ def test_structured_content_is_told_once() -> None:
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=6), st.integers(1, 30))
-def test_no_more_text_than_allowed_and_all_of_it_where_it_fits(said: list[str | None], most: int) -> None:
+def test_text_is_cut_only_above_the_limit(said: list[str | None], most: int) -> None:
     result = {"content": [IMAGE if one is None else text(one) for one in said]}
     kept = text_of_result(result, most)
     texts = [one for one in said if one is not None]
@@ -89,7 +89,7 @@ def test_lines_come_whole_however_they_arrive(lines: list[bytes], size: int) -> 
 
 
 async def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(process, "MESSAGE_BYTES", 100)
+    monkeypatch.setattr(process, "MAX_MESSAGE_BYTES", 100)
     stream = asyncio.StreamReader()
     stream.feed_data(b"x" * 101)
     with pytest.raises(ValueError, match="a line of more than"):

@@ -334,8 +334,8 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("base gone", "expected a folder.*stands in .*adapter_config.json as base_model_name_or_path"),
-        ("no base", "does not tell its base_model_name_or_path"),
+        ("base gone", "expected a folder.*set base_model_name_or_path in .*adapter_config.json"),
+        ("no base", "has no base_model_name_or_path"),
         ("torn", "adapter_config.json cannot be read"),
         ("no weights", "cannot be put into its base model.*adapter_model.safetensors"),
         ("torn weights", "cannot be put into its base model"),

@@ -235,7 +235,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
     weights: list[dict[str, torch.Tensor]] = []
     for name, on in (("here", False), ("there", True)):
         config = msgspec.structs.replace(config, isolated=on)
-        env = open_environment(config.env, config.env_dir, {}, config.isolation)
+        env = open_environment(config.env, config.env_dir, {}, config.environment_isolation)
         weights.append(train(tmp_path / name, config, env).model.state_dict())
     played = [
         sorted(rollouts_of(tmp_path / name), key=lambda r: (r.example_id, r.rollout_index))
@@ -249,7 +249,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
 
 def test_every_line_of_play_needs_the_environment_here() -> None:
     tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
-    with pytest.raises(vf.ConfigError, match="leave out every_line, or isolated"):
+    with pytest.raises(vf.ConfigError, match="leave out kind or isolation"):
         settings(isolated=True, evaluation=tables).check()
 
 

@@ -13,7 +13,7 @@ from transformers import PreTrainedTokenizerFast
 from rove.core.errors import ConfigError
 from rove.core.records import StepTokens
 from rove.models.new import train_tokenizer
-from rove.rendering.renderer import REMEMBERED, SHORT, Renderer
+from rove.rendering.renderer import CACHE_SIZE, MAX_CACHED_LENGTH, Renderer
 
 TOKENIZER: Any = train_tokenizer(TEXTS, 320)
 END = TOKENIZER.eos_token_id
@@ -317,14 +317,14 @@ def test_what_is_remembered_is_what_would_be_made():
 
 def test_a_renderer_remembers_only_so_much():
     renderer = renderer_with(CHATML)
-    for i in range(REMEMBERED + 5):
+    for i in range(CACHE_SIZE + 5):
         renderer.text([user(str(i))])
         renderer.decode(renderer.encode(str(i)))
-    long = "x" * (SHORT + 1)
+    long = "x" * (MAX_CACHED_LENGTH + 1)
     assert renderer.text([user(long)]) == renderer_with(CHATML).text([user(long)])
     assert renderer.decode(renderer.encode(long)) == long
     memories = renderer._texts, renderer._encoded, renderer._decoded
-    assert [len(memory) for memory in memories] == [REMEMBERED] * 3
+    assert [len(memory) for memory in memories] == [CACHE_SIZE] * 3
     assert renderer.encode("0") == RENDERER.encode("0")
 
 

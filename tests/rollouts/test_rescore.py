@@ -330,7 +330,7 @@ def breaks(state: vf.State) -> str:
             "replay",
             "replay differs after turn 2: the rollout ends (has_final_env_response); it had gone on for",
         ),
-        (3, goes_on, "replay", "replay differs at turn 4: one more answer is asked for; the rollout had ended there ("),
+        (3, goes_on, "replay", "replay differs at turn 4: one more answer is requested; the rollout had ended there ("),
         (2, breaks, "env_response", "'board'"),
     ],
 )

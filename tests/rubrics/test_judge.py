@@ -14,9 +14,7 @@ import rove as vf
 from rove.core.errors import ConfigError, InvalidModelResponseError, MissingKeyError, ModelError
 from rove.core.messages import AssistantMessage, SystemMessage, UserMessage
 from rove.core.protocols import Request, Response
-from rove.rubrics import panel
-from rove.rubrics.judge import question_of
-from rove.rubrics.panel import make_judges
+from rove.rubrics.judge import make_judges, question_of
 from tests.rubrics.test_rubrics import make_state, score
 
 
@@ -155,7 +153,7 @@ def test_an_evaluation_with_a_judge_end_to_end(tmp_path: Path) -> None:
     assert len(judge.requests) == asked  # nothing was left to do
 
 
-def test_verdicts_are_asked_for_as_json_and_in_words_of_those_who_refuse() -> None:
+def test_verdicts_are_requested_as_json_or_else_in_plain_words() -> None:
     def refuses(request: Request) -> str:
         if request.sampling_params.response_format is not None:
             raise ModelError("HTTP 400: unknown field response_format")
@@ -174,7 +172,7 @@ def test_verdicts_are_asked_for_as_json_and_in_words_of_those_who_refuse() -> No
         assert len(judge.requests) == calls  # a refusal is met once
 
 
-def test_one_refusal_that_is_not_of_the_form_does_not_change_how_the_others_are_asked() -> None:
+def test_another_kind_of_rejection_does_not_disable_json_verdicts() -> None:
     def filtered(request: Request) -> str:
         if request.sampling_params.response_format is not None and "\n0\n" in request.messages[-1]["content"]:
             raise ModelError("HTTP 400: the content filter was triggered")
@@ -187,12 +185,12 @@ def test_one_refusal_that_is_not_of_the_form_does_not_change_how_the_others_are_
     assert in_form == [True, False, True, True]
 
 
-def test_a_judge_that_is_cut_off_has_not_judged() -> None:
+def test_a_judge_whose_reply_is_truncated_has_not_judged() -> None:
     judge = Asked("There is\nno")
     judge.finish_reason = "length"
     [record] = roll(Quiz(1, rubric=judging(judge)), says("0"))
     assert record.scores is None and record.error is not None
-    assert record.error.type == "InvalidModelResponseError" and "cut off at max_tokens" in record.error.message
+    assert record.error.type == "InvalidModelResponseError" and "truncated at max_tokens" in record.error.message
 
 
 def test_a_form_of_ones_own_is_left_alone() -> None:
@@ -212,7 +210,7 @@ def test_what_cannot_be_read_is_an_error_and_never_a_zero() -> None:
     assert record.model_roles["judge"][0].usage == vf.Usage(10, 1)  # it cost something all the same
 
 
-def test_a_judge_that_fails_hurts_nobody_else_and_is_asked_again() -> None:
+def test_a_failing_judge_affects_one_rollout_and_is_queried_again() -> None:
     tries: list[str] = []
 
     def fails_at_first(request: Request) -> str:
@@ -252,7 +250,7 @@ def test_equal_questions_share_one_call_and_its_tokens_count_once() -> None:
 
 
 async def test_only_the_latest_judgments_are_remembered(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(panel, "REMEMBERED", 2)
+    monkeypatch.setattr("rove.rubrics.judge.MAX_REMEMBERED_JUDGMENTS", 2)
     judge = Asked("yes")
     rubric = judging(judge)
     for said in ("a", "b", "a", "c", "a"):  # the oldest goes, however often it is asked for
@@ -260,7 +258,7 @@ async def test_only_the_latest_judgments_are_remembered(monkeypatch: pytest.Monk
     assert len(judge.requests) == 4
 
 
-def test_without_cache_every_question_is_asked() -> None:
+def test_without_cache_every_question_is_sent() -> None:
     judge = Asked("yes")
     roll(Quiz(1, rubric=judging(judge, cache=False)), says("same"), rollouts_per_example=3)
     assert len(judge.requests) == 3
@@ -295,7 +293,7 @@ def test_several_judges_give_one_word() -> None:
 
     judges = [Asked("No.", "a"), Asked("no", "b"), Asked("yes", "c")]
     assert score(vf.JudgeRubric(judge_client=judges, funcs=[word])).reward == 1.0
-    with pytest.raises(InvalidModelResponseError, match="divided"):
+    with pytest.raises(InvalidModelResponseError, match="disagree"):
         score(vf.JudgeRubric(judge_client=judges[1:], funcs=[word]))
 
 
@@ -360,7 +358,7 @@ async def test_judges_over_http(monkeypatch: pytest.MonkeyPatch) -> None:
         assert server.bodies[0]["response_format"]["json_schema"]["name"] == "verdict"
 
 
-async def test_an_endpoint_without_structured_output_is_asked_in_words() -> None:
+async def test_an_endpoint_without_structured_output_gets_a_plain_prompt() -> None:
     def fault(number: int, body: dict) -> Answer | str:
         return Answer(400, {"error": "unknown field response_format"}) if "response_format" in body else "ok"
 
@@ -413,11 +411,11 @@ def test_judges_pair_up() -> None:
         ({"judge_prompt": "{question} {criteria}"}, "KeyError: 'criteria'"),
         ({"judge_prompt": 'as {"verdict": …}: {response}'}, "any other brace doubled"),
         ({"judge_prompt": "{question}"}, "expected {response}"),
-        ({"choices": {}}, "a choice or more"),
+        ({"choices": {}}, "at least one choice"),
         ({"combine": "median"}, "'majority' or 'mean'"),
     ],
 )
-def test_mistakes_are_told_before_anything_is_spent(options: dict, said: str) -> None:
+def test_mistakes_are_reported_before_the_first_request(options: dict, said: str) -> None:
     with pytest.raises(ConfigError) as error:
         vf.JudgeRubric(judge_client=Asked(), **options)
     assert said in str(error.value)

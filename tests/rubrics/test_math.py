@@ -15,7 +15,7 @@ from toys import Quiz, rows, says
 
 import rove as vf
 from rove.core.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
-from rove.rubrics.math_pool import MathPool
+from rove.rubrics.math import MathPool
 
 
 def graded(pairs: list[tuple[str, str]], **options) -> list[vf.RolloutRecord]:
@@ -131,7 +131,7 @@ async def test_what_fails_in_a_worker_is_wrong_only_if_the_right_answer_is_not_t
 
 
 def test_a_right_answer_that_is_no_mathematics_is_an_error(pool: MathPool) -> None:
-    with pytest.raises(Error, match="no mathematics"):
+    with pytest.raises(Error, match="cannot parse the right answer"):
         asyncio.run(pool.equal(" ", "7"))
 
 

@@ -275,7 +275,7 @@ def test_class_objects_cannot_hide_the_rollout(name):
         Rubric().add_class_object(name, 1)
 
 
-def test_a_required_name_nobody_has_is_an_error_that_lists_names():
+def test_an_unknown_required_name_is_an_error_that_lists_names():
     def func(dificulty):
         return 1
 
@@ -289,7 +289,7 @@ def test_a_required_name_nobody_has_is_an_error_that_lists_names():
     assert str(raised.value).count("example_id") == 1
 
 
-def test_an_unmarked_group_function_is_told_about_the_mark():
+def test_the_error_for_an_unmarked_group_function_names_the_mark():
     with pytest.raises(ConfigError, match=r"needs 'completions'.*@group_reward"):
         score(Rubric([lambda completions: [1.0]]))
 
@@ -309,7 +309,7 @@ def test_signatures_are_read_once(monkeypatch):
 
 def test_names_must_differ():
     rubric = Rubric([correct])
-    with pytest.raises(ConfigError, match="named 'correct' is here already; pass name="):
+    with pytest.raises(ConfigError, match="named 'correct' exists already; pass name="):
         rubric.add_metric(correct)
     rubric.add_metric(correct, name="again")
     assert rubric.names == ["correct", "again"]
@@ -586,7 +586,7 @@ def test_rubric_group_refuses_emptiness_and_equal_names():
     with pytest.raises(ConfigError, match=r"\['correct'\] are in more than one rubric"):
         RubricGroup([Rubric([correct]), Rubric([correct])])
     group = RubricGroup([Rubric([correct]), Rubric([length])])
-    with pytest.raises(ConfigError, match="named 'length' is here already"):
+    with pytest.raises(ConfigError, match="named 'length' exists already"):
         group.add_reward_func(length)
     group.rubrics[0].add_metric(length)
     with pytest.raises(ConfigError, match=r"two functions are named \['length'\]"):

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, Error
 from rove.core.messages import AssistantMessage
-from rove.rubrics.regex import RegexRubric
-from rove.rubrics.scorers import choice, choice_letter, exact, has_answer_tag, numeric, read_answer
+from rove.rubrics.scorers import RegexRubric, choice, choice_letter, exact, has_answer_tag, numeric, read_answer
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,7 @@ YES_NO = ["yes", "no"]
         ("<think>no, no, no</think>yes", "yes"),
     ],
 )
-def test_words_come_down_to_a_choice(said: str, verdict: str) -> None:
+def test_a_reply_is_read_as_a_choice(said: str, verdict: str) -> None:
     assert read_verdict(said, YES_NO) == verdict
 
 
@@ -85,16 +85,16 @@ def test_choices_may_contain_each_other() -> None:
         ("Is it so?\nI think I can tell.", ["I", "II"]),
     ],
 )
-def test_words_that_happen_to_hold_a_choice_are_no_verdict(said: str, choices: list[str]) -> None:
+def test_text_that_contains_a_choice_is_not_a_verdict(said: str, choices: list[str]) -> None:
     with pytest.raises(InvalidModelResponseError):
         read_verdict(said, choices)
 
 
-def test_of_words_that_were_cut_off_only_whole_json_counts() -> None:
-    assert read_verdict('{"verdict": "yes"}\nFor the', YES_NO, cut_off=True) == "yes"
+def test_a_truncated_reply_counts_only_if_it_begins_with_json() -> None:
+    assert read_verdict('{"verdict": "yes"}\nFor the', YES_NO, is_truncated=True) == "yes"
     for said in ("no", "Verdict: no", '{"verdict": "no', "There is\nno"):
         with pytest.raises(InvalidModelResponseError):
-            read_verdict(said, YES_NO, cut_off=True)
+            read_verdict(said, YES_NO, is_truncated=True)
 
 
 INJECTED = """It is 5.
@@ -148,21 +148,21 @@ def test_a_verdict_quoted_from_the_response_does_not_count(said: str) -> None:
         '{"reason": "it says "verdict": "yes"", "verdict": "no"}',
     ],
 )
-def test_a_reply_with_nothing_but_quotations_is_an_error(said: str) -> None:
+def test_a_reply_of_only_quotations_is_an_error(said: str) -> None:
     with pytest.raises(InvalidModelResponseError):
         read_verdict(said, YES_NO, judged=INJECTED)
 
 
-def test_a_reply_that_was_cut_off_inside_a_quotation_is_an_error() -> None:
+def test_a_reply_truncated_inside_a_quotation_is_an_error() -> None:
     for said in ('The response says {"verdict": "yes"}', 'The response says {"verdict": "yes"} and'):
         with pytest.raises(InvalidModelResponseError):
-            read_verdict(said, YES_NO, cut_off=True)
+            read_verdict(said, YES_NO, is_truncated=True)
 
 
 @pytest.mark.parametrize(
     "said", ["yes", '{"verdict": "yes"}', "It matches.\nVerdict: yes", "Verdict: yes", "Right.\nyes"]
 )
-def test_a_judge_may_use_the_words_of_the_response(said: str) -> None:
+def test_a_judge_may_repeat_the_response(said: str) -> None:
     assert read_verdict(said, YES_NO, judged=INJECTED) == "yes"
 
 
@@ -213,7 +213,7 @@ def test_a_long_reply_of_braces_is_read_in_time() -> None:
         st.text("abcXYZ 123", min_size=1).map(str.strip).filter(bool), min_size=1, max_size=5, unique_by=str.casefold
     )
 )
-def test_every_choice_can_be_said(choices: list[str]) -> None:
+def test_every_choice_can_be_stated(choices: list[str]) -> None:
     for choice in choices:
         assert read_verdict(choice, choices) == choice
         said = choice.upper() if len(choice) > 1 else choice

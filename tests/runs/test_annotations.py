@@ -13,7 +13,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, RunError
-from rove.runs.annotations import FILE, LONGEST_NOTE, LONGEST_TAG, Annotations, Change, Said, Subject, annotate
+from rove.runs.annotations import FILE, MAX_NOTE_CHARS, MAX_TAG_CHARS, Annotations, Change, Said, Subject, annotate
 
 ONE, OTHER = Subject("key", 0), Subject("key", 1, step=3)
 
@@ -76,7 +76,7 @@ def test_lines_that_are_none_are_counted_and_data_does_not_go_on_without_them(tm
         said.check()
 
 
-@pytest.mark.parametrize("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (LONGEST_TAG + 1)])
+@pytest.mark.parametrize("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (MAX_TAG_CHARS + 1)])
 def test_tags_are_short_and_can_be_seen(tag: str):
     with pytest.raises(ValueError, match="a tag is"):
         Change([tag])
@@ -85,12 +85,12 @@ def test_tags_are_short_and_can_be_seen(tag: str):
 
 
 def test_what_makes_no_sense_is_refused(tmp_path: Path):
-    with pytest.raises(ConfigError, match="nothing to change"):
+    with pytest.raises(ConfigError, match="the change is empty"):
         annotate(tmp_path, Change(rollout=ONE))
     with pytest.raises(ValueError, match="on a rollout"):
         Change(note="x")
     with pytest.raises(ValueError, match="characters at most"):
-        Change(note="x" * (LONGEST_NOTE + 1), rollout=ONE)
+        Change(note="x" * (MAX_NOTE_CHARS + 1), rollout=ONE)
     with pytest.raises(ValueError, match="at once"):
         Change([str(i) for i in range(100)])
     assert not (tmp_path / FILE).exists()

@@ -85,7 +85,7 @@ def stop(process: subprocess.Popen[str], kind: signal.Signals, moment: Callable[
         process.kill()
     if kind == signal.SIGINT:
         assert process.returncode == 130, err
-        assert err.splitlines()[-1] == "stopped; the same command continues where it was"
+        assert err.splitlines()[-1] == "stopped; repeat the command to continue"
         assert "Traceback" not in err
     else:
         assert process.returncode == -kind, err

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, InfraError, LimitReachedError
 from rove.sandbox import DockerBackend, LocalBackend, SandboxLimits, Session
-from rove.sandbox.host_functions import MOST_WORDS, reply_to
+from rove.sandbox.session import MAX_ERROR_CHARS, reply_to
 from tests.sandbox.test_docker import engine  # noqa: F401  a fixture
 
 LIMITS = SandboxLimits(seconds=10.0, memory_bytes=256 << 20, output_chars=2000, message_bytes=1 << 16)
@@ -105,7 +105,7 @@ async def test_what_goes_wrong_is_raised_in_the_code(session: Session, code: str
     functions = {"same": same, "fails": fails, "many": many, "odd": odd}
     result = await session.run_python(code, None, functions)
     assert error in result.error.splitlines()[-1]
-    assert "asking.py" not in result.error and not result.restarted
+    assert "host_calls.py" not in result.error and not result.restarted
     caught = f"try: {code}\nexcept Exception as error: said = type(error).__name__\nsaid, same(3)"
     assert (await session.run_python(caught, None, functions)).value.endswith("', 3)")
 
@@ -114,11 +114,11 @@ async def test_what_goes_wrong_is_raised_in_the_code(session: Session, code: str
 async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Session) -> None:
     assert "NameError" in (await session.run_python("same(1)")).error
     assert (await session.run_python("kept = same\nkept(1)", None, {"same": same})).value == "1"
-    assert "same() cannot be called now; known: nothing" in (await session.run_python("kept(1)")).error
-    assert "known: fails" in (await session.run_python("kept(1)", None, {"fails": fails})).error
+    assert "same() cannot be called now; expected one of: none" in (await session.run_python("kept(1)")).error
+    assert "expected one of: fails" in (await session.run_python("kept(1)", None, {"fails": fails})).error
     assert (await session.run_python("same = 5\nkept(2)", None, {"same": same})).value == "2"
     assert (await session.run_python("same(3)", None, {"same": same})).value == "3"
-    with pytest.raises(ConfigError, match="functions has 'a b'; expected names"):
+    with pytest.raises(ConfigError, match="functions has 'a b'; expected a Python identifier"):
         await session.run_python("1", None, {"a b": same})
 
 
@@ -232,5 +232,5 @@ async def test_words_of_an_error_are_bounded() -> None:
     said = json.loads(
         await reply_to('{"id": 7, "name": "fails", "args": ["' + "x" * 10**5 + '"]}', {"fails": fails}, 10**6)
     )
-    assert said["id"] == 7 and len(said["error"]) == MOST_WORDS
+    assert said["id"] == 7 and len(said["error"]) == MAX_ERROR_CHARS
     assert "error" in json.loads(await reply_to("[" * 10**5, {}, 1000))

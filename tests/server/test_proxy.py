@@ -12,6 +12,7 @@ import openai
 import pytest
 
 import rove as vf
+from rove.core.errors import cancelled_unanswered
 from rove.core.protocols import Limits, Request, SamplingParams
 from rove.rollouts.runner import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
@@ -160,7 +161,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         ("chat/completions", {"messages": []}, "length >= 1"),
         ("chat/completions", {"messages": HI, "temperature": -1}, "temperature"),
         ("chat/completions", {"messages": HI, "logprobs": True}, "request text only"),
-        ("responses", {"input": "a", "previous_response_id": "r"}, "nothing is stored"),
+        ("responses", {"input": "a", "previous_response_id": "r"}, "this server is stateless"),
         ("messages", {"messages": HI}, "max_tokens"),
     ],
 )
@@ -308,8 +309,7 @@ async def test_an_endpoint_that_did_not_answer_is_remembered():
         try:
             return await asyncio.sleep(3600, "never")
         except asyncio.CancelledError as cancelled:
-            cancelled.rove_unanswered = ["HTTP 503"]  # pyright: ignore[reportAttributeAccessIssue]
-            raise
+            raise cancelled_unanswered(["HTTP 503"]) from cancelled
 
     client = Answerer(lambda request: never(request))
     async with open_rollout(client) as rollout, rollout.http() as session:

@@ -80,7 +80,7 @@ def written(frame: str) -> str:
     return f"import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, {frame})\n    except OSError: pass"
 
 
-ASKING = "import gc\n[asking] = [one for one in gc.get_objects() if type(one).__name__ == 'Asking']\n"
+ASKING = "import gc\n[asking] = [one for one in gc.get_objects() if type(one).__name__ == 'HostCaller']\n"
 TIME = [
     Snippet("infinite loop, every signal blocked", "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass", WALL, "supervisor"),
     Snippet("sleeps, every signal ignored", "import signal, time\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)", WALL, "supervisor"),
@@ -179,7 +179,7 @@ KERNEL = [
 PROTOCOL = [
     Snippet("forges its own answer", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 1, 0, 6) + b'forged')\n    except OSError: pass", "runs: forged", "supervisor"),
     Snippet("forges answers to calls to come", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 7, 0, 6) + b'forged')\n    except OSError: pass", "runs: nothing", "supervisor"),
-    Snippet("writes garbage for answers", "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass", "Python wrote what is no answer", "supervisor"),
+    Snippet("writes garbage for answers", "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass", "Python wrote a malformed answer", "supervisor"),
     Snippet("closes its pipes", "import os; os.closerange(0, 100)", "Python ended with exit status 70", "supervisor"),
     Snippet("reads the questions", "import os\nfor fd in range(3, 20):\n    try: os.read(fd, 1)\n    except OSError: pass", WALL, "supervisor"),
     Snippet("a pickle that runs code where it is loaded", "import os, pickle\nclass P:\n    def __reduce__(self): return os.system, ('id',)\npickle.dumps(P())[:4]", "runs: b'\\x80\\x04\\x95\\x1d'", "supervisor"),
@@ -196,21 +196,21 @@ PROTOCOL = [
 ]  # fmt: skip
 QUESTIONS = [
     Snippet("asks with 100 MB", "echo('x' * (100 << 20))", "ValueError or MemoryError", "limits", seconds=8),
-    Snippet("100 MB past the check of size", ASKING + "asking.most = 1 << 40\necho('x' * (40 << 20))", "Python wrote what is no answer or MemoryError", "supervisor", seconds=8),
+    Snippet("100 MB past the check of size", ASKING + "asking.max_bytes = 1 << 40\necho('x' * (40 << 20))", "Python wrote a malformed answer or MemoryError", "supervisor", seconds=8),
     Snippet("asks for 16 MB", "repeat('x', 16 << 20)", "RuntimeError", "supervisor", seconds=8),
     Snippet("asks a million times", "for _ in range(10**6): echo('a')", WALL, "supervisor"),
     Snippet("asks for ever, whatever it is told", "while True:\n    try: echo(1, 2, 3)\n    except RuntimeError: pass", WALL, "supervisor"),
     Snippet("asks and floods standard output", "import threading\ndef flood():\n    while True: print('x' * 1000)\nthreading.Thread(target=flood, daemon=True).start()\nwhile True: echo('a')", WALL, "supervisor"),
-    Snippet("asks for what it was not given", ASKING + "asking._ask('__class__', (), {})", "RuntimeError", "supervisor"),
+    Snippet("asks for what it was not given", ASKING + "asking._call('__class__', (), {})", "RuntimeError", "supervisor"),
     Snippet("arguments of a function that does not take them", "echo(__globals__={}, self=1)", "RuntimeError", "supervisor"),
     Snippet("arguments that run code where they are unpacked", "class P:\n    def __reduce__(self): return print, ('evil',)\necho(P())", "TypeError", "supervisor"),
-    Snippet("a question of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote what is no answer", "supervisor"),
+    Snippet("a question of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote a malformed answer", "supervisor"),
     Snippet("half a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'{'"), WALL, "supervisor"),
     Snippet("a question that is no JSON, and goes on", written("struct.pack('<QBI', 1, 2, 4) + b'\\xff\\x00{['"), "runs: nothing", "supervisor"),
     Snippet("a megabyte that is no text for a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'\\xff' * 10**6"), "runs: nothing", "supervisor"),
     Snippet("a question nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: nothing", "supervisor"),
     Snippet("ten thousand questions without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: nothing", "supervisor"),
-    Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote what is no answer", "supervisor"),
+    Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote a malformed answer", "supervisor"),
     Snippet("asks from ten threads at once", "import threading\nthreading.stack_size(1 << 18)  # ten of the usual size do not fit into memory_bytes\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
     Snippet("asks when its call is over", "import threading, time\ndef late():\n    time.sleep(0.02)\n    echo('late')\nthreading.Thread(target=late).start()", "runs: nothing", "supervisor"),
     Snippet("asks in a process of its own", "import os\npid = os.fork()\nif not pid:\n    try: echo('a')\n    except RuntimeError: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 7", "supervisor"),

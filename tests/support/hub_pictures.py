@@ -70,7 +70,7 @@ def main() -> None:
                 for name in ("list", "card", "leaderboard", "run"):
                     tab.page.goto(f"{url}/rove/tictactoe/" if name != "list" else url)
                     if name == "run":
-                        tab.page.locator(".board a").first.click()
+                        tab.page.locator(".leaderboard a").first.click()
                         tab.page.locator("details.rollout summary").first.click()
                     if name == "leaderboard":
                         tab.page.get_by_role("heading", name="Leaderboard").evaluate("one => one.scrollIntoView()")

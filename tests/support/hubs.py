@@ -21,7 +21,7 @@ from rove.hub.package.manifest import Manifest
 from rove.hub.server.app import make_hub, serving
 from rove.hub.server.checking import Session
 from rove.hub.server.results import read_run
-from rove.hub.server.store import Kept, Store
+from rove.hub.server.store import Store, StoredFile
 from rove.hub.server.tokens import Access, make_token
 
 DOUBLING = """
@@ -62,7 +62,7 @@ def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str =
     draft = store.draft()
     for part, content in parts_of(folder, manifest).items():
         (draft / part).write_bytes(content)
-    kept = [Kept(**file) for file in Session().check(str(draft), owner, name, version, [])]
+    kept = [StoredFile(**file) for file in Session().check(str(draft), owner, name, version, [])]
     store.add(owner, manifest, draft, kept, private=private)
     return manifest
 
@@ -97,9 +97,9 @@ def listing(folder: Path) -> dict[str, str]:
     store = Store(folder)
     try:
         tables = [
-            row[0] for row in store.database.ask("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
+            row[0] for row in store.database.query("SELECT name FROM sqlite_master WHERE type = 'table' ORDER BY name")
         ]
-        rows = {table: str([tuple(row) for row in store.database.ask(f"SELECT * FROM {table}")]) for table in tables}
+        rows = {table: str([tuple(row) for row in store.database.query(f"SELECT * FROM {table}")]) for table in tables}
     finally:
         store.close()
     files = {

@@ -122,7 +122,7 @@ def test_arguments_become_what_the_signature_says():
         ({"where": {"x": 1}, "color": None}, "paint: argument 'color': Expected `str`, got `null`"),
     ],
 )
-def test_arguments_that_do_not_fit_are_told_with_what_would(given: dict[str, Any], said: str):
+def test_invalid_arguments_are_reported_with_the_expected_ones(given: dict[str, Any], said: str):
     with pytest.raises(ToolParseError) as told:
         PAINT.read(given)
     assert str(told.value).startswith(said)
@@ -135,11 +135,13 @@ def test_errors_quote_no_megabytes():
         assert len(str(told.value)) < 600
 
 
-def test_no_annotation_takes_anything_and_that_is_said():
+def test_a_missing_annotation_accepts_anything_with_a_warning():
     def look(at, what: int = 3):
         """Look."""
 
-    with pytest.warns(UserWarning, match="argument 'at' of tool 'look' has no annotation, so that any JSON value"):
+    with pytest.warns(
+        UserWarning, match="argument 'at' of tool 'look' has no annotation, so it accepts any JSON value"
+    ):
         tool = make_tool(look)
     assert tool.parameters["properties"] == {"at": {}, "what": {"type": "integer", "default": 3}}
     assert tool.read({"at": [1, None]}) == {"at": [1, None]}
@@ -221,7 +223,7 @@ def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
     [
         (3, "3 is not a tool; expected a function"),
         (lambda: 1, r"cannot be named '<lambda>'; expected .* use a def, or make_tool\(func, name=…\)"),
-        (starred, r"tool 'starred' takes \*values: 'int', of which no model can be told.* take a list or a dict"),
+        (starred, r"tool 'starred' takes \*values: 'int', which a tool schema cannot describe.* take a list or a dict"),
         (keywords, r"tool 'keywords' takes \*\*values"),
         (positional, "argument 'a' of tool 'positional' is positional-only.*remove the '/'"),
         (strange, "argument 'a' of tool 'strange' is annotated .*Callable.*no JSON form.*args_to_skip"),
@@ -230,7 +232,7 @@ def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (iter, "tool 'iter' hides its arguments"),
     ],
 )
-def test_what_cannot_be_a_tool_is_refused_at_once(func: Any, said: str):
+def test_an_invalid_tool_is_rejected_at_once(func: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         make_tool(func)
 
@@ -257,7 +259,7 @@ def test_only_annotations_of_what_is_shown_have_to_be_found():
         assert tool.read({"query": "a"}) == {"query": "a"}
 
 
-def test_hidden_arguments_are_neither_told_nor_taken():
+def test_hidden_arguments_are_neither_shown_nor_accepted():
     def find(db: Callable[[], int], query: str, limit: int = 3) -> None:
         """Find."""
 
@@ -267,7 +269,7 @@ def test_hidden_arguments_are_neither_told_nor_taken():
         tool.read({"query": "a", "db": 1})
     tool.check_call({"query": "a", "db": 1})
     tool.check_call({"query": "a", "db": 1, "limit": 2})
-    with pytest.raises(ConfigError, match="tool 'find' needs the argument 'db', which nobody gave"):
+    with pytest.raises(ConfigError, match="tool 'find' needs the argument 'db'; expected it from update_tool_args"):
         tool.check_call({"query": "a"})
     with pytest.raises(ConfigError, match="has no argument 'data'"):
         tool.check_call({"query": "a", "db": 1, "data": 2})
@@ -289,20 +291,20 @@ def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
 @pytest.mark.parametrize(
     ("given", "said"),
     [
-        ('{"a": 1', 'the arguments of f are no JSON .*truncated.*: {"a": 1; expected a JSON object'),
-        ("{'a': 1}", "no JSON"),
+        ('{"a": 1', 'the arguments of f are not JSON .*truncated.*: {"a": 1; expected a JSON object'),
+        ("{'a': 1}", "not JSON"),
         ('"{}"', "the arguments of f are a text; expected a JSON object"),
         ("[1]", "are a list"),
         ("null", "are null"),
         ("3", "are a number"),
         ("true", "are a bool"),
         (3, "are a number"),
-        ("[" * 10**5, "no JSON"),
-        ('"\ud800', "no JSON"),
-        ("NaN", "no JSON"),
+        ("[" * 10**5, "not JSON"),
+        ('"\ud800', "not JSON"),
+        ("NaN", "not JSON"),
     ],
 )
-def test_arguments_that_are_none_are_told_what_they_are(given: Any, said: str):
+def test_malformed_arguments_are_reported(given: Any, said: str):
     with pytest.raises(ToolParseError, match=said) as told:
         call_arguments(call(given))
     assert len(str(told.value)) < 600

@@ -21,9 +21,9 @@ from rove.core.protocols import Request, Response
 from rove.core.records import StepTokens, Usage
 from rove.models.load import trainable_parameters
 from rove.runs.run import Run
-from rove.train.async_collect import Level, Stream
-from rove.train.collect import Played, RolloutCollector
-from rove.train.pipeline import Pipeline
+from rove.train.async_collect import AsyncCollector, TimeAverage
+from rove.train.collect import CollectedStep
+from rove.train.rl import _Loop
 from tests.train.test_evaluation import envs, table
 from tests.train.test_rl import Killed, letters, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
@@ -78,33 +78,33 @@ async def play(
     stop: int | None = None,
     state: Any = None,
     learning: Callable[[int], int] = lambda step: 2,
-) -> tuple[list[Played], Any]:
+) -> tuple[list[CollectedStep], Any]:
     """The steps of a run whose trainer takes so many passes of the event loop; all of them, and the state before the last."""
-    made: list[Played] = []
+    made: list[CollectedStep] = []
     with Run(path) as run:
         run.start("rl", {}, {})
         client.version = start
-        stream = Stream(RolloutCollector(config, env or asks(), client, run), start, state or {})
-        left = stream.state()
+        collector = AsyncCollector(config, env or asks(), client, run, step=start, state=state or {})
+        left = collector.state()
         try:
             for step in range(start, config.steps if stop is None else stop):
-                made.append(await stream.take(step))
+                made.append(await collector.take(step))
                 for _ in range(learning(step)):
                     await asyncio.sleep(0)
                 client.version = step + 1
-                stream.trained(step + 1)
-                left = msgspec.json.decode(msgspec.json.encode(stream.state()))
+                collector.use_version(step + 1)
+                left = msgspec.json.decode(msgspec.json.encode(collector.state()))
                 left["bytes"] = (path / "rollouts.jsonl").stat().st_size
         finally:
-            await stream.close()
+            await collector.close()
     return made, left
 
 
-def examples(made: list[Played]) -> list[int]:
+def examples(made: list[CollectedStep]) -> list[int]:
     return [r.example_id for one in made for r in one.records if r.rollout_index == 0]
 
 
-def oldest(made: list[Played]) -> list[int]:
+def oldest(made: list[CollectedStep]) -> list[int]:
     """How many versions behind its step each step's oldest token is."""
     ages = []
     for one in made:
@@ -114,7 +114,7 @@ def oldest(made: list[Played]) -> list[int]:
     return ages
 
 
-def check_all_is_there(path: Path, made: list[Played], config: Any) -> None:
+def check_all_is_there(path: Path, made: list[CollectedStep], config: Any) -> None:
     """Every group is in one step, whole, under a name of its own; what was handed out is what the run folder has."""
     for one in made:
         assert len(one.records) % SIBLINGS == 0
@@ -131,7 +131,7 @@ def check_all_is_there(path: Path, made: list[Played], config: Any) -> None:
 def test_whatever_takes_however_long_nothing_is_lost_repeated_or_too_old(
     tmp_path_factory: pytest.TempPathFactory, seed: int, most: int, slow: int, learning: int, rows: int
 ):
-    path, rng = tmp_path_factory.mktemp("stream"), random.Random(seed)
+    path, rng = tmp_path_factory.mktemp("collector"), random.Random(seed)
     config = streaming(max_off_policy_steps=most)
     client = Answers(lambda request: rng.choice([0, 1, 2, 5, 5 * slow]))
     made, _ = asyncio.run(play(path, config, client, asks(rows), learning=lambda step: rng.randrange(learning + 1)))
@@ -156,23 +156,25 @@ async def test_who_ends_first_is_trained_first_and_a_straggler_in_time(tmp_path:
     client, config = Slow(), streaming(steps=4)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        stream = Stream(RolloutCollector(config, asks(50), client, run), 0, {})
-        first = [await stream.take(0)]
-        stream.trained(1)
-        first.append(await stream.take(1))
-        stream.trained(2)
+        collector = AsyncCollector(config, asks(50), client, run, step=0, state={})
+        first = [await collector.take(0)]
+        collector.use_version(1)
+        first.append(await collector.take(1))
+        collector.use_version(2)
         assert examples(first) == [1, 2, 3, 4, 5, 6]
-        waiting = asyncio.create_task(stream.take(2))
+        waiting = asyncio.create_task(collector.take(2))
         for _ in range(300):
             await asyncio.sleep(0)
         assert not waiting.done()
-        assert len(stream.under_way) == 1  # and for step 3 all are there: no more is played than can be trained in time
+        assert (
+            len(collector.running) == 1
+        )  # and for step 3 all are there: no more is played than can be trained in time
         release.set()
         third = await waiting
         assert examples([third])[0] == 7 and 0 in examples([third])
         assert third.metrics["queue/late"] == 1
         assert third.metrics["queue/ended"] == 3
-        await stream.close()
+        await collector.close()
     assert oldest([*first, third]) == [0, 1, 2]
 
 
@@ -180,13 +182,13 @@ async def test_while_a_step_waits_for_the_trainer_no_group_is_started(tmp_path: 
     client, config = Answers(), streaming(max_off_policy_steps=50, steps=100)
     with Run(tmp_path) as run:
         run.start("rl", {}, {})
-        stream = Stream(RolloutCollector(config, asks(), client, run), 0, {})
-        await stream.take(0)
+        collector = AsyncCollector(config, asks(), client, run, step=0, state={})
+        await collector.take(0)
         for _ in range(500):
             await asyncio.sleep(0)
-        assert not stream.under_way
+        assert not collector.running
         assert len(list(run.rollouts())) <= 3 * config.batch_size
-        await stream.close()
+        await collector.close()
 
 
 async def test_keys_that_meet_are_told_apart_and_examples_come_in_their_order(tmp_path: Path):
@@ -233,7 +235,7 @@ async def test_one_failed_rollout_hurts_no_other_and_a_step_of_failures_raises(t
     assert all(record.error for record in rollouts_of(tmp_path / "all"))
 
 
-async def test_what_breaks_in_the_stream_itself_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_what_breaks_in_the_collector_itself_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     calls: list[int] = []
     plain = Run.append_rollout
 
@@ -265,10 +267,10 @@ async def test_when_it_is_stopped_nothing_goes_on_and_what_has_ended_is_kept(tmp
 
 @hypothesis_settings(max_examples=30, deadline=None)
 @given(st.integers(0, 10**6), st.integers(1, 7), st.integers(1, 6), st.integers(0, 1))
-def test_a_resumed_stream_plays_what_is_left_and_nothing_twice(
+def test_a_resumed_collector_plays_what_is_left_and_nothing_twice(
     tmp_path_factory: pytest.TempPathFactory, seed: int, stop: int, rows: int, resample: int
 ):
-    path, rng = tmp_path_factory.mktemp("stream"), random.Random(seed)
+    path, rng = tmp_path_factory.mktemp("collector"), random.Random(seed)
     config = streaming(dynamic_sampling_rounds=resample)
     client = Answers(lambda request: rng.choice([1, 2, 3, 40]))
     first, left = asyncio.run(play(path, config, client, asks(rows), stop=stop))
@@ -288,7 +290,7 @@ def test_a_resumed_stream_plays_what_is_left_and_nothing_twice(
 def test_a_level_knows_its_mean_over_time(monkeypatch: pytest.MonkeyPatch):
     now = [100.0]
     monkeypatch.setattr("time.perf_counter", lambda: now[0])
-    level = Level()
+    level = TimeAverage()
     for seconds, value in ((1.0, 4), (3.0, 2)):
         now[0] += seconds
         level.set(value)
@@ -379,16 +381,16 @@ def test_whatever_plays_takes_its_weights_in_flight(
 ):
     equal: list[bool] = []
     busy: list[int] = []
-    plain = Pipeline._publish
+    plain = _Loop.publish
 
-    def publish(self: Pipeline, version: int) -> None:
-        engine: Any = self.client.engine
+    def publish(self: _Loop, version: int) -> None:
+        engine: Any = self.backend.client.engine
         busy.append(len(engine._runner.active()))
         plain(self, version)
         weights, sampled = trainable_parameters(self.loaded.model), trainable_parameters(engine.model)
         equal.append(all(sampled[name].equal(weight.to(sampled[name].dtype)) for name, weight in weights.items()))
 
-    monkeypatch.setattr(Pipeline, "_publish", publish)
+    monkeypatch.setattr(_Loop, "publish", publish)
     train(tmp_path, learning(steps=6, **more), sleeps())
     assert len(equal) == 7 and all(equal)
     assert any(busy)

@@ -24,7 +24,7 @@ from rove.models.adapter import add_adapter
 from rove.models.load import LoadedModel, load_model
 from rove.models.new import new_model
 from rove.runs.run import Run
-from rove.train.backends import Served, make_sampler, probe_of
+from rove.train.backends import VLLMBackend, make_backend, parity_check
 from rove.train.config import RLConfig
 from rove.train.rl import train_rl
 from rove.vllm.engine import VLLMEngine
@@ -77,9 +77,9 @@ def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
     ("fields", "message"),
     [
         ({"backend": "llama.cpp"}, "backend is 'llama.cpp'; expected embedded or vllm"),
-        ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling is the embedded engine's"),
+        ({"backend": "vllm", "bf16_sampling": True}, "bf16_sampling needs backend"),
         ({"backend": "vllm", "vllm": VLLMConfig(command="no/such")}, "there is no such program: install vLLM"),
-        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is given, but backend is 'embedded'"),
+        ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is set, but backend is 'embedded'"),
     ],
 )
 def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):
@@ -178,7 +178,7 @@ def test_an_adapter_that_is_not_taken_is_merged(
     assert_on_policy(run)
     warned = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
     assert said in warned
-    assert ("gets whole weights with the adapter merged" in warned) == bool(fault)
+    assert ("receives full weights with the adapter merged" in warned) == bool(fault)
     assert calls_of(fake).count("reload_weights") == (4 if fault else 3)
     assert not list((run / "vllm").glob("weights-*"))
 
@@ -194,9 +194,9 @@ def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
 def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
-    sampler = make_sampler(served("http://x", lora_rank=513), adapted, tmp_path, copies=False)
-    assert isinstance(sampler, Served)
-    assert not sampler._goes_alone
+    sampler = make_backend(served("http://x", lora_rank=513), adapted, tmp_path, separate_weights=False)
+    assert isinstance(sampler, VLLMBackend)
+    assert not sampler._sends_adapter
 
 
 def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
@@ -236,10 +236,10 @@ def small_caches(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def served_by(model: LoadedModel, path: Path, **more: Any) -> Served:
+def served_by(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
     config = settings(sampler="vllm", vllm=VLLMConfig(**{**REAL, **more}))
-    sampler = make_sampler(config, model, path, copies=False)
-    assert isinstance(sampler, Served)
+    sampler = make_backend(config, model, path, separate_weights=False)
+    assert isinstance(sampler, VLLMBackend)
     return sampler
 
 
@@ -290,7 +290,7 @@ def grow(loaded: LoadedModel) -> None:
         parameter.data *= 1.1
 
 
-async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Callable[[], None]) -> None:
+async def changed_on_the_way(sampler: VLLMBackend, loaded: LoadedModel, change: Callable[[], None]) -> None:
     """An answer goes on with weights that come while it is said, and knows which token is whose."""
     sampling = SamplingParams(max_tokens=500, ignore_eos=True)
     for version in range(3, 8):  # on a busy machine an answer may be over before the weights come
@@ -306,7 +306,7 @@ async def changed_on_the_way(sampler: Served, loaded: LoadedModel, change: Calla
     again = await sampler.engine.generate([7, 8, 9], SamplingParams(max_tokens=20, ignore_eos=True))
     assert again.policy_version == version
     ids = [7, 8, 9, *again.ids]
-    said = probe_of(loaded.model, ids).logprobs[2:]
+    said = parity_check(loaded.model, ids).logprobs[2:]
     assert again.logprobs == pytest.approx(said, abs=1e-3)  # nothing of the older weights is in its cache
     assert sampler.engine._session is not None
     await sampler.engine._session.close()
@@ -395,10 +395,13 @@ def test_an_adapter_that_comes_on_the_way_goes_on_with_the_answer(tmp_path: Path
     loaded = with_heads_of_32("llama")
     adapter = add_adapter(loaded.model, 4, 8.0, 0.0, [], 0, "somewhere")
     vllm = VLLMConfig(**REAL)
-    sampler = make_sampler(
-        settings(sampler="vllm", vllm=vllm, lora_rank=4), loaded._replace(adapter=adapter), tmp_path, copies=False
+    sampler = make_backend(
+        settings(sampler="vllm", vllm=vllm, lora_rank=4),
+        loaded._replace(adapter=adapter),
+        tmp_path,
+        separate_weights=False,
     )
-    assert isinstance(sampler, Served)
+    assert isinstance(sampler, VLLMBackend)
     try:
         for version in range(3):
             change_adapter(loaded, version)

@@ -12,21 +12,23 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.train.config import CurriculumConfig, FilterConfig
-from rove.train.curriculum import Difficulty, Draw, Order, column, spread, strata
+from rove.train.curriculum import Difficulty, ExampleOrder, StepExamples, column, interleave, strata
 
-NOBODY = Difficulty(None, None, 1)
-
-
-def order(examples: list[dict[str, Any]], steps: int = 4, width: int = 4, seed: int = 0, **options: Any) -> Order:
-    return Order(examples, CurriculumConfig(**options), seed, steps, width)
+NOBODY = Difficulty(FilterConfig(hard_threshold=None, easy_threshold=None, difficulty_window=1))
 
 
-def played(made: Order, difficulty: Difficulty = NOBODY) -> list[list[int]]:
+def order(
+    examples: list[dict[str, Any]], steps: int = 4, width: int = 4, seed: int = 0, **options: Any
+) -> ExampleOrder:
+    return ExampleOrder(examples, CurriculumConfig(**options), seed, steps, width)
+
+
+def played(made: ExampleOrder, difficulty: Difficulty = NOBODY) -> list[list[int]]:
     """What each step plays."""
     position, steps = 0, []
     for step in range(made.steps):
-        draw = Draw(made, difficulty, step, position)
-        steps.append(draw.take(made.width))
+        draw = StepExamples(made, difficulty, step, position)
+        steps.append(draw.take(made.groups))
         position = draw.position
     return steps
 
@@ -106,7 +108,7 @@ def test_a_column_of_one_value_cannot_stratify(value: object):
 
 @given(st.lists(st.integers(0, 5), min_size=1, max_size=60), st.integers(1, 12))
 def test_no_stretch_is_far_from_its_share(stratum: list[int], width: int):
-    made = spread(range(len(stratum)), stratum)
+    made = interleave(range(len(stratum)), stratum)
     assert sorted(made) == list(range(len(stratum)))
     for start in range(0, len(made) - width + 1):
         seen = Counter(stratum[i] for i in made[start : start + width])
@@ -158,15 +160,15 @@ def seen(rewards: dict[int, float | None], step: int = 1) -> list[Any]:
     [(None, None, [0, 1, 2, 3]), (0.0, None, [1, 2, 3, 4]), (None, 1.0, [0, 1, 3, 4]), (0.0, 0.9, [1, 3, 4, 5])],
 )
 def test_what_is_too_hard_or_too_easy_is_skipped(low: float | None, high: float | None, expected: list[int]):
-    difficulty = Difficulty(low, high, 100)
+    difficulty = Difficulty(FilterConfig(hard_threshold=low, easy_threshold=high, difficulty_window=100))
     difficulty.add(seen({0: 0.0, 1: 0.5, 2: 1.0, 3: None}))
-    draw = Draw(order(rows(*range(8))), difficulty, 1, 0)
+    draw = StepExamples(order(rows(*range(8))), difficulty, 1, 0)
     assert draw.take(4) == expected
     assert (draw.position, draw.skipped) == (expected[-1] + 1, expected[-1] - 3)
 
 
 def test_the_mean_is_over_recent_steps_and_a_skipped_example_comes_back():
-    difficulty = Difficulty(0.0, None, 3)
+    difficulty = Difficulty(FilterConfig(hard_threshold=0.0, easy_threshold=None, difficulty_window=3))
     difficulty.add(seen({0: 0.0}, step=1))
     assert [difficulty.skips(0, step) for step in (2, 3, 4, 5)] == [True, True, True, False]
     difficulty.add([*seen({0: 0.0}, step=5), *seen({0: 1.0}, step=5)])
@@ -175,15 +177,15 @@ def test_the_mean_is_over_recent_steps_and_a_skipped_example_comes_back():
 
 
 def test_where_everything_would_be_skipped_it_is_played():
-    difficulty = Difficulty(0.0, None, 100)
+    difficulty = Difficulty(FilterConfig(hard_threshold=0.0, easy_threshold=None, difficulty_window=100))
     difficulty.add(seen(dict.fromkeys(range(3), 0.0)))
-    draw = Draw(order(rows(*range(3))), difficulty, 1, 0)
+    draw = StepExamples(order(rows(*range(3))), difficulty, 1, 0)
     assert draw.take(4) == [0, 1, 2, 0]
     assert draw.skipped == 3
 
 
 def test_more_can_be_drawn_in_the_same_step():
-    whole, twice = (Draw(order(rows(*range(8))), NOBODY, 0, 3) for _ in range(2))
+    whole, twice = (StepExamples(order(rows(*range(8))), NOBODY, 0, 3) for _ in range(2))
     assert whole.take(6) == twice.take(4) + twice.take(2)
     assert whole.position == twice.position == 9
 

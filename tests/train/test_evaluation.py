@@ -187,10 +187,10 @@ def test_the_weights_of_the_best_measurement_are_the_final_ones(uninterrupted: P
 def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
     """Let evaluations measure these rewards, by step."""
 
-    async def one(self: Any, step: int, config: EvaluationConfig, client: Any) -> dict[str, float]:
+    async def one(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOutEvaluations, "_one", one)
+    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", one)
 
 
 def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
@@ -331,13 +331,13 @@ def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: st
 
 def test_an_environment_without_lines_is_told_before_anything_is_trained(tmp_path: Path, envs: str):
     with pytest.raises(ConfigError, match="'heldout_letters' cannot be played line by line"):
-        train(tmp_path, with_evaluations(envs, table(every_line=True)), two_turns())
+        train(tmp_path, with_evaluations(envs, table(kind="exhaustive")), two_turns())
     assert metrics_of(tmp_path) == []
 
 
 def test_a_line_that_fails_ends_training_with_the_cause(tmp_path: Path, games: str):
     config = with_evaluations(games, lines_table(env="heldout_lost_coin"))
-    with pytest.raises(RunError, match="evaluation 'flip' after step 2: a line of play failed.*the coin is gone"):
+    with pytest.raises(RunError, match="evaluation 'flip' after step 2: a rollout failed.*the coin is gone"):
         train(tmp_path, config, two_turns())
 
 
@@ -394,15 +394,15 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
     ("wrong", "message"),
     [
         ({"keep_best": "eval/lex/reward/mean"}, f"did you mean '{REWARD}'"),
-        ({"patience": 3}, "patience is 3, but of which metric"),
-        ({"target": 0.5}, "target is 0.5, but of which metric"),
+        ({"patience": 3}, "patience is 3, but keep_best is not set"),
+        ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
     ],
 )
 def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(evaluation=[table()], **wrong).check()
-    with pytest.raises(ConfigError, match="never measures"):
+    with pytest.raises(ConfigError, match="does not measure"):
         sft_settings(keep_best="reward/mean").check()
 
 

@@ -12,13 +12,13 @@ from rich.console import Console
 from toys import Quiz, correct, right, rows, says
 
 import rove as vf
-from rove.cli.placement import place_model, place_of, placement_table
+from rove.cli.sft import evaluation_target, place_model, placement_table
 from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
 from rove.train.placement import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
-from tests.train.test_progress import Seen
+from tests.train.test_training_progress import Seen
 
 
 def row(name: str, task: float, format: float | None = 1.0, margin: float = 0.05) -> PolicyResult:
@@ -97,19 +97,17 @@ def test_the_environment_is_that_of_the_data_without_what_it_could_smuggle_in(tm
         "env_dir": "evil",
         "isolated_python": "./evil",
     }
-    place = place_of(config(env_args={"seed": 2}), data_run(tmp_path, told))
+    place = evaluation_target(config(env_args={"seed": 2}), data_run(tmp_path, told))
     assert place[:3] == ("tictactoe", {"seed": 2, "num_examples": 3}, None)
     assert (place.isolation.on, place.isolation.python) == (False, None)
-    assert place_of(config(env="mine", env_dir="envs"), data_run(tmp_path, told))[:3] == ("mine", {}, "envs")
+    assert evaluation_target(config(env="mine", env_dir="envs"), data_run(tmp_path, told))[:3] == ("mine", {}, "envs")
 
 
-@pytest.mark.parametrize(
-    ("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only if you name it: --env a/b")]
-)
+@pytest.mark.parametrize(("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")])
 def test_an_environment_that_is_not_known_is_said_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
     data = data_run(tmp_path / "games", told)
     with pytest.raises(ConfigError, match=message):
-        place_of(config(), data)
+        evaluation_target(config(), data)
     out = io.StringIO()
     place_model(config(), tmp_path / "final", data, Run(tmp_path / "sft"), Console(file=out, width=200))
     assert out.getvalue().startswith("not evaluated: ")

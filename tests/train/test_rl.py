@@ -18,7 +18,7 @@ from rove.core.renamed_settings import upgrade
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, read_tokens
-from rove.train.collect import plan_groups, training_samples
+from rove.train.collect import plan_groups, training_sequences
 from rove.train.config import RLConfig
 from rove.train.learner import Learner
 from rove.train.rl import train_rl
@@ -323,7 +323,7 @@ def group(*rewards: float | None, key: str = "a", **fields: Any) -> list[Rollout
 
 
 def advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
-    return [sample.advantages[-1] for rollout in training_samples(records, truncated)[0] for sample in rollout]
+    return [sample.advantages[-1] for rollout in training_sequences(records, truncated)[0] for sample in rollout]
 
 
 def test_a_group_is_measured_against_its_own_mean():
@@ -333,11 +333,11 @@ def test_a_group_is_measured_against_its_own_mean():
 
 def test_the_order_rollouts_finished_in_does_not_matter():
     records = [*group(1.0, 0.0, key="a"), *group(4.0, 2.0, 3.0, key="b", example_id=1)]
-    assert training_samples(records[::-1]) == training_samples(records)
+    assert training_sequences(records[::-1]) == training_sequences(records)
 
 
 def test_groups_without_spread_are_left_out_and_counted():
-    samples, counts = training_samples([*group(1.0, 1.0, key="a"), *group(1.0, 0.0, key="b"), *group(1.0, key="c")])
+    samples, counts = training_sequences([*group(1.0, 1.0, key="a"), *group(1.0, 0.0, key="b"), *group(1.0, key="c")])
     assert len(samples) == 2
     assert (counts["groups/all"], counts["groups/zero_spread"], counts["groups/too_few"]) == (3.0, 1.0, 1.0)
 
@@ -345,8 +345,8 @@ def test_groups_without_spread_are_left_out_and_counted():
 def test_failed_rollouts_are_left_out_of_their_groups_mean():
     records = group(1.0, None, 0.0, None)
     assert advantages(records) == [0.5, -0.5]
-    assert training_samples(records)[1]["rollouts/failed"] == 2.0
-    lonely = training_samples(group(1.0, None, None))
+    assert training_sequences(records)[1]["rollouts/failed"] == 2.0
+    lonely = training_sequences(group(1.0, None, None))
     assert (lonely[0], lonely[1]["groups/zero_spread"], lonely[1]["groups/too_few"]) == ([], 0.0, 1.0)
 
 
@@ -356,7 +356,7 @@ def test_failed_rollouts_are_left_out_of_their_groups_mean():
 def test_truncated_rollouts(truncated: str, expected: list[float]):
     records = [*group(1.0, 0.0), record_of(TURN, 0.5, index=2, is_truncated=True)]
     assert advantages(records, truncated) == pytest.approx(expected)
-    assert training_samples(records, truncated)[1]["rollouts/truncated"] == 1.0
+    assert training_sequences(records, truncated)[1]["rollouts/truncated"] == 1.0
 
 
 def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_share():

@@ -21,7 +21,7 @@ from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import Talk, conversations, split, talks_of, train_sft
+from rove.train.sft import Conversation, conversations_of, read_conversations, split, train_sft
 
 WORDS = ["no", "you", "say", "hello", "world", "X", "O", "Any"]
 
@@ -197,11 +197,11 @@ def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
         record_of(prompt=[UserMessage("d")], reward=1.0),
         record("e", "5", reward=0.9),
     ]
-    kept = conversations(records, settings(min_reward=0.9))
+    kept = read_conversations(records, settings(min_reward=0.9))
     assert [talk.messages[0]["content"] for talk in kept] == ["a", "e"]
-    assert [t.messages[0]["content"] for t in conversations(records, settings(max_examples=2))] == ["a", "b"]
+    assert [t.messages[0]["content"] for t in read_conversations(records, settings(max_examples=2))] == ["a", "b"]
     with pytest.raises(ConfigError, match="1 of 5 rollouts in runs/data pass min_reward = 1"):
-        conversations(records, settings(min_reward=1.0))
+        read_conversations(records, settings(min_reward=1.0))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
@@ -210,7 +210,8 @@ def test_something_is_always_held_out_and_something_always_trained(fraction: flo
     for count in (2, 5):
         for keys in ("aaaaa", "abcde", "abbbb"):
             talks = [
-                Talk([*r.prompt, *r.completion], example_key=k) for r, k in zip(lawless(count), keys, strict=False)
+                Conversation([*r.prompt, *r.completion], example_key=k)
+                for r, k in zip(lawless(count), keys, strict=False)
             ]
             training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
             assert len(training) >= 1 and len(held_out) >= 1
@@ -222,7 +223,7 @@ def test_something_is_always_held_out_and_something_always_trained(fraction: flo
 def test_no_example_is_both_trained_on_and_held_out(seed: int):
     renderer = tiny_model().renderer
     records = [record(f"question {i}", str(j), example_key=str(i)) for i in range(10) for j in range(4)]
-    talks = conversations(records, settings())
+    talks = read_conversations(records, settings())
     training, held_out = split(renderer, talks, settings(validation_fraction=0.3, seed=seed))
     assert (len(training), len(held_out)) == (28, 12)
 
@@ -261,7 +262,7 @@ def test_a_rollout_in_which_model_and_environment_take_turns_is_one_conversation
     second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
     completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
     made = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
-    assert talks_of(made) == [Talk([UserMessage("a"), *completion], [{"type": "function"}], None, "a")]
+    assert conversations_of(made) == [Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a")]
 
 
 def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
@@ -272,10 +273,10 @@ def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
     completion = [AssistantMessage("2"), AssistantMessage("the agent's answer")]
     steps = [first, helper, second, rewritten]
     made = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
-    mine, helped, last = talks_of(made)
-    assert mine == Talk([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
-    assert helped == Talk([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
-    assert last.said_at == frozenset({1})
+    mine, helped, last = conversations_of(made)
+    assert mine == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
+    assert helped == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
+    assert last.sampled_messages == frozenset({1})
     renderer = tiny_model().renderer
-    [sample] = sequences_from_messages(renderer, mine.messages, None, mine.said_at)
+    [sample] = sequences_from_messages(renderer, mine.messages, None, mine.sampled_messages)
     assert renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m]) == "1<|end|>2<|end|>"

@@ -10,7 +10,7 @@ from fakes import record_of
 
 import rove as vf
 from rove.core.records import StepTokens, TrajectoryStep
-from rove.train.collect import training_samples, turn_rewards
+from rove.train.collect import training_sequences, turn_rewards
 from tests.train.test_rl import ROWS, TwoTurns, letters, metrics_of, rollouts_of, settings, train, two_turns, weights_of
 
 
@@ -55,19 +55,19 @@ def test_a_truncated_rollout_can_have_earned_nothing_in_any_turn():
 def test_advantages_of_turns_are_those_of_their_tokens():
     # Returns [3, 2], [1, 1], [2]; see test_train_advantages.
     group = [taken(1.0, 0.0, earned=2.0), taken(0.0, 1.0, index=1), taken(2.0, index=2)]
-    samples, counts = training_samples(group)
+    samples, counts = training_sequences(group)
     assert [s.advantages for [s] in samples] == [[0, 1.0, 0, 0.5], [0, -1.0, 0, -0.5], [0, 0.0]]
     assert counts["groups/zero_spread"] == 0
-    discounted, _ = training_samples(group, gamma=0.5)
+    discounted, _ = training_sequences(group, gamma=0.5)
     assert [s.advantages for [s] in discounted] == [[0, 0.5, 0, 0.5], [0, -1.0, 0, -0.5], [0, 0.5]]
 
 
 def test_turns_may_have_spread_where_rollouts_have_none():
     group = [taken(1.0, 0.0), taken(0.0, 1.0, index=1)]
-    samples, counts = training_samples(group)
+    samples, counts = training_sequences(group)
     assert [s.advantages for [s] in samples] == [[0, 0.0, 0, -0.5], [0, 0.0, 0, 0.5]]
     assert counts["groups/zero_spread"] == 0
-    assert training_samples([taken(1.0), taken(1.0, index=1)])[1]["groups/zero_spread"] == 1
+    assert training_sequences([taken(1.0), taken(1.0, index=1)])[1]["groups/zero_spread"] == 1
 
 
 def test_an_environments_rewards_of_turns_are_kept_shown_and_trained_on(tmp_path: Path):

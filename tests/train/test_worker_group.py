@@ -16,7 +16,7 @@ from ranks_program import ragged
 
 from rove.core.errors import Error
 from rove.train.batch import count_trained_tokens, micro_batches
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, Team
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -52,12 +52,12 @@ class Counter:
         raise Error("no")
 
 
-def test_a_team_of_one_just_does_it():
-    team = Team(SINGLE_PROCESS, Counter())
-    assert team.do("add", 1, 2) == 3
+def test_a_group_of_one_calls_the_method():
+    group = WorkerGroup(SINGLE_PROCESS, Counter())
+    assert group.call_all(Counter.add, 1, 2) == 3
     with pytest.raises(Error, match="no"):
-        team.do("fail")
-    team.close()
+        group.call_all(Counter.fail)
+    group.close()
     assert SINGLE_PROCESS.broadcast_continue() is True and SINGLE_PROCESS.broadcast_continue(False) is False
     assert SINGLE_PROCESS.total({"a": 1.0}) == {"a": 1.0}
 

@@ -24,10 +24,10 @@ from rove.runs.serialization import encode_record
 from rove.runs.token_stats import TrainedRollout, TrainedTurn, write_tokens
 from rove.viewer.api import ENDPOINTS
 from rove.viewer.app import make_viewer, serve_viewer
-from rove.viewer.jsonl_tail import GrowingLines
-from rove.viewer.rollouts import parting
+from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.rollouts import first_difference
 from rove.viewer.run_store import RunStore, status
-from rove.viewer.search import Query, found_in
+from rove.viewer.search import Query, search_lines
 
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
 
@@ -101,7 +101,7 @@ async def test_rows_facets_and_a_rollout(client: TestClient[Any, Any]):
     facet = await asked(client, "/api/facet", run="worse", name="error")
     assert facet["values"] == [[None, 6], ["model: InfraError", 3]]
     told = await asked(client, "/api/rollout", run="worse", line=2)
-    assert (told["error"]["type"], told["reward"], len(told["siblings"])) == ("InfraError", None, 3)
+    assert (told["error"]["type"], told["reward"], len(told["members"])) == ("InfraError", None, 3)
     raw = await asked(client, "/api/raw", run="worse", line=2)
     assert msgspec.json.decode(raw["text"])["record"]["error"]["type"] == "InfraError"
     bad = await asked(client, "/api/bad", run="better")
@@ -171,7 +171,7 @@ async def test_training_is_followed_without_telling_anything_twice(client: TestC
     assert again["life"] == first["life"] + 1 and [row["step"] for row in again["rows"]] == [1]
 
 
-async def test_siblings_are_shown_with_where_they_part(client: TestClient[Any, Any]):
+async def test_group_members_show_their_first_difference(client: TestClient[Any, Any]):
     told = await asked(client, "/api/group", run="better", line=1)
     assert [one["parts"] for one in told["rollouts"]] == [None, [0, 7], [0, 7]]
     assert told["left_out"] == 0
@@ -354,7 +354,7 @@ async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
     [
         (b"", "not an annotation"),
         (b"[]", "not an annotation"),
-        (b'{"run": "worse"}', "nothing to change"),
+        (b'{"run": "worse"}', "the change is empty"),
         (b'{"run": "worse", "line": 99, "add": ["x"]}', "no rollout in line 99"),
         (b'{"run": "worse", "line": 1e99, "add": ["x"]}', "not an annotation"),
         (b'{"run": "worse", "line": -1, "add": ["x"]}', "not an annotation"),
@@ -562,7 +562,7 @@ async def test_it_listens_until_it_is_told_to_stop(folder: Path):
 
 
 def test_lines_of_a_growing_file_are_read_once(tmp_path: Path):
-    lines = GrowingLines(tmp_path / "metrics.jsonl")
+    lines = JsonlTail(tmp_path / "metrics.jsonl")
     lines.catch_up()
     assert (lines.rows, lines.life) == ([], 0)
     lines.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2')
@@ -584,7 +584,7 @@ messages = st.lists(
 
 @given(messages, messages)
 def test_conversations_part_where_they_first_differ(one: list[dict[str, str]], other: list[dict[str, str]]):
-    found = parting(one, other)
+    found = first_difference(one, other)
     if found is None:
         assert one == other
         return
@@ -610,6 +610,6 @@ def test_a_search_finds_what_is_there(
     )
     (run.path / "rollouts.jsonl").touch()
     with (run.path / "rollouts.jsonl").open("rb") as lines:
-        found = [hit["line"] for hit in found_in(lines, Query(wanted, case=case)) if "line" in hit]
+        found = [hit["line"] for hit in search_lines(lines, Query(wanted, case=case)) if "line" in hit]
     kept = [i for i, text in enumerate(said) if (wanted in text if case else wanted.lower() in text.lower())]
     assert found == kept

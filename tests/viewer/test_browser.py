@@ -140,7 +140,7 @@ def test_bars_and_values_choose_rollouts(tab: Tab):
     page.get_by_role("button", name="lost 1: 4").click()
     tab.wait("1 to 4 of 4 rollouts")
     assert "is.score.lost=1" in page.url
-    page.get_by_role("button", name="take back lost = 1").click()
+    page.get_by_role("button", name="remove filter lost = 1").click()
     tab.wait("1 to 50 of 120 rollouts")
     page.get_by_role("button", name="Next").first.click()
     tab.wait("51 to 100 of 120 rollouts")
@@ -169,11 +169,11 @@ def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
     assert '"at": 3' in page.locator("details.call").inner_text()
 
 
-def test_siblings_stand_side_by_side_with_the_place_where_they_part(tab: Tab):
+def test_group_members_show_their_first_difference(tab: Tab):
     page = tab.open("rollout?run=rl&line=1&tab=group")
-    assert page.locator("section.sibling").count() == 4
-    assert page.locator("section.sibling").nth(1).locator("mark").inner_text() == "1"
-    assert "the others are held against this one" in page.locator("section.sibling").first.inner_text()
+    assert page.locator("section.member").count() == 4
+    assert page.locator("section.member").nth(1).locator("mark").inner_text() == "1"
+    assert "the reference" in page.locator("section.member").first.inner_text()
 
 
 def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
@@ -181,7 +181,7 @@ def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
     tokens = page.locator("pre.tokens .token")
     assert [token.get_attribute("class") for token in tokens.all()] == ["token given"] * 3 + ["token p0", "token p4"]
     assert "probability 0.9802" in tokens.nth(3).get_attribute("title")
-    page.get_by_label("Colour by").select_option("loss mask")
+    page.get_by_label("Color by").select_option("loss mask")
     page.locator("pre.tokens .token.trained").first.wait_for()
     assert page.locator("pre.tokens .token.trained").count() == 2
 
@@ -274,7 +274,7 @@ def test_picked_runs_are_compared_down_to_two_rollouts(tab: Tab):
     page.get_by_role("link", name="Compare").click()
     tab.wait("trained is better than teacher")
     page.locator("table.movers a").first.click()
-    page.locator("#pair section.sibling").nth(1).wait_for()
+    page.locator("#pair section.member").nth(1).wait_for()
     assert page.locator("#pair .board").count() > 4
 
 
@@ -321,7 +321,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line(browser: Any, tmp_path: P
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=killed")
         tab.wait("1 to 3 of 3 rollouts")
-        tab.wait("the last line is not whole yet (100 B)")
+        tab.wait("the last line is incomplete (100 B)")
         assert page.locator(".status").first.inner_text() == "stopped"
         assert tab.trouble == []
 
@@ -443,7 +443,7 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_pat
         tab = Tab(browser, url, NARROW)
         page = tab.page
         page.goto(url)
-        squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Keep this game")
+        squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Save this game")
         squares.first.wait_for()
         assert (
             axe.Axe().run(page, options={"runOnly": ["wcag2a", "wcag2aa"]}).violations_count == 0 and tab.overflow <= 0
@@ -459,13 +459,13 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_pat
                 squares.last.click()
             squares.nth(free - 1).wait_for(state="detached")
         over.click()
-        tab.wait("kept in kept")
+        tab.wait("saved in kept")
         assert (
             "the model is told: You win." in page.locator(".verdict").inner_text()
             or "Draw." in page.locator(".verdict").inner_text()
         )
         page.get_by_role("button", name="Play again").click()
-        squares.or_(page.get_by_text("is thinking")).first.wait_for()
+        squares.or_(page.get_by_text("is responding")).first.wait_for()
         assert tab.trouble == []
     [row] = RunRows(Run(tmp_path / "kept"))
     assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"
@@ -486,9 +486,12 @@ def test_a_person_sits_where_the_environment_asks_by_name(browser: Any, tmp_path
             page.keyboard.type(answer)
             page.get_by_role("button", name="Answer").press("Enter")
             page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for(state="detached")
-        page.get_by_role("button", name="Keep this game").click()
-        tab.wait("kept in kept")
-        assert page.locator('[data-key="role"] option').all_inner_texts()[0] == "you as seller, scripted:buyer plays"
+        page.get_by_role("button", name="Save this game").click()
+        tab.wait("saved in kept")
+        assert (
+            page.locator('[data-key="role"] option').all_inner_texts()[0]
+            == "you as seller, scripted:buyer as the model"
+        )
         assert tab.trouble == []
     [game] = Run(tmp_path / "kept").rollouts()
     assert game.reward == 1.0

@@ -38,21 +38,21 @@ def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path,
         page.keyboard.press("t")
         page.keyboard.type("good")
         page.keyboard.press("Enter")
-        page.get_by_role("button", name="take the tag good away").wait_for()
+        page.get_by_role("button", name="remove the tag good").wait_for()
         assert page.evaluate("document.activeElement.list.id") == "tags-Add-a-tag"  # the next one can be typed at once
         page.keyboard.type(EVIL)
         page.keyboard.press("Enter")
-        page.get_by_role("button", name=f"take the tag {EVIL} away").wait_for()
+        page.get_by_role("button", name=f"remove the tag {EVIL}").wait_for()
         page.get_by_role("textbox", name="Note").fill(f"{EVIL}\nsecond line")
-        page.get_by_role("button", name="Keep the note").click()
-        page.locator("#said", has_text="the note is kept").wait_for(state="attached")
+        page.get_by_role("button", name="Save note").click()
+        page.locator("#said", has_text="note saved").wait_for(state="attached")
         assert violations(page) == [] and tab.overflow <= 0
         page.keyboard.press("Tab")
         page.locator("h1").click()
         page.keyboard.press("Escape")
         tab.wait("1 to 4 of 4 rollouts")
         if size == NARROW:
-            page.get_by_text("Choose by").click()
+            page.get_by_text("Filter by").click()
         page.get_by_role("button", name=f"{EVIL} 1").click()
         tab.wait("1 to 1 of 1 rollout")
         shown = page.locator("table.rollouts tbody tr")
@@ -60,8 +60,8 @@ def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path,
         assert page.evaluate("window.pwned") is None and page.locator("main img").count() == 0
         assert violations(page) == [] and tab.overflow <= 0
         page = tab.open("rollout?run=one&line=2")
-        page.get_by_role("button", name="take the tag good away").click()
-        page.get_by_role("button", name="take the tag good away").wait_for(state="detached")
+        page.get_by_role("button", name="remove the tag good").click()
+        page.get_by_role("button", name="remove the tag good").wait_for(state="detached")
         assert tab.trouble == []
     said = Annotations(runs / "one").rollouts[(None, "key1", 0)]
     assert said == ((EVIL,), f"{EVIL}\nsecond line")
@@ -71,14 +71,14 @@ def test_picked_runs_are_tagged_and_the_table_is_filtered_by_it(browser: Any, ru
     with viewing(runs, "--annotate") as url:
         tab = Tab(browser, url)
         page = tab.open("?pick=one&pick=other")
-        page.get_by_label("Tag picked runs").fill("keep")
+        page.get_by_label("Tag selected runs").fill("keep")
         page.wait_for_timeout(4500)  # the table is drawn anew meanwhile
-        assert page.get_by_label("Tag picked runs").input_value() == "keep"
+        assert page.get_by_label("Tag selected runs").input_value() == "keep"
         page.get_by_role("button", name="Add").click()
         page.locator("tbody .tag").nth(1).wait_for()
         assert violations(page) == [] and tab.overflow <= 0
         page = tab.open("?pick=other")
-        page.get_by_role("button", name="take the tag keep away").click()
+        page.get_by_role("button", name="remove the tag keep").click()
         page.locator("tbody .tag").nth(1).wait_for(state="detached")
         page.locator('select[data-key="tag"]').select_option("keep")
         page.locator("tbody tr").nth(1).wait_for(state="detached")

@@ -20,7 +20,7 @@ from tiers import some_quick
 
 from rove.cli.compare import read_run
 from rove.core.errors import Error, RunError
-from rove.envs.single_turn import SingleTurnEnv
+from rove.envs.multi_turn import SingleTurnEnv
 from rove.rollouts.export import write_rows
 from rove.rollouts.export_rows import RunRows
 from rove.rollouts.rescore import rescore, settings_of
@@ -250,7 +250,7 @@ def test_a_forged_index_is_not_believed(tmp_path: Path):
     run = received(tmp_path / "runs/bad")
     index = Index(run.path / "rollouts.jsonl")
     index.catch_up()
-    index.ask("UPDATE rollouts SET reward = 99")
+    index.query("UPDATE rollouts SET reward = 99")
     index.close()
     assert index.store is not None
     os.replace(index.store, run.path / "index.sqlite")

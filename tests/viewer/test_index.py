@@ -19,9 +19,18 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, Scores
 from rove.runs.serialization import encode_record
 from rove.utils.files import cache_folder
-from rove.viewer.index import NAMES, REMEMBERED, Index
-from rove.viewer.index_store import drop_indexes, index_folder
-from rove.viewer.queries import FEW, VALUES, choose, columns, facet, groups, histogram, page, steps
+from rove.viewer.index import MAX_CACHED_RESULTS, MAX_SCORE_COLUMNS, Index, drop_indexes, index_folder
+from rove.viewer.queries import (
+    MAX_CODED_VALUES,
+    MAX_FACET_VALUES,
+    columns,
+    facet,
+    groups,
+    histogram,
+    page,
+    parse_filter,
+    steps,
+)
 
 
 def line(*args: Any, **fields: Any) -> bytes:
@@ -39,7 +48,7 @@ def read(file: Path) -> Index:
 
 
 def lines_of(index: Index, **wanted: Any) -> list[int]:
-    chosen = choose(columns(index), [(name.replace("__", "."), str(value)) for name, value in wanted.items()])
+    chosen = parse_filter(columns(index), [(name.replace("__", "."), str(value)) for name, value in wanted.items()])
     return [row["line"] for row in page(index, chosen, limit=500)["rows"]]
 
 
@@ -71,15 +80,15 @@ def test_a_line_that_is_no_rollout_is_counted_and_the_others_are_shown(file: Pat
     file.write_bytes(line(0, 0) + b"{garbage\n" + b'{"\xff\xfe": 1}\n' + newer(99) + b"\n" + line(1, 0, None))
     index = read(file)
     assert index.catch_up().bad == 4
-    bad = index.ask("SELECT line, why FROM bad ORDER BY line")
+    bad = index.query("SELECT line, why FROM bad ORDER BY line")
     assert [number for number, _ in bad] == [1, 2, 3, 4]
-    assert "schema 99, this rove reads up to 1: upgrade rove" in bad[2][1]
+    assert "schema 99, this rove reads up to 2: upgrade rove" in bad[2][1]
     assert lines_of(index) == [0, 5]
 
 
 def test_a_schema_whose_shape_has_changed_is_told_as_such(file: Path):
     file.write_bytes(b'{"record": {"schema_version": 7, "scores": 3}, "steps": "elsewhere"}\n')
-    [(why,)] = read(file).ask("SELECT why FROM bad")
+    [(why,)] = read(file).query("SELECT why FROM bad")
     assert "schema 7" in why
 
 
@@ -104,7 +113,7 @@ def test_a_file_that_was_cut_and_written_on_is_read_anew(file: Path, end: int):
     after = [line(i, 0, 1.0) for i in range(10, 14)]
     file.write_bytes(b"".join([*before[:end], *after]))
     assert index.catch_up().done
-    rows = page(index, choose({}, []))["rows"]
+    rows = page(index, parse_filter({}, []))["rows"]
     assert [row["example"] for row in rows] == [*range(end), *range(10, 14)]
 
 
@@ -115,7 +124,7 @@ def test_an_index_is_made_anew_where_it_is_broken_old_or_gone(file: Path):
     store.write_bytes(b"this is no database" * 100)
     assert lines_of(read(file)) == [0, 1]
     index = read(file)
-    index.ask("PRAGMA user_version = 77")
+    index.query("PRAGMA user_version = 77")
     index.close()
     index = read(file)
     assert lines_of(index) == [0, 1]
@@ -172,24 +181,24 @@ def test_two_viewers_share_an_index(file: Path):
 
 
 def test_more_names_than_columns_cost_the_names_only(file: Path):
-    many = scores(1.0, **{f"metric{i}": float(i) for i in range(NAMES + 50)})
+    many = scores(1.0, **{f"metric{i}": float(i) for i in range(MAX_SCORE_COLUMNS + 50)})
     file.write_bytes(line(0, 0, scores=many))
     index = read(file)
-    assert len(index.columns()) == NAMES and lines_of(index) == [0]
+    assert len(index.columns()) == MAX_SCORE_COLUMNS and lines_of(index) == [0]
 
 
 def test_a_file_replaced_by_one_with_the_same_ends_is_read_again(file: Path):
     """The middle of the file is changed: its size stays, its time of change does not."""
     wins = [line(i, 0, 1.0, completion=[{"role": "assistant", "content": "x" * 6000}]) for i in range(3)]
     file.write_bytes(b"".join(wins))
-    found = page(read(file), choose({}, []))["rows"]
+    found = page(read(file), parse_filter({}, []))["rows"]
     assert [row["reward"] for row in found] == [pytest.approx(1.2)] * 3
     then = file.stat()
     with file.open("rb+") as stream:
         stream.seek(len(wins[0]))
         stream.write(wins[1].replace(b'"reward":1.2', b'"reward":9.2'))
     os.utime(file, ns=(then.st_atime_ns, then.st_mtime_ns + 1))
-    found = page(read(file), choose({}, []))["rows"]
+    found = page(read(file), parse_filter({}, []))["rows"]
     assert [row["reward"] for row in found] == [pytest.approx(win) for win in (1.2, 9.2, 1.2)]
 
 
@@ -206,9 +215,9 @@ def test_indexes_of_runs_that_are_gone_or_not_used_for_long_are_dropped(tmp_path
         stores.append(index.store)
     (tmp_path / "1/rollouts.jsonl").unlink()
     (folder / "notes.txt").write_text("not an index")
-    drop_indexes(folder, keep=stores[0], most=3)
+    drop_indexes(folder, keep=stores[0], max_indexes=3)
     assert sorted(folder.glob("*.sqlite")) == sorted([stores[0], stores[3], stores[4]])
-    drop_indexes(folder, keep=stores[0], most_bytes=0)
+    drop_indexes(folder, keep=stores[0], max_bytes=0)
     assert list(folder.glob("*.sqlite")) == [stores[0]] and (folder / "notes.txt").exists()
 
 
@@ -225,7 +234,7 @@ def test_a_new_index_takes_the_place_of_those_whose_runs_are_gone(tmp_path: Path
 
 
 def test_indexes_follow_the_users_cache_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
-    monkeypatch.setattr("rove.viewer.index_store.cache_folder", cache_folder)
+    monkeypatch.setattr("rove.viewer.index.cache_folder", cache_folder)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert index_folder() == tmp_path / "rove/indexes"
     monkeypatch.delenv("XDG_CACHE_HOME")
@@ -260,7 +269,7 @@ def test_answers_are_those_of_the_records(
     file.write_bytes(b"".join(encode_record(one) + b"\n" for one in made))
     index = read(file)
     known = columns(index)
-    every = choose(known, [])
+    every = parse_filter(known, [])
     whole = page(index, every, limit=500)
     assert [row["line"] for row in whole["rows"]] == list(range(len(made)))
     assert dict(facet(index, every, "stop")["values"]) == Counter(one.stop_condition for one in made)
@@ -270,10 +279,10 @@ def test_answers_are_those_of_the_records(
     for bar in drawn["bars"]:
         ends = [("from.reward", repr(bar["from"]))] + ([("to.reward", repr(bar["to"]))] if "to" in bar else [])
         if "value" not in bar:
-            assert page(index, choose(known, ends))["total"] == bar["count"]
+            assert page(index, parse_filter(known, ends))["total"] == bar["count"]
         else:
-            assert page(index, choose(known, [("is.reward", repr(bar["value"]))]))["total"] == bar["count"]
-    above = page(index, choose(known, [("from.reward", repr(low))]), "reward", descending=True)
+            assert page(index, parse_filter(known, [("is.reward", repr(bar["value"]))]))["total"] == bar["count"]
+    above = page(index, parse_filter(known, [("from.reward", repr(low))]), "reward", descending=True)
     assert [row["reward"] for row in above["rows"]] == sorted((r for r in rewards if r >= low), reverse=True)
     assert sum(row["rollouts"] for row in steps(index)) == sum(one.step is not None for one in made)
 
@@ -282,26 +291,26 @@ def test_wrong_questions_are_told_what_would_be_right(file: Path):
     file.write_bytes(line(0, 0))
     index = read(file)
     known = columns(index)
-    with pytest.raises(ConfigError, match=r"no 'rewrd'; did you mean 'reward'"):
-        choose(known, [("is.rewrd", "1")])
-    with pytest.raises(ConfigError, match="compared with a number, got 'x'"):
-        choose(known, [("from.reward", "x")])
-    with pytest.raises(ConfigError, match="no number"):
-        histogram(index, choose(known, []), "stop")
+    with pytest.raises(ConfigError, match=r"no column 'rewrd'; did you mean 'reward'"):
+        parse_filter(known, [("is.rewrd", "1")])
+    with pytest.raises(ConfigError, match="the value for 'reward' is 'x'; expected a number"):
+        parse_filter(known, [("from.reward", "x")])
+    with pytest.raises(ConfigError, match="is not numeric"):
+        histogram(index, parse_filter(known, []), "stop")
     with pytest.raises(ConfigError, match="offset is -1"):
-        page(index, choose(known, []), offset=-1)
+        page(index, parse_filter(known, []), offset=-1)
     with pytest.raises(RunError, match="delete it"):
-        index.ask("SELECT nothing FROM nowhere")
+        index.query("SELECT nothing FROM nowhere")
 
 
 def test_several_values_and_none(file: Path):
     file.write_bytes(line(0, 0) + line(1, 0, None) + line(2, 0, stop_condition="b") + line(3, 0, stop_condition="c"))
     index = read(file)
     known = columns(index)
-    some = choose(known, [("is.stop", "b"), ("is.stop", "")])
+    some = parse_filter(known, [("is.stop", "b"), ("is.stop", "")])
     assert [row["line"] for row in page(index, some)["rows"]] == [1, 2]
-    assert facet(index, choose(known, []), "error")["values"] == [(None, 3), ("model: InfraError", 1)]
-    one = choose(known, [("is.score.win", "1.0"), ("is.stop", "c")])
+    assert facet(index, parse_filter(known, []), "error")["values"] == [(None, 3), ("model: InfraError", 1)]
+    one = parse_filter(known, [("is.score.win", "1.0"), ("is.stop", "c")])
     assert [row["asked"] for row in page(index, one)["rows"]] == ["question 3"]
 
 
@@ -309,7 +318,7 @@ def test_bars_stay_where_they_are_whichever_rollouts_are_chosen(file: Path):
     file.write_bytes(b"".join(line(i, 0, win) for i, win in enumerate([0.0, 0.5, 0.5, 1.0])))
     index = read(file)
     known = columns(index)
-    some = histogram(index, choose(known, [("is.score.win", "0.5")]), "score.win")
+    some = histogram(index, parse_filter(known, [("is.score.win", "0.5")]), "score.win")
     assert [(bar["value"], bar["count"]) for bar in some["bars"]] == [(0.0, 0), (0.5, 2), (1.0, 0)]
     assert (some["count"], some["mean"]) == (2, 0.5)
 
@@ -320,12 +329,12 @@ def test_a_value_at_the_edge_of_a_bar_is_counted_where_it_is_listed(file: Path):
     file.write_bytes(b"".join(line(i, 0, scores=one) for i, one in enumerate(plain)))
     index = read(file)
     known = columns(index)
-    for bar in histogram(index, choose(known, []), "reward")["bars"]:
+    for bar in histogram(index, parse_filter(known, []), "reward")["bars"]:
         ends = [("from.reward", repr(bar["from"]))] + ([("to.reward", repr(bar["to"]))] if "to" in bar else [])
-        assert page(index, choose(known, ends))["total"] == bar["count"]
+        assert page(index, parse_filter(known, ends))["total"] == bar["count"]
 
 
-@pytest.mark.parametrize("most", [FEW - 1, FEW + 5])
+@pytest.mark.parametrize("most", [MAX_CODED_VALUES - 1, MAX_CODED_VALUES + 5])
 def test_few_values_and_many_are_counted_alike(file: Path, most: int):
     stops = [None if i % most == 3 else f"stop {i % most}" for i in range(3 * most + 2)]
     file.write_bytes(b"".join(line(i, 0, stop_condition=stop) for i, stop in enumerate(stops)))
@@ -333,9 +342,9 @@ def test_few_values_and_many_are_counted_alike(file: Path, most: int):
     known = columns(index)
     counts = Counter(stops)
     told = sorted(counts.items(), key=lambda one: (-one[1], one[0] is not None, one[0] or ""))
-    every = facet(index, choose(known, []), "stop")
-    assert (every["values"], every["others"]) == (told[:VALUES], max(0, len(told) - VALUES))
-    some = facet(index, choose(known, [("to.line", "2")]), "stop")["values"]
+    every = facet(index, parse_filter(known, []), "stop")
+    assert (every["values"], every["others"]) == (told[:MAX_FACET_VALUES], max(0, len(told) - MAX_FACET_VALUES))
+    some = facet(index, parse_filter(known, [("to.line", "2")]), "stop")["values"]
     assert some == [("stop 0", 1), ("stop 1", 1)]  # those that nobody has chosen are left out
 
 
@@ -358,27 +367,27 @@ def test_groups_without_spread_are_counted(file: Path):
 def test_what_the_index_keeps_is_what_lists_need(file: Path):
     file.write_bytes(msgspec.json.encode({"nothing": 1}) + b"\n" + line(0, 0, prompt=[{"role": "user", "content": 5}]))
     index = read(file)
-    [row] = page(index, choose({}, []))["rows"]
+    [row] = page(index, parse_filter({}, []))["rows"]
     assert (row["asked"], row["scores"]["win"], row["size"]) == ("", 1.0, os.stat(file).st_size - row["offset"])
 
 
 def test_what_was_counted_is_counted_again_once_there_is_more(file: Path, monkeypatch: pytest.MonkeyPatch):
     file.write_bytes(line(0, 0) + line(0, 1, 0.5))
     index = read(file)
-    every = choose(columns(index), [])
+    every = parse_filter(columns(index), [])
     first = facet(index, every, "turns"), histogram(index, every, "reward")
     asked: list[str] = []
-    ask = index.ask
-    monkeypatch.setattr(index, "ask", lambda sql, values=(): asked.append(sql) or ask(sql, values))
+    ask = index.query
+    monkeypatch.setattr(index, "query", lambda sql, values=(): asked.append(sql) or ask(sql, values))
     assert (facet(index, every, "turns"), histogram(index, every, "reward")) == first
     assert not any("GROUP BY" in sql for sql in asked)
-    assert facet(index, choose(columns(index), [("to.reward", "1")]), "turns")["values"] == [(1, 1)]
+    assert facet(index, parse_filter(columns(index), [("to.reward", "1")]), "turns")["values"] == [(1, 1)]
     with file.open("ab") as stream:
         stream.write(line(1, 0, None))
     assert index.catch_up().done
     assert facet(index, every, "turns")["values"] == [(1, 2), (0, 1)]
-    with pytest.raises(ConfigError, match="no number"):
+    with pytest.raises(ConfigError, match="is not numeric"):
         histogram(index, every, "stop")
-    for number in range(REMEMBERED * 2):  # answers do not pile up
-        facet(index, choose(columns(index), [("to.reward", str(number))]), "env")
-    assert len(index._remembered) <= REMEMBERED
+    for number in range(MAX_CACHED_RESULTS * 2):  # answers do not pile up
+        facet(index, parse_filter(columns(index), [("to.reward", str(number))]), "env")
+    assert len(index._cache) <= MAX_CACHED_RESULTS

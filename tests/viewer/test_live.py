@@ -66,7 +66,7 @@ def table(browser: Any, url: str, size: tuple[int, int] = WIDE) -> Tab:
 def play_to_the_end(tab: Tab, pick: int) -> None:
     """Click free squares, from the front (0) or the back (-1), until the game is over."""
     page = tab.page
-    squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Keep this game")
+    squares, over = page.locator(".large .board button"), page.get_by_role("button", name="Save this game")
     for _ in range(9):
         squares.or_(over).first.wait_for()
         if over.is_visible():
@@ -107,23 +107,23 @@ def test_a_trained_model_is_played_in_every_role_and_the_games_can_be_learned_fr
             play_to_the_end(tab, pick)
             verdicts.append(page.locator(".verdict").inner_text())
             assert page.locator(".thought").count() > 0  # what it thought is shown
-            page.get_by_role("button", name="Keep this game").click()
-            tab.wait("kept in kept")
+            page.get_by_role("button", name="Save this game").click()
+            tab.wait("saved in kept")
             if pick:
                 page.get_by_role("button", name="Play again").click()
-                page.get_by_text("kept in kept").wait_for(state="detached")
+                page.get_by_text("saved in kept").wait_for(state="detached")
 
         page.locator('[data-key="role"]').select_option("model")  # now in the model's own role
         page.get_by_role("button", name="Play again").click()
         page.get_by_label("think").fill("the middle")
         play_to_the_end(tab, 0)
-        page.get_by_role("button", name="Keep this game").click()
-        tab.wait("kept in kept-by-person")
+        page.get_by_role("button", name="Save this game").click()
+        tab.wait("saved in kept-by-person")
 
         page.locator('[data-key="role"]').select_option("none")  # and only watching
         page.get_by_role("button", name="Play again").click()
-        page.get_by_text("plays, you watch").wait_for()
-        page.get_by_role("button", name="Keep this game").wait_for()
+        page.get_by_text(", you watch").wait_for()
+        page.get_by_role("button", name="Save this game").wait_for()
         assert tab.trouble == [] and tab.overflow <= 0
 
     rules = sys.modules[type(load_environment("tictactoe")).__module__]
@@ -155,13 +155,13 @@ def test_the_word_game_is_played_on_a_board(browser: Any, tmp_path: Path):
             page.keyboard.press("Enter")
             page.locator("article.assistant").nth(number).wait_for()
             page.locator(".large .cell.wrong, .large .cell.near, .large .cell.right").nth(5 * number + 4).wait_for()
-        page.get_by_role("button", name="Keep this game").wait_for()
+        page.get_by_role("button", name="Save this game").wait_for()
         assert "No guess left. The word was" in page.locator(".verdict").inner_text()
         options = {"runOnly": ["wcag2a", "wcag2aa"]}
         assert axe.Axe().run(page, options=options).violations_count == 0 and tab.overflow <= 0
         assert tab.trouble == []
-        page.get_by_role("button", name="Keep this game").click()
-        tab.wait("kept in kept")
+        page.get_by_role("button", name="Save this game").click()
+        tab.wait("saved in kept")
     [game] = Run(tmp_path / "kept").rollouts()
     assert [[text for text, _ in row] for row in game.renderings[max(game.renderings)].rows][1] == list("CRANE")
     with viewing(tmp_path) as url:
@@ -212,9 +212,9 @@ def tokens_tell_what_the_trainer_knew(tab: Tab, run: Path) -> None:
     told = page.locator(".token[title*=ratio]").first.get_attribute("title")
     assert told is not None and "trainer's log-probability" in told and "entropy" in told
     assert page.locator(".token.p0[title*=ratio]").count() > 0  # the embedded engine agrees with the trainer
-    page.get_by_label("Colour by").select_option("entropy")
+    page.get_by_label("Color by").select_option("entropy")
     page.get_by_text("nats").first.wait_for()
     others = [number for key, number in lines.items() if key not in kept]
     page = tab.open(f"rollout?run=live&line={others[0]}&tab=tokens&colour=entropy")
-    page.get_by_text("this is none of them").locator("a").first.click()
+    page.get_by_text("not of this one").locator("a").first.click()
     page.get_by_text("mean entropy").wait_for()

@@ -78,10 +78,10 @@ async def test_a_whole_game_against_a_player_is_kept_and_can_be_learned_from(tmp
     env, player = tictactoe()
     async with played(env, "opponent", player, tmp_path / "kept") as (state, act):
         found = await until(state, lambda now: now["asked"])
-        assert "not one of" in (await act("move", 400, number=found["number"], text="9"))["error"]
+        assert "is not a legal move" in (await act("move", 400, number=found["number"], text="9"))["error"]
         assert "not your turn" in (await act("move", 400, number=found["number"] + 1, text="0"))["error"]
-        assert "not over" in (await act("again", 400))["error"]
-        assert "not over" in (await act("keep", 400))["error"]
+        assert "has not ended" in (await act("again", 400))["error"]
+        assert "has not ended" in (await act("keep", 400))["error"]
         while not found["over"]:
             taken = found["asked"]["legal"]
             assert taken == [text for row in found["asked"]["board"]["rows"] for text, look in row if look == "free"]

@@ -22,8 +22,7 @@ from rove.core.records import ErrorInfo
 from rove.runs.run import Run
 from rove.statistics import Tally
 from rove.viewer.html import bundled, cut, excerpt, shown
-from rove.viewer.report import MESSAGE, WHOLE, choose, markdown, write_report
-from rove.viewer.training import training
+from rove.viewer.report import MAX_ROLLOUT_CHARS, MAX_TEXT_CHARS, choose_rollouts, markdown, training_data, write_report
 
 EVIL = "<script>alert(1)</script><img src=x onerror=alert(2)>\" onclick='alert(3)'"
 VOID = {"meta"}
@@ -95,13 +94,13 @@ def finish(run: Run, records: list[vf.RolloutRecord], **more: Any) -> Run:
     return run
 
 
-FEW = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
+MAX_CODED_VALUES = [record(0, 0, 1.0), record(0, 1, 0.0), record(1, 0, None), record(1, 1, 0.5)]
 
 
 def test_everything_is_on_the_page(tmp_path: Path):
     run = finish(
-        made_run(tmp_path / "run", FEW, num_examples=2, sampling={"top_p": 0.9}),
-        FEW,
+        made_run(tmp_path / "run", MAX_CODED_VALUES, num_examples=2, sampling={"top_p": 0.9}),
+        MAX_CODED_VALUES,
         cost={"total": 1.5, "per_rollout": 0.5},
     )
     seen = page(run, tmp_path)
@@ -135,7 +134,7 @@ def test_everything_is_on_the_page(tmp_path: Path):
 
 
 def test_failures_come_first_then_the_lowest_rewards(tmp_path: Path):
-    seen = page(made_run(tmp_path / "run", FEW), tmp_path)
+    seen = page(made_run(tmp_path / "run", MAX_CODED_VALUES), tmp_path)
     assert seen.rewards == [None, 0.2, 0.7, 1.2]
     first = " ".join(texts(seen.data["rollouts"][0]))
     assert "HTTP 502" in first and "Traceback: line 1" in first
@@ -172,7 +171,7 @@ def test_nothing_a_rollout_says_becomes_html(tmp_path: Path):
 
 
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path):
-    seen = page(made_run(tmp_path / "run", FEW), tmp_path)
+    seen = page(made_run(tmp_path / "run", MAX_CODED_VALUES), tmp_path)
     assert all(not (attrs.keys() & {"src", "srcset", "data", "href"}) for _, attrs in seen.tags)
     assert set(re.findall(r"https?://[\w.]+", seen.script + seen.style)) == {"http://www.w3.org"}  # SVG's name
     [policy] = [attrs["content"] for _, attrs in seen.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
@@ -185,7 +184,9 @@ def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path):
 
 def test_a_run_that_was_never_finished(tmp_path: Path):
     price = {"input": 1e5, "output": 0.0}
-    run = made_run(tmp_path / "run", FEW, num_examples=3, rollouts_per_example=2, pass_threshold=0.6, price=price)
+    run = made_run(
+        tmp_path / "run", MAX_CODED_VALUES, num_examples=3, rollouts_per_example=2, pass_threshold=0.6, price=price
+    )
     seen = page(run, tmp_path)
     assert "unfinished, 6 were planned" in seen.words
     assert "3 / 4" in seen.words
@@ -206,7 +207,7 @@ def test_a_run_without_a_single_score(tmp_path: Path, records: list[vf.RolloutRe
 
 
 def test_a_summary_of_an_older_version_or_with_nulls(tmp_path: Path):
-    run = made_run(tmp_path / "run", FEW)
+    run = made_run(tmp_path / "run", MAX_CODED_VALUES)
     run.finish(
         {"rollouts": 4, "scored": 3, "reward": {"mean": None, "half_width": None}, "latency": None, "cost": None}
     )
@@ -232,14 +233,14 @@ def test_only_so_many_rollouts_are_shown_and_the_page_says_so(tmp_path: Path):
     many = [record(i, j, i / 10 if i else None) for i in range(10) for j in range(4)]
     seen = page(made_run(tmp_path / "run", many), tmp_path, rollouts=10)
     assert seen.rewards == [None] * 4 + [0.3] * 3 + [1.1] * 3
-    assert "30 of 40 are left out" in seen.words
+    assert "30 of 40 are omitted" in seen.words
     assert page(made_run(tmp_path / "run2", many), tmp_path, rollouts=0).rewards == []
 
 
 @given(st.lists(st.none() | st.floats(-1, 1), max_size=40), st.integers(0, 50))
 def test_as_many_as_asked_for_are_chosen_and_none_twice(rewards: list[float | None], limit: int):
     places = [(7 * i, reward) for i, reward in enumerate(rewards)]
-    chosen = choose(places, limit)
+    chosen = choose_rollouts(places, limit)
     assert len(chosen) == len(set(chosen)) == min(limit, len(rewards))
     of = dict(places)
     failed = [place for place in chosen if of[place] is None]
@@ -253,7 +254,7 @@ def test_as_many_as_asked_for_are_chosen_and_none_twice(rewards: list[float | No
 
 
 def test_a_line_that_is_no_rollout_leaves_no_page(tmp_path: Path):
-    run = made_run(tmp_path / "run", FEW)
+    run = made_run(tmp_path / "run", MAX_CODED_VALUES)
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(b"{}\n")
     with pytest.raises(vf.RunError, match="not a rollout record"):
@@ -269,7 +270,9 @@ def test_a_function_named_reward_is_not_taken_for_the_reward(tmp_path: Path):
 
 
 def test_a_password_in_an_address_stays_in_the_run_folder(tmp_path: Path):
-    write_report(made_run(tmp_path / "run", FEW, base_url="http://me:secret@host/v1"), tmp_path / "out.html")
+    write_report(
+        made_run(tmp_path / "run", MAX_CODED_VALUES, base_url="http://me:secret@host/v1"), tmp_path / "out.html"
+    )
     text = (tmp_path / "out.html").read_text(encoding="utf-8")
     assert "secret" not in text
     assert "http://…@host/v1" in text
@@ -280,8 +283,8 @@ def test_a_long_rollout_is_cut_and_says_so(tmp_path: Path):
     records = [record(0, 0, completion=long), record(1, 0, completion=long * 300)]
     seen = page(made_run(tmp_path / "run", records), tmp_path)
     one, many = seen.data["rollouts"]
-    assert f"{50_000 - MESSAGE:,} characters left out" in one["completion"][0]["content"]
-    assert len("".join(texts(many))) < 2 * WHOLE
+    assert f"{50_000 - MAX_TEXT_CHARS:,} characters left out" in one["completion"][0]["content"]
+    assert len("".join(texts(many))) < 2 * MAX_ROLLOUT_CHARS
 
 
 # Training
@@ -311,7 +314,9 @@ def test_a_training_run_is_its_curves_alerts_measurements_and_last_rollouts(tmp_
     ]
     assert seen.data["cards"][0] == ["3 of 5", "steps"] and "2 minutes in all" in seen.data["counts"]
     assert seen.rewards == [None, 0.2, 0.533333, 0.866667]
-    assert {one["step"] for one in seen.data["rollouts"]} == {3} and "Of the last step." in seen.data["rollouts_note"]
+    assert {one["step"] for one in seen.data["rollouts"]} == {3} and "Rollouts of the last step." in seen.data[
+        "rollouts_note"
+    ]
     assert seen.data["again"] == f"rove rl @ {tmp_path}/run/config.toml --run-dir runs/again"
     text = markdown(Run(tmp_path / "run"))
     assert "| measured | first | last | best | at step |" in text and "3 of 5 steps taken" in text
@@ -340,7 +345,7 @@ metrics = st.dictionaries(
 
 @given(st.lists(metrics.map(lambda row: {**row, "step": 1}), max_size=5))
 def test_no_metrics_make_it_fail(rows: list[dict[str, Any]]):
-    told = training(rows, [{"text": "of no step"}, {}])
+    told = training_data(rows, [{"text": "of no step"}, {}])
     assert all(len(row) == len(told["head"]) for row in told["values"])
 
 
@@ -382,18 +387,20 @@ def test_numbers_for_people():
 
 
 def test_markdown_for_a_pull_request(tmp_path: Path):
-    run = finish(made_run(tmp_path / "run", FEW), FEW)
+    run = finish(made_run(tmp_path / "run", MAX_CODED_VALUES), MAX_CODED_VALUES)
     text = markdown(run)
     assert text.startswith(
         "### quiz · someone/model\n\n| value | mean | 95 % interval | weight |\n| --- | ---: | ---: | ---: |\n"
     )
     assert "\n| win | 0.500 |" in text
-    assert "\n3 of 4 rollouts scored; 1 failed: model: InfraError (1); ended by answered (3); \\* interval may" in text
+    assert (
+        "\n3 of 4 rollouts scored; 1 failed: model: InfraError (1); stop reason: answered (3); \\* interval may" in text
+    )
     assert f"`rove eval @ {run.path}/config.toml --run-dir runs/again`" in text
 
 
 def test_a_measurement_of_training_is_repeated_with_a_model_of_ones_own(tmp_path: Path):
-    run = made_run(tmp_path / "run", FEW)
+    run = made_run(tmp_path / "run", MAX_CODED_VALUES)
     file = run.path / "config.toml"
     file.write_text(file.read_text().replace('model = "someone/model"', 'model = ""'))
     text = markdown(run)

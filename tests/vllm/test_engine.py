@@ -20,7 +20,7 @@ from rove.core.errors import ConfigError, InfraError, OverlongPromptError, RunEr
 from rove.core.protocols import Generation, SamplingParams, Token
 from rove.engine.client import ClientEngine
 from rove.models.load import LoadedModel
-from rove.train.backends import probe_of
+from rove.train.backends import parity_check
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.server import VLLMConfig
 from rove.vllm.weights import write_served
@@ -67,7 +67,7 @@ def publish(engine: VLLMEngine, loaded: LoadedModel, version: int) -> Path:
     weights = engine.folder / f"weights-{version}-{len(list(engine.folder.glob('w*')))}"
     write_served(loaded, weights)
     engine.update_weights(version, weights)
-    engine.check_parity(probe_of(loaded.model, PROMPT * 3))
+    engine.check_parity(parity_check(loaded.model, PROMPT * 3))
     return weights
 
 
@@ -117,7 +117,7 @@ def test_tokens_come_with_the_log_probabilities_they_were_drawn_with(
 
 def test_scores_are_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
-    assert engine.score(PROMPT) == pytest.approx(probe_of(LOADED.model, PROMPT).logprobs, abs=1e-4)
+    assert engine.score(PROMPT) == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     with pytest.raises(ConfigError, match=r"temperature is 0.5; vLLM scores tokens at temperature 1 alone"):
         engine.score(PROMPT, 0.5)
 
@@ -128,7 +128,7 @@ def test_more_is_told_where_it_is_asked_for(tmp_path: Path, fake: FakeVLLM):
     assert made.top_logprobs is not None
     assert [len(top) for top in made.top_logprobs] == [2] * len(made.ids)
     assert [top[0][0] for top in made.top_logprobs] == made.ids  # greedy: the likeliest
-    assert made.prompt_logprobs == pytest.approx(probe_of(LOADED.model, PROMPT).logprobs, abs=1e-4)
+    assert made.prompt_logprobs == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     assert made.prompt_top_logprobs is not None
     assert [len(top) for top in made.prompt_top_logprobs] == [1] * (len(PROMPT) - 1)
 
@@ -189,7 +189,7 @@ def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
     weights = publish(engine, other, 2)
     assert engine.fleet.parity_error <= 1e-4
     assert ask(engine, PROMPT)[0].policy_version == 2
-    assert engine.score(PROMPT) == pytest.approx(probe_of(other.model, PROMPT).logprobs, abs=1e-4)
+    assert engine.score(PROMPT) == pytest.approx(parity_check(other.model, PROMPT).logprobs, abs=1e-4)
     assert weights.exists()
     assert not first.exists()
     paths = [path for path, _ in fake.asked if not path.startswith("/inference")]
@@ -231,7 +231,7 @@ def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, fold
 def test_the_tolerance_is_what_counts(tmp_path: Path, fake: FakeVLLM):
     engine = engine_of(tmp_path, fake.url, tolerance=100.0)
     engine.update_weights(1, written(tmp_path))
-    engine.check_parity(probe_of(tiny_model(seed=1).model, PROMPT))
+    engine.check_parity(parity_check(tiny_model(seed=1).model, PROMPT))
     assert 0.1 < engine.fleet.parity_error < 100
 
 

@@ -11,7 +11,7 @@ from vllm_server import FakeVLLM
 
 from rove.core.errors import RunError
 from rove.models.adapter import add_adapter
-from rove.train.backends import probe_of
+from rove.train.backends import parity_check
 from rove.vllm.fleet import AdapterRefusedError, Fleet, ServedWeights
 from rove.vllm.server import LoRAShape, VLLMConfig
 from rove.vllm.weights import write_adapter, write_served
@@ -53,7 +53,7 @@ def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLL
     assert (body["token_ids"], body["sampling_params"]) == (IDS, {"max_tokens": 2})
     assert body["model"] in fake.adapters
     assert body["cache_salt"].endswith("-4")
-    fleet.check(probe_of(LOADED.model, IDS))  # the adapter changes nothing yet
+    fleet.check(parity_check(LOADED.model, IDS))  # the adapter changes nothing yet
     assert fleet.parity_error <= 1e-4
     fleet.update(weights._replace(adapter=None))
     assert "model" not in fleet.request_body(IDS, {})

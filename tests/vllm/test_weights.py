@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 
 from rove.models.adapter import add_adapter, merge_adapter
 from rove.models.load import load_model
-from rove.train.backends import probe_of
+from rove.train.backends import parity_check
 from rove.vllm.weights import BODY_FILE, HEAD_FILE, folder_bytes, merged_weights, write_adapter, write_served
 
 PROMPT = [7, 30, 31, 40, 9, 100]
@@ -28,31 +28,31 @@ def test_the_folder_computes_the_same_with_a_head_of_its_own(tmp_path: Path, arc
     if arch == "lfm2":
         assert (again.model.config.conv_dim, again.model.config.block_dim) == (32, 32)
     assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
-    one, other = (probe_of(model, PROMPT) for model in (loaded.model, again.model))
+    one, other = (parity_check(model, PROMPT) for model in (loaded.model, again.model))
     assert other.logprobs == pytest.approx(one.logprobs, abs=1e-6)
     assert other.next_logprobs == pytest.approx(one.next_logprobs, abs=1e-5)
 
 
 def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
     loaded = tiny_model()
-    plain = probe_of(loaded.model, PROMPT).logprobs
+    plain = parity_check(loaded.model, PROMPT).logprobs
     adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:
                 parameter.normal_(std=0.3)  # more of it, and rounding is more than 1e-5, too
-    expected = probe_of(loaded.model, PROMPT).logprobs
+    expected = parity_check(loaded.model, PROMPT).logprobs
     assert expected != pytest.approx(plain, abs=0.1)
     write_served(loaded._replace(adapter=adapter), tmp_path)
     again = load_model(tmp_path, "cpu")
-    assert probe_of(again.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
+    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
     assert merged_weights(loaded.model).keys() == tiny_model().model.state_dict().keys()
 
 
 def test_an_adapter_goes_beside_its_base(tmp_path: Path):
     loaded = tiny_model()
-    plain = probe_of(loaded.model, PROMPT).logprobs
+    plain = parity_check(loaded.model, PROMPT).logprobs
     adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
     for seed in (1, 2):  # the second over the first
         torch.manual_seed(seed)
@@ -63,9 +63,11 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
         write_adapter(adapter, tmp_path / "adapter")
     write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
     base = load_model(tmp_path / "base", "cpu")
-    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
+    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
     merge_adapter(base.model, tmp_path / "adapter")
-    assert probe_of(base.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-5)
+    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(
+        parity_check(loaded.model, PROMPT).logprobs, abs=1e-5
+    )
     assert sorted(file.name for file in tmp_path.iterdir()) == ["adapter", "base"]
     assert folder_bytes(tmp_path / "adapter") < folder_bytes(tmp_path / "base") / 2
 
@@ -80,7 +82,9 @@ def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pyt
     assert len(list(tmp_path.glob("model-0*.safetensors"))) > 1
     assert not (tmp_path / BODY_FILE).exists()
     again = load_model(tmp_path, "cpu")
-    assert probe_of(again.model, PROMPT).logprobs == pytest.approx(probe_of(loaded.model, PROMPT).logprobs, abs=1e-6)
+    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(
+        parity_check(loaded.model, PROMPT).logprobs, abs=1e-6
+    )
 
 
 def test_a_head_of_its_own_stays_as_it_is(tmp_path: Path):

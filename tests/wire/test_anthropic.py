@@ -27,7 +27,7 @@ def words(text: str) -> dict[str, Any]:
     return {"type": "text", "text": text}
 
 
-def said(*content: Any, stop_reason: Any = "end_turn", **fields: Any) -> dict[str, Any]:
+def text_or_refusal(*content: Any, stop_reason: Any = "end_turn", **fields: Any) -> dict[str, Any]:
     usage = {"input_tokens": 3, "cache_creation_input_tokens": 5, "cache_read_input_tokens": None, "output_tokens": 2}
     body = {"id": "msg_1", "type": "message", "role": "assistant", "model": "m", "content": [*content]}
     return body | {"stop_reason": stop_reason, "stop_sequence": None, "usage": usage} | fields
@@ -166,7 +166,7 @@ def test_arguments_must_be_an_object(arguments: str):
 
 
 def test_read_response():
-    response = read_response(said(words("Hello "), {**words("there."), "citations": None}))
+    response = read_response(text_or_refusal(words("Hello "), {**words("there."), "citations": None}))
     assert response.message == {"role": "assistant", "content": "Hello there."}
     assert isinstance(response.message, Message)
     assert response.usage == Usage(8, 2)
@@ -185,19 +185,19 @@ def test_read_response():
     ],
 )
 def test_finish_reasons(stop_reason: str | None, ours: str):
-    assert read_response(said(words("hi"), stop_reason=stop_reason)).finish_reason == ours
+    assert read_response(text_or_refusal(words("hi"), stop_reason=stop_reason)).finish_reason == ours
 
 
 def test_tool_use_becomes_tool_calls():
-    response = read_response(said(USE, stop_reason="tool_use"))
+    response = read_response(text_or_refusal(USE, stop_reason="tool_use"))
     assert response.message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert response.finish_reason == "tool_calls"
-    assert read_response(said(USE, stop_reason="max_tokens")).finish_reason == "length"
+    assert read_response(text_or_refusal(USE, stop_reason="max_tokens")).finish_reason == "length"
 
 
 def test_thinking_is_read_and_goes_back_as_it_came():
     content = [THOUGHT, words("\n\n"), HIDDEN, words("So:"), {**USE, "caller": {"type": "direct"}}]
-    message = read_response(said(*content, stop_reason="tool_use")).message
+    message = read_response(text_or_refusal(*content, stop_reason="tool_use")).message
     assert message == {
         "role": "assistant",
         "content": "\n\nSo:",
@@ -211,13 +211,13 @@ def test_thinking_is_read_and_goes_back_as_it_came():
 
 
 def test_an_edited_message_is_sent_as_edited():
-    message = read_response(said(THOUGHT, words("secret"), USE, stop_reason="tool_use")).message
+    message = read_response(text_or_refusal(THOUGHT, words("secret"), USE, stop_reason="tool_use")).message
     assert sent(Message(message, content="***")) == [{"role": "assistant", "content": [words("***"), USE]}]
     assert sent(Message(message, tool_calls=None)) == [{"role": "assistant", "content": [words("secret")]}]
 
 
 def test_thoughts_that_were_cut_short_do_not_go_back():
-    message = read_response(said(THOUGHT, stop_reason="max_tokens")).message
+    message = read_response(text_or_refusal(THOUGHT, stop_reason="max_tokens")).message
     assert message == {"role": "assistant", "content": "", "reasoning_content": "2 + 2"}
     assert sent(UserMessage("a"), message, UserMessage("b")) == [{"role": "user", "content": [words("a"), words("b")]}]
 
@@ -231,20 +231,20 @@ def test_thoughts_that_were_cut_short_do_not_go_back():
     ],
 )
 def test_refusals_are_kept(details: Any, refusal: str):
-    response = read_response(said(stop_reason="refusal", stop_details=details))
+    response = read_response(text_or_refusal(stop_reason="refusal", stop_details=details))
     assert response.message == {"role": "assistant", "content": "", "refusal": refusal}
     assert response.finish_reason == "stop"
 
 
 @pytest.mark.parametrize("usage", [None, {}, "many", {"input_tokens": None, "output_tokens": "2"}])
 def test_usage_may_be_missing_or_odd(usage: Any):
-    assert read_response(said(words("hi"), usage=usage)).usage == Usage(0, 0)
+    assert read_response(text_or_refusal(words("hi"), usage=usage)).usage == Usage(0, 0)
 
 
 @pytest.mark.parametrize("content", [[], [words("")], [HIDDEN]])
 def test_empty_answer(content: list[Any]):
     with pytest.raises(EmptyModelResponseError, match="msg_1"):
-        read_response(said(*content))
+        read_response(text_or_refusal(*content))
 
 
 @pytest.mark.parametrize(
@@ -252,11 +252,11 @@ def test_empty_answer(content: list[Any]):
     [
         (None, "got `null`"),
         ({"type": "error", "error": {"message": "Overloaded"}}, "missing required field `content`.*Overloaded"),
-        (said(7), "got `int`"),
-        (said({"type": "text"}), "missing required field `text`"),
-        (said({**USE, "input": "{}"}), "got `str`"),
-        (said({"type": "tool_use", "name": "add"}), "missing required field `id`"),
-        (said(words("hi"), content="hi"), "got `str`"),
+        (text_or_refusal(7), "got `int`"),
+        (text_or_refusal({"type": "text"}), "missing required field `text`"),
+        (text_or_refusal({**USE, "input": "{}"}), "got `str`"),
+        (text_or_refusal({"type": "tool_use", "name": "add"}), "missing required field `id`"),
+        (text_or_refusal(words("hi"), content="hi"), "got `str`"),
     ],
 )
 def test_what_is_no_message_is_invalid(body: Any, expected: str):
@@ -298,7 +298,7 @@ GOOD_BLOCKS = st.lists(
 
 @given(content=GOOD_BLOCKS)
 def test_what_came_goes_back(content: list[dict[str, Any]]):
-    message = read_response(said(*content, stop_reason="max_tokens")).message
+    message = read_response(text_or_refusal(*content, stop_reason="max_tokens")).message
     turns = sent(msgspec.json.decode(msgspec.json.encode(message)))
     visible = [block for block in content if block["type"] != "text" or block["text"].strip()]
     if CONTENT in message:

@@ -11,14 +11,14 @@ from rove.core.errors import ConfigError, EmptyModelResponseError, InvalidModelR
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
 from rove.core.records import Usage
 from rove.wire.common import (
-    answer,
+    build_response,
     count,
     finish_reason,
     function_of,
+    is_unedited,
     parts_of,
-    said,
-    still_says,
     text_in,
+    text_or_refusal,
     tool_call,
     tool_calls_of,
     without_none,
@@ -59,14 +59,14 @@ def test_parts():
     image = {"type": "image_url", "image_url": {"url": "https://a"}}
     assert parts_of(UserMessage(["a", image])) == [{"type": "text", "text": "a"}, image]
     assert parts_of(AssistantMessage(None)) == []
-    assert said({"type": "text", "text": "a"}) == "a"
-    assert said({"type": "refusal", "refusal": "no"}) == "no"
-    assert said(image) is None
+    assert text_or_refusal({"type": "text", "text": "a"}) == "a"
+    assert text_or_refusal({"type": "refusal", "refusal": "no"}) == "no"
+    assert text_or_refusal(image) is None
     assert text_in(image, "image_url", "url") == "https://a"
     with pytest.raises(ConfigError, match=r"has no image_url\.detail"):
         text_in(image, "image_url", "detail")
     with pytest.raises(ConfigError, match="has no text"):
-        said({"type": "text", "text": None})
+        text_or_refusal({"type": "text", "text": None})
 
 
 def test_tool_calls():
@@ -89,21 +89,21 @@ def test_functions():
 
 
 def test_an_answer_says_something():
-    assert answer({}, "hi", Usage(), "stop", tool_calls=[], refusal=None).message == {
+    assert build_response({}, "hi", Usage(), "stop", tool_calls=[], refusal=None).message == {
         "role": "assistant",
         "content": "hi",
     }
-    assert answer({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
-    assert answer({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
-    assert answer({}, "", Usage(), "length").message.content == ""
+    assert build_response({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
+    assert build_response({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
+    assert build_response({}, "", Usage(), "length").message.content == ""
     with pytest.raises(EmptyModelResponseError, match='neither text nor tool calls: {"id": 1}'):
-        answer({"id": 1}, "", Usage(), "stop", tool_calls=[])
+        build_response({"id": 1}, "", Usage(), "stop", tool_calls=[])
 
 
 def test_two_tool_calls_with_one_id_are_no_answer():
     calls = [tool_call("call_1", "f", "{}"), tool_call("call_1", "g", "{}")]
     with pytest.raises(InvalidModelResponseError, match="two tool calls have the same id"):
-        answer({}, "", Usage(), "tool_calls", tool_calls=calls)
+        build_response({}, "", Usage(), "tool_calls", tool_calls=calls)
 
 
 def test_small_things():
@@ -117,6 +117,6 @@ def test_small_things():
     impossible = [-5, 10**9 + 1, 10**30, 1.5, math.nan, math.inf, True, None, [7]]
     assert [count({"n": value}, "n") for value in impossible] == [0] * len(impossible)
     assert count({"n": 10**9}, "n") == 10**9
-    assert still_says(AssistantMessage(None, tool_calls=[1]), "", [1])
-    assert not still_says(AssistantMessage("b"), "a", [])
-    assert not still_says(ToolMessage("a", tool_calls=[1]), "a", [])
+    assert is_unedited(AssistantMessage(None, tool_calls=[1]), "", [1])
+    assert not is_unedited(AssistantMessage("b"), "a", [])
+    assert not is_unedited(ToolMessage("a", tool_calls=[1]), "a", [])

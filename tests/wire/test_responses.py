@@ -44,7 +44,7 @@ def words(text: Any, kind: str = "output_text", **fields: Any) -> dict[str, Any]
     return message | fields
 
 
-def said(*output: Any, status: Any = "completed", **fields: Any) -> dict[str, Any]:
+def text_or_refusal(*output: Any, status: Any = "completed", **fields: Any) -> dict[str, Any]:
     usage = {
         "input_tokens": 3,
         "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
@@ -199,7 +199,7 @@ def test_what_an_assistant_did_not_say_is_left_out():
 
 
 def test_read_response():
-    response = read(said(words("Hello "), words("there.")))
+    response = read(text_or_refusal(words("Hello "), words("there.")))
     assert response.message == {"role": "assistant", "content": "Hello there."}
     assert isinstance(response.message, Message)
     assert response.usage == Usage(3, 2)
@@ -210,27 +210,27 @@ def test_read_response():
     ("reason", "ours"), [("max_output_tokens", "length"), ("content_filter", "stop"), ("steered", "stop")]
 )
 def test_an_incomplete_answer(reason: str, ours: str):
-    body = said(words("hi"), USE, status="incomplete", incomplete_details={"reason": reason})
+    body = text_or_refusal(words("hi"), USE, status="incomplete", incomplete_details={"reason": reason})
     assert read(body).finish_reason == (ours if ours == "length" else "tool_calls")
     assert read({**body, "output": [words("hi")]}).finish_reason == ours
 
 
 def test_an_answer_cut_before_its_first_word():
-    body = said(THOUGHT, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
+    body = text_or_refusal(THOUGHT, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
     message = read(body).message
     assert message == {"role": "assistant", "content": "", "reasoning_content": "Adding.\n\nDone."}
     assert sent(message) == []
 
 
 def test_function_calls_become_tool_calls():
-    response = read(said(USE))
+    response = read(text_or_refusal(USE))
     assert response.message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert response.finish_reason == "tool_calls"
 
 
 def test_reasoning_is_read_and_goes_back_as_it_came():
     output = [THOUGHT, words("Let me add."), USE]
-    message = read(said(*output)).message
+    message = read(text_or_refusal(*output)).message
     assert message == {
         "role": "assistant",
         "content": "Let me add.",
@@ -243,24 +243,24 @@ def test_reasoning_is_read_and_goes_back_as_it_came():
 
 def test_open_reasoning_is_preferred_to_its_summary():
     item = {**THOUGHT, "encrypted_content": None, "content": [{"type": "reasoning_text", "text": "2 + 2"}]}
-    message = read(said(item, words("4"))).message
+    message = read(text_or_refusal(item, words("4"))).message
     assert message.reasoning_content == "2 + 2"
     assert sent(message) == [item, words("4")]
 
 
 def test_reasoning_that_only_has_an_id_does_not_go_back():
-    message = read(said({"id": "rs_1", "type": "reasoning", "summary": []}, words("4"), USE)).message
+    message = read(text_or_refusal({"id": "rs_1", "type": "reasoning", "summary": []}, words("4"), USE)).message
     assert message == {"role": "assistant", "content": "4", "tool_calls": [CALL]}
     assert all("id" not in item for item in sent(message))
 
 
 def test_the_phase_of_a_message_goes_back():
     output = [words("Hm.", phase="commentary"), words("4", phase="final_answer")]
-    assert sent(read(said(*output)).message) == output
+    assert sent(read(text_or_refusal(*output)).message) == output
 
 
 def test_an_edited_message_is_sent_as_edited():
-    message = read(said(THOUGHT, words("secret"), USE)).message
+    message = read(text_or_refusal(THOUGHT, words("secret"), USE)).message
     edited = sent(Message(message, content="***"))
     assert edited[0] == {"role": "assistant", "content": "***"}
     assert [item["type"] for item in edited[1:]] == ["function_call"]
@@ -268,7 +268,7 @@ def test_an_edited_message_is_sent_as_edited():
 
 
 def test_refusals_are_kept():
-    response = read(said(words("I will not.", "refusal")))
+    response = read(text_or_refusal(words("I will not.", "refusal")))
     assert response.message == {"role": "assistant", "content": "", "refusal": "I will not."}
     assert response.finish_reason == "stop"
 
@@ -276,21 +276,21 @@ def test_refusals_are_kept():
 def test_a_failure_of_the_server():
     error = {"code": "server_error", "message": "The model crashed."}
     with pytest.raises(ModelError, match="failed to answer.*The model crashed") as caught:
-        read(said(status="failed", error=error))
+        read(text_or_refusal(status="failed", error=error))
     assert not isinstance(caught.value, InvalidModelResponseError)
     with pytest.raises(ModelError, match="failed to answer.*resp_1"):
-        read_response(said(status="failed"))
+        read_response(text_or_refusal(status="failed"))
 
 
 @pytest.mark.parametrize("usage", [None, {}, "many", {"input_tokens": None, "output_tokens": "2"}])
 def test_usage_may_be_missing_or_odd(usage: Any):
-    assert read_response(said(words("hi"), usage=usage)).usage == Usage(0, 0)
+    assert read_response(text_or_refusal(words("hi"), usage=usage)).usage == Usage(0, 0)
 
 
 @pytest.mark.parametrize("output", [[], [words("")], [{"id": "rs_1", "type": "reasoning", "summary": []}]])
 def test_empty_answer(output: list[Any]):
     with pytest.raises(EmptyModelResponseError, match="resp_1"):
-        read(said(*output))
+        read(text_or_refusal(*output))
 
 
 @pytest.mark.parametrize(
@@ -298,12 +298,12 @@ def test_empty_answer(output: list[Any]):
     [
         (None, "got `null`"),
         ({"error": {"message": "overloaded"}}, "not a finished OpenAI response.*overloaded"),
-        (said(words("hi"), status="in_progress"), "not a finished"),
-        (said(words("hi"), status="cancelled"), "not a finished"),
-        (said(words(7)), "got `int`"),
-        (said({**USE, "call_id": None}), "got `null`"),
-        (said({"type": "message"}), "missing required field `content`"),
-        (said({**THOUGHT, "summary": "hm"}), "got `str`"),
+        (text_or_refusal(words("hi"), status="in_progress"), "not a finished"),
+        (text_or_refusal(words("hi"), status="cancelled"), "not a finished"),
+        (text_or_refusal(words(7)), "got `int`"),
+        (text_or_refusal({**USE, "call_id": None}), "got `null`"),
+        (text_or_refusal({"type": "message"}), "missing required field `content`"),
+        (text_or_refusal({**THOUGHT, "summary": "hm"}), "got `str`"),
     ],
 )
 def test_what_is_no_response_is_invalid(body: Any, expected: str):
@@ -350,7 +350,7 @@ GOOD_ITEMS = st.lists(
 @given(output=GOOD_ITEMS)
 def test_what_came_goes_back(output: list[dict[str, Any]]):
     cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    message = read(said(*output, **cut)).message
+    message = read(text_or_refusal(*output, **cut)).message
     items = sent(msgspec.json.decode(msgspec.json.encode(message)))
     if OUTPUT in message:
         assert items == output

@@ -115,7 +115,7 @@ def test_forms_and_choices():
     [
         ({}, "missing required field `input`"),
         ({"input": []}, "length >= 1"),
-        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id .* nothing is stored here"),
+        ({"input": "a", "previous_response_id": "resp_1"}, "previous_response_id .* this server is stateless"),
         ({"input": "a", "background": True}, "background is true"),
         ({"input": "a", "top_logprobs": 2}, "top_logprobs is given without include"),
         ({"input": "a", "tools": [{"type": "web_search"}]}, "web_search.*expected type 'function'"),

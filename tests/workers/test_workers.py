@@ -44,21 +44,21 @@ def ends(pid: int, seconds: float = 30.0) -> bool:
     return not is_running(pid)
 
 
-def test_a_worker_remembers_and_another_knows_nothing_of_it(workers: Workers) -> None:
+def test_state_is_kept_in_a_worker_and_not_shared(workers: Workers) -> None:
     async def go() -> list[int]:
         first, second = await workers.open(), await workers.open()
-        said = [
+        results = [
             await first.call("add", number=2),
             await first.call("add", number=3),
             await second.call("add", number=1),
         ]
         assert await first.call("pid") != await second.call("pid")
-        return said
+        return results
 
     assert asyncio.run(go()) == [2, 5, 1]
 
 
-def test_what_is_printed_is_kept_off_the_conversation(workers: Workers) -> None:
+def test_output_does_not_disturb_the_protocol(workers: Workers) -> None:
     value = {"text": "é" * 300_000, "none": None, "list": [1, 2.5, True]}
 
     async def go() -> object:
@@ -67,9 +67,9 @@ def test_what_is_printed_is_kept_off_the_conversation(workers: Workers) -> None:
     assert asyncio.run(go()) == value
 
 
-def test_what_a_function_raises_is_told_and_the_worker_goes_on(workers: Workers) -> None:
+def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -> None:
     async def go() -> list[str]:
-        worker, said = await workers.open(), []
+        worker, results = await workers.open(), []
         for name, args in (
             ("divide", {"by": 0}),
             ("quit", {}),
@@ -79,24 +79,24 @@ def test_what_a_function_raises_is_told_and_the_worker_goes_on(workers: Workers)
         ):
             with pytest.raises(RemoteError) as raised:
                 await worker.call(name, **args)
-            said.append(raised.value)
+            results.append(raised.value)
         assert await worker.call("add", number=1) == 1
-        assert "in divide" in said[0].traceback
-        return [error.type for error in said]
+        assert "in divide" in results[0].traceback
+        return [error.type for error in results]
 
     types = ["ZeroDivisionError", "SystemExit", "TypeError", "AttributeError", "TypeError"]
     assert asyncio.run(go()) == types
 
 
 @pytest.mark.parametrize(
-    ("name", "args", "told"),
+    ("name", "args", "message"),
     [("die", {}, "SIGSEGV"), ("leave", {"status": 4}, "exit code 4"), ("leave", {"status": 0}, "exit code 0")],
 )
-def test_a_worker_that_ends_is_an_error_of_its_own_call(workers: Workers, name: str, args: dict, told: str) -> None:
+def test_the_end_of_a_worker_fails_only_its_own_calls(workers: Workers, name: str, args: dict, message: str) -> None:
     async def go() -> None:
         worker, other = await workers.open(), await workers.open()
         assert await other.call("add", number=1) == 1
-        with pytest.raises(WorkerError, match=told) as raised:
+        with pytest.raises(WorkerError, match=message) as raised:
             await worker.call(name, **args)
         assert name != "die" or "the last thing I say" in str(raised.value)
         with pytest.raises(WorkerError, match="its process ended"):
@@ -106,7 +106,7 @@ def test_a_worker_that_ends_is_an_error_of_its_own_call(workers: Workers, name: 
     asyncio.run(go())
 
 
-def test_time_limits_kill(workers: Workers) -> None:
+def test_a_timeout_kills_the_worker(workers: Workers) -> None:
     async def go() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
@@ -117,7 +117,7 @@ def test_time_limits_kill(workers: Workers) -> None:
     assert ends(asyncio.run(go()))
 
 
-def test_a_call_that_is_cancelled_kills_too(workers: Workers) -> None:
+def test_canceling_a_call_kills_the_worker(workers: Workers) -> None:
     async def go() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
@@ -129,7 +129,7 @@ def test_a_call_that_is_cancelled_kills_too(workers: Workers) -> None:
     assert ends(asyncio.run(go()))
 
 
-def test_what_a_worker_has_started_ends_with_it(workers: Workers) -> None:
+def test_child_processes_end_with_their_worker(workers: Workers) -> None:
     async def go() -> list[int]:
         closed, left = await workers.open(), await workers.open()
         children = [await closed.call("child"), await left.call("child")]
@@ -142,7 +142,7 @@ def test_what_a_worker_has_started_ends_with_it(workers: Workers) -> None:
     assert all(map(ends, asyncio.run(go())))
 
 
-def test_borrowed_workers_are_few_used_again_and_replaced(workers: Workers) -> None:
+def test_acquired_workers_are_limited_reused_and_replaced(workers: Workers) -> None:
     async def one(number: int) -> int | None:
         async with workers.acquire() as worker:
             if number == 5:
@@ -159,7 +159,7 @@ def test_borrowed_workers_are_few_used_again_and_replaced(workers: Workers) -> N
     assert asyncio.run(go())[5] is None  # in another event loop
 
 
-def test_closing_ends_all_and_the_next_call_starts_anew(workers: Workers) -> None:
+def test_close_ends_all_workers_and_open_starts_again(workers: Workers) -> None:
     async def go() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
@@ -174,17 +174,17 @@ def test_closing_ends_all_and_the_next_call_starts_anew(workers: Workers) -> Non
     assert ends(asyncio.run(go()))
 
 
-def test_a_host_that_is_killed_takes_its_workers_with_it_and_is_replaced(workers: Workers) -> None:
+def test_a_killed_fork_server_ends_its_workers_and_is_replaced(workers: Workers) -> None:
     async def go() -> tuple[int, int]:
         worker = await workers.open()
         pid = await worker.call("pid")
-        host = workers._host
-        assert host is not None
-        os.kill(host.process.pid, signal.SIGKILL)
+        server = workers._server
+        assert server is not None
+        os.kill(server.process.pid, signal.SIGKILL)
         with pytest.raises(WorkerError):
             await worker.call("spin")
-        await asyncio.to_thread(host.process.wait)
-        while not host.is_gone:  # noqa: ASYNC110
+        await asyncio.to_thread(server.process.wait)
+        while not server.is_closed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
         again = await workers.open()
         return pid, await again.call("pid")
@@ -193,7 +193,7 @@ def test_a_host_that_is_killed_takes_its_workers_with_it_and_is_replaced(workers
     assert ends(before) and before != after
 
 
-def test_workers_whose_owner_is_gone_end_by_themselves() -> None:
+def test_workers_end_with_the_parent_process() -> None:
     program = (
         "import asyncio, os, sys\n"
         "from pathlib import Path\n"
@@ -204,7 +204,7 @@ def test_workers_whose_owner_is_gone_end_by_themselves() -> None:
         "    pid = await worker.call('pid')\n"
         "    task = asyncio.create_task(worker.call('spin'))\n"
         "    await asyncio.sleep(0.1)\n"
-        "    print(pid, workers._host.process.pid, flush=True)\n"
+        "    print(pid, workers._server.process.pid, flush=True)\n"
         "    os._exit(0)\n"
         "asyncio.run(go())\n"
     )
@@ -213,12 +213,12 @@ def test_workers_whose_owner_is_gone_end_by_themselves() -> None:
 
 
 @pytest.mark.broad
-def test_workers_that_nobody_holds_any_more_are_ended() -> None:
+def test_workers_end_when_the_object_is_garbage_collected() -> None:
     async def go() -> tuple[int, int]:
         workers = Workers(MODULE)
         worker = await workers.open()
-        assert workers._host is not None
-        return await worker.call("pid"), workers._host.process.pid
+        assert workers._server is not None
+        return await worker.call("pid"), workers._server.process.pid
 
     pids = asyncio.run(go())
     gc.collect()
@@ -226,7 +226,7 @@ def test_workers_that_nobody_holds_any_more_are_ended() -> None:
 
 
 @pytest.mark.parametrize(
-    ("trouble", "kind", "told"),
+    ("trouble", "kind", "message"),
     [
         ("raise", RemoteError, "ValueError: no such data"),
         ("exit", RemoteError, "SystemExit: 3"),
@@ -234,15 +234,15 @@ def test_workers_that_nobody_holds_any_more_are_ended() -> None:
         ("hang", WorkerError, "did not load within 0.5 s"),
     ],
 )
-def test_a_module_that_does_not_load(trouble: str, kind: type[Error], told: str) -> None:
+def test_a_module_that_does_not_load(trouble: str, kind: type[Error], message: str) -> None:
     workers = Workers(MODULE, {"trouble": trouble}, start_seconds=60.0 if trouble != "hang" else 0.5)
     before = children()
-    with pytest.raises(kind, match=told):
+    with pytest.raises(kind, match=message):
         workers.start()
     assert children() == before
 
 
-def test_an_interpreter_that_is_none() -> None:
+def test_a_missing_interpreter() -> None:
     with pytest.raises(WorkerError, match="cannot start /no/python"):
         Workers(MODULE, python="/no/python").start()
     assert issubclass(WorkerError, InfraError)
@@ -259,7 +259,7 @@ def test_another_interpreter_has_its_own_path(tmp_path: Path) -> None:
     workers.close()
 
 
-def test_randomness_variables_and_memory_are_its_own(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_random_state_variables_and_memory_are_separate(workers: Workers, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "sk-secret")
     before = random.getstate()
 
@@ -282,8 +282,8 @@ def test_randomness_variables_and_memory_are_its_own(workers: Workers, monkeypat
         asyncio.run(hoard())
 
 
-def test_workers_may_ask_back_and_answer_many_at_once(tmp_path: Path) -> None:
-    """A module that serves its own way: every call asks back before it is answered, the first one last."""
+def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
+    """A module with its own `serve`: each call first calls back; answers come in reverse order."""
     module = tmp_path / "asking.py"
     module.write_text(
         "import json, struct\n"
@@ -316,13 +316,13 @@ def test_workers_may_ask_back_and_answer_many_at_once(tmp_path: Path) -> None:
         finally:
             workers.close()
 
-    said = asyncio.run(go(double))
-    assert said[0] == 2 and said[2] == 6
-    assert said[1] == {"type": "ValueError", "message": "negative", "traceback": ""}
-    assert "may not ask for 'double'" in str(asyncio.run(go(None)))
+    results = asyncio.run(go(double))
+    assert results[0] == 2 and results[2] == 6
+    assert results[1] == {"type": "ValueError", "message": "negative", "traceback": ""}
+    assert "no handler for its call of 'double'" in str(asyncio.run(go(None)))
 
 
-def test_many_may_ask_before_it_has_started(workers: Workers) -> None:
+def test_concurrent_calls_before_the_fork_server_has_started(workers: Workers) -> None:
     async def one() -> int:
         return await (await workers.open()).call("add", number=1)
 
@@ -333,7 +333,7 @@ def test_many_may_ask_before_it_has_started(workers: Workers) -> None:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="orphans find their parent's parent on Linux alone")
-def test_a_daemon_ends_with_the_worker_that_started_it_and_with_no_other(workers: Workers) -> None:
+def test_a_daemon_ends_with_the_worker_that_started_it(workers: Workers) -> None:
     async def go() -> None:
         first, second = await workers.open(), await workers.open()
         daemon = await first.call("daemon")

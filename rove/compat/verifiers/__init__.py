@@ -1,8 +1,7 @@
-"""The library `verifiers` v0 (0.1.0 to 0.3.1) over rove: `import rove.compat.verifiers as vf`.
+"""The API of verifiers v0 (0.1.0 to 0.3.1): `import rove.compat.verifiers as vf`.
 
-What environments, parsers and rubrics of packages written for it do, they do here, the prompts, rewards and metrics the same.
-`docs/compat.md` lists what differs from real v0, and what `ROVE_COMPAT=fixed` fixes. Under its own name it answers after
-`rove.compat.install()`.
+Environments, parsers and rubrics written for it give the same prompts, rewards and metrics. `docs/compat.md` lists the
+differences, and what `ROVE_COMPAT=fixed` fixes. `rove.compat.install()` makes it importable as `verifiers`.
 """
 
 from __future__ import annotations
@@ -12,69 +11,73 @@ from typing import Any
 
 __version__ = "0.3.1+rove"
 
-_HOMES = {
+_MODULES_OF_NAMES = {
     "clients": "AnthropicMessagesClient Client ClientConfig EndpointClientConfig EndpointConfig Endpoints EvalConfig "
     "EvalRunConfig NeMoRLChatCompletionsClient OpenAIChatCompletionsClient OpenAIChatCompletionsTokenClient "
     "OpenAICompletionsClient OpenAIResponsesClient RendererClient",
-    "data": "extract_boxed_answer extract_hash_answer",
+    "data": "extract_boxed_answer extract_hash_answer load_example_dataset",
     "decorators": "advantage cleanup metric reward setup stop teardown update",
-    "environment": "Environment",
+    "environment": "Environment load_environment",
     "errors": "BrowserSandboxError EmptyModelResponseError Error InfraError InvalidModelResponseError MissingKeyError "
     "ModelError OverlongPromptError SandboxError ToolCallError ToolError ToolParseError TunnelError ensure_keys",
-    "examples": "load_example_dataset",
-    "former_types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole ChatCompletionToolParam ChatMessage "
-    "ChatMessages Completion FunctionDefinition FunctionParameters JsonPrimitive ModelResponse",
-    "former": "CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv SmolaToolRubric ToolRubric",
+    "evaluation": "GenerateMetadata GenerateOutputs",
     "group": "EnvGroup",
-    "gym": "GymEnv",
-    "integrations": "OpenEnvEnv ReasoningGymEnv TextArenaEnv",
+    "integrations": "GymEnv OpenEnvEnv ReasoningGymEnv TextArenaEnv",
     "judge": "JudgeRubric",
-    "loading": "load_environment",
     "logs": "log_level print_prompt_completions_sample quiet_verifiers setup_logging",
-    "mathematics": "MathRubric",
     "mcp": "MCPEnv",
     "multiturn": "MultiTurnEnv SingleTurnEnv",
-    "outputs": "GenerateMetadata GenerateOutputs",
     "parsers": "MaybeThinkParser Parser ThinkParser XMLParser",
-    "rubrics": "Rubric RubricGroup",
+    "rubrics": "MathRubric Rubric RubricGroup",
     "sandbox": "PythonEnv SandboxEnv",
     "tools": "StatefulToolEnv ToolEnv",
-    "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults "
-    "lora_defaults",
     "types": "AssistantMessage ClientType DatasetBuilder ErrorData GroupRewardFunc IndividualRewardFunc Info Message "
     "MessageType Messages Response ResponseMessage ResponseTokens RewardFunc RolloutInput RolloutOutput RolloutScore "
     "RolloutScores RolloutTiming SamplingArgs State SystemMessage TextMessage TimeSpan TimeSpans TokenUsage Tool ToolCall "
     "ToolMessage TrajectoryStep TrajectoryStepTokens Usage UserMessage VersionInfo TaskSplit",
 }
-_HOME = {name: home for home, names in _HOMES.items() for name in names.split()}
+_MODULES_OF_LEGACY_NAMES = {
+    "legacy_environments": "CodeMathEnv CodeMathRubric DoubleCheckEnv MultiTurnCompletionEnv SmolaToolEnv SmolaToolRubric "
+    "ToolRubric",
+    "trainer": "GRPOConfig GRPOTrainer RLConfig RLTrainer get_model get_model_and_tokenizer get_tokenizer grpo_defaults "
+    "lora_defaults",
+    "types": "ChatCompletion ChatCompletionMessageToolCall ChatCompletionRole ChatCompletionToolParam ChatMessage "
+    "ChatMessages Completion FunctionDefinition FunctionParameters JsonPrimitive ModelResponse",
+}
+"""Names that 0.3.1 no longer has: a star import leaves them out."""
 
-_IN_THEIR_CLOUD = "it runs in a vendor's sandboxes; use rove.AgentEnv(command=…) for a program that asks a model"
-_NOT_HERE = {
+__all__ = sorted(" ".join(_MODULES_OF_NAMES.values()).split())  # pyright: ignore[reportUnsupportedDunderAll]
+
+_MODULE_OF = {
+    name: module
+    for names_of in (_MODULES_OF_NAMES, _MODULES_OF_LEGACY_NAMES)
+    for module, names in names_of.items()
+    for name in names.split()
+}
+_SUBMODULES = {"clients", "decorators", "errors", "parsers", "rubrics", "types"}
+"""Modules of 0.3.1 that have the same name here: `vf.types.State`."""
+
+_NEEDS_VENDOR_SANDBOXES = (
+    "it runs in a vendor's sandboxes; use rove.AgentEnv(command=…) for a program that calls a model"
+)
+UNSUPPORTED = {
     "BrowserEnv": "it drives a browser in a vendor's cloud; give the model a browser's MCP server with vf.MCPEnv",
-    "CliAgentEnv": _IN_THEIR_CLOUD,
+    "CliAgentEnv": _NEEDS_VENDOR_SANDBOXES,
     "RLMEnv": "0.1.15 removed it; use rove.RLMEnv",
-    "HarborEnv": f"{_IN_THEIR_CLOUD}, or rove.TasksetEnv('harbor', …) for Harbor's tasks, with verifiers 0.4 beside",
+    "HarborEnv": f"{_NEEDS_VENDOR_SANDBOXES}, or rove.TasksetEnv('harbor', …) for Harbor's tasks, with verifiers 0.4 installed",
     "VLLMClient": "rove's trainer samples by itself; serve a model with `rove serve`",
 }
-"""Names that are not provided, and what to do instead."""
-_FORMER = {"former", "former_types", "trainer"}
-"""Homes of names that 0.3.1 has no more: a star import leaves them out."""
-
-__all__ = sorted(name for name, home in _HOME.items() if home not in _FORMER)  # pyright: ignore[reportUnsupportedDunderAll]
-
-
-_MODULES = {"clients", "decorators", "errors", "parsers", "rubrics", "types"}
-"""Modules of 0.3.1's that have the same name here: `vf.types.State`."""
+"""Names that rove does not provide → what to use instead."""
 
 
 def __getattr__(name: str) -> Any:
-    if name in _MODULES:
+    if name in _SUBMODULES:
         return importlib.import_module(f"{__name__}.{name}")
-    if name not in _HOME:
-        instead = _NOT_HERE.get(name)
-        raise AttributeError(f"rove.compat has no '{name}'" + (f": {instead}" if instead else ""))
-    return getattr(importlib.import_module(f"{__name__}.{_HOME[name]}"), name)
+    if name not in _MODULE_OF:
+        replacement = UNSUPPORTED.get(name)
+        raise AttributeError(f"rove.compat has no '{name}'" + (f": {replacement}" if replacement else ""))
+    return getattr(importlib.import_module(f"{__name__}.{_MODULE_OF[name]}"), name)
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_HOME})
+    return sorted({*globals(), *_MODULE_OF})

@@ -1,4 +1,4 @@
-"""v0's clients over rove's: configuration, the abstract `Client` that packages subclass, one class per API."""
+"""v0's clients on top of rove's: configuration, the abstract `Client` that packages subclass, one class per API."""
 
 from __future__ import annotations
 
@@ -12,11 +12,9 @@ from pathlib import Path
 from typing import Any, ClassVar, Generic, TypeVar
 
 from rove.clients.anthropic import AnthropicClient
-from rove.clients.openai import OpenAIClient, as_client
-from rove.clients.responses import ResponsesClient
+from rove.clients.openai import OpenAIClient, ResponsesClient, as_client
 from rove.compat.verifiers.errors import EmptyModelResponseError, Error, ModelError
-from rove.compat.verifiers.messages import ToolCall, content_text, normalize_messages, to_rove
-from rove.compat.verifiers.models import Model
+from rove.compat.verifiers.messages import Model, ToolCall, content_text, normalize_messages, to_rove
 from rove.compat.verifiers.types import Response, ResponseMessage, ResponseTokens, State, Tool, Usage
 from rove.core.protocols import Client as RoveClient
 from rove.core.protocols import Request, SamplingParams
@@ -27,12 +25,12 @@ ClientT = TypeVar("ClientT")
 MessagesT = TypeVar("MessagesT")
 ResponseT = TypeVar("ResponseT")
 ToolT = TypeVar("ToolT")
-MAX_REQUESTS = 1024
-"""Requests at once at one endpoint; v0 knew no limit but its sockets'."""
+MAX_CONCURRENT_REQUESTS = 1024
+"""Maximum concurrent requests to one endpoint; v0 was limited only by its connections."""
 
 
 class EndpointClientConfig(Model):
-    """How one endpoint is reached."""
+    """Settings of the connection to one endpoint."""
 
     defaults: ClassVar = {
         "client_idx": 0,
@@ -48,7 +46,7 @@ class EndpointClientConfig(Model):
 
 
 class ClientConfig(EndpointClientConfig):
-    """How endpoints are reached, and which API they speak."""
+    """Settings of the connection to endpoints, and which API they implement."""
 
     defaults: ClassVar = {
         **EndpointClientConfig.defaults,
@@ -61,7 +59,7 @@ class ClientConfig(EndpointClientConfig):
     }
 
     def resolved(self) -> list[ClientConfig]:
-        """One config per endpoint: its own settings over these."""
+        """Return one config per endpoint, with its own settings over the shared ones."""
         if not self["endpoint_configs"]:
             return [self]
         return [ClientConfig(**{**self, **dict(one), "endpoint_configs": []}) for one in self["endpoint_configs"]]
@@ -91,10 +89,10 @@ class EvalRunConfig(Model):
 
 
 class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
-    """Answers v0's messages in some API: translate, ask, check, translate back.
+    """Sends v0 messages to an API: converts them, sends the request, validates and converts the response.
 
     Args:
-        client_or_config: what asks, or a `ClientConfig` that `setup_client` makes it of.
+        client_or_config: the API's client, or a `ClientConfig` from which `setup_client` creates it.
     """
 
     def __init__(self, client_or_config: Any):
@@ -104,25 +102,28 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
 
     @property
     def client(self) -> Any:
-        """What asks."""
+        """The API's client."""
         return self._client
 
     @property
     def config(self) -> ClientConfig | None:
-        """What it was made of, if that was a config."""
+        """The config from which it was created, if any."""
         return self._config
+
+    def begin(self, state: State) -> None:
+        """Handle the start of a rollout; called with its initial state."""
 
     @abstractmethod
     def setup_client(self, config: ClientConfig) -> ClientT:
-        """What asks, from a config."""
+        """Create the API's client from a config."""
 
     @abstractmethod
     async def to_native_tool(self, tool: Tool) -> ToolT:
-        """A tool in the API's words."""
+        """Convert a tool to the API's form."""
 
     @abstractmethod
     async def to_native_prompt(self, messages: Any) -> tuple[MessagesT, dict[str, Any]]:
-        """Messages in the API's words, and further arguments of `get_native_response`."""
+        """Convert messages to the API's form; returns them and further arguments of `get_native_response`."""
 
     @abstractmethod
     async def get_native_response(
@@ -133,31 +134,31 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
         tools: list[ToolT] | None = None,
         **kwargs: Any,
     ) -> ResponseT:
-        """Ask."""
+        """Send the request."""
 
     @abstractmethod
     async def raise_from_native_response(self, response: ResponseT) -> None:
-        """Raise a `ModelError` if the answer cannot be used."""
+        """Raise a `ModelError` if the response is unusable."""
 
     @abstractmethod
     async def from_native_response(self, response: ResponseT) -> Response:
-        """The answer as v0 knows it."""
+        """Convert the response to v0's form."""
 
     @abstractmethod
     async def close(self) -> None:
-        """Free what it holds."""
+        """Release resources."""
 
     async def to_native_tools(self, tools: list[Tool] | None) -> list[ToolT] | None:
-        """Tools in the API's words."""
+        """Convert tools to the API's form."""
         return None if tools is None else [await self.to_native_tool(tool) for tool in tools]
 
     async def get_response(
         self, prompt: Any, model: str, sampling_args: Mapping[str, Any], tools: list[Tool] | None = None, **kwargs: Any
     ) -> Response:
-        """The answer to a conversation.
+        """Return the response to a conversation.
 
         Raises:
-            ModelError: and its relatives; whatever else goes wrong is the cause of one.
+            ModelError: or one of its subclasses. Any other exception becomes the cause of a `ModelError`.
         """
         headers = headers_from_state(self._config, kwargs.get("state"))
         if headers:
@@ -175,11 +176,11 @@ class Client(ABC, Generic[ClientT, MessagesT, ResponseT, ToolT]):
 
 
 class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
-    """A v0 client that asks through a rove client."""
+    """A v0 client that sends its requests with a rove client."""
 
     kind: ClassVar[type[Any]] = OpenAIClient
     raw = False
-    """Whether prompts are one text, to be continued."""
+    """Whether a prompt is one text to be continued."""
 
     def __init__(self, client_or_config: Any):
         super().__init__(client_or_config)
@@ -187,13 +188,13 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
             self._client = as_client(client_or_config)
 
     def setup_client(self, config: ClientConfig) -> RoveClient:
-        """The rove client of a config."""
+        """Create the rove client of a config."""
         config = config.resolved()[config.client_idx % max(1, len(config.endpoint_configs))]
         headers, key = _headers_and_key(config)
         return self.kind(
             config.api_base_url,
             key or "EMPTY",
-            max_concurrent=min(config.max_connections, MAX_REQUESTS),
+            max_concurrent=min(config.max_connections, MAX_CONCURRENT_REQUESTS),
             timeout=config.timeout,
             connect_timeout=config.connect_timeout,
             max_retries=config.max_retries,
@@ -201,34 +202,34 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
         )
 
     async def to_native_tool(self, tool: Tool) -> dict[str, Any]:
-        """A tool in the OpenAI wire form."""
+        """Convert a tool to the OpenAI wire form."""
         return wire_tool(tool)
 
     async def to_native_prompt(self, messages: Any) -> tuple[list[Any], dict[str, Any]]:
-        """Messages in the OpenAI wire form."""
+        """Convert messages to the OpenAI wire form."""
         return list(to_rove(messages)), {}
 
     async def get_native_response(
         self, prompt: Any, model: str, sampling_args: dict[str, Any], tools: list[Any] | None = None, **kwargs: Any
     ) -> RoveResponse:
-        """Ask through the rove client."""
+        """Send the request with the rove client."""
         text = raw_text(prompt) if self.raw else None
         sampling = rove_sampling(sampling_args)
         return await self.client.respond(Request(prompt, sampling, model, tools, text=text))
 
     async def raise_from_native_response(self, response: RoveResponse) -> None:
-        """Refuse an answer without any words, which the rove client takes where a length limit explains it.
+        """Refuse an empty response, which rove's client accepts if a length limit explains it.
 
         Raises:
-            EmptyModelResponseError: there are none.
+            EmptyModelResponseError: the response has no content and no tool calls.
         """
         message = response.message
-        words = (content_text(message.get("content")), message.get("refusal"), message.get("tool_calls"))
-        if not any(words) and not message.get("reasoning_content"):
+        parts = (content_text(message.get("content")), message.get("refusal"), message.get("tool_calls"))
+        if not any(parts) and not message.get("reasoning_content"):
             raise EmptyModelResponseError("the model returned no content and did not call any tools")
 
     async def from_native_response(self, response: RoveResponse) -> Response:
-        """The answer as v0 knows it."""
+        """Convert the response to v0's form."""
         return as_response(response)
 
     async def close(self) -> None:
@@ -237,35 +238,35 @@ class _RoveBacked(Client[RoveClient, list[Any], RoveResponse, dict[str, Any]]):
 
 
 class OpenAIChatCompletionsClient(_RoveBacked):
-    """OpenAI's chat completions."""
+    """OpenAI's chat completions API."""
 
 
 class OpenAIChatCompletionsTokenClient(OpenAIChatCompletionsClient):
-    """v0's client of tokens: here messages; exact tokens are those that the server returns, or an embedded engine's."""
+    """v0's client that sends tokens. Here it sends messages; exact tokens come from the server or an embedded engine."""
 
 
 class NeMoRLChatCompletionsClient(OpenAIChatCompletionsClient):
-    """Chat completions of NeMo RL."""
+    """The chat completions API of NeMo RL."""
 
 
 class RendererClient(OpenAIChatCompletionsClient):
-    """v0's client with templates of its own: here messages, which rove renders where it samples by itself."""
+    """v0's client that applies chat templates itself. Here it sends messages; rove renders them where it samples itself."""
 
 
 class OpenAICompletionsClient(_RoveBacked):
-    """OpenAI's completions of a raw text."""
+    """OpenAI's completions API for raw text."""
 
     raw = True
 
 
 class OpenAIResponsesClient(_RoveBacked):
-    """OpenAI's responses."""
+    """OpenAI's responses API."""
 
     kind = ResponsesClient
 
 
 class AnthropicMessagesClient(_RoveBacked):
-    """Anthropic's messages."""
+    """Anthropic's messages API."""
 
     kind = AnthropicClient
 
@@ -282,7 +283,7 @@ _CLIENTS: dict[str, type[_RoveBacked]] = {
 
 
 def resolve_client(client: Any) -> Client[Any, Any, Any, Any]:
-    """A v0 client from one, from a `ClientConfig`, or (as before 0.1.9) from an `openai.AsyncOpenAI`; a rove client, too.
+    """Return a v0 client for a v0 client, a `ClientConfig`, an `openai.AsyncOpenAI` (as before 0.1.9) or a rove client.
 
     Raises:
         ConfigError: it is none of these.
@@ -295,27 +296,27 @@ def resolve_client(client: Any) -> Client[Any, Any, Any, Any]:
 
 
 def wire_tool(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """A tool in the OpenAI wire form."""
+    """Return a tool in the OpenAI wire form."""
     function = {name: tool[name] for name in ("name", "description", "parameters")}
     strict = tool.get("strict")
     return {"type": "function", "function": function if strict is None else {**function, "strict": strict}}
 
 
 def raw_text(messages: Any) -> str:
-    """What a completion endpoint continues: the texts of the messages, with a blank line between."""
+    """Return the prompt for a completion endpoint: the texts of the messages, separated by blank lines."""
     return "\n\n".join(content_text(message["content"]) for message in normalize_messages(messages))
 
 
 def rove_sampling(args: Mapping[str, Any] | None) -> SamplingParams:
-    """v0's sampling arguments as rove's; one choice is what is asked for anyway."""
-    given = dict(args or {})
-    if given.get("n") == 1:
-        del given["n"]
-    return SamplingParams.from_args(given)
+    """Convert v0's sampling arguments; `n=1` is the default and dropped."""
+    parameters = dict(args or {})
+    if parameters.get("n") == 1:
+        del parameters["n"]
+    return SamplingParams.from_args(parameters)
 
 
 def as_response(response: RoveResponse) -> Response:
-    """A rove answer as v0 knows it."""
+    """Convert a rove response to v0's form."""
     message, usage, tokens = response.message, response.usage, response.tokens
     calls = [
         ToolCall(
@@ -352,17 +353,17 @@ def as_response(response: RoveResponse) -> Response:
 
 
 def _usage(usage: RoveUsage) -> Usage:
-    both = (usage.prompt_tokens, usage.completion_tokens)
-    return Usage(prompt_tokens=both[0], completion_tokens=both[1], total_tokens=sum(both))
+    total = usage.prompt_tokens + usage.completion_tokens
+    return Usage(prompt_tokens=usage.prompt_tokens, completion_tokens=usage.completion_tokens, total_tokens=total)
 
 
 def as_json(arguments: Any) -> str:
-    """The arguments of a call as JSON; a text is JSON already."""
+    """Return the arguments of a call as JSON; a string is JSON already."""
     return arguments if isinstance(arguments, str) else json.dumps({} if arguments is None else arguments)
 
 
 def headers_from_state(config: ClientConfig | None, state: State | None) -> dict[str, str]:
-    """The headers that a config takes from a state."""
+    """Return the headers that a config takes from the state."""
     wanted = config.extra_headers_from_state if config is not None else {}
     found = {header: (state or {}).get(key) for header, key in wanted.items()}
     return {header: str(value) for header, value in found.items() if value is not None}
@@ -374,11 +375,11 @@ def _headers_and_key(config: ClientConfig) -> tuple[dict[str, str], str | None]:
         return headers, key
     file = Path.home() / ".prime" / "config.json"
     try:
-        known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+        prime_config = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
     except (OSError, ValueError):
-        known = {}
-    known = known if isinstance(known, dict) else {}
-    team = os.environ.get("PRIME_TEAM_ID") or known.get("team_id")
+        prime_config = {}
+    prime_config = prime_config if isinstance(prime_config, dict) else {}
+    team = os.environ.get("PRIME_TEAM_ID") or prime_config.get("team_id")
     if team:
         headers["X-Prime-Team-ID"] = team
-    return headers, key or known.get("api_key")
+    return headers, key or prime_config.get("api_key")

@@ -1,4 +1,4 @@
-"""v0's helpers for data: answers out of texts, prompts, well-known datasets, and rows without the package `datasets`."""
+"""v0's data helpers: extraction of answers, prompts of rows, example datasets, and tables without the package `datasets`."""
 
 from __future__ import annotations
 
@@ -6,19 +6,21 @@ import importlib
 import json
 import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
+from rove.compat.verifiers.release import fixed
+from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 
 BOXED_SYSTEM_PROMPT = "Please reason step by step, and put your final answer within \\boxed{}."
-# The blanks in it are v0's: scores were measured with them.
+# The spaces are v0's: published scores were measured with them.
 THINK_BOXED_SYSTEM_PROMPT = (
     "Think step-by-step inside <think>...</think> tags.     Then, give your final answer inside \\boxed{}."
 )
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    """What stands in the last `\\boxed{…}`; without a complete one the text, or "" if `strict`."""
+    r"""Return the content of the last `\boxed{…}`; without a complete one the text, or "" if `strict`."""
     opened = text.rfind("\\boxed{")
     start = opened + len("\\boxed{")
     depth = 1 if opened >= 0 else 0
@@ -30,23 +32,23 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_first_boxed_answer(text: str) -> str:
-    """What stands in the first `\\boxed{…}`, as `extract_boxed_answer` had it until 0.1.4; the text without a complete one."""
+    r"""Return the content of the first `\boxed{…}`, as `extract_boxed_answer` did until 0.1.4; the text without one."""
     _, _, rest = text.partition("\\boxed{")
     depth = 1
-    for place, char in enumerate(rest):
+    for index, char in enumerate(rest):
         depth += (char == "{") - (char == "}")
         if depth == 0:
-            return rest[:place]
+            return rest[:index]
     return text
 
 
 def extract_hash_answer(text: str) -> str:
-    """What stands between the first `####` and the next one or the end; the text without one."""
+    """Return the text between the first `####` and the next one or the end; the whole text without one."""
     return text.split("####")[1].strip() if "####" in text else text
 
 
 class Table(Sequence[dict[str, Any]]):
-    """Rows with as much of a Hugging Face `Dataset` as v0 uses, for environments whose rows are a plain list."""
+    """Rows with the part of the Hugging Face `Dataset` API that v0 uses, for environments whose rows are a list."""
 
     def __init__(self, rows: Sequence[Mapping[str, Any]]):
         self.rows = [dict(row) for row in rows]
@@ -68,44 +70,44 @@ class Table(Sequence[dict[str, Any]]):
         return Table(self.rows[key]) if isinstance(key, slice) else self.rows[key]
 
     def map(self, func: Callable[..., Mapping[str, Any]], with_indices: bool = False, **ignored: Any) -> Table:
-        """Every row with what `func` returns for it."""
+        """Add to every row what `func` returns for it."""
         return Table([{**row, **(func(row, i) if with_indices else func(row))} for i, row in enumerate(self.rows)])
 
     def filter(self, func: Callable[[dict[str, Any]], bool], **ignored: Any) -> Table:
-        """The rows for which `func` holds."""
+        """Return the rows for which `func` is true."""
         return Table([row for row in self.rows if func(row)])
 
     def select(self, indices: Sequence[int]) -> Table:
-        """The rows in these places."""
+        """Return the rows at these indices."""
         return Table([self.rows[i] for i in indices])
 
     def shuffle(self, seed: int | None = None) -> Table:
-        """The rows in another order."""
+        """Return the rows in random order."""
         return Table(random.Random(seed).sample(self.rows, len(self.rows)))
 
     def repeat(self, times: int) -> Table:
-        """All rows, so many times."""
+        """Return all rows several times."""
         return Table(self.rows * times)
 
     def add_column(self, name: str, values: Sequence[Any]) -> Table:
-        """The rows with one more column."""
+        """Add a column."""
         return Table([{**row, name: value} for row, value in zip(self.rows, values, strict=True)])
 
     def remove_columns(self, names: Sequence[str]) -> Table:
-        """The rows without some columns."""
+        """Remove columns."""
         return Table([{name: value for name, value in row.items() if name not in names} for row in self.rows])
 
     def rename_column(self, old: str, new: str) -> Table:
-        """The rows with a column under another name."""
+        """Rename a column."""
         return Table([{new if name == old else name: value for name, value in row.items()} for row in self.rows])
 
     def to_list(self) -> list[dict[str, Any]]:
-        """The rows."""
+        """Return the rows as a list."""
         return [dict(row) for row in self.rows]
 
 
 def make_table(rows: Sequence[Mapping[str, Any]]) -> Any:
-    """A Hugging Face `Dataset` of rows where the package is installed, else a `Table`."""
+    """Return rows as a Hugging Face `Dataset` if that package is installed, else as a `Table`."""
     try:
         return importlib.import_module("datasets").Dataset.from_list(list(rows))
     except ImportError:
@@ -113,7 +115,7 @@ def make_table(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 def as_table(source: Any) -> Any:
-    """A dataset as v0 knows it: a `Dataset` as it is, a list of dicts as a `Table`.
+    """Return a `Dataset` as it is, a list of dicts as a `Table`.
 
     Raises:
         ConfigError: it is something else.
@@ -128,29 +130,29 @@ def as_table(source: Any) -> Any:
 
 
 def with_prompts(dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Mapping[str, Any]) -> Any:
-    """A dataset with a column `prompt`: made of `question`, or with the system prompt put first where there is none."""
+    """Add a column `prompt` made of `question`; prepend the system prompt to existing prompts that have none."""
     if "prompt" not in dataset.column_names:
         before = [{"role": "system", "content": system_prompt}] if system_prompt else []
         before += list(few_shot or [])
 
-        def asked(row: Mapping[str, Any]) -> dict[str, Any]:
+        def add_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
             return {"prompt": [*before, {"role": "user", "content": row["question"]}]}
 
-        return dataset.map(asked, **map_kwargs)
+        return dataset.map(add_prompt, **map_kwargs)
     if system_prompt is None:
         return dataset
 
-    def told(row: Mapping[str, Any]) -> dict[str, Any]:
+    def add_system_prompt(row: Mapping[str, Any]) -> dict[str, Any]:
         prompt = row["prompt"]
         assert isinstance(prompt, list), f"prompt must be a list of messages with a system_prompt, got {type(prompt)}"
         has_own = bool(prompt) and prompt[0].get("role") == "system"
         return {"prompt": prompt if has_own else [{"role": "system", "content": system_prompt}, *prompt]}
 
-    return dataset.map(told, **map_kwargs)
+    return dataset.map(add_system_prompt, **map_kwargs)
 
 
 def with_ids(dataset: Any) -> Any:
-    """A dataset with a column `example_id` of numbers; another one of that name is called `src_id`, `env_id` is dropped."""
+    """Add a numeric column `example_id`; a non-numeric one becomes `src_id`, and `env_id` is removed."""
     if "env_id" in dataset.column_names:
         dataset = dataset.remove_columns(["env_id"])
     if "example_id" in dataset.column_names and not isinstance(dataset["example_id"][0], int):
@@ -161,10 +163,10 @@ def with_ids(dataset: Any) -> Any:
 
 
 def as_info(value: Any) -> dict[str, Any]:
-    """The info of a row as a dict; it may be JSON.
+    """Return the info of a row as a dict; it may be JSON.
 
     Raises:
-        ValueError: it is no dict.
+        ValueError: it is not a dict.
     """
     value = json.loads(value) if isinstance(value, str) else value
     if value is None:
@@ -172,3 +174,117 @@ def as_info(value: Any) -> dict[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"info is {value!r}; expected a dict or its JSON")
     return dict(value)
+
+
+LETTERS = "ABCDEFGHIJ"
+
+
+class _Source(NamedTuple):
+    path: str
+    split: str
+    read: Callable[[Mapping[str, Any]], dict[str, str]]
+    names: tuple[str | None, ...] = (None,)
+    """Configurations of the dataset, concatenated."""
+    predicate: Callable[[Mapping[str, Any]], bool] | None = None
+
+
+def _problem(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["problem"], "answer": row["answer"]}
+
+
+def _aime2024(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["problem"], "answer": str(int(row["answer"]))}
+
+
+def _aime2025(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["question"], "answer": "".join(c for c in row["answer"] if c.isdigit() or c == ".")}
+
+
+def _gpqa(row: Mapping[str, Any]) -> dict[str, str]:
+    wrong = [row[f"Incorrect Answer {i}"] for i in (1, 2, 3)]
+    order = list(LETTERS[:4])
+    # v0 uses the process's random generator, so the order of the options differs between runs.
+    (random.Random(derive_seed(0, row["Question"])) if fixed() else random).shuffle(order)
+    options = dict(zip(order, [row["Correct Answer"], *wrong], strict=True))
+    lines = "\n".join(f"{letter}: {options[letter]}" for letter in LETTERS[:4])
+    return {"question": f"Question: {row['Question']}\n\n{lines}", "answer": order[0]}
+
+
+def _gsm8k(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["question"], "answer": extract_hash_answer(row["answer"])}
+
+
+def _math(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["problem"], "answer": extract_boxed_answer(row["solution"])}
+
+
+def _choices(question: str, options: list[str]) -> str:
+    lines = (f"\n{letter}: {option}" for letter, option in zip(LETTERS, options, strict=False))
+    return f"Question: {question}\n{''.join(lines)}"
+
+
+def _mmlu(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": _choices(row["question"], row["choices"]), "answer": LETTERS[row["answer"]]}
+
+
+def _mmlu_pro(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": _choices(row["question"], row["options"]), "answer": row["answer"]}
+
+
+def _openbookqa(row: Mapping[str, Any]) -> dict[str, str]:
+    choices = zip(row["choices"]["label"], row["choices"]["text"], strict=True)
+    lines = "\n".join(f"{label}. {text}" for label, text in choices)
+    return {"question": f"Question: {row['question_stem']}\n\nChoices:\n{lines}", "answer": row["answerKey"]}
+
+
+def _prime_code(row: Mapping[str, Any]) -> dict[str, str]:
+    return {"question": row["prompt"], "answer": row["verification_info"]}
+
+
+_PYTHON = "Solve the following coding problem using the programming language python:"
+_SOURCES = {
+    "aime2024": _Source("HuggingFaceH4/aime_2024", "train", _aime2024),
+    "aime2025": _Source("opencompass/AIME2025", "test", _aime2025, ("AIME2025-I", "AIME2025-II")),
+    "amc2023": _Source("knoveleng/AMC-23", "train", _problem),
+    "gpqa_diamond": _Source("Idavidrein/gpqa", "train", _gpqa, ("gpqa_diamond",)),
+    "gpqa_main": _Source("Idavidrein/gpqa", "train", _gpqa, ("gpqa_main",)),
+    "gsm8k": _Source("openai/gsm8k", "test", _gsm8k, ("main",)),
+    "math": _Source("chiayewken/competition_math", "train", _math),
+    "math500": _Source("HuggingFaceH4/MATH-500", "test", _problem),
+    "mmlu": _Source("cais/mmlu", "dev", _mmlu, ("all",)),
+    "mmlu_pro": _Source("TIGER-Lab/MMLU-Pro", "validation", _mmlu_pro),
+    "openbookqa": _Source("allenai/openbookqa", "train", _openbookqa, ("main",)),
+    "openrs": _Source("knoveleng/open-rs", "train", _problem),
+    "openrs_easy": _Source("knoveleng/open-rs", "train", _problem, predicate=lambda row: row["level"] == "Easy"),
+    "openrs_hard": _Source("knoveleng/open-rs", "train", _problem, predicate=lambda row: row["level"] == "Hard"),
+    "prime_code": _Source(
+        "PrimeIntellect/verifiable-coding-problems",
+        "train",
+        _prime_code,
+        predicate=lambda row: row["prompt"].startswith(_PYTHON),
+    ),
+}
+
+
+def load_example_dataset(name: str = "gsm8k", split: str | None = None, n: int | None = None, seed: int = 0) -> Any:
+    """Load a well-known dataset with the columns `question` and `answer`; needs the package `datasets` and network access.
+
+    Args:
+        n: number of rows, shuffled by `seed`. Default: all, in order.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    if name not in _SOURCES:
+        raise ValueError(f"Dataset {name} is not among the examples; they are {', '.join(_SOURCES)}")
+    source = _SOURCES[name]
+    datasets = importlib.import_module("datasets")
+    args = [(source.path,) if part is None else (source.path, part) for part in source.names]
+    parts = [datasets.load_dataset(*one, trust_remote_code=False)[split or source.split] for one in args]
+    dataset = parts[0] if len(parts) == 1 else datasets.concatenate_datasets(parts)
+    if source.predicate is not None:
+        dataset = dataset.filter(source.predicate)
+    if n is not None and n > 0:
+        dataset = dataset.shuffle(seed=seed).select(range(n))
+    rows = [source.read(row) for row in dataset]
+    return datasets.Dataset.from_list(rows)

@@ -1,4 +1,4 @@
-"""What can go wrong, under v0's names: rove's own errors, so that both sides catch each other's."""
+"""v0's exceptions: rove's own classes under v0's names, so that either library's handlers catch them."""
 
 from __future__ import annotations
 
@@ -19,24 +19,16 @@ from rove.core.errors import (
 )
 from rove.core.errors import MissingKeyError as _MissingKeyError
 
+# fmt: off
 __all__ = [
-    "BrowserSandboxError",
-    "EmptyModelResponseError",
-    "Error",
-    "InfraError",
-    "InvalidModelResponseError",
-    "ModelError",
-    "OverlongPromptError",
-    "SandboxError",
-    "ToolCallError",
-    "ToolError",
-    "ToolParseError",
-    "TunnelError",
+    "BrowserSandboxError", "EmptyModelResponseError", "Error", "InfraError", "InvalidModelResponseError", "ModelError",
+    "OverlongPromptError", "SandboxError", "ToolCallError", "ToolError", "ToolParseError", "TunnelError",
 ]
+# fmt: on
 
 
 class TunnelError(InfraError):
-    """A tunnel is gone."""
+    """A tunnel was closed."""
 
 
 class BrowserSandboxError(SandboxError):
@@ -44,7 +36,7 @@ class BrowserSandboxError(SandboxError):
 
 
 class MissingKeyError(_MissingKeyError):
-    """Environment variables that an environment needs are not set: `keys`."""
+    """Environment variables that an environment needs are not set; `keys` has their names."""
 
     def __init__(self, keys: Iterable[str]):
         self.keys = list(keys)
@@ -56,7 +48,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
     """Check that environment variables are set.
 
     Raises:
-        MissingKeyError: some are not, or are empty; it names all of them.
+        MissingKeyError: some are not set, or are empty; it names all of them.
     """
     missing = [key for key in keys if not os.environ.get(key)]
     if missing:
@@ -64,7 +56,7 @@ def ensure_keys(keys: Iterable[str]) -> None:
 
 
 def get_error_chain(error: BaseException | None, parent_type: type[BaseException] | None = None) -> list[BaseException]:
-    """An error and its causes, up to the first one that is not of a type."""
+    """Return an error and its causes, up to the first one that is not a `parent_type`."""
     chain: list[BaseException] = []
     while error is not None and (parent_type is None or isinstance(error, parent_type)):
         chain.append(error)
@@ -73,12 +65,12 @@ def get_error_chain(error: BaseException | None, parent_type: type[BaseException
 
 
 def get_vf_error_chain(error: BaseException | None) -> list[BaseException]:
-    """An error and its causes, up to the first one that is not a `vf.Error`."""
+    """Return an error and its causes, up to the first one that is not a `vf.Error`."""
     return get_error_chain(error, Error)
 
 
 class ErrorChain:
-    """An error with its causes: `str` tells their types, `repr` the errors themselves."""
+    """An error with its causes: `str` shows the types, `repr` the errors."""
 
     def __init__(self, error: BaseException):
         self.root_error = error
@@ -101,7 +93,7 @@ class ErrorChain:
 
 
 def error_data(error: BaseException) -> dict[str, str]:
-    """An error as it lies in an output."""
+    """Return an error in the form that outputs have."""
     chain = ErrorChain(error)
     name = type(error).__name__
     return {

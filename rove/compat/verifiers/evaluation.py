@@ -1,245 +1,315 @@
-"""v0's runs: a group of rollouts, many groups at once, the evaluation rows."""
+"""v0's evaluation: groups of rollouts, their outputs, and the means over them."""
 
 from __future__ import annotations
 
 import asyncio
+import importlib
+import json
 import random
 import time
 import warnings
+from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from copy import deepcopy
+from datetime import UTC, datetime
+from math import comb
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from types import MappingProxyType
+from typing import Any
 from uuid import uuid4
 
 from rove.compat.verifiers.clients import ClientConfig, resolve_client
-from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError
-from rove.compat.verifiers.mode import outdated
-from rove.compat.verifiers.outputs import GenerateOutputs, make_metadata, push_to_hub, save_results, state_to_output
-from rove.compat.verifiers.types import State
+from rove.compat.verifiers.data import make_table
+from rove.compat.verifiers.errors import InfraError, InvalidModelResponseError, error_data
+from rove.compat.verifiers.messages import plain, sanitize_tool_calls
+from rove.compat.verifiers.release import fixed, outdated
+from rove.compat.verifiers.rubrics import Rubric
+from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
 from rove.statistics.reward_errors import broken_reward
 
-if TYPE_CHECKING:
-    from rove.compat.verifiers.environment import Environment
-
-LONGEST_PAUSE = 60.0
-"""Seconds between two tries of a group."""
+MAX_RETRY_DELAY_S = 60.0
+_COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 
 
-async def run_group(
-    env: Environment,
-    inputs: Sequence[Mapping[str, Any]],
-    client: Any,
-    model: str,
-    sampling_args: Any = None,
-    max_retries: int = 0,
-    state_columns: Sequence[str] | None = None,
-    env_client: Any = None,
-    **ignored: Any,
-) -> list[Any]:
-    """Play and score the rollouts of one example; their outputs. Nothing that goes wrong in one of them is raised.
+class EvaluableEnvironment(ABC):
+    """The part of `Environment` that evaluates: it needs only the attributes and methods declared here."""
 
-    Args:
-        max_retries: tries after one in which the endpoint failed.
-        state_columns: keys of the states that outputs have, too.
-    """
-    client = resolve_client(client)
-    states = await _played(env, inputs, client, model, sampling_args)
-    for attempt in range(max_retries):
-        if not any(isinstance(state["error"], (InfraError, InvalidModelResponseError)) for state in states):
-            break
-        await asyncio.sleep(min(LONGEST_PAUSE, 2**attempt * random.uniform(0.5, 1.5)))
-        states = await _played(env, inputs, client, model, sampling_args)
-    return [state_to_output(state, state_columns) for state in states]
+    env_id: str
+    env_args: dict[str, Any]
+    message_type: str
+    sampling_args: dict[str, Any]
+    rubric: Rubric
+    pass_threshold: float
+    tool_defs: list[Tool] | None
+    dataset_source: Callable[[], Any] | None
+    eval_dataset_source: Callable[[], Any] | None
+    client: Any = None
+    """Client and `model` that a run uses by default, as in 0.1.0."""
+    model: str | None = None
+    max_turns: int = -1
 
+    @abstractmethod
+    def build_dataset(self) -> Any:
+        """Return the training rows; None if there are none."""
 
-async def _played(env: Environment, inputs: Any, client: Any, model: str, sampling_args: Any) -> list[State]:
-    states = list(await asyncio.gather(*(_rollout(env, row, client, model, sampling_args) for row in inputs)))
-    started = time.time()
-    try:
-        await env.score_states(states)
-        await env.clean_up_scored(states)
-    except Exception as error:
+    @abstractmethod
+    def build_eval_dataset(self) -> Any:
+        """Return the evaluation rows; None if there are none."""
+
+    @abstractmethod
+    def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+        """Return the first `n` evaluation rows."""
+
+    @abstractmethod
+    async def init_state(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Return the initial state of a rollout."""
+
+    @abstractmethod
+    async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Run one rollout without scoring it."""
+
+    @abstractmethod
+    async def score_states(self, states: list[State]) -> None:
+        """Score the finished rollouts of one example."""
+
+    @abstractmethod
+    async def clean_up_scored(self, states: list[State]) -> None:
+        """Run the rubric's `@cleanup` methods."""
+
+    @abstractmethod
+    async def _teardown(self) -> None: ...
+
+    def env_route(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the names of the group members that lead to a row's environment; empty outside of groups."""
+        return []
+
+    def member_of(self, state: State) -> EvaluableEnvironment:
+        """Return the environment that a rollout ran in: in groups the innermost member."""
+        return self
+
+    async def run_rollout(
+        self, input: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
+    ) -> Any:
+        """Run and score one rollout; see `run_group`."""
+        [output] = await self.run_group([input], client, model, sampling_args, *args, **options)
+        return output
+
+    async def run_group(
+        self,
+        group_inputs: Sequence[Mapping[str, Any]],
+        client: Any,
+        model: str,
+        sampling_args: Any = None,
+        max_retries: int = 0,
+        state_columns: Sequence[str] | None = None,
+        env_client: Any = None,
+        **ignored: Any,
+    ) -> list[Any]:
+        """Run and score the rollouts of one example. Errors in a rollout are recorded in its output, not raised.
+
+        Args:
+            max_retries: retries of a group in which the endpoint failed.
+            state_columns: keys of the states to include in the outputs.
+        """
+        client = resolve_client(client)
+        states = await self._run_states(group_inputs, client, model, sampling_args)
+        for attempt in range(max_retries):
+            if not any(isinstance(state["error"], (InfraError, InvalidModelResponseError)) for state in states):
+                break
+            await asyncio.sleep(min(MAX_RETRY_DELAY_S, 2**attempt * random.uniform(0.5, 1.5)))
+            states = await self._run_states(group_inputs, client, model, sampling_args)
+        return [state_to_output(state, state_columns) for state in states]
+
+    async def _run_states(self, rows: Any, client: Any, model: str, sampling_args: Any) -> list[State]:
+        states = list(await asyncio.gather(*(self._run_state(row, client, model, sampling_args) for row in rows)))
+        started = time.time()
+        try:
+            await self.score_states(states)
+            await self.clean_up_scored(states)
+        except Exception as error:
+            for state in states:
+                state.update(error=state["error"] or error, reward=0.0, metrics={})
         for state in states:
-            state.update(error=state["error"] or error, reward=0.0, metrics={})
-    for state in states:
-        state["timing"].scoring.start, state["timing"].scoring.end = started, time.time()
-    return states
+            state["timing"].scoring.start, state["timing"].scoring.end = started, time.time()
+        return states
+
+    async def _run_state(self, row: Any, client: Any, model: str, sampling_args: Any) -> State:
+        try:
+            return await self.rollout(row, client, model, sampling_args)
+        except Exception as error:  # in a stop condition or cleanup
+            state = await self.init_state(row, client, model, sampling_args)
+            state.update(error=error, is_completed=True, completion=[], stop_condition="has_error")
+            return state
+
+    async def generate(
+        self,
+        inputs: Any,
+        client: Any = None,
+        model: str | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        max_concurrent: int = -1,
+        results_path: str | Path | None = None,
+        state_columns: Sequence[str] | None = None,
+        save_results: bool = False,
+        push_to_hf_hub: bool = False,
+        hf_hub_dataset_name: str | None = None,
+        independent_scoring: bool = False,
+        max_retries: int = 0,
+        shuffle: bool = False,
+        shuffle_seed: int | None = None,
+        on_start: Callable[..., Any] | None = None,
+        on_progress: Any = None,
+        on_log: Callable[[str], Any] | None = None,
+        **ignored: Any,
+    ) -> GenerateOutputs:
+        """Run and score rows; rows with equal `example_id` form a group, unless `independent_scoring`.
+
+        Args:
+            client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
+            max_concurrent: maximum groups (or rollouts) at a time; -1 = no limit.
+            results_path: folder for `save_results`.
+            on_start: called with the rows and the groups.
+            on_progress: called with all outputs so far, the new ones, and the metadata.
+        """
+        client, model = self._client_and_model(client, model)
+        rows = inputs.to_list() if hasattr(inputs, "to_list") else list(inputs)
+        sampling = {**deepcopy(self.sampling_args), **(sampling_args or {})}
+        groups = [[row] for row in rows] if independent_scoring else _group_by_example(rows)
+        if on_start is not None:
+            on_start(rows, groups)
+        folder = Path(results_path) if results_path else _new_folder(self.env_id, model)
+        metadata = self._run_metadata(client, model, rows) | {
+            "shuffle": shuffle,
+            "shuffle_seed": (shuffle_seed or 0) if shuffle else None,
+            "sampling_args": sampling,
+            "state_columns": list(state_columns or []),
+            "path_to_save": folder,
+        }
+        callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
+        started, outputs = time.time(), []
+        options = {"max_retries": max_retries, "state_columns": state_columns}
+        async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
+            async for new in finished:
+                outputs += new
+                for callback in callbacks:
+                    callback(outputs, new, make_metadata(outputs, started, **metadata))
+        outputs.sort(key=lambda output: output["example_id"])
+        self._warn_of_broken_rewards(outputs)
+        results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **metadata))
+        if save_results:
+            write_results(results, folder)
+            if on_log is not None:
+                on_log(f"Saved final results to {folder}")
+        if push_to_hf_hub:
+            push_to_hub(results, hf_hub_dataset_name)
+        return results
+
+    async def _run_groups(
+        self,
+        client: Any,
+        model: str,
+        sampling: Mapping[str, Any],
+        groups: Sequence[list[Any]],
+        max_concurrent: int,
+        options: Mapping[str, Any],
+    ) -> AsyncGenerator[list[Any], None]:
+        """Yield the outputs of each group as soon as it has finished; groups alternate between several endpoints."""
+        clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
+        slots = asyncio.Semaphore(max_concurrent) if max_concurrent > 0 else nullcontext()
+
+        async def run(index: int, group: list[Any]) -> list[Any]:
+            async with slots:
+                return await self.run_group(group, clients[index % len(clients)], model, sampling, **options)
+
+        tasks = [asyncio.create_task(run(index, group)) for index, group in enumerate(groups)]
+        try:
+            for done in asyncio.as_completed(tasks):
+                yield await done
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if isinstance(client, ClientConfig):
+                for one in clients:
+                    await one.close()
+
+    async def evaluate(
+        self,
+        client: Any = None,
+        model: str | None = None,
+        sampling_args: Mapping[str, Any] | None = None,
+        num_examples: int = -1,
+        rollouts_per_example: int = 1,
+        *args: Any,
+        shuffle: bool = False,
+        shuffle_seed: int | None = None,
+        num_samples: int | None = None,
+        **options: Any,
+    ) -> GenerateOutputs:
+        """Run and score the evaluation rows; see `generate` for the other arguments.
+
+        Args:
+            num_examples: number of rows, from the first one; -1 = all.
+            rollouts_per_example: rollouts of each row.
+        """
+        if num_samples is not None:
+            outdated("evaluate(num_samples=…)", "call it num_examples")
+            num_examples = num_samples
+        rows = self.get_eval_dataset()
+        if shuffle:
+            rows = rows.shuffle(seed=shuffle_seed or 0)
+        if num_examples > 0:
+            rows = rows.select(range(min(num_examples, len(rows))))
+        if rollouts_per_example > 1:
+            rows = rows.repeat(rollouts_per_example)
+        options |= {"shuffle": shuffle, "shuffle_seed": shuffle_seed}
+        return await self.generate(rows, client, model, sampling_args, *args, **options)
+
+    def generate_sync(self, inputs: Any, client: Any = None, *args: Any, **options: Any) -> Any:
+        """Run `generate` from synchronous code."""
+        return asyncio.run(self.generate(inputs, client, *args, **options))
+
+    def evaluate_sync(self, client: Any = None, model: str | None = None, *args: Any, **options: Any) -> Any:
+        """Run `evaluate` from synchronous code."""
+        return asyncio.run(self.evaluate(client, model, *args, **options))
+
+    def _warn_of_broken_rewards(self, outputs: Sequence[Mapping[str, Any]]) -> None:
+        """Warn of weighted functions that raised in every rollout: their mean of 0.0 is meaningless."""
+        names, weights = self.rubric._get_reward_func_names(), self.rubric._get_reward_weights()
+        weight_of = dict(zip(names, weights, strict=False))
+        errors = {name: error for output in outputs for name, error in (output.get(REWARD_ERRORS) or {}).items()}
+        for name, error in errors.items():
+            called = [output for output in outputs if name in (output["metrics"] or ())]
+            if weight_of.get(name, 1.0) and all(name in output.get(REWARD_ERRORS, ()) for output in called):
+                warnings.warn(broken_reward(name, error), stacklevel=3)
+
+    def _client_and_model(self, client: Any, model: str | None) -> tuple[Any, str]:
+        client = self.client if client is None else client
+        model = self.model if model is None else model
+        if client is None or not isinstance(model, str):
+            raise ConfigError("a run needs a client and a model; pass client= and model=")
+        return client if isinstance(client, ClientConfig) else resolve_client(client), model
+
+    def _run_metadata(self, client: Any, model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+        examples = len({row["example_id"] for row in rows})
+        return {
+            "env_id": self.env_id,
+            "env_args": self.env_args,
+            "model": model,
+            "base_url": _base_url(client),
+            "num_examples": examples,
+            "rollouts_per_example": len(rows) // examples if examples else 0,
+            "pass_threshold": self.pass_threshold,
+            "tools": self.tool_defs,
+            "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
+        }
 
 
-async def _rollout(env: Environment, row: Any, client: Any, model: str, sampling_args: Any) -> State:
-    try:
-        return await env.rollout(row, client, model, sampling_args)
-    except Exception as error:  # in a stop condition or cleanup
-        state = await env.init_state(row, client, model, sampling_args)
-        state.update(error=error, is_completed=True, completion=[], stop_condition="has_error")
-        return state
-
-
-async def generate(
-    env: Environment,
-    inputs: Any,
-    client: Any = None,
-    model: str | None = None,
-    sampling_args: Mapping[str, Any] | None = None,
-    max_concurrent: int = -1,
-    results_path: str | Path | None = None,
-    state_columns: Sequence[str] | None = None,
-    save_results: bool = False,
-    push_to_hf_hub: bool = False,
-    hf_hub_dataset_name: str | None = None,
-    independent_scoring: bool = False,
-    max_retries: int = 0,
-    shuffle: bool = False,
-    shuffle_seed: int | None = None,
-    on_start: Callable[..., Any] | None = None,
-    on_progress: Any = None,
-    on_log: Callable[[str], Any] | None = None,
-    **ignored: Any,
-) -> GenerateOutputs:
-    """Play and score rows; equal `example_id`s are a group, unless `independent_scoring`.
-
-    Args:
-        client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
-        max_concurrent: groups (or rollouts) at a time; -1 = all.
-        results_path: folder of `save_results`.
-        on_start, on_progress: told of the rows, and of the outputs so far, the new ones and their means.
-    """
-    client, model = _known(env, client, model)
-    rows = inputs.to_list() if hasattr(inputs, "to_list") else list(inputs)
-    sampling = {**deepcopy(env.sampling_args), **(sampling_args or {})}
-    groups = [[row] for row in rows] if independent_scoring else _grouped(rows)
-    if on_start is not None:
-        on_start(rows, groups)
-    folder = Path(results_path) if results_path else _new_folder(env.env_id, model)
-    known = _about(env, client, model, rows) | {
-        "shuffle": shuffle,
-        "shuffle_seed": (shuffle_seed or 0) if shuffle else None,
-        "sampling_args": sampling,
-        "state_columns": list(state_columns or []),
-        "path_to_save": folder,
-    }
-    callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
-    started, outputs = time.time(), []
-    options = {"max_retries": max_retries, "state_columns": state_columns}
-    async with aclosing(_all_groups(env, client, model, sampling, groups, max_concurrent, options)) as played:
-        async for new in played:
-            outputs += new
-            for told in callbacks:
-                told(outputs, new, make_metadata(outputs, started, **known))
-    outputs.sort(key=lambda output: output["example_id"])
-    _warn_of_broken_rewards(env, outputs)
-    results = GenerateOutputs(outputs=outputs, metadata=make_metadata(outputs, started, **known))
-    if save_results:
-        _save(results, folder, on_log)
-    if push_to_hf_hub:
-        push_to_hub(results, hf_hub_dataset_name)
-    return results
-
-
-async def _all_groups(
-    env: Environment,
-    client: Any,
-    model: str,
-    sampling: Mapping[str, Any],
-    groups: Sequence[list[Any]],
-    max_concurrent: int,
-    options: Mapping[str, Any],
-) -> AsyncGenerator[list[Any], None]:
-    """The outputs of each group as soon as it is played; several endpoints take turns."""
-    clients = [resolve_client(one) for one in client.resolved()] if isinstance(client, ClientConfig) else [client]
-    room = asyncio.Semaphore(max_concurrent) if max_concurrent > 0 else nullcontext()
-
-    async def play(number: int, group: list[Any]) -> list[Any]:
-        async with room:
-            return await env.run_group(group, clients[number % len(clients)], model, sampling, **options)
-
-    tasks = [asyncio.create_task(play(number, group)) for number, group in enumerate(groups)]  # begun in this order
-    try:
-        for done in asyncio.as_completed(tasks):
-            yield await done
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if isinstance(client, ClientConfig):
-            for one in clients:
-                await one.close()
-
-
-async def evaluate(
-    env: Environment,
-    client: Any = None,
-    model: str | None = None,
-    sampling_args: Mapping[str, Any] | None = None,
-    num_examples: int = -1,
-    rollouts_per_example: int = 1,
-    *args: Any,
-    shuffle: bool = False,
-    shuffle_seed: int | None = None,
-    num_samples: int | None = None,
-    **options: Any,
-) -> GenerateOutputs:
-    """`generate` of the evaluation rows.
-
-    Args:
-        num_examples: the first so many rows; -1 = all.
-        rollouts_per_example: siblings.
-    """
-    if num_samples is not None:
-        outdated("evaluate(num_samples=…)", "call it num_examples")
-        num_examples = num_samples
-    rows = env.get_eval_dataset()
-    if shuffle:
-        rows = rows.shuffle(seed=shuffle_seed or 0)
-    if num_examples > 0:
-        rows = rows.select(range(min(num_examples, len(rows))))
-    if rollouts_per_example > 1:
-        rows = rows.repeat(rollouts_per_example)
-    options |= {"shuffle": shuffle, "shuffle_seed": shuffle_seed}
-    return await generate(env, rows, client, model, sampling_args, *args, **options)
-
-
-def _warn_of_broken_rewards(env: Environment, outputs: Sequence[Mapping[str, Any]]) -> None:
-    """Say which functions that count raised in every rollout, so that their mean of 0.0 says nothing."""
-    weights = dict(zip(env.rubric._get_reward_func_names(), env.rubric._get_reward_weights(), strict=False))
-    errors = {name: said for output in outputs for name, said in (output.get(REWARD_ERRORS) or {}).items()}
-    for name, error in errors.items():
-        called = [output for output in outputs if name in (output["metrics"] or ())]
-        if weights.get(name, 1.0) and all(name in output.get(REWARD_ERRORS, ()) for output in called):
-            warnings.warn(broken_reward(name, error), stacklevel=3)
-
-
-def _known(env: Environment, client: Any, model: str | None) -> tuple[Any, str]:
-    """The client and model of a run; as in 0.1.0 they may be the environment's."""
-    client = getattr(env, "client", None) if client is None else client
-    model = getattr(env, "model", None) if model is None else model
-    if client is None or not isinstance(model, str):
-        raise ConfigError("a run needs a client and a model; pass client= and model=")
-    return client if isinstance(client, ClientConfig) else resolve_client(client), model
-
-
-def _about(env: Environment, client: Any, model: str, rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What metadata tell of a run beside its options and means."""
-    examples = len({row["example_id"] for row in rows})
-    return {
-        "env_id": env.env_id,
-        "env_args": env.env_args,
-        "model": model,
-        "base_url": _base_url(client),
-        "num_examples": examples,
-        "rollouts_per_example": len(rows) // examples if examples else 0,
-        "pass_threshold": env.pass_threshold,
-        "tools": env.tool_defs,
-        "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
-    }
-
-
-def _grouped(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+def _group_by_example(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
     groups: dict[Any, list[Any]] = defaultdict(list)
     for row in rows:
         groups[row["example_id"]].append(row)
@@ -256,7 +326,192 @@ def _new_folder(env_id: str, model: str) -> Path:
     return Path("outputs") / "evals" / f"{env_id}--{model.replace('/', '--')}" / uuid4().hex[:8]
 
 
-def _save(results: GenerateOutputs, folder: Path, on_log: Callable[[str], Any] | None) -> None:
-    save_results(results, folder)
-    if on_log is not None:
-        on_log(f"Saved final results to {folder}")
+class UsageTracker:
+    """Counts the input and output tokens of a rollout while it runs; `usage` is a live view of the totals."""
+
+    def __init__(self) -> None:
+        self._totals = {"input_tokens": 0.0, "output_tokens": 0.0}
+        self._has_usage = False
+        self.usage: Mapping[str, float] = MappingProxyType(self._totals)
+
+    def __deepcopy__(self, memo: Any) -> UsageTracker:
+        return self
+
+    def increment(self, input_tokens: float = 0, output_tokens: float = 0) -> None:
+        """Add tokens.
+
+        Raises:
+            ValueError: a number is negative.
+        """
+        if (input_tokens or 0) < 0 or (output_tokens or 0) < 0:
+            raise ValueError("Token usage increments must be non-negative.")
+        self._has_usage = True
+        self._totals["input_tokens"] += float(input_tokens or 0)
+        self._totals["output_tokens"] += float(output_tokens or 0)
+
+    def snapshot(self) -> dict[str, float] | None:
+        """Return the totals; None if no usage has been reported."""
+        return dict(self._totals) if self._has_usage else None
+
+
+def context_tokens(trajectory: Sequence[Mapping[str, Any]]) -> dict[str, float]:
+    """Return how many tokens of the last turn's context the model generated, and how many it did not."""
+    steps = [step for step in trajectory if (step.get("response") or {}).get("usage") is not None]
+    usages = [step["response"]["usage"] for step in steps]
+    generated = sum(usage["completion_tokens"] for usage in usages)
+    total = usages[-1]["prompt_tokens"] + usages[-1]["completion_tokens"] if usages else 0
+    return {"final_output_tokens": generated, "final_input_tokens": max(0, total - generated)}
+
+
+def state_to_output(state: State, state_columns: Sequence[str] | None = None) -> RolloutOutput:
+    """Convert a scored state to an output. Metrics are top-level fields and override others, as in v0.
+
+    With ROVE_COMPAT=fixed they do not override.
+    """
+    output = RolloutOutput(
+        example_id=state["example_id"],
+        prompt=state.get("prompt"),
+        completion=state.get("completion"),
+        answer=state.get("answer", ""),
+        info=state.get("info", {}),
+        reward=state.get("reward"),
+        error=None,
+        timing=state["timing"].model_dump(),
+        is_completed=state.get("is_completed", False),
+        is_truncated=state.get("is_truncated", False),
+        stop_condition=state.get("stop_condition"),
+        metrics=state.get("metrics"),
+        tool_defs=state.get("tool_defs"),
+    )
+    usage = _usage(state)
+    if usage is not None:
+        output["token_usage"] = {**usage, **context_tokens(state.get("trajectory") or [])}
+    for name in ("prompt", "completion"):
+        if output[name] is not None:
+            output[name] = sanitize_tool_calls(output[name])
+    if state.get("error") is not None:
+        output["error"] = error_data(state["error"])
+        output["error_chain"] = output["error"]["error_chain_repr"]
+        output["long_error_chain"] = output["error"]["error_chain_str"]
+    for name in ("answer", "info"):
+        if not output[name]:
+            del output[name]
+    for name, value in (state.get("metrics") or {}).items():
+        if not (fixed() and name in output):
+            output[name] = value
+    return RolloutOutput({**output, **reward_errors(state), **_state_columns(state, state_columns or ())})
+
+
+def reward_errors(state: State) -> dict[str, Any]:
+    """Return the exceptions of reward functions as a field of an output or a record's `extras`; empty without any."""
+    return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
+
+
+def _state_columns(state: State, names: Sequence[str]) -> dict[str, Any]:
+    values = {name: state.get(name) for name in names}
+    return {name: one.snapshot() if isinstance(one, UsageTracker) else plain(one) for name, one in values.items()}
+
+
+def _usage(state: State) -> dict[str, float] | None:
+    """Return the tokens of a rollout; a state that the package created itself may have them as a plain dict."""
+    tracker = state.get("usage_tracker")
+    if isinstance(tracker, UsageTracker):
+        return tracker.snapshot()
+    return next((dict(state[key]) for key in ("token_usage", "usage") if isinstance(state.get(key), Mapping)), None)
+
+
+class GenerateOutputs(dict[str, Any]):
+    """`outputs` and `metadata`.
+
+    The columns that packages for 0.1.2 to 0.1.10 read work as well: `results["reward"]`, `results.reward`.
+    """
+
+    def __missing__(self, key: str) -> Any:
+        outputs = self["outputs"]
+        if key not in _COLUMNS and not any(key in output for output in outputs):
+            raise KeyError(f"{key!r}; results have 'outputs' and 'metadata', and the columns {sorted(_COLUMNS)}")
+        outdated(f"results[{key!r}]", f"read [output[{key!r}] for output in results['outputs']]")
+        if key == "metrics":
+            names = dict.fromkeys(name for output in outputs for name in output["metrics"] or {})
+            return {name: [(output["metrics"] or {}).get(name) for output in outputs] for name in names}
+        return [output.get(key) for output in outputs]
+
+    def __getattr__(self, name: str) -> Any:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        try:
+            return self[name]
+        except KeyError as error:
+            raise AttributeError(str(error)) from None
+
+
+GenerateMetadata = dict[str, Any]
+
+
+def make_metadata(outputs: Sequence[Mapping[str, Any]], started: float, **run: Any) -> GenerateMetadata:
+    """Return the means over outputs, together with the metadata of the run."""
+    rewards = [output["reward"] or 0.0 for output in outputs]
+    values: dict[str, list[float]] = defaultdict(list)
+    for output in outputs:
+        for name, value in (output["metrics"] or {}).items():
+            values[name].append(value)
+    usages = [output["token_usage"] for output in outputs if "token_usage" in output]
+    pass_at_k, pass_all_k = _pass_at_k(outputs, run["rollouts_per_example"], run["pass_threshold"])
+    return {
+        **run,
+        "date": datetime.now(UTC).isoformat(),
+        "time": time.time() - started,
+        "avg_reward": _mean(rewards),
+        "avg_metrics": {name: _mean(some) for name, some in values.items()},
+        "avg_error": _mean([float(output.get("error") is not None) for output in outputs]),
+        "pass_at_k": pass_at_k,
+        "pass_all_k": pass_all_k,
+        "usage": {name: _mean([usage[name] for usage in usages]) for name in usages[0]} if usages else None,
+    }
+
+
+def _mean(values: Sequence[float]) -> float:
+    return sum(values) / len(values) if values else 0.0
+
+
+def _pass_at_k(
+    outputs: Sequence[Mapping[str, Any]], n: int, threshold: float
+) -> tuple[dict[str, float], dict[str, float]]:
+    groups: dict[Any, list[bool]] = defaultdict(list)
+    for output in outputs:
+        groups[output["example_id"]].append((output["reward"] or 0.0) >= threshold)
+    complete = [group for group in groups.values() if len(group) == n]
+    sizes = [2**power for power in range(n.bit_length()) if 2**power <= n]
+    any_of, all_of = {}, {}
+    for k in sizes if n > 1 and complete else []:
+        any_of[str(k)] = _mean([1.0 - comb(n - sum(group), k) / comb(n, k) for group in complete])
+        all_of[str(k)] = _mean([comb(sum(group), k) / comb(n, k) for group in complete])
+    return any_of, all_of
+
+
+def make_dataset(results: Mapping[str, Any], **ignored: Any) -> Any:
+    """Return the outputs as a dataset."""
+    return make_table([plain(output) for output in results["outputs"]])
+
+
+def write_results(results: GenerateOutputs, folder: Path) -> None:
+    """Write `results.jsonl` and `metadata.json`."""
+    folder.mkdir(parents=True, exist_ok=True)
+    rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
+    lines = [json.dumps(row, default=str) for row in rows]
+    (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
+    (folder / "metadata.json").write_text(metadata, encoding="utf-8")
+
+
+def push_to_hub(results: GenerateOutputs, name: str | None) -> None:
+    """Upload the outputs as a dataset to the Hugging Face hub."""
+    metadata = results["metadata"]
+    usual = f"{metadata['env_id']}_{metadata['model']}_n{metadata['num_examples']}_r{metadata['rollouts_per_example']}"
+    datasets = importlib.import_module("datasets")
+    rows = [json.loads(json.dumps(plain(output), default=str)) for output in results["outputs"]]
+    datasets.Dataset.from_list(rows).push_to_hub(name or usual.replace("/", "_"))
+
+
+save_results = write_results
+"""Its name in v0."""

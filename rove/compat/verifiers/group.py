@@ -1,4 +1,4 @@
-"""v0's `EnvGroup`: rows of several environments, each played and scored where it is from."""
+"""v0's `EnvGroup`: several environments as one, whose rows run and are scored in the environment they come from."""
 
 from __future__ import annotations
 
@@ -10,15 +10,14 @@ from packaging.version import Version
 
 from rove.compat.verifiers.data import Table, as_info, with_prompts
 from rove.compat.verifiers.environment import Environment
-from rove.compat.verifiers.mode import fixed
-from rove.compat.verifiers.pins import written_for
+from rove.compat.verifiers.release import fixed, written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 
-_WITHOUT_TASKS = Version("0.1.11")
-"""The release in which members were told apart by `info` instead of the column `task`."""
+_INFO_ROUTES = Version("0.1.11")
+"""Release in which `info` replaced the column `task` as the place of the member's name."""
 ENV_GROUP_INFO_KEY = "env_id"
-"""Where a row's info says which environment it is from: a name, or a list of names in nested groups."""
+"""Key of a row's info with the member it belongs to: a name, or a list of names in nested groups."""
 
 
 def _route(info: Any) -> list[str]:
@@ -35,7 +34,7 @@ def _with_route(row: Mapping[str, Any], route: Sequence[str]) -> dict[str, Any]:
 
 
 class EnvGroupRubric(Rubric):
-    """Scores states with the rubric of their environment; metrics of the others are 0 (left out with ROVE_COMPAT=fixed)."""
+    """Scores states with the rubric of their environment; metrics of other members are 0 (absent with ROVE_COMPAT=fixed)."""
 
     def __init__(self, env_map: Mapping[str, Environment]):
         super().__init__()
@@ -43,11 +42,11 @@ class EnvGroupRubric(Rubric):
 
     @property
     def all_reward_names(self) -> list[str]:
-        """Names of the functions of all members, sorted."""
+        """Sorted names of the functions of all members."""
         return self.get_reward_func_names()
 
     def get_reward_func_names(self) -> list[str]:
-        """Names of the functions of all members, sorted."""
+        """Return the sorted names of the functions of all members."""
         return sorted({name for env in self.env_map.values() for name in env.rubric._get_reward_func_names()})
 
     @property
@@ -60,7 +59,7 @@ class EnvGroupRubric(Rubric):
         return self.env_map.get(route[0]) if route else None
 
     async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
-        """Set reward and metrics by the state's environment."""
+        """Set reward and metrics with the member's rubric."""
         member = self._member(state)
         if member is None:
             state["reward"], state["metrics"] = 0.0, {}
@@ -69,7 +68,7 @@ class EnvGroupRubric(Rubric):
         self._fill(state)
 
     async def score_group(self, states: list[State]) -> None:
-        """Set rewards and metrics by the states' environment."""
+        """Set rewards and metrics with the member's rubric."""
         member = self._member(states[0])
         if member is None:
             await self.dummy_score_group(states)
@@ -89,13 +88,13 @@ class EnvGroupRubric(Rubric):
             await member.rubric.cleanup(state)
 
     async def teardown(self) -> None:
-        """Tear the members' rubrics down."""
+        """Tear down the members' rubrics."""
         for env in self.env_map.values():
             await env.rubric.teardown()
 
 
 class EnvGroup(Environment):
-    """Several environments as one; `info["env_id"]` of its rows says where each is from.
+    """Several environments as one; `info["env_id"]` of a row names its environment.
 
     Raises:
         ValueError: there is no environment, or not one name for each.
@@ -116,16 +115,16 @@ class EnvGroup(Environment):
             raise ValueError("Number of env_names must match number of envs")
         self.env_map = dict(zip(self.env_names, self.envs, strict=True))
         super().__init__(
-            dataset=self._joined([env.build_dataset() for env in self.envs], map_kwargs or {}),
-            eval_dataset=self._joined([env.build_eval_dataset() for env in self.envs], map_kwargs or {}),
+            dataset=self._concatenate([env.build_dataset() for env in self.envs], map_kwargs or {}),
+            eval_dataset=self._concatenate([env.build_eval_dataset() for env in self.envs], map_kwargs or {}),
             rubric=EnvGroupRubric(self.env_map),
             map_kwargs=map_kwargs,
             **kwargs,
         )
 
-    def _joined(self, tables: list[Any], map_kwargs: Mapping[str, Any]) -> Any:
+    def _concatenate(self, tables: list[Any], map_kwargs: Mapping[str, Any]) -> Any:
         parts: list[Any] = []
-        has_tasks = written_for() < _WITHOUT_TASKS
+        has_tasks = written_for() < _INFO_ROUTES
 
         def tasks(row: Mapping[str, Any], name: str) -> dict[str, Any]:
             return {"task": row.get("task", name)} if has_tasks else {}
@@ -150,7 +149,7 @@ class EnvGroup(Environment):
         return dataset.add_column("example_id", list(range(len(dataset))))
 
     def get_env_for_name(self, name: str) -> Environment:
-        """A member.
+        """Return a member.
 
         Raises:
             ValueError: there is none of that name.
@@ -160,10 +159,10 @@ class EnvGroup(Environment):
         return self.env_map[name]
 
     def routed(self, row: Mapping[str, Any]) -> tuple[Environment, dict[str, Any], list[str]]:
-        """A row's member, the row as that has it, and the route.
+        """Return a row's member, the row in that member's form, and the route.
 
         Raises:
-            ValueError: the row does not say where it is from.
+            ValueError: the row does not name its member.
         """
         route = _route(row.get("info"))
         if not route and len(self.envs) > 1:
@@ -174,7 +173,7 @@ class EnvGroup(Environment):
         return self.get_env_for_name(route[0]), _with_route(row, route[1:]), route
 
     async def rollout(self, input: Any, client: Any, model: str, sampling_args: Any = None) -> State:
-        """Play a rollout in the row's environment."""
+        """Run a rollout in the row's environment."""
         env, row, route = self.routed(input)
         state = await env.rollout(row, client, model, sampling_args)
         state["info"] = _with_route({"info": state.get("info")}, route)["info"]
@@ -183,20 +182,20 @@ class EnvGroup(Environment):
     async def run_group(
         self, group_inputs: Any, client: Any, model: str, sampling_args: Any = None, *args: Any, **options: Any
     ) -> Any:
-        """Play and score the rollouts of one example in its environment."""
+        """Run and score the rollouts of one example in its environment."""
         env, _, route = self.routed(group_inputs[0])
         rows = [self.routed(row)[1] for row in group_inputs]
         outputs = await env.run_group(rows, client, model, sampling_args, *args, **options)
         for output in outputs:
             output["info"] = _with_route({"info": output.get("info")}, route)["info"]
-        if self.written_for < _WITHOUT_TASKS:
+        if self.written_for < _INFO_ROUTES:
             self._fill(outputs)
         return outputs
 
     async def score_states(self, states: list[State]) -> None:
-        """Score finished rollouts as their environment does: without the zeros of `EnvGroupRubric`, as v0's runs do."""
+        """Score finished rollouts as their environment does, without the zeros of `EnvGroupRubric`, as v0's runs do."""
         await self.member_of(states[0]).score_states(states)
-        if self.written_for < _WITHOUT_TASKS:
+        if self.written_for < _INFO_ROUTES:
             self._fill(states)
 
     def _fill(self, states: Sequence[dict[str, Any]]) -> None:
@@ -206,11 +205,15 @@ class EnvGroup(Environment):
             state["metrics"] = {**dict.fromkeys(sorted(names), 0.0), **(state["metrics"] or {})}
 
     async def clean_up_scored(self, states: list[State]) -> None:
-        """Run the `@cleanup` methods of their environment's rubric."""
+        """Run the `@cleanup` methods of the rubric of their environment."""
         await self.member_of(states[0]).clean_up_scored(states)
 
+    def env_route(self, row: Mapping[str, Any]) -> list[str]:
+        """Return the names of the members that lead to a row's environment."""
+        return self.routed(row)[2]
+
     def member_of(self, state: State) -> Environment:
-        """The environment that a rollout was played in, in nested groups the innermost."""
+        """Return the environment that a rollout ran in: in nested groups the innermost."""
         member: Environment = self
         for name in _route(state.get("info")):
             member = member.get_env_for_name(name) if isinstance(member, EnvGroup) else member
@@ -222,13 +225,13 @@ class EnvGroup(Environment):
             await env._teardown()
 
     def set_max_seq_len(self, max_seq_len: int | None) -> None:
-        """Of all members."""
+        """Set the maximum length for all members."""
         self.max_seq_len = max_seq_len
         for env in self.envs:
             env.set_max_seq_len(max_seq_len)
 
     def set_score_rollouts(self, score_rollouts: bool) -> None:
-        """Of all members."""
+        """Set for all members whether rollouts are scored."""
         self.score_rollouts = score_rollouts
         for env in self.envs:
             env.set_score_rollouts(score_rollouts)

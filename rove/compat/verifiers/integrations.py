@@ -1,4 +1,4 @@
-"""v0's environments over other libraries: its rows, prompts and rewards, the libraries where rove has them."""
+"""v0's environments over other libraries: its rows, prompts and rewards."""
 
 from __future__ import annotations
 
@@ -14,34 +14,33 @@ import aiohttp
 
 from rove.compat.verifiers.data import make_table
 from rove.compat.verifiers.decorators import cleanup, stop, teardown
-from rove.compat.verifiers.gym import EpisodicSumRubric
 from rove.compat.verifiers.messages import Messages, UserMessage, content_text
 from rove.compat.verifiers.multiturn import MultiTurnEnv, SingleTurnEnv
 from rove.compat.verifiers.parsers import Parser, XMLParser
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
-from rove.integrations.environments.libraries import require_library
-from rove.integrations.environments.open_env_wire import Session
-from rove.integrations.environments.reasoning import ReasoningGymEnv as Tasks
+from rove.integrations import require_library
+from rove.integrations.environments.open_env import Session
+from rove.integrations.environments.reasoning import ReasoningGymEnv as RoveReasoningGymEnv
 from rove.workers import Workers
 
-TEXT_ARENA = Path(__file__).with_name("text_arena_worker.py")
-CALL_SECONDS = 30.0
-ROOM_SECONDS = 600.0
-CHUNK = 64
-"""Tasks that are made at a time."""
-_THEIRS: Any = object()
+TEXT_ARENA_WORKER = Path(__file__).with_name("text_arena_worker.py")
+CALL_TIMEOUT_S = 30.0
+CAPACITY_TIMEOUT_S = 600.0
+CHUNK_SIZE = 64
+"""Tasks created per call of a worker."""
+_LIBRARY_DEFAULT: Any = object()
 
 
 class ReasoningGymEnv(SingleTurnEnv):
-    """Tasks of reasoning-gym; answers are scored in worker processes, since some families run them as Python.
+    """Tasks of reasoning-gym. Worker processes score the answers, since some families evaluate them as Python.
 
     Args:
         gym: a family, or several: names, or {"name": …, "weight": …, "config": {…}}.
         num_train_examples, num_eval_examples: rows, in this order, of one dataset.
-        system_prompt: the library's default unless given.
-        parser: finds the answer. Default: `<answer>` tags.
-        seed: of the dataset.
+        system_prompt: default: the library's.
+        parser: extracts the answer. Default: `<answer>` tags.
+        seed: seed of the dataset.
     """
 
     def __init__(
@@ -49,7 +48,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         gym: str | list[str | dict[str, Any]],
         num_train_examples: int = 1000,
         num_eval_examples: int = 100,
-        system_prompt: str | None = _THEIRS,
+        system_prompt: str | None = _LIBRARY_DEFAULT,
         parser: Parser | None = None,
         seed: int = 0,
     ):
@@ -60,23 +59,23 @@ class ReasoningGymEnv(SingleTurnEnv):
         else:
             specs = [one if isinstance(one, dict) else {"name": one, "weight": 1.0, "config": {}} for one in gym]
             family = {"family": "composite", "config": {"datasets": specs}}
-        self._tasks = Tasks(family["family"], config=family["config"])
-        self._infos = [{**family, "seed": seed, "task": task} for task in self._made(family)]
+        self._tasks = RoveReasoningGymEnv(family["family"], config=family["config"])
+        self._infos = [{**family, "seed": seed, "task": task} for task in self._create_tasks(family)]
         rows = [
             {
                 "question": info["task"]["question"],
-                "answer": str(place),
+                "answer": str(index),
                 "info": {"source_dataset": info["task"]["metadata"]["source_dataset"]},
             }
-            for place, info in enumerate(self._infos)
+            for index, info in enumerate(self._infos)
         ]
         train, held_out = rows[:num_train_examples], rows[num_train_examples:]
         parser = parser or XMLParser(fields=["answer"])
         rubric = Rubric(parser=parser)
 
         async def check_answer_reward_func(completion: Messages, answer: str, **kwargs: Any) -> float:
-            said = str(parser.parse_answer(completion)).strip()
-            score = await self._tasks.score_answer(self._infos[int(answer)], said)
+            text = str(parser.parse_answer(completion)).strip()
+            score = await self._tasks.score_answer(self._infos[int(answer)], text)
             if score is None:
                 raise ValueError("the family's scorer cannot read this answer")
             return score
@@ -87,21 +86,21 @@ class ReasoningGymEnv(SingleTurnEnv):
             dataset=make_table(train),
             eval_dataset=make_table(held_out) if held_out else None,
             system_prompt=self._tasks.workers.setup_result["system_prompt"]
-            if system_prompt is _THEIRS
+            if system_prompt is _LIBRARY_DEFAULT
             else system_prompt,
             parser=parser,
             rubric=rubric,
         )
-        self.rubric = rubric  # without the metric of turns
+        self.rubric = rubric  # without the metric num_turns
 
-    def _made(self, family: Mapping[str, Any]) -> list[Any]:
+    def _create_tasks(self, family: Mapping[str, Any]) -> list[Any]:
         total = self.num_train_examples + self.num_eval_examples
-        made: list[Any] = []
-        for start in range(0, total, CHUNK):
-            places = list(range(start, min(start + CHUNK, total)))
-            spec = {**family, "seed": self.seed, "size": total, "positions": places}
-            made += self._tasks.workers.call_sync("tasks", 4 * CALL_SECONDS, **spec)
-        return made
+        tasks: list[Any] = []
+        for start in range(0, total, CHUNK_SIZE):
+            positions = list(range(start, min(start + CHUNK_SIZE, total)))
+            spec = {**family, "seed": self.seed, "size": total, "positions": positions}
+            tasks += self._tasks.workers.call_sync("tasks", 4 * CALL_TIMEOUT_S, **spec)
+        return tasks
 
     @teardown
     async def end_workers(self) -> None:
@@ -110,13 +109,13 @@ class ReasoningGymEnv(SingleTurnEnv):
 
 
 class TextArenaEnv(MultiTurnEnv):
-    """A word game of TextArena for one player, each rollout's in a process of its own; the row's answer is its secret word.
+    """A word game of TextArena for one player, in one process per rollout; the row's answer is the secret word.
 
     Args:
-        game: its id.
-        num_train_examples, num_eval_examples: rows, words drawn by `seed`.
-        parser: finds the guess. Default: tags `<think>` and `<guess>`.
-        feedback_fn: what the game shows → what the model reads.
+        game: id of the game.
+        num_train_examples, num_eval_examples: rows, whose words are drawn by `seed`.
+        parser: extracts the guess. Default: tags `<think>` and `<guess>`.
+        feedback_fn: observation → text for the model.
         Everything else: see `MultiTurnEnv`.
     """
 
@@ -136,12 +135,12 @@ class TextArenaEnv(MultiTurnEnv):
             require_library(module, "textarena", type(self).__name__)
         self.game, self.feedback_fn, self.seed = game, feedback_fn, seed
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
-        self.workers = Workers(TEXT_ARENA, {"game": game}, env=dict(os.environ), name=game)
+        self.workers = Workers(TEXT_ARENA_WORKER, {"game": game}, env=dict(os.environ), name=game)
         self.workers.start()
-        draw = random.Random(seed)
-        told = self.workers.setup_result
+        rng = random.Random(seed)
+        observation = self.workers.setup_result
         rows = [
-            {"question": told["question"], "answer": draw.choice(told["words"])}
+            {"question": observation["question"], "answer": rng.choice(observation["words"])}
             for _ in range(num_train_examples + num_eval_examples)
         ]
         train, held_out = rows[:num_train_examples], rows[num_train_examples:]
@@ -157,17 +156,21 @@ class TextArenaEnv(MultiTurnEnv):
     async def setup_state(self, state: State, **kwargs: Any) -> State:
         """Begin the game with the row's word."""
         state["ta_env"] = await self.workers.open()
-        await state["ta_env"].call("begin", CALL_SECONDS, word=state["answer"])
+        await state["ta_env"].call("begin", CALL_TIMEOUT_S, word=state["answer"])
         return state
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
-        """Make the guess; why the game has ended, or what it shows."""
+        """Make the guess; return the observation, or why the game has ended."""
         guess = str(self.parser.parse_answer(messages))
-        told = await state["ta_env"].call("guess", CALL_SECONDS, guess=guess)
-        said = [UserMessage(content=told["said"] if told["done"] else str(self.feedback_fn(told["said"])))]
-        if told["done"]:
-            state["final_env_response"] = said
-        return said
+        observation = await state["ta_env"].call("guess", CALL_TIMEOUT_S, guess=guess)
+        text = [
+            UserMessage(
+                content=observation["text"] if observation["done"] else str(self.feedback_fn(observation["text"]))
+            )
+        ]
+        if observation["done"]:
+            state["final_env_response"] = text
+        return text
 
     @cleanup
     async def cleanup_ta_env(self, state: State) -> None:
@@ -178,22 +181,22 @@ class TextArenaEnv(MultiTurnEnv):
 
     @teardown
     async def end_workers(self) -> None:
-        """End the process that the games' processes come from."""
+        """End the fork server of the games' processes."""
         await self.workers.aclose()
 
 
 class OpenEnvEnv(MultiTurnEnv):
-    """An environment of an OpenEnv server that runs (v0 started one for each rollout in a vendor's sandbox).
+    """An environment of a running OpenEnv server (v0 started one per rollout in a vendor's sandbox).
 
     Args:
-        openenv_project: the server's URL.
-        num_train_examples, num_eval_examples: rows, with a seed each from `seed` on.
-        prompt_renderer: (observation, and by name context, action_schema, contract, seed, as far as it takes them) → messages.
-        max_turns, rubric: see `MultiTurnEnv`; the sum of the steps' rewards unless given.
-        Everything else: see `Environment`; what is about sandboxes is ignored.
+        openenv_project: URL of the server.
+        num_train_examples, num_eval_examples: rows, with consecutive seeds from `seed`.
+        prompt_renderer: observation → messages; may also take context, action_schema, contract and seed by name.
+        max_turns, rubric: see `MultiTurnEnv`. Default rubric: the sum of the steps' rewards.
+        Everything else: see `Environment`; arguments about sandboxes are ignored.
 
     Raises:
-        ValueError: there is no renderer, or a folder is given, or no URL.
+        ValueError: there is no renderer, or `openenv_project` is not a URL.
     """
 
     def __init__(
@@ -217,10 +220,10 @@ class OpenEnvEnv(MultiTurnEnv):
             )
         self.openenv_project, self.seed, self.prompt_renderer = url.rstrip("/"), seed, prompt_renderer
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
-        asked = [{"role": "user", "content": "OpenEnv rollout is initializing."}]
-        rows = [{"prompt": asked, "info": {"seed": seed + i}} for i in range(num_train_examples + num_eval_examples)]
+        prompt = [{"role": "user", "content": "OpenEnv rollout is initializing."}]
+        rows = [{"prompt": prompt, "info": {"seed": seed + i}} for i in range(num_train_examples + num_eval_examples)]
         train, held_out = rows[:num_train_examples], rows[num_train_examples:]
-        for name in [name for name in kwargs if name in _OF_SANDBOXES]:
+        for name in [name for name in kwargs if name in _SANDBOX_ARGUMENTS]:
             del kwargs[name]
         super().__init__(
             dataset=make_table(train),
@@ -231,44 +234,44 @@ class OpenEnvEnv(MultiTurnEnv):
         )
 
     async def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Begin an episode in a session of its own."""
+        """Begin an episode in a new session."""
         http = state["openenv_http"] = aiohttp.ClientSession()
         async with http.get(f"{self.openenv_project}/schema") as answer:
             answer.raise_for_status()
             schema = (await answer.json()).get("action", {})
         if {"tool_name", "arguments"} <= schema.get("properties", {}).keys():
             raise ValueError(
-                "this server's actions are calls of tools (MCP), which are not understood here; use vf.MCPEnv"
+                "this server's actions are MCP tool calls, which OpenEnvEnv does not support; use vf.MCPEnv"
             )
         session = state["openenv_client"] = Session(http, self.openenv_project)
         state["openenv_action_schema"], seed = schema, int(state["info"].get("seed", 0))
-        told = await session.reset(CALL_SECONDS, ROOM_SECONDS, seed=seed)
-        state["openenv_done"] = bool(told.get("done"))
-        state["prompt"] = self._shown(told, schema, "reset", seed)
+        observation = await session.reset(CALL_TIMEOUT_S, CAPACITY_TIMEOUT_S, seed=seed)
+        state["openenv_done"] = bool(observation.get("done"))
+        state["prompt"] = self._render(observation, schema, "reset", seed)
         return state
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
-        """Do what the model said, and show what came of it."""
+        """Execute the model's action and return the observation."""
         schema = state["openenv_action_schema"]
-        action = _action(content_text(messages[-1].get("content")).strip(), schema)
-        told = await state["openenv_client"].step(action, CALL_SECONDS)
-        state["trajectory"][-1]["reward"] = told.get("reward")
-        state["openenv_done"] = bool(told.get("done"))
-        return self._shown(told, schema, "step", None)
+        action = _parse_action(content_text(messages[-1].get("content")).strip(), schema)
+        observation = await state["openenv_client"].step(action, CALL_TIMEOUT_S)
+        state["trajectory"][-1]["reward"] = observation.get("reward")
+        state["openenv_done"] = bool(observation.get("done"))
+        return self._render(observation, schema, "step", None)
 
-    def _shown(self, told: Mapping[str, Any], schema: Any, context: str, seed: int | None) -> Messages:
-        known = {"context": context, "action_schema": schema, "contract": "gym", "seed": seed}
-        names = inspect.signature(self.prompt_renderer).parameters
-        takes_all = any(one.kind is one.VAR_KEYWORD for one in names.values())
-        given = {name: value for name, value in known.items() if takes_all or name in names}
-        messages = self.prompt_renderer(told.get("observation") or {}, **given)
+    def _render(self, observation: Mapping[str, Any], schema: Any, context: str, seed: int | None) -> Messages:
+        arguments = {"context": context, "action_schema": schema, "contract": "gym", "seed": seed}
+        parameters = inspect.signature(self.prompt_renderer).parameters
+        takes_all = any(one.kind is one.VAR_KEYWORD for one in parameters.values())
+        given = {name: value for name, value in arguments.items() if takes_all or name in parameters}
+        messages = self.prompt_renderer(observation.get("observation") or {}, **given)
         if not isinstance(messages, list) or not messages:
             raise RuntimeError(f"prompt_renderer returned {messages!r} for {context}; expected a list of messages")
         return messages
 
     @stop
     async def openenv_done(self, state: State) -> bool:
-        """The episode has ended."""
+        """Stop when the episode has ended."""
         return bool(state.get("openenv_done"))
 
     @cleanup
@@ -281,22 +284,17 @@ class OpenEnvEnv(MultiTurnEnv):
             await http.close()
 
 
-_OF_SANDBOXES = {
-    "startup_timeout_seconds",
-    "startup_poll_interval_seconds",
-    "health_request_timeout_seconds",
-    "schema_request_timeout_seconds",
-    "wait_for_creation_max_attempts",
-    "max_retries",
-    "base_delay",
-    "backoff_factor",
-    "max_backoff_seconds",
-    "jitter",
+# fmt: off
+_SANDBOX_ARGUMENTS = {
+    "startup_timeout_seconds", "startup_poll_interval_seconds", "health_request_timeout_seconds",
+    "schema_request_timeout_seconds", "wait_for_creation_max_attempts", "max_retries", "base_delay", "backoff_factor",
+    "max_backoff_seconds", "jitter",
 }
+# fmt: on
 
 
-def _action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
-    """The action that an answer is: a JSON object, or the one text that an action consists of."""
+def _parse_action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the action in a response: a JSON object, or the value of the only string field of an action."""
     if text.startswith("```") and text.endswith("```"):
         text = "\n".join(text.split("\n")[1:-1]).strip()
     try:
@@ -310,3 +308,127 @@ def _action(text: str, schema: Mapping[str, Any]) -> dict[str, Any]:
         if len(names) == 1 and fields.get(names[0], {}).get("type") == "string":
             return {names[0]: text}
     raise ValueError("Failed to parse action JSON. Provide a JSON object matching the action schema.")
+
+
+def sum_step_rewards(state: State) -> float:
+    """Sum of the rewards of all turns."""
+    return float(sum(float(step.get("reward") or 0.0) for step in state["trajectory"]))
+
+
+class EpisodicSumRubric(Rubric):
+    """Rewards the sum of the turns' rewards."""
+
+    def __init__(self, weight: float = 1.0, **kwargs: Any):
+        super().__init__(funcs=[sum_step_rewards], weights=[weight], **kwargs)
+
+
+class GymEnv(MultiTurnEnv):
+    """Runs a class with `reset(seed=…)` and `step(action)`; the question is its first observation.
+
+    Args:
+        env_cls, env_kwargs: the class and its constructor arguments.
+        action_parser: text → action; if it raises, the episode ends with reward 0.
+        obs_to_text: observation → text.
+        num_train_episodes, num_eval_episodes: rows, with consecutive seeds from `seed`.
+        max_episode_steps: maximum turns. Default: 1000.
+        Everything else: see `Environment`.
+    """
+
+    def __init__(
+        self,
+        env_cls: type,
+        env_kwargs: dict[str, Any] | None = None,
+        action_parser: Callable[[str], Any] | None = None,
+        obs_to_text: Callable[[Any], str] | None = None,
+        num_train_episodes: int = 1000,
+        num_eval_episodes: int = 20,
+        max_episode_steps: int | None = None,
+        seed: int = 0,
+        system_prompt: str | None = None,
+        few_shot: Any = None,
+        parser: Parser | None = None,
+        rubric: Rubric | None = None,
+        message_type: str = "chat",
+        **kwargs: Any,
+    ):
+        self.env_cls = env_cls
+        self.env_kwargs = dict(env_kwargs or {})
+        self.action_parser = action_parser or (lambda text: text)
+        self.obs_to_text_fn = obs_to_text
+        self.num_train_episodes = num_train_episodes
+        self.num_eval_episodes = num_eval_episodes
+        self.seed = seed
+        dataset, eval_dataset = self.gym_to_hf()
+        super().__init__(
+            dataset=dataset,
+            eval_dataset=eval_dataset,
+            rubric=rubric or EpisodicSumRubric(),
+            message_type=message_type,
+            max_turns=max_episode_steps or 1000,
+            system_prompt=system_prompt,
+            few_shot=few_shot,
+            parser=parser,
+            **kwargs,
+        )
+
+    def gym_to_hf(self) -> tuple[Any, Any]:
+        """Return the training and the evaluation rows, each with a first observation and a seed."""
+        env = self.env_cls(**self.env_kwargs)
+        try:
+            rows = [self._row(env, self.seed + i) for i in range(self.num_train_episodes + self.num_eval_episodes)]
+        finally:
+            _close(env)
+        train, held_out = rows[: self.num_train_episodes], rows[self.num_train_episodes :]
+        return make_table(train), make_table(held_out) if held_out else None
+
+    def _row(self, env: Any, seed: int) -> dict[str, str]:
+        result = env.reset(seed=seed)
+        obs = result[0] if isinstance(result, tuple) and len(result) == 2 else result
+        return {"question": self.obs_to_text(obs), "answer": str(seed)}
+
+    def obs_to_text(self, obs: Any) -> str:
+        """Return an observation as text."""
+        return self.obs_to_text_fn(obs) if self.obs_to_text_fn else str(obs)
+
+    def wrap_response(self, text: str) -> Messages:
+        """Return a text for the model as messages."""
+        return [UserMessage(content=text)]
+
+    async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
+        """Execute the action of the model's turn."""
+        if "gym_env" not in state:
+            state["gym_env"] = self.env_cls(**self.env_kwargs)
+            state["gym_env"].reset(seed=int(state["answer"]))
+            state["gym_done"] = False
+        step = state["trajectory"][-1]
+        text = self.parser.parse_answer(messages)
+        if text is None:
+            text = content_text(step["completion"][-1].get("content"))
+        try:
+            action = self.action_parser(text)
+        except Exception as error:
+            state["gym_done"], step["reward"] = True, 0.0
+            return self.wrap_response(f"Action Parsing Error: {error}")
+        out = state["gym_env"].step(action)
+        if not isinstance(out, (tuple, list)) or len(out) not in (4, 5):
+            raise TypeError(f"step() of {self.env_cls.__name__} returned {out!r}; expected a tuple of 4 or 5 values")
+        obs, step["reward"], step["extras"]["gym_info"] = out[0], float(out[1]), out[-1]
+        state["gym_done"] = any(out[2:-1])
+        ended = "\nEpisode already ended." if state["gym_done"] else ""
+        return self.wrap_response(f"{self.obs_to_text(obs)}{ended}")
+
+    @stop
+    async def is_done(self, state: State) -> bool:
+        """Stop when the episode has ended."""
+        return state.get("gym_done", False)
+
+    @cleanup
+    async def cleanup_env(self, state: State) -> None:
+        """Close the episode's environment."""
+        _close(state.pop("gym_env", None))
+
+
+def _close(env: Any) -> None:
+    close = getattr(env, "close", None)
+    if close is not None:
+        close()

@@ -1,4 +1,4 @@
-"""v0's judge: a model asked in one message, whose words a reward function reads."""
+"""v0's judge: a model gets one message, and a reward function parses its response."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from typing import Any
 
 from packaging.version import Version
 
-from rove.compat.verifiers.calls import in_sync_code, maybe_await
+from rove.compat.verifiers.decorators import in_sync_code, maybe_await
 from rove.compat.verifiers.parsers import Parser
-from rove.compat.verifiers.pins import written_for
+from rove.compat.verifiers.release import written_for
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import State
 from rove.core.errors import ConfigError
@@ -27,23 +27,23 @@ DEFAULT_JUDGE_PROMPT = (
 )
 
 _ASYNC = Version("0.1.3")
-"""The release in which judges and environments became asynchronous."""
+"""Release in which judges and environments became asynchronous."""
 
 
 class JudgeRubric(Rubric):
-    """Gives reward functions a `judge(prompt, completion, answer, state)` to await, which returns what the judge says.
+    """Provides reward functions with `judge(prompt, completion, answer, state)`; awaiting it gives the judge's response.
 
-    Synchronous functions, as packages for 0.1.0 to 0.1.2 have them, call it without `await`; other rollouts wait meanwhile.
+    Synchronous functions, as packages for 0.1.0 to 0.1.2 have them, call it without `await`, which blocks other rollouts.
 
-    Equal questions in one rollout are asked once. The question is the content of the prompt's last message: v0 since 0.1.11
-    asked with an empty one.
+    Equal prompts within a rollout are sent once. The question is the content of the prompt's last message: v0 since 0.1.11
+    sent an empty one.
 
     Args:
-        parser: finds the response in the completion.
-        judge_client: an `openai.AsyncOpenAI`, or an `openai.OpenAI`. Default: one with the key in OPENAI_API_KEY, the second
-            one in packages whose requirement allows no release after 0.1.2.
-        judge_model, judge_sampling_args: what is asked for.
-        judge_prompt: with the places `{question}`, `{answer}` and `{response}`.
+        parser: extracts the response from the completion.
+        judge_client: an `openai.AsyncOpenAI` or `openai.OpenAI`. Default: one with the key in OPENAI_API_KEY; a synchronous one
+            in packages whose requirement allows no release after 0.1.2.
+        judge_model, judge_sampling_args: model and sampling arguments of the request.
+        judge_prompt: template with `{question}`, `{answer}` and `{response}`.
 
     Raises:
         ConfigError: there is no `judge_client`, and the package `openai` is not installed.
@@ -74,49 +74,49 @@ class JudgeRubric(Rubric):
         }
 
     def judge(self, prompt: Any, completion: Any, answer: Any, state: State | None = None, **kwargs: Any) -> Any:
-        """What the judge says of a completion: to be awaited, or in a synchronous function the text itself.
+        """Return the judge's response to a completion: an awaitable, or in a synchronous function the text.
 
         Raises:
-            RuntimeError: it could not be asked.
+            RuntimeError: the request failed.
         """
         if in_sync_code():
-            return self._judge_now(prompt, completion, answer, state)
+            return self._judge_sync(prompt, completion, answer, state)
         return self._judge(prompt, completion, answer, state)
 
     async def _judge(self, prompt: Any, completion: Any, answer: Any, state: State | None) -> str:
-        asked = self._asked(prompt, completion, answer)
-        if asked in _replies(state):
-            return _replies(state)[asked]
+        prompt_text = self._judge_prompt(prompt, completion, answer)
+        if prompt_text in _cached_replies(state):
+            return _cached_replies(state)[prompt_text]
         try:
-            said = await maybe_await(self.judge_client.chat.completions.create, **self._request(asked))
+            response = await maybe_await(self.judge_client.chat.completions.create, **self._request(prompt_text))
         except Exception as error:
-            raise self._not_asked(error) from error
-        return _kept(state, asked, said)
+            raise self._request_error(error) from error
+        return _store_reply(state, prompt_text, response)
 
-    def _judge_now(self, prompt: Any, completion: Any, answer: Any, state: State | None) -> Reply:
-        asked = self._asked(prompt, completion, answer)
-        if asked in _replies(state):
-            return Reply(_replies(state)[asked])
+    def _judge_sync(self, prompt: Any, completion: Any, answer: Any, state: State | None) -> JudgeReply:
+        prompt_text = self._judge_prompt(prompt, completion, answer)
+        if prompt_text in _cached_replies(state):
+            return JudgeReply(_cached_replies(state)[prompt_text])
         try:
-            said = _blocking(self.judge_client, self._request(asked))
+            response = _request_sync(self.judge_client, self._request(prompt_text))
         except Exception as error:
-            raise self._not_asked(error) from error
-        return Reply(_kept(state, asked, said))
+            raise self._request_error(error) from error
+        return JudgeReply(_store_reply(state, prompt_text, response))
 
-    def _asked(self, prompt: Any, completion: Any, answer: Any) -> str:
+    def _judge_prompt(self, prompt: Any, completion: Any, answer: Any) -> str:
         response = self.parser.parse_answer(completion)
         return self.judge_prompt.format(question=_question(prompt), answer=answer, response=response)
 
-    def _request(self, asked: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": asked}]
+    def _request(self, prompt_text: str) -> dict[str, Any]:
+        messages = [{"role": "user", "content": prompt_text}]
         return {"model": self.judge_model, "messages": messages, **_chat_args(self.judge_sampling_args)}
 
-    def _not_asked(self, error: Exception) -> RuntimeError:
-        return RuntimeError(f"judge model '{self.judge_model}' could not be asked: {error}")
+    def _request_error(self, error: Exception) -> RuntimeError:
+        return RuntimeError(f"judge model '{self.judge_model}' could not be called: {error}")
 
 
-class Reply(str):
-    """What a judge says, of which `await` gives the same text."""
+class JudgeReply(str):
+    """The judge's response; `await` returns the same text."""
 
     __slots__ = ()
 
@@ -125,37 +125,41 @@ class Reply(str):
         yield
 
 
-def _replies(state: State | None) -> dict[str, str]:
-    known = state.get("judge_response") if state else None
-    return known if isinstance(known, dict) else {}
+def _cached_replies(state: State | None) -> dict[str, str]:
+    replies = state.get("judge_response") if state else None
+    return replies if isinstance(replies, dict) else {}
 
 
-def _kept(state: State | None, asked: str, said: Any) -> str:
-    text = str(said.choices[0].message.content)
+def _store_reply(state: State | None, prompt_text: str, response: Any) -> str:
+    text = str(response.choices[0].message.content)
     if state:
-        state["judge_response"] = {**_replies(state), asked: text}
+        state["judge_response"] = {**_cached_replies(state), prompt_text: text}
     return text
 
 
-def _blocking(client: Any, request: dict[str, Any]) -> Any:
-    """What a client answers, without `await`. An asynchronous one belongs to its own event loop, so that another one of the
-    same endpoint is asked, or its coroutine runs in another thread."""
+def _request_sync(client: Any, request: dict[str, Any]) -> Any:
+    """Send a request without `await`.
+
+    An async client belongs to another event loop: an equivalent sync client replaces it, or its coroutine runs in a thread.
+    """
     if type(client).__name__ == "AsyncOpenAI":
-        same = {name: getattr(client, name) for name in ("api_key", "organization", "project", "base_url", "timeout")}
+        settings = {
+            name: getattr(client, name) for name in ("api_key", "organization", "project", "base_url", "timeout")
+        }
         headers = getattr(client, "_custom_headers", None)
         with importlib.import_module("openai").OpenAI(
-            **same, max_retries=client.max_retries, default_headers=headers
-        ) as other:
-            return other.chat.completions.create(**request)
-    said = client.chat.completions.create(**request)
-    if not inspect.isawaitable(said):
-        return said
+            **settings, max_retries=client.max_retries, default_headers=headers
+        ) as sync_client:
+            return sync_client.chat.completions.create(**request)
+    response = client.chat.completions.create(**request)
+    if not inspect.isawaitable(response):
+        return response
 
-    async def awaited() -> Any:
-        return await said
+    async def wait() -> Any:
+        return await response
 
     with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, awaited()).result()
+        return pool.submit(asyncio.run, wait()).result()
 
 
 def _question(prompt: Any) -> str:

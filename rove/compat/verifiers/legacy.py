@@ -1,27 +1,28 @@
-"""Shapes from before 0.1.11 that are still understood, each with a warning that names the replacement."""
+"""API of releases before 0.1.11 that still works, with a warning that names the replacement."""
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from packaging.version import Version
 
-from rove.compat.verifiers.calls import call_user
-from rove.compat.verifiers.mode import outdated
-from rove.compat.verifiers.types import State, Tool
+from rove.compat.verifiers.decorators import call_user
+from rove.compat.verifiers.release import outdated
+from rove.compat.verifiers.types import RolloutScore, RolloutScores, State, Tool
 from rove.utils.functions import is_async
 
 _ASYNC = Version("0.1.3")
-"""The release in which environments became asynchronous, and `max_turns` unlimited unless given."""
+"""Release in which environments became asynchronous, and `max_turns` unlimited by default."""
 
 
-def tool_defs(tools: Sequence[Any] | None) -> list[Tool] | None:
-    """Definitions as `Tool`; OpenAI's form, as until 0.1.10, is understood."""
+def as_tool_defs(tools: Sequence[Any] | None) -> list[Tool] | None:
+    """Return tool definitions as `Tool`; OpenAI's form, as until 0.1.10, is converted."""
     if tools is None:
         return None
-    made: list[Tool] = []
+    definitions: list[Tool] = []
     for tool in tools:
         function = tool.get("function") if isinstance(tool, Mapping) else None
         if isinstance(function, Mapping):
@@ -30,31 +31,31 @@ def tool_defs(tools: Sequence[Any] | None) -> list[Tool] | None:
                 "give {'name': …, 'description': …, 'parameters': {…}}",
             )
             tool = {"parameters": {"type": "object", "properties": {}}, **function}
-        made.append(Tool.model_validate(tool))
-    return made
+        definitions.append(Tool.model_validate(tool))
+    return definitions
 
 
 def info_tools(info: Mapping[str, Any]) -> Sequence[Any] | None:
-    """The tools of a row's own; None where it has none."""
+    """Return the tools in a row's info; None if it has none."""
     if info.get("oai_tools") is None:
         return info.get("tool_defs")
     outdated("info['oai_tools']", "call it info['tool_defs']: [{'name': …, 'description': …, 'parameters': {…}}]")
-    given = info["oai_tools"]
-    return given if isinstance(given, list) else None
+    arguments = info["oai_tools"]
+    return arguments if isinstance(arguments, list) else None
 
 
-def reply_of(state: State, said: Any) -> Any:
-    """What `env_response` answers; as until 0.1.7 it may be a pair of messages and state, in 0.1.0 of one message."""
-    if not (isinstance(said, tuple) and len(said) == 2 and isinstance(said[1], Mapping)):
-        return said
+def unpack_env_response(state: State, reply: Any) -> Any:
+    """Return the messages of an `env_response`; until 0.1.7 it could return (messages, state), in 0.1.0 (message, state)."""
+    if not (isinstance(reply, tuple) and len(reply) == 2 and isinstance(reply[1], Mapping)):
+        return reply
     outdated("env_response returning (messages, state)", "return the messages and change the state in place")
-    if said[1] is not state:
-        state.update(said[1])
-    return [said[0]] if isinstance(said[0], Mapping) else said[0]
+    if reply[1] is not state:
+        state.update(reply[1])
+    return [reply[0]] if isinstance(reply[0], Mapping) else reply[0]
 
 
-def update_tool_args(env: Any, name: str, args: Any, messages: Any, state: State, **kwargs: Any) -> Any:
-    """What `env.update_tool_args` returns; until 0.1.3 it was not given the tool's name."""
+def call_update_tool_args(env: Any, name: str, args: Any, messages: Any, state: State, **kwargs: Any) -> Any:
+    """Call `env.update_tool_args`; until 0.1.3 it did not take the tool's name."""
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     parameters = inspect.signature(env.update_tool_args).parameters.values()
     if sum(one.kind in kinds for one in parameters) == 3 and "tool_name" not in {one.name for one in parameters}:
@@ -63,29 +64,151 @@ def update_tool_args(env: Any, name: str, args: Any, messages: Any, state: State
     return env.update_tool_args(name, args, messages, state, **kwargs)
 
 
-def max_turns(env: Any, given: int | None, base: type) -> int:
-    """Most model turns where a package gives none: no limit, but 10 for packages that are written for 0.1.0 to 0.1.2, whose
-    `is_completed` is synchronous."""
+def default_max_turns(env: Any, arguments: int | None, base: type) -> int:
+    """Return the maximum turns of an environment that sets none.
+
+    The limit was 10 for packages written for 0.1.0 to 0.1.2, whose `is_completed` is synchronous; later there was none.
+    """
     func = type(env).is_completed
-    is_old = env.written_for < _ASYNC or not (func is base.is_completed or is_async(func))
-    if given is None and is_old:
-        outdated(
-            f"{type(env).__name__} without max_turns", "pass max_turns=10, the default of then, or -1 for no limit"
-        )
+    is_sync_release = env.written_for < _ASYNC or not (func is base.is_completed or is_async(func))
+    if arguments is None and is_sync_release:
+        outdated(f"{type(env).__name__} without max_turns", "pass max_turns=10, its default, or -1 for no limit")
         return 10
-    return -1 if given is None else given
+    return -1 if arguments is None else arguments
 
 
-def former_is_completed(env: Any, base: type) -> Callable[[State, Any], Any] | None:
-    """An `is_completed(messages, state)` of a package for 0.1.2 to 0.1.7; None where the class has none of its own."""
+def legacy_is_completed(env: Any, base: type) -> Callable[[State, Any], Any] | None:
+    """Return a package's own `is_completed(messages, state)`, as in 0.1.2 to 0.1.7; None if the class has none."""
     func = type(env).is_completed
     if func is base.is_completed:
         return None
     outdated(f"{type(env).__name__}.is_completed", "mark a method (self, state) -> bool with @vf.stop")
     names = inspect.signature(func).parameters
 
-    async def completed(state: State, messages: Any) -> bool:
+    async def is_completed(state: State, messages: Any) -> bool:
         args = (messages, state) if len(names) > 2 and "messages" in names else (state,)
         return bool(await call_user(env.is_completed, *args))
 
-    return completed
+    return is_completed
+
+
+class LegacyScoring:
+    """Attributes and methods that a `Rubric` had under other names, or with other arguments, before 0.1.8."""
+
+    funcs: list[Callable[..., Any]]
+    weights: list[float]
+    parser: Any
+    class_objects: dict[str, Any]
+
+    @property
+    def reward_funcs(self) -> list[Callable[..., Any]]:
+        """The reward functions, now `funcs`."""
+        return self.funcs
+
+    @reward_funcs.setter
+    def reward_funcs(self, funcs: list[Callable[..., Any]]) -> None:
+        outdated("rubric.reward_funcs", "set rubric.funcs")
+        self.funcs = funcs
+
+    @property
+    def reward_weights(self) -> list[float]:
+        """The weights of the reward functions, now `weights`."""
+        return self.weights
+
+    @reward_weights.setter
+    def reward_weights(self, weights: list[float]) -> None:
+        outdated("rubric.reward_weights", "set rubric.weights")
+        self.weights = weights
+
+    async def call_reward_func(
+        self,
+        func: Callable[..., Any],
+        parser: Any = None,
+        prompt: Any = None,
+        completion: Any = None,
+        answer: Any = "",
+        state: Any = None,
+        task: Any = "default",
+        info: Any = None,
+        **kwargs: Any,
+    ) -> float:
+        """Return the value of one reward function; 0.0 if it raises."""
+        objects = {"prompt": prompt, "completion": completion, "answer": answer, "state": state, "task": task}
+        objects |= {**self.class_objects, "parser": parser or self.parser, "info": info or {}, **kwargs}
+        return await self._value(func, objects, float, 0.0, [] if state is None else [state])  # type: ignore[attr-defined]
+
+    async def legacy_score_rollout(
+        self,
+        prompt: Any,
+        completion: Any,
+        answer: Any = "",
+        state: Any = None,
+        task: Any = "default",
+        info: Any = None,
+        **kwargs: Any,
+    ) -> RolloutScore:
+        """Return the score of one rollout by functions that score single rollouts."""
+        pairs = self._weighted()  # type: ignore[attr-defined]
+        arguments = {"prompt": prompt, "completion": completion, "answer": answer, "task": task, "info": info, **kwargs}
+        values = [await self.call_reward_func(func, state=state, **arguments) for func, _ in pairs]
+        names = self._get_reward_func_names()  # type: ignore[attr-defined]
+        reward = sum(value * weight for value, (_, weight) in zip(values, pairs, strict=True))
+        return RolloutScore(reward=reward, metrics=dict(zip(names, values, strict=False)))
+
+    async def score_rollouts(
+        self,
+        prompts: Sequence[Any],
+        completions: Sequence[Any],
+        answers: Sequence[Any],
+        states: Sequence[Any],
+        tasks: Sequence[Any],
+        infos: Sequence[Any],
+        **kwargs: Any,
+    ) -> RolloutScores:
+        """Return the scores of several rollouts, as lists. rove calls an override with the rollouts of one example at a time."""
+        rows = zip(prompts, completions, answers, states, tasks, infos, strict=True)
+        scores = await asyncio.gather(*(self.score_rollout(*row, **kwargs) for row in rows))  # type: ignore[attr-defined]
+        names = dict.fromkeys(name for score in scores for name in score["metrics"])
+        return RolloutScores(
+            reward=[score["reward"] for score in scores],
+            metrics={name: [score["metrics"].get(name, 0.0) for score in scores] for name in names},
+        )
+
+
+def single_state(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
+    """Return the state of a call `score_rollout(state)`; None for a call with the legacy arguments."""
+    if len(arguments) + len(keywords) != 1:
+        return None
+    return arguments[0] if arguments else keywords.get("state")
+
+
+async def score_with_legacy_overrides(rubric: Any, states: list[State], base: type) -> bool:
+    """Score states with a rubric's own `score_rollouts`, or `score_rollout` with the legacy arguments.
+
+    Args:
+        base: class whose methods are not the rubric's own.
+
+    Returns:
+        Whether the rubric overrides one of them.
+    """
+    own = type(rubric)
+    if own.score_rollouts is not base.score_rollouts:  # type: ignore[attr-defined]
+        outdated(f"{own.__name__}.score_rollouts", "override score_group(states)")
+        columns = zip(*(_legacy_arguments(state) for state in states), strict=True)
+        scores = await call_user(rubric.score_rollouts, *map(list, columns))
+        for i, state in enumerate(states):
+            state["reward"] = float(scores["reward"][i])
+            state["metrics"] = {name: float(values[i]) for name, values in scores["metrics"].items()}
+        return True
+    if own.score_rollout is base.score_rollout or "completion" not in inspect.signature(own.score_rollout).parameters:  # type: ignore[attr-defined]
+        return False
+    outdated(f"{own.__name__}.score_rollout(prompt, completion, …)", "override score_rollout(state) and score_group")
+    for state in states:
+        score = await call_user(rubric.score_rollout, *_legacy_arguments(state))
+        state["reward"], state["metrics"] = float(score["reward"]), dict(score["metrics"])
+    return True
+
+
+def _legacy_arguments(state: State) -> tuple[Any, ...]:
+    arguments = (state["prompt"], state["completion"], state.get("answer", ""), state)
+    return (*arguments, state.get("task"), state.get("info") or {})

@@ -1,4 +1,4 @@
-"""v0's helpers for logs and for looking at rollouts."""
+"""v0's helpers for logging and for printing rollouts."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ NAME = "verifiers"
 
 
 def setup_logging(level: str | None = "INFO", **ignored: Any) -> None:
-    """Show the library's messages from this level on."""
+    """Log messages from this level on."""
     logging.getLogger(NAME).setLevel((level or "INFO").upper())
 
 
 @contextmanager
 def log_level(level: str | int) -> Iterator[None]:
-    """Within, messages from this level on."""
+    """Log messages from this level on within the context."""
     logger = logging.getLogger(NAME)
     before = logger.level
     logger.setLevel(level.upper() if isinstance(level, str) else level)
@@ -33,18 +33,18 @@ def log_level(level: str | int) -> Iterator[None]:
 
 
 def quiet_verifiers() -> AbstractContextManager[None]:
-    """Within, warnings and errors only."""
+    """Log only warnings and errors within the context."""
     return log_level("WARNING")
 
 
 def format_messages(messages: Any) -> str:
-    """A conversation to read."""
+    """Return a conversation as readable text."""
     if isinstance(messages, str):
         return messages
-    shown = [message_to_printable(message) for message in messages]
-    lines = [f"{message['role']}: {message.get('content') or ''}" for message in shown]
-    calls = [[f"[tool call] {call}" for call in message.get("tool_calls") or []] for message in shown]
-    return "\n\n".join("\n\n".join([line, *said]) for line, said in zip(lines, calls, strict=True))
+    printable = [message_to_printable(message) for message in messages]
+    lines = [f"{message['role']}: {message.get('content') or ''}" for message in printable]
+    calls = [[f"[tool call] {call}" for call in message.get("tool_calls") or []] for message in printable]
+    return "\n\n".join("\n\n".join([line, *more]) for line, more in zip(lines, calls, strict=True))
 
 
 def print_prompt_completions_sample(
@@ -66,7 +66,7 @@ def print_prompt_completions_sample(
 
 
 def print_time(seconds: float) -> str:
-    """Seconds in words: "12ms", "3s", "2m 5s", "1h 10m", "2d"."""
+    """Return seconds as text: "12ms", "3s", "2m 5s", "1h 10m", "2d"."""
     if seconds < 1:
         return f"{seconds * 1000:.0f}ms"
     for size, name, smaller, smaller_name in ((86400, "d", 3600, "h"), (3600, "h", 60, "m"), (60, "m", 1, "s")):

@@ -1,33 +1,142 @@
-"""v0's chat messages, and how they become rove's and come back."""
+"""v0's models and chat messages, and their conversion to rove's messages."""
 
 from __future__ import annotations
 
+import copy
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, TypeVar
 
-from rove.compat.verifiers.models import Model, plain
 from rove.core.messages import Message as RoveMessage
 
+ModelT = TypeVar("ModelT", bound="Model")
+
+
+class Model(dict[str, Any]):
+    """A dict with declared fields and, like v0's pydantic models, attributes, `model_dump` and similar methods.
+
+    All declared fields are present: `"tool_calls" in message` is true for every assistant message.
+
+        call = ToolCall(id="1", name="add", arguments="{}")
+        call.name == call["name"] == call.get("name")
+
+    Raises:
+        ValueError: a required field is missing.
+    """
+
+    required: ClassVar[tuple[str, ...]] = ()
+    defaults: ClassVar[Mapping[str, Any]] = {}
+    """Defaults of the other declared fields; a callable is called for each new object."""
+
+    def __init__(self, **values: Any):
+        missing = [name for name in self.required if values.get(name) is None]
+        if missing:
+            raise ValueError(f"{type(self).__name__} needs {', '.join(missing)}; got {sorted(values)}")
+        super().__init__()
+        for name in self.field_names():
+            if name in values:
+                self[name] = values.pop(name)
+            else:
+                default = self.defaults[name]
+                self[name] = default() if isinstance(default, Callable) else default
+        for name, value in values.items():
+            self[name] = value
+
+    @classmethod
+    def field_names(cls) -> tuple[str, ...]:
+        """Return the declared fields in the order in which they are shown."""
+        return (*cls.required, *cls.defaults)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self[name]
+        except KeyError:
+            raise AttributeError(f"{type(self).__name__} has no field '{name}'; it has {sorted(self)}") from None
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        self[name] = value
+
+    def __delattr__(self, name: str) -> None:
+        del self[name]
+
+    def __repr__(self) -> str:
+        return f"{type(self).__name__}({self._format_fields(', ')})"
+
+    def __str__(self) -> str:
+        return self._format_fields(" ")
+
+    def _format_fields(self, between: str) -> str:
+        return between.join(f"{name}={value!r}" for name, value in self.items())
+
+    def copy(self: ModelT) -> ModelT:
+        """Return a shallow copy."""
+        return copy.copy(self)
+
+    def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
+        """Return the fields as plain dicts and lists."""
+        return {
+            name: plain(value, exclude_none) for name, value in self.items() if not (exclude_none and value is None)
+        }
+
+    def model_dump_json(self, exclude_none: bool = False, **options: Any) -> str:
+        """Return `model_dump` as JSON."""
+        return json.dumps(self.model_dump(exclude_none), **options)
+
+    def model_copy(self: ModelT, *, update: Mapping[str, Any] | None = None, deep: bool = False) -> ModelT:
+        """Return a copy with some fields replaced."""
+        made = copy.deepcopy(self) if deep else copy.copy(self)
+        made.update(update or {})
+        return made
+
+    @classmethod
+    def model_validate(cls: type[ModelT], value: Any, **ignored: Any) -> ModelT:
+        """Create an object from a mapping; an object of this type is returned as it is.
+
+        Raises:
+            ValueError: it is neither, or lacks a field.
+        """
+        if isinstance(value, cls):
+            return value
+        if not isinstance(value, Mapping):
+            raise ValueError(f"{cls.__name__} from {value!r}; expected a dict with {', '.join(cls.field_names())}")
+        return cls(**value)
+
+    @property
+    def model_extra(self) -> dict[str, Any]:
+        """The fields that are not declared."""
+        return {name: value for name, value in self.items() if name not in self.field_names()}
+
+
+def plain(value: Any, exclude_none: bool = False) -> Any:
+    """Return a value with every `Model` in it converted to a dict."""
+    if isinstance(value, Model):
+        return value.model_dump(exclude_none)
+    if isinstance(value, (list, tuple)):
+        return type(value)(plain(item, exclude_none) for item in value)
+    if isinstance(value, dict):
+        return {name: plain(item, exclude_none) for name, item in value.items()}
+    return value
+
+
 Messages = list[Any]
-"""Messages as in `Message`; plain dicts are accepted everywhere."""
+"""A list of `Message`; plain dicts are accepted everywhere."""
 
 
 class TextContentPart(Model):
-    """Text in a content."""
+    """A text part of a content."""
 
     defaults: ClassVar = {"type": "text", "text": ""}
 
 
 class ImageUrlSource(Model):
-    """Where an image is."""
+    """URL of an image."""
 
     required = ("url",)
 
 
 class ImageUrlContentPart(Model):
-    """An image in a content."""
+    """An image part of a content."""
 
     defaults: ClassVar = {"type": "image_url", "image_url": None}
 
@@ -37,13 +146,13 @@ class ImageUrlContentPart(Model):
 
 
 class InputAudioSource(Model):
-    """Sound, in base64."""
+    """Audio data in base64."""
 
     required = ("data", "format")
 
 
 class InputAudioContentPart(Model):
-    """Sound in a content."""
+    """An audio part of a content."""
 
     defaults: ClassVar = {"type": "input_audio", "input_audio": None}
 
@@ -66,9 +175,9 @@ _PARTS: dict[Any, type[Model]] = {
 
 
 class ToolCall(Model):
-    """A model's call of a tool; `arguments` is JSON.
+    """A tool call of a model; `arguments` is JSON.
 
-    OpenAI's form can be read too, as packages for 0.1.2 to 0.1.10 do: `call.function.name`, `call["function"]["name"]`.
+    OpenAI's form, which packages for 0.1.2 to 0.1.10 read, works as well: `call.function.name`, `call["function"]["name"]`.
     """
 
     required = ("id", "name", "arguments")
@@ -81,33 +190,35 @@ class ToolCall(Model):
         raise KeyError(key)
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or `default`."""
+        """Return the value, or `default`."""
         return self[key] if key in self or key in ("function", "type") else default
 
 
-class FormerToolCall(ToolCall):
-    """A call as packages that are written for 0.1.2 to 0.1.10 get it: `model_dump` has OpenAI's form."""
+class LegacyToolCall(ToolCall):
+    """A tool call for packages written for 0.1.2 to 0.1.10: `model_dump` returns OpenAI's form."""
 
     def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """The call in OpenAI's form."""
+        """Return the call in OpenAI's form."""
         function = {"arguments": self["arguments"], "name": self["name"]}
         return {"id": self["id"], "function": function, "type": "function"}
 
 
-def former_messages(messages: Any) -> Any:
-    """Messages without the fields that are None, as they were before 0.1.11: `"tool_calls" in message` holds where there
-    are calls. The content of an assistant message is a text."""
+def as_legacy_messages(messages: Any) -> Any:
+    """Return messages without fields that are None, as before 0.1.11: `"tool_calls" in message` is true only if there are calls.
+
+    The content of an assistant message is always a string.
+    """
     if not isinstance(messages, list):
         return messages
-    return [_former_message(message) if isinstance(message, Model) else message for message in messages]
+    return [_as_legacy_message(message) if isinstance(message, Model) else message for message in messages]
 
 
-def _former_message(message: Model) -> Model:
+def _as_legacy_message(message: Model) -> Model:
     made = message.copy()
     if made.get("role") == "assistant" and made.get("content") is None:
         made["content"] = ""
     if made.get("tool_calls"):
-        made["tool_calls"] = [FormerToolCall(**call) for call in made["tool_calls"]]
+        made["tool_calls"] = [LegacyToolCall(**call) for call in made["tool_calls"]]
     for name in [name for name, value in made.items() if value is None or (name == "tool_calls" and not value)]:
         del made[name]
     return made
@@ -123,17 +234,17 @@ class _ChatMessage(Model):
             raise ValueError(f"content of a {self['role']} message is {content!r}; expected a text or a list of parts")
 
     @classmethod
-    def order(cls) -> tuple[str, ...]:
-        return ("role", *(name for name in super().order() if name != "role"))
+    def field_names(cls) -> tuple[str, ...]:
+        return ("role", *(name for name in super().field_names() if name != "role"))
 
 
 def _part(part: Any) -> Any:
-    kind = _PARTS.get(part.get("type")) if isinstance(part, Mapping) else None
-    return part if kind is None else kind.model_validate(part)
+    message_type = _PARTS.get(part.get("type")) if isinstance(part, Mapping) else None
+    return part if message_type is None else message_type.model_validate(part)
 
 
 class TextMessage(_ChatMessage):
-    """A raw text, for completion endpoints."""
+    """Raw text, for completion endpoints."""
 
     required = ("content",)
     defaults: ClassVar = {"role": "text"}
@@ -152,19 +263,19 @@ class SystemMessage(_ChatMessage):
 
     @classmethod
     def from_path(cls, path: str | Path) -> SystemMessage:
-        """The text of a file as instructions."""
+        """Return the text of a file as instructions."""
         return cls(content=Path(path).read_text(encoding="utf-8"))
 
 
 class UserMessage(_ChatMessage):
-    """What the environment says."""
+    """A message of the user or the environment."""
 
     required = ("content",)
     defaults: ClassVar = {"role": "user"}
 
 
 class AssistantMessage(_ChatMessage):
-    """What the model says."""
+    """A message of the model."""
 
     defaults: ClassVar = {
         "role": "assistant",
@@ -181,7 +292,7 @@ class AssistantMessage(_ChatMessage):
 
 
 class ToolMessage(_ChatMessage):
-    """What a tool returned."""
+    """The result of a tool."""
 
     required = ("tool_call_id", "content")
     defaults: ClassVar = {"role": "tool"}
@@ -199,18 +310,18 @@ _ROLES: dict[Any, type[Model]] = {
 
 
 def from_raw_message(message: Mapping[str, Any]) -> Any:
-    """A message of v0's from a dict, whose tool calls may be in OpenAI's form.
+    """Create a message from a dict, whose tool calls may be in OpenAI's form.
 
     Raises:
-        ValueError: its role is unknown, or it lacks a field.
+        ValueError: its role is unknown, or a field is missing.
     """
-    kind = _ROLES.get(message.get("role"))
-    if kind is None:
+    message_type = _ROLES.get(message.get("role"))
+    if message_type is None:
         raise ValueError(f"Unknown role: {message.get('role')!r}; expected one of {', '.join(_ROLES)}")
     values = dict(message)
-    if kind is AssistantMessage and isinstance(values.get("tool_calls"), list):
+    if message_type is AssistantMessage and isinstance(values.get("tool_calls"), list):
         values["tool_calls"] = [_flat_call(call) for call in values["tool_calls"]]
-    return kind(**values)
+    return message_type(**values)
 
 
 def _flat_call(call: Any) -> Any:
@@ -231,11 +342,11 @@ def _flat_call(call: Any) -> Any:
 
 
 def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
-    """Messages of v0's from a text, dicts and messages.
+    """Create messages from a string, dicts or messages.
 
     Raises:
-        TypeError: one of them is something else.
-        ValueError: as `from_raw_message`.
+        TypeError: an item is something else.
+        ValueError: see `from_raw_message`.
     """
     if isinstance(value, str):
         return [TextMessage(content=value)]
@@ -255,28 +366,28 @@ def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
 
 
 def maybe_normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
-    """`normalize_messages`, of what is not normal yet."""
+    """Call `normalize_messages`; it leaves messages as they are."""
     return normalize_messages(value, field_name=field_name)
 
 
 def get_messages(messages: Sequence[Any], role: str | None = None) -> Messages:
-    """The messages of a role, or all."""
+    """Return the messages of a role, or all."""
     return [message for message in normalize_messages(messages) if role is None or message.role == role]
 
 
 def message_role(message: Any) -> str | None:
-    """Who says it; None where that is not told."""
+    """Return the role of a message; None if it has none."""
     value = message.get("role") if isinstance(message, Mapping) else getattr(message, "role", None)
     return value if isinstance(value, str) else None
 
 
 def concat_messages(messages_list: Iterable[Iterable[Any]]) -> Messages:
-    """Several conversations, one after the other."""
+    """Concatenate conversations."""
     return [message for messages in messages_list for message in messages]
 
 
 def sanitize_tool_calls(messages: Any) -> Any:
-    """Messages whose tool calls are JSON texts; what is no list is returned as it is."""
+    """Convert the tool calls of messages to JSON strings; anything but a list is returned unchanged."""
     if not isinstance(messages, list):
         return messages
     return [_with_calls_as_json(message) for message in messages]
@@ -300,7 +411,7 @@ def _dumped(call: Any) -> str:
 
 
 def content_text(content: Any, between: str = " ") -> str:
-    """The text of a content: itself, or its text parts; "" of anything else."""
+    """Return the text of a content: a string itself, or its text parts; "" for anything else."""
     if isinstance(content, str):
         return content
     if not isinstance(content, list):
@@ -310,27 +421,30 @@ def content_text(content: Any, between: str = " ") -> str:
 
 
 def messages_to_printable(messages: Any) -> Any:
-    """Messages whose images and sounds are told in a word."""
+    """Replace images and audio in messages by placeholders."""
     return messages if isinstance(messages, str) else [message_to_printable(message) for message in messages or []]
 
 
 def message_to_printable(message: Any) -> Any:
-    """A message whose images and sounds are told in a word."""
+    """Replace images and audio in a message by placeholders."""
     if not isinstance(message, Mapping) or not isinstance(message.get("content"), list):
         return message
-    words = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
-    said = [
-        part.get("text") if part.get("type") == "text" else words.get(str(part.get("type")))
+    placeholders = {"image_url": "[image]", "input_audio": "[audio]", "audio": "[audio]"}
+    texts = [
+        part.get("text") if part.get("type") == "text" else placeholders.get(str(part.get("type")))
         for part in message["content"]
         if isinstance(part, Mapping)
     ]
-    told = {"role": message.get("role"), "content": " ".join(text for text in said if isinstance(text, str)).strip()}
+    printable = {
+        "role": message.get("role"),
+        "content": " ".join(text for text in texts if isinstance(text, str)).strip(),
+    }
     more = {name: message.get(name) for name in ("reasoning_content", "tool_calls")}
-    return told | {name: value for name, value in more.items() if value is not None}
+    return printable | {name: value for name, value in more.items() if value is not None}
 
 
 def to_rove(messages: Iterable[Any]) -> list[RoveMessage]:
-    """Messages in the OpenAI wire form, as v0's clients send them: role, content and what the role has beside it."""
+    """Convert messages to the OpenAI wire form, as v0's clients send them."""
     return [_wire(message) for message in normalize_messages(list(messages))]
 
 

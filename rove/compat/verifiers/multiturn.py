@@ -1,4 +1,4 @@
-"""v0's rollout: ask, and before every further turn let the environment answer; check the stop conditions in between."""
+"""v0's rollout loop: model turns alternate with `env_response`; stop conditions are checked in between."""
 
 from __future__ import annotations
 
@@ -7,14 +7,13 @@ import time
 from abc import abstractmethod
 from typing import Any
 
-from rove.compat.verifiers import legacy
-from rove.compat.verifiers.calls import call_user
-from rove.compat.verifiers.decorators import cleanup, stop
+from rove.compat.verifiers.decorators import call_user, cleanup, stop
 from rove.compat.verifiers.environment import Environment
 from rove.compat.verifiers.errors import OverlongPromptError
+from rove.compat.verifiers.legacy import default_max_turns, legacy_is_completed, unpack_env_response
 from rove.compat.verifiers.messages import AssistantMessage, Messages, concat_messages, maybe_normalize_messages
-from rove.compat.verifiers.mode import fixed, outdated
 from rove.compat.verifiers.parsers import Parser
+from rove.compat.verifiers.release import fixed, outdated
 from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import (
     Response,
@@ -35,87 +34,88 @@ class MultiTurnMonitorRubric(Rubric):
         self.add_metric(self.num_turns)
 
     async def num_turns(self, state: State) -> int:
-        """Model turns in the rollout."""
+        """Number of model turns."""
         return len(state["trajectory"])
 
 
 class MultiTurnEnv(Environment):
-    """Model and environment take turns; `env_response` is not called after the last model turn that is allowed
-    (it is with ROVE_COMPAT=fixed).
+    """The model and the environment take turns. `env_response` is not called after the last allowed model turn.
+
+    With ROVE_COMPAT=fixed it is called.
 
     Args:
-        max_turns: most model turns; -1 = no limit. Default: no limit, but 10 where the package is written for 0.1.0 to 0.1.2.
-        timeout_seconds: of a rollout, which is then scored as it stands.
+        max_turns: maximum model turns; -1 = no limit. Default: no limit; 10 in packages written for 0.1.0 to 0.1.2.
+        timeout_seconds: time limit of a rollout, which is then scored as it is.
         Everything else: see `Environment`.
     """
 
     def __init__(self, max_turns: int | None = None, timeout_seconds: float | None = None, **kwargs: Any):
         super().__init__(**kwargs)
-        self.max_turns = legacy.max_turns(self, max_turns, Environment)
+        self.max_turns = default_max_turns(self, max_turns, Environment)
         self.timeout_seconds = timeout_seconds
         self.max_total_completion_tokens = -1
-        self._former_is_completed = legacy.former_is_completed(self, Environment)
-        self.has_former_messages = self.has_former_messages or self._former_is_completed is not None
+        self._legacy_is_completed = legacy_is_completed(self, Environment)
+        self.has_legacy_messages = self.has_legacy_messages or self._legacy_is_completed is not None
         self.add_rubric(MultiTurnMonitorRubric())
 
     def set_max_total_completion_tokens(self, max_total_completion_tokens: int) -> None:
-        """Stop once the model has produced this many tokens in a rollout; -1 = no limit."""
+        """Limit the tokens that the model generates in a rollout; -1 = no limit."""
         self.max_total_completion_tokens = max_total_completion_tokens
 
     @abstractmethod
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Answer the model's turn. To end the rollout with the answer set `state["final_env_response"]` to it."""
+        """Return the environment's response to a turn. To end the rollout with it, set `state["final_env_response"]`."""
 
     @stop(priority=100)
     async def has_error(self, state: State, **kwargs: Any) -> bool:
-        """Something went wrong."""
+        """Stop after an error."""
         return state.get("error") is not None
 
     @stop
     async def prompt_too_long(self, state: State) -> bool:
-        """The conversation does not fit the model's context."""
+        """Stop when the conversation exceeds the model's context."""
         return state.get("prompt_too_long", False)
 
     @stop
     async def max_turns_reached(self, state: State) -> bool:
-        """The model has had its turns."""
+        """Stop after the maximum number of turns."""
         return 0 < self.max_turns <= len(state["trajectory"])
 
     @stop
     async def max_total_completion_tokens_reached(self, state: State) -> bool:
-        """The model has produced its tokens."""
+        """Stop after the maximum number of generated tokens."""
         usage = self.get_state_usage(state) if self.max_total_completion_tokens > 0 else None
         return usage is not None and usage["output_tokens"] >= self.max_total_completion_tokens
 
     @stop
     async def has_final_env_response(self, state: State) -> bool:
-        """The environment has said its last word."""
+        """Stop after the environment's final response."""
         return state.get("final_env_response") is not None
 
     async def setup_state(self, state: State, **kwargs: Any) -> State | None:
-        """Prepare the state, in place or by returning another."""
+        """Prepare the state, in place or by returning another one."""
         return state
 
     async def get_prompt_messages(self, state: State) -> Messages:
-        """What the model is shown: the prompt, or the conversation and what the environment answers."""
+        """Return the messages for the next turn: the prompt, or the conversation with the environment's response."""
         if not state["trajectory"]:
             return state["prompt"]
         last = state["trajectory"][-1]
         messages = concat_messages([last["prompt"], last["completion"]])
-        reply = legacy.reply_of(state, await call_user(self.env_response, messages, state))
+        reply = unpack_env_response(state, await call_user(self.env_response, messages, state))
         return concat_messages([messages, self.as_written(maybe_normalize_messages(reply, field_name="env_response"))])
 
     async def render_completion(self, state: State) -> None:
-        """Set `state["completion"]` to what follows the prompt."""
+        """Set `state["completion"]` to the messages after the prompt."""
         if not state["trajectory"]:
             state["completion"] = []
             return
         last = state["trajectory"][-1]
-        said = concat_messages([last["prompt"], last["completion"]])
+        conversation = concat_messages([last["prompt"], last["completion"]])
         if state.get("final_env_response"):
             final = maybe_normalize_messages(state["final_env_response"], field_name="final_env_response")
-            said = concat_messages([said, final])
-        state["completion"] = said[len(state["prompt"]) :]
+            conversation = concat_messages([conversation, final])
+        state["completion"] = conversation[len(state["prompt"]) :]
 
     @cleanup(priority=100)
     async def render_state(self, state: State) -> None:
@@ -124,11 +124,11 @@ class MultiTurnEnv(Environment):
         await self.render_completion(state)
 
     async def add_trajectory_step(self, state: State, trajectory_step: TrajectoryStep) -> None:
-        """Keep a turn."""
+        """Append a turn to the trajectory."""
         state["trajectory"].append(trajectory_step)
 
     async def add_model_response(self, state: State, prompt_messages: Messages, response: Response) -> None:
-        """Keep an answer as a turn."""
+        """Append a response to the trajectory."""
         tokens = await parse_response_tokens(response, self.max_seq_len)
         step = TrajectoryStep(
             prompt=prompt_messages,
@@ -144,22 +144,22 @@ class MultiTurnEnv(Environment):
         await self.add_trajectory_step(state, step)
 
     async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
-        """Play a rollout of a row, not scored. What goes wrong in it is `state["error"]`."""
-        box = [await self.init_state(input, client, model, sampling_args)]
+        """Run a rollout of a row, without scoring it. Errors are stored in `state["error"]`."""
+        holder = [await self.init_state(input, client, model, sampling_args)]
         try:
-            await asyncio.wait_for(self._play(box), self.timeout_seconds)
+            await asyncio.wait_for(self._run_turns(holder), self.timeout_seconds)
         except TimeoutError:
-            box[0].update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
+            holder[0].update(timed_out=True, is_completed=True, stop_condition="timeout_reached")
         finally:
-            await self.cleanup(box[0])
-        return box[0]
+            await self.cleanup(holder[0])
+        return holder[0]
 
-    async def _play(self, box: list[State]) -> None:
-        """The turns; `setup_state` may put another state into the box."""
-        state = box[0]
+    async def _run_turns(self, holder: list[State]) -> None:
+        """Run all turns; `setup_state` may replace the state in the list."""
+        state = holder[0]
         state["timing"].generation.start = state["timing"].setup.start = time.time()
         try:
-            box[0] = state = await call_user(self.setup_state, state) or state
+            holder[0] = state = await call_user(self.setup_state, state) or state
         except LimitReachedError:
             raise
         except Exception as error:
@@ -188,48 +188,50 @@ class MultiTurnEnv(Environment):
         await self.add_model_response(state, prompt, response)
 
     async def _is_over(self, state: State) -> bool:
-        if self._former_is_completed is not None and state.get("error") is None:
+        if self._legacy_is_completed is not None and state.get("error") is None:
             last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
-            if state["is_completed"] or await self._is_completed_as_formerly(
+            if state["is_completed"] or await self._is_completed_by_override(
                 state, concat_messages([last["prompt"], last["completion"]])
             ):
                 return True
         over = await Environment.is_completed(self, state)
         if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
-            await self._last_word(state)
+            await self._final_response(state)
         return over
 
-    async def _is_completed_as_formerly(self, state: State, messages: Messages) -> bool:
-        """Ask an `is_completed(messages, state)` of the package's own."""
-        assert self._former_is_completed is not None
-        if not await self._former_is_completed(state, messages):
+    async def _is_completed_by_override(self, state: State, messages: Messages) -> bool:
+        """Return whether a package's own `is_completed(messages, state)` holds."""
+        assert self._legacy_is_completed is not None
+        if not await self._legacy_is_completed(state, messages):
             return False
         self._mark_completed(state, state.get("stop_condition") or "is_completed")
         return True
 
     async def _is_over_after_reply(self, state: State, messages: Messages) -> bool:
-        """Whether the rollout ends with what the environment replied, as an `is_completed` of the package's own says."""
-        if self._former_is_completed is None or not state["trajectory"]:
+        """Return whether a package's own `is_completed` ends the rollout after the environment's response."""
+        if self._legacy_is_completed is None or not state["trajectory"]:
             return False
-        if not await self._is_completed_as_formerly(state, messages):
+        if not await self._is_completed_by_override(state, messages):
             return False
         last = state["trajectory"][-1]
         state["final_env_response"] = messages[len(last["prompt"]) + len(last["completion"]) :]
         return True
 
-    async def _last_word(self, state: State) -> None:
-        """Show the environment the last turn, too."""
+    async def _final_response(self, state: State) -> None:
+        """Let the environment respond to the last turn, too."""
         if type(self).env_response is SingleTurnEnv.env_response:
             return
         messages = concat_messages([state["trajectory"][-1]["prompt"], state["trajectory"][-1]["completion"]])
-        reply = legacy.reply_of(state, await call_user(self.env_response, messages, state))
+        reply = unpack_env_response(state, await call_user(self.env_response, messages, state))
         if state.get("final_env_response") is None and reply:
             state["final_env_response"] = reply
 
 
 class SingleTurnEnv(MultiTurnEnv):
-    """One question, one answer. Arguments: see `Environment`; a dataset, parser and rubric may be given without keywords, as
-    in 0.1.0."""
+    """One question, one response.
+
+    Arguments: see `Environment`. A dataset, parser and rubric may be given as positional arguments, as in 0.1.0.
+    """
 
     def __init__(self, *args: Any, **kwargs: Any):
         if args:
@@ -245,27 +247,28 @@ class SingleTurnEnv(MultiTurnEnv):
 
 
 async def parse_response_message(response: Response) -> Messages:
-    """The message of an answer, as it stands in a conversation."""
+    """Return the message of a response as it is stored in a conversation."""
     message = response.message
-    extra = {name: value for name, value in message.items() if name not in type(message).order()}
-    return [AssistantMessage(**{name: message[name] for name in AssistantMessage.order() if name != "role"}, **extra)]
+    extra = {name: value for name, value in message.items() if name not in type(message).field_names()}
+    return [
+        AssistantMessage(**{name: message[name] for name in AssistantMessage.field_names() if name != "role"}, **extra)
+    ]
 
 
 async def parse_response_tokens(response: Response, max_seq_len: int | None = None) -> TrajectoryStepTokens | None:
-    """The tokens of an answer, cut so that the sequence has at most `max_seq_len`; None where it has none."""
-    most = max_seq_len
+    """Return the tokens of a response, truncated so that the sequence has at most `max_seq_len`; None if it has none."""
     tokens = response.message.tokens if response is not None else None
     if tokens is None:
         return None
-    most = len(tokens.prompt_ids) + len(tokens.completion_ids) if most is None else most
-    room = max(0, most - len(tokens.prompt_ids))
+    limit = len(tokens.prompt_ids) + len(tokens.completion_ids) if max_seq_len is None else max_seq_len
+    max_completion = max(0, limit - len(tokens.prompt_ids))
     return TrajectoryStepTokens(
-        prompt_ids=tokens.prompt_ids[:most],
-        prompt_mask=tokens.prompt_mask[:most],
-        completion_ids=tokens.completion_ids[:room],
-        completion_mask=tokens.completion_mask[:room],
-        completion_logprobs=tokens.completion_logprobs[:room],
-        overlong_prompt=len(tokens.prompt_ids) > most,
-        is_truncated=len(tokens.completion_ids) > room or len(tokens.prompt_ids) > most,
+        prompt_ids=tokens.prompt_ids[:limit],
+        prompt_mask=tokens.prompt_mask[:limit],
+        completion_ids=tokens.completion_ids[:max_completion],
+        completion_mask=tokens.completion_mask[:max_completion],
+        completion_logprobs=tokens.completion_logprobs[:max_completion],
+        overlong_prompt=len(tokens.prompt_ids) > limit,
+        is_truncated=len(tokens.completion_ids) > max_completion or len(tokens.prompt_ids) > limit,
         routed_experts=tokens.routed_experts,
     )

@@ -1,41 +1,48 @@
-"""v0's rubrics: arguments by name, group functions guessed from theirs, a failing function is a 0.
+"""v0's rubrics: arguments by name, group functions recognized by their arguments, and 0 for a function that raises.
 
-With `ROVE_COMPAT=fixed` a failing function is an error, names must differ, and advantages are of the whole reward.
+With `ROVE_COMPAT=fixed` a function that raises is an error, names must be unique, and advantages use the whole reward.
 """
 
 from __future__ import annotations
 
 import asyncio
+import importlib.util
 import inspect
 import logging
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, get_origin
 
-from rove.compat.verifiers.calls import call_user, maybe_call_with_named_args, taken
-from rove.compat.verifiers.decorators import discover_decorated
-from rove.compat.verifiers.former_scoring import FormerScoring, only_state, score_as_formerly
-from rove.compat.verifiers.mode import fixed, outdated, set_former
-from rove.compat.verifiers.parsers import Parser
+from packaging.version import Version
+
+from rove.compat.verifiers.data import extract_boxed_answer, extract_first_boxed_answer
+from rove.compat.verifiers.decorators import call_user, discover_decorated, maybe_call_with_named_args, named_args
+from rove.compat.verifiers.legacy import LegacyScoring, score_with_legacy_overrides, single_state
+from rove.compat.verifiers.parsers import MaybeThinkParser, Parser, ThinkParser, XMLParser
+from rove.compat.verifiers.release import fixed, outdated, set_legacy_attributes, written_for
 from rove.compat.verifiers.types import INPUT_FIELDS, State
-from rove.core.errors import LimitReachedError, phase
+from rove.core.errors import ConfigError, Error, LimitReachedError, phase
 from rove.core.records import REWARD_ERRORS
+from rove.rubrics.math import MathPool
 from rove.utils.functions import function_name
 
 _PLURALS = frozenset({"states", "prompts", "completions", "answers", "tasks", "infos"})
 
 
-class Rubric(FormerScoring):
-    """Weighted reward functions; see `rove.Rubric` for what they are.
+class Rubric(LegacyScoring):
+    """Weighted reward functions; see `rove.Rubric`.
+
+        vf.Rubric(funcs=[correct], weights=[1.0], parser=parser)
 
     Args:
-        funcs, weights: the functions and what each counts; 1.0 each by default. Functions given one by one, as before 0.1.2,
-            are understood.
-        parser: given to functions as `parser`.
-        former: other keywords, which 0.1.0 to 0.1.7 set as attributes.
+        funcs: the functions; as before 0.1.2 they may be separate positional arguments.
+        weights: weight of each function. Default: 1.0.
+        parser: passed to functions as `parser`.
+        legacy: other keywords, which 0.1.0 to 0.1.7 set as attributes.
 
     Raises:
         ValueError: there is not one weight per function.
-        TypeError: another keyword, with ROVE_COMPAT=fixed.
+        TypeError: there is another keyword, with ROVE_COMPAT=fixed.
     """
 
     def __init__(
@@ -44,9 +51,9 @@ class Rubric(FormerScoring):
         *more: Any,
         weights: list[float] | None = None,
         parser: Parser | None = None,
-        **former: Any,
+        **legacy: Any,
     ):
-        funcs, weights, parser = _positional(funcs, more, weights, parser)
+        funcs, weights, parser = _normalize_arguments(funcs, more, weights, parser)
         self.logger = logging.getLogger(f"verifiers.{type(self).__name__}")
         self.funcs: list[Callable[..., Any]] = funcs
         self.weights: list[float] = weights or [1.0] * len(funcs)
@@ -58,12 +65,12 @@ class Rubric(FormerScoring):
         self.group_score_object_providers: list[Callable[[list[State]], Mapping[str, Any]]] = []
         self._cleanup_handlers = discover_decorated(self, "cleanup")
         self._teardown_handlers = discover_decorated(self, "teardown")
-        set_former(self, former)
+        set_legacy_attributes(self, legacy)
 
     def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
-        """Add a function that counts."""
+        """Add a weighted function."""
         if fixed() and function_name(func) in self._get_reward_func_names():
-            raise ValueError(f"a function named '{function_name(func)}' is here already; give one another __name__")
+            raise ValueError(f"the rubric already has a function named '{function_name(func)}'; set another __name__")
         self.funcs.append(func)
         self.weights.append(weight)
 
@@ -72,15 +79,15 @@ class Rubric(FormerScoring):
         Rubric.add_reward_func(self, func, weight)
 
     def add_class_object(self, name: str, obj: Any) -> None:
-        """Give functions `obj` as the argument `name`."""
+        """Pass `obj` to functions as the argument `name`."""
         self.class_objects[name] = obj
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Give functions what `provider(state)` returns."""
+        """Pass what `provider(state)` returns to functions."""
         self.score_object_providers.append(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Give group functions what `provider(states)` returns."""
+        """Pass what `provider(states)` returns to group functions."""
         self.group_score_object_providers.append(provider)
 
     def add_cleanup_handler(self, handler: Callable[..., Any]) -> None:
@@ -89,18 +96,18 @@ class Rubric(FormerScoring):
         self._cleanup_handlers.sort(key=lambda one: (-getattr(one, "cleanup_priority", 0), function_name(one)))
 
     def get_reward_func_names(self) -> list[str]:
-        """Names of the functions, in their order."""
+        """Return the names of the functions, in order."""
         return [function_name(func) for func in self.funcs]
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        """The functions."""
+        """Return the functions."""
         return list(self.funcs)
 
     def get_reward_weights(self) -> list[float]:
-        """The weights of the functions."""
+        """Return the weights of the functions."""
         return list(self.weights)
 
-    # Before 0.1.9 they were public, and packages override them.
+    # Before 0.1.9 the public methods were called, and packages override them.
     def _get_reward_func_names(self) -> list[str]:
         return self.get_reward_func_names()
 
@@ -111,12 +118,12 @@ class Rubric(FormerScoring):
         return self.get_reward_weights()
 
     def _weighted(self) -> list[tuple[Callable[..., Any], float]]:
-        """The functions that are called, each with its weight; where there are too few weights, 0 for the others."""
+        """Return the functions with their weights; missing weights are 0."""
         funcs, weights = self._get_reward_funcs(), self._get_reward_weights()
         if len(funcs) != len(weights):
             self.logger.warning(
                 f"{type(self).__name__} has {len(funcs)} reward functions and {len(weights)} weights; "
-                "functions without a weight do not count, as in v0: give one weight per function"
+                "functions without a weight count 0, as in v0: give one weight per function"
             )
         return [(func, weights[i] if i < len(weights) else 0.0) for i, func in enumerate(funcs)]
 
@@ -127,16 +134,16 @@ class Rubric(FormerScoring):
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether some function is of a whole group."""
+        """Whether a function needs a whole group."""
         return any(self._is_group_func(func) for func in self.funcs)
 
     @property
     def has_advantages(self) -> bool:
-        """Whether it sets advantages of its own."""
+        """Whether the rubric sets its own advantages."""
         return False
 
     def score_objects(self, state: State) -> dict[str, Any]:
-        """What functions can take by name."""
+        """Return the arguments that functions can take by name."""
         task = state.get("task")
         objects = {
             **_columns(state, task),
@@ -153,7 +160,7 @@ class Rubric(FormerScoring):
         return objects
 
     def group_score_objects(self, states: list[State]) -> dict[str, Any]:
-        """What group functions can take by name."""
+        """Return the arguments that group functions can take by name."""
         each = [self.score_objects(state) for state in states]
         objects = {
             "prompts": [state["prompt"] for state in states],
@@ -184,10 +191,10 @@ class Rubric(FormerScoring):
         zero: Any,
         states: Sequence[dict[str, Any]],
     ) -> Any:
-        """The value of a function; `zero` where it raises, and the error is noted in the states."""
+        """Return the value of a function; `zero` if it raises, and the error is noted in the states."""
         try:
             with phase(f"reward {function_name(func)}"):
-                return as_value(await call_user(func, **taken(func, objects)))
+                return as_value(await call_user(func, **named_args(func, objects)))
         except Exception as error:
             if fixed() or isinstance(error, LimitReachedError):
                 raise
@@ -202,9 +209,9 @@ class Rubric(FormerScoring):
         With the arguments of 0.1.0 to 0.1.7, (prompt, completion, answer, state, task, info), by position or by name, return
         a `RolloutScore` instead.
         """
-        state = only_state(arguments, named)
+        state = single_state(arguments, named)
         if state is None:
-            return await self.former_score_rollout(*arguments, **named)
+            return await self.legacy_score_rollout(*arguments, **named)
         if not self.funcs or self.has_group_rewards:
             raise AssertionError(
                 "Rubric.score_rollout requires at least one individual-level reward function and no group-level reward "
@@ -217,7 +224,7 @@ class Rubric(FormerScoring):
 
     async def score_group(self, states: list[State]) -> None:
         """Set reward, metrics and advantage of the rollouts of one example, function after function."""
-        if await score_as_formerly(self, states, Rubric):
+        if await score_with_legacy_overrides(self, states, Rubric):
             return _set_advantages(states)
         rewards = [0.0] * len(states)
         metrics: list[dict[str, float]] = [{} for _ in states]
@@ -234,11 +241,11 @@ class Rubric(FormerScoring):
         _set_advantages(states)
 
     async def dummy_score_rollout(self, state: State) -> None:
-        """A reward of 0 and no metrics."""
+        """Set a reward of 0 and no metrics."""
         state["reward"], state["metrics"] = 0.0, {}
 
     async def dummy_score_group(self, states: list[State]) -> None:
-        """Rewards of 0 and no metrics."""
+        """Set rewards of 0 and no metrics."""
         for state in states:
             await self.dummy_score_rollout(state)
 
@@ -255,20 +262,20 @@ class Rubric(FormerScoring):
             await call_user(handler)
 
 
-def _positional(funcs: Any, more: tuple[Any, ...], weights: Any, parser: Any) -> tuple[list[Any], Any, Any]:
-    """Functions, weights and parser, where functions may have been given one by one."""
+def _normalize_arguments(funcs: Any, more: tuple[Any, ...], weights: Any, parser: Any) -> tuple[list[Any], Any, Any]:
+    """Return functions, weights and parser; the functions may be separate positional arguments."""
     if callable(funcs):
         outdated("Rubric(func, …)", "pass a list: Rubric(funcs=[…], weights=[…])")
         return [funcs, *more], weights, parser
     if len(more) > 2:
         raise TypeError(f"Rubric takes funcs, weights and parser; got {2 + len(more)} positional arguments")
     given = dict(zip(("weights", "parser"), more, strict=False))
-    # v0 keeps the lists it was given; some packages go on appending to theirs.
+    # v0 does not copy the lists; some packages append to them later.
     return [] if funcs is None else funcs or [], given.get("weights", weights), given.get("parser", parser)
 
 
 def _columns(state: State, task: Any) -> dict[str, Any]:
-    """Columns of the dataset row beside the usual ones, and the fields of the task."""
+    """Return the additional columns of the dataset row, and the fields of the task."""
     row = state.get("input")
     columns = {name: row[name] for name in row if name not in INPUT_FIELDS} if isinstance(row, Mapping) else {}
     return {**columns, **(task if isinstance(task, Mapping) else {})}
@@ -284,10 +291,10 @@ def _set_advantages(states: Sequence[State]) -> None:
 
 
 class RubricGroup(Rubric):
-    """Several rubrics: rewards and metrics of the same name add up. What is added to it goes to the first.
+    """Several rubrics; rewards and metrics of the same name are added. Functions are added to the first rubric.
 
     Raises:
-        ValueError: there is none.
+        ValueError: there is no rubric.
     """
 
     def __init__(self, rubrics: list[Rubric], **kwargs: Any):
@@ -297,25 +304,25 @@ class RubricGroup(Rubric):
         self.rubrics = rubrics
 
     def get_reward_func_names(self) -> list[str]:
-        """Names of the functions of all."""
+        """Return the names of all functions."""
         return [name for rubric in self.rubrics for name in rubric._get_reward_func_names()]
 
     def get_reward_funcs(self) -> list[Callable[..., Any]]:
-        """The functions of all."""
+        """Return all functions."""
         return [func for rubric in self.rubrics for func in rubric._get_reward_funcs()]
 
     def get_reward_weights(self) -> list[float]:
-        """The weights of the functions of all."""
+        """Return the weights of all functions."""
         return [weight for rubric in self.rubrics for weight in rubric._get_reward_weights()]
 
     @property
     def has_group_rewards(self) -> bool:
-        """Whether one of them has a function of a whole group."""
+        """Whether a rubric has a function that needs a whole group."""
         return any(rubric.has_group_rewards for rubric in self.rubrics)
 
     @property
     def has_advantages(self) -> bool:
-        """Whether one of them sets advantages of its own."""
+        """Whether a rubric sets its own advantages."""
         return any(rubric.has_advantages for rubric in self.rubrics)
 
     def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
@@ -334,29 +341,31 @@ class RubricGroup(Rubric):
         self.rubrics[0].add_class_object(name, obj)
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
-        """Give functions of all rubrics what `provider(state)` returns."""
+        """Pass what `provider(state)` returns to functions of all rubrics."""
         for rubric in self.rubrics:
             rubric.add_score_object_provider(provider)
 
     def add_group_score_object_provider(self, provider: Callable[[list[State]], Mapping[str, Any]]) -> None:
-        """Give group functions of all rubrics what `provider(states)` returns."""
+        """Pass what `provider(states)` returns to group functions of all rubrics."""
         for rubric in self.rubrics:
             rubric.add_group_score_object_provider(provider)
 
     async def score_rollout(self, *arguments: Any, **named: Any) -> Any:
         """Set reward and metrics of a finished rollout; see `Rubric.score_rollout`."""
-        state = only_state(arguments, named)
+        state = single_state(arguments, named)
         if state is None:
-            return await self.former_score_rollout(*arguments, **named)
+            return await self.legacy_score_rollout(*arguments, **named)
         await self._add_up([state], lambda rubric, states: rubric.score_rollout(states[0]))
 
     async def score_group(self, states: list[State]) -> None:
-        """Set rewards and metrics of the rollouts of one example. The advantage is the first rubric's, of its own reward only
-        (of the whole reward with ROVE_COMPAT=fixed)."""
-        own = [(step, step["advantage"], step["reward"]) for state in states for step in state["trajectory"]]
+        """Set rewards and metrics of the rollouts of one example.
+
+        The advantage is that of the first rubric's reward (with ROVE_COMPAT=fixed of the whole reward).
+        """
+        original = [(step, step["advantage"], step["reward"]) for state in states for step in state["trajectory"]]
         await self._add_up(states, lambda rubric, states: rubric.score_group(states))
         if fixed():
-            for step, advantage, reward in own:
+            for step, advantage, reward in original:
                 step["advantage"], step["reward"] = advantage, reward
             _set_advantages(states)
 
@@ -375,13 +384,94 @@ class RubricGroup(Rubric):
             state["reward"], state["metrics"] = reward, values
 
     async def cleanup(self, state: State) -> None:
-        """Run the `@cleanup` methods of all."""
+        """Run the `@cleanup` methods of all rubrics."""
         await super().cleanup(state)
         for rubric in self.rubrics:
             await rubric.cleanup(state)
 
     async def teardown(self) -> None:
-        """Run the `@teardown` methods of all."""
+        """Run the `@teardown` methods of all rubrics."""
         await super().teardown()
         for rubric in self.rubrics:
             await rubric.teardown()
+
+
+def strict_boxed_answer(text: str) -> str:
+    r"""Return the content of the last `\boxed{…}`; "" without one."""
+    return extract_boxed_answer(text, strict=True)
+
+
+_NO_TAGS, _OPTIONAL_REASONING = Version("0.1.2.post1"), Version("0.1.7")
+_LAST_BOX, _SHORT_NAME, _STRICT = Version("0.1.5"), Version("0.1.9"), Version("0.1.12")
+"""Releases in which `MathRubric` changed."""
+
+
+def boxed_answer_extractor() -> Callable[..., str]:
+    """Return the `extract_boxed_answer` of the release that the calling package is written for."""
+    return extract_boxed_answer if written_for() >= _LAST_BOX else extract_first_boxed_answer
+
+
+def _default_math_parser(version: Version) -> Parser:
+    """Return the default parser of `MathRubric` in a release."""
+    if version < _NO_TAGS:
+        return XMLParser(["think", "answer"])
+    if version < _OPTIONAL_REASONING:
+        return ThinkParser(extract_boxed_answer if version >= _LAST_BOX else extract_first_boxed_answer)
+    return MaybeThinkParser(extract_boxed_answer if version < _STRICT else strict_boxed_answer)
+
+
+class MathRubric(Rubric):
+    """Rewards answers that are equivalent to the reference answer (`correct_answer`, weight 1); see `rove.MathRubric`.
+
+    A comparison that fails or takes too long is 0 (with ROVE_COMPAT=fixed an error, if the reference answer is the cause).
+    For a package whose requirement on `verifiers` excludes newer releases, the parser and the name of the function are those
+    of that release; until 0.1.2.post0 the tags are `<think>` and `<answer>`, and their format has the weight 0.2.
+
+    Raises:
+        ConfigError: math-verify is not installed.
+    """
+
+    MAX_VERIFY_CHARS = 50_000
+
+    def __init__(
+        self,
+        funcs: list[Callable[..., Any]] | None = None,
+        weights: list[float] | None = None,
+        parser: Parser | None = None,
+        max_workers: int = 8,
+        timeout_seconds: float = 5,
+        max_verify_chars: int = MAX_VERIFY_CHARS,
+    ):
+        if importlib.util.find_spec("math_verify") is None:
+            raise ConfigError("MathRubric needs math-verify: pip install 'rove[math]'")
+        version = written_for()
+        super().__init__(funcs=funcs, weights=weights, parser=parser or _default_math_parser(version))
+        self.max_verify_chars = max_verify_chars
+        self.timeout_seconds = timeout_seconds
+        self._pool = MathPool(max(1, min(max_workers, os.cpu_count() or 1)), timeout_seconds)
+        self.add_reward_func(self.correct_answer if version >= _SHORT_NAME else self.correct_answer_reward_func)
+        if version < _NO_TAGS:
+            self.add_reward_func(self.parser.get_format_reward_func(), weight=0.2)
+
+    async def correct_answer(self, parser: Parser, completion: Any, answer: Any, **kwargs: Any) -> float:
+        """Return 1.0 if the parsed answer is equivalent to `answer`, else 0.0."""
+        response = parser.parse_answer(completion) or ""
+        if not response or len(response) > self.max_verify_chars:
+            return 0.0
+        compare = self._pool.grade if fixed() else self._pool.equal
+        try:
+            return float(await compare(str(answer), str(response)))
+        except Error as error:
+            if fixed():
+                raise
+            self.logger.warning(f"Math verification failed: {error}")
+            return 0.0
+
+    async def correct_answer_reward_func(self, parser: Parser, completion: Any, answer: Any, **kwargs: Any) -> float:
+        """`correct_answer` under its name until 0.1.8."""
+        return await self.correct_answer(parser, completion, answer, **kwargs)
+
+    async def teardown(self) -> None:
+        """End the worker processes."""
+        await super().teardown()
+        await asyncio.to_thread(self._pool.close)

@@ -1,4 +1,4 @@
-"""v0's `SandboxEnv` and `PythonEnv` over rove's sandboxes, which are on this machine."""
+"""v0's `SandboxEnv` and `PythonEnv` on rove's sandboxes, which run on this machine."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from rove.compat.verifiers.calls import maybe_await
-from rove.compat.verifiers.decorators import cleanup, teardown
+from rove.compat.verifiers.decorators import cleanup, maybe_await, teardown
 from rove.compat.verifiers.errors import SandboxError
 from rove.compat.verifiers.messages import Messages
 from rove.compat.verifiers.rubrics import Rubric
@@ -21,26 +20,14 @@ from rove.compat.verifiers.types import State
 from rove.envs.sandbox import limited, package_names
 from rove.sandbox import Backend, LocalBackend, Result, SandboxLimits, Session
 
-_ELSEWHERE = (
-    "sandbox_name",
-    "docker_image",
-    "cpu_cores",
-    "gpu_count",
-    "timeout_minutes",
-    "team_id",
-    "advanced_configs",
-    "labels",
+# fmt: off
+_IGNORED_ARGUMENTS = (
+    "sandbox_name", "docker_image", "cpu_cores", "gpu_count", "timeout_minutes", "team_id", "advanced_configs", "labels",
+    "max_retries", "base_delay", "backoff_factor", "max_backoff_seconds", "jitter", "max_startup_wait_seconds",
+    "sandbox_client_max_workers", "sandbox_client_max_connections", "sandbox_client_max_keepalive_connections",
 )
-_ELSEWHERE += (
-    "max_retries",
-    "base_delay",
-    "backoff_factor",
-    "max_backoff_seconds",
-    "jitter",
-    "max_startup_wait_seconds",
-)
-_ELSEWHERE += tuple(f"sandbox_client_max_{name}" for name in ("workers", "connections", "keepalive_connections"))
 """Arguments about a vendor's machines."""
+# fmt: on
 
 
 class SandboxMonitorRubric(Rubric):
@@ -52,17 +39,17 @@ class SandboxMonitorRubric(Rubric):
         self.add_metric(self.sandbox_command_execution_time)
 
     async def sandbox_ready_wait_time(self, state: State) -> float:
-        """What the rollout waited for its sandbox."""
+        """Seconds until the sandbox was ready."""
         return state["sandbox_state"]["ready_wait_time"]
 
     async def sandbox_command_execution_time(self, state: State) -> float:
-        """Mean of its calls; 0 without any."""
+        """Mean seconds per call; 0 without calls."""
         times = state["sandbox_state"]["command_execution_times"]
         return sum(times) / len(times) if times else 0.0
 
 
 class CommandResult(NamedTuple):
-    """What came of a command; all it printed is in `stdout`."""
+    """Result of a command; `stdout` has all output."""
 
     stdout: str
     stderr: str
@@ -70,10 +57,10 @@ class CommandResult(NamedTuple):
 
 
 class SandboxClient:
-    """What environments call as `self.sandbox_client`, most of all in `post_rollout`.
+    """The `sandbox_client` of environments, which they use mainly in `post_rollout`.
 
     Args:
-        env: whose sandboxes.
+        env: environment with the sandboxes.
     """
 
     def __init__(self, env: SandboxEnv):
@@ -87,38 +74,38 @@ class SandboxClient:
         timeout: float | None = None,  # noqa: ASYNC109  its name
         **ignored: Any,
     ) -> CommandResult:
-        """Run a command of bash."""
+        """Run a bash command."""
         session = await self.env.session(sandbox_id)
         result = await session.bash(f"cd {working_dir} && {command}" if working_dir else command, timeout)
         return CommandResult(result.output, result.error, 124 if result.timed_out else result.exit_code or 0)
 
     async def upload_bytes(self, sandbox_id: str, file_path: str, file_bytes: bytes, *ignored: Any) -> None:
-        """Write a file."""
+        """Write a file in the sandbox."""
         await (await self.env.session(sandbox_id)).put(file_path, file_bytes)
 
     async def upload_file(self, sandbox_id: str, file_path: str, local_file_path: str, **ignored: Any) -> None:
-        """Write a file that is here."""
+        """Copy a local file to the sandbox."""
         await self.upload_bytes(sandbox_id, file_path, await asyncio.to_thread(Path(local_file_path).read_bytes))
 
     async def download_file(self, sandbox_id: str, file_path: str, local_file_path: str, **ignored: Any) -> None:
-        """Fetch a file."""
+        """Copy a file of the sandbox to a local file."""
         data = await (await self.env.session(sandbox_id)).get(file_path)
         await asyncio.to_thread(Path(local_file_path).write_bytes, data)
 
     async def wait_for_creation(self, sandbox_id: str, **ignored: Any) -> None:
-        """Open the sandbox if it is not yet."""
+        """Open the sandbox if it is not open."""
         await self.env.session(sandbox_id)
 
 
 class SandboxEnv(StatefulToolEnv):
-    """The model has bash in a sandbox of its own (tool `bash`). What v0 rents is here `rove.sandbox`.
+    """Gives the model bash in its own sandbox (tool `bash`). `rove.sandbox` replaces the vendor's sandboxes of v0.
 
     Args:
-        backend: where sandboxes come from; a `rove.sandbox.DockerBackend` for an image. Default: this machine.
-        memory_gb, disk_size_gb, timeout_per_command_seconds: of one sandbox.
-        start_command: run by bash in a new sandbox; v0's default does nothing here.
-        environment_vars: which the code can read.
-        What is of a vendor's machines is taken and ignored. Everything else: see `StatefulToolEnv`.
+        backend: provides sandboxes; `rove.sandbox.DockerBackend` for an image. Default: this machine.
+        memory_gb, disk_size_gb, timeout_per_command_seconds: limits of one sandbox.
+        start_command: bash command for a new sandbox; v0's default is ignored.
+        environment_vars: variables that the code can read.
+        Arguments about a vendor's machines are ignored. Everything else: see `StatefulToolEnv`.
     """
 
     def __init__(
@@ -133,10 +120,10 @@ class SandboxEnv(StatefulToolEnv):
         packages: str | Sequence[str] = (),
         **kwargs: Any,
     ):
-        ignored = {name: kwargs.pop(name) for name in _ELSEWHERE if name in kwargs}
+        ignored = {name: kwargs.pop(name) for name in _IGNORED_ARGUMENTS if name in kwargs}
         if ignored.get("docker_image", "python:3.11-slim") != "python:3.11-slim" and backend is None:
             warnings.warn(
-                f"docker_image={ignored['docker_image']!r} is not used: sandboxes are on this machine; for an image pass "
+                f"docker_image={ignored['docker_image']!r} is ignored: sandboxes run on this machine; for an image pass "
                 "backend=rove.sandbox.DockerBackend(image)",
                 stacklevel=2,
             )
@@ -153,13 +140,13 @@ class SandboxEnv(StatefulToolEnv):
         self.add_tool(self.bash, args_to_skip=["sandbox_id", "working_dir", "sandbox_state"])
 
     async def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Give the rollout its sandbox, which is opened by the first call."""
+        """Assign a sandbox to the rollout; the first call opens it."""
         state["sandbox_id"] = uuid.uuid4().hex
         state["sandbox_state"] = {"ready": False, "ready_wait_time": 0.0, "command_execution_times": []}
         return await super().setup_state(state, **kwargs) or state
 
     async def session(self, sandbox_id: str, sandbox_state: dict[str, Any] | None = None) -> Session:
-        """A rollout's sandbox, opened if it is not yet.
+        """Return a rollout's sandbox, opened if necessary.
 
         Raises:
             SandboxError: it could not be started, or `start_command` failed.
@@ -188,18 +175,18 @@ class SandboxEnv(StatefulToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """Adds the rollout's sandbox to calls of `bash`."""
+        """Add the rollout's sandbox to calls of `bash`."""
         if tool_name != "bash":
             return dict(tool_args)
-        here = {"sandbox_id": state["sandbox_id"], "sandbox_state": state["sandbox_state"]}
-        return {**tool_args, **here, "working_dir": tool_args.get("working_dir")}
+        sandbox = {"sandbox_id": state["sandbox_id"], "sandbox_state": state["sandbox_state"]}
+        return {**tool_args, **sandbox, "working_dir": tool_args.get("working_dir")}
 
     async def post_rollout(self, state: State) -> None:
-        """Called before the sandbox ends: the place to fetch from it what is to be scored."""
+        """Run before the sandbox is closed, to read from it what scoring needs."""
 
     @cleanup
     async def destroy_sandbox(self, state: State) -> None:
-        """`post_rollout`, then the end of the sandbox whatever came of that."""
+        """Run `post_rollout`, then close the sandbox."""
         try:
             await maybe_await(self.post_rollout, state)
         finally:
@@ -209,7 +196,7 @@ class SandboxEnv(StatefulToolEnv):
 
     @teardown
     async def teardown_sandboxes(self) -> None:
-        """End all sandboxes."""
+        """Close all sandboxes."""
         await self.backend.close()
 
 
@@ -221,15 +208,16 @@ class PythonMonitorRubric(Rubric):
         self.add_metric(self.python_ready_wait_time)
 
     async def python_ready_wait_time(self, state: State) -> float:
-        """What the rollout waited for its Python."""
+        """Seconds until Python was ready."""
         return state["python_state"]["ready_wait_time"]
 
 
 class PythonEnv(SandboxEnv):
-    """The model has a Python that remembers (tool `python`).
+    """Gives the model a persistent Python interpreter (tool `python`).
 
     Args:
-        pip_install_packages: which code may import; they have to be installed where rove runs. Those that are not are told.
+        pip_install_packages: packages that the code may import. They must be installed in rove's environment; others cause a
+            warning.
         Everything else: see `SandboxEnv`.
     """
 
@@ -240,7 +228,7 @@ class PythonEnv(SandboxEnv):
         self.remove_tool(self.bash)
 
     async def setup_state(self, state: State, **kwargs: Any) -> State:
-        """Give the rollout its Python, which is started by the first call."""
+        """Assign an interpreter to the rollout; the first call starts it."""
         state["python_state"] = {"ready": False, "execution_count": 0, "ready_wait_time": 0.0}
         return await super().setup_state(state, **kwargs)
 
@@ -253,26 +241,26 @@ class PythonEnv(SandboxEnv):
         python_state.update(ready=True, ready_wait_time=sandbox_state["ready_wait_time"])
         python_state["execution_count"] += 1
         sandbox_state["command_execution_times"].append(result.seconds)
-        return _told(result, python_state["execution_count"])
+        return _format_result(result, python_state["execution_count"])
 
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """Adds the rollout's sandbox and Python to calls of `python`."""
+        """Add the rollout's sandbox and interpreter to calls of `python`."""
         if tool_name != "python":
             return super().update_tool_args(tool_name, tool_args, messages, state, **kwargs)
         return {**tool_args, **{name: state[name] for name in ("sandbox_id", "sandbox_state", "python_state")}}
 
 
-def _told(result: Result, number: int) -> str:
+def _format_result(result: Result, number: int) -> str:
     value = f"Out[{number}]: {result.value}" if result.value else ""
     return "\n".join(part for part in (result.output.rstrip(), result.error.rstrip(), value) if part) or "(no output)"
 
 
 def _installed(names: str) -> list[str]:
-    """Those of the packages that are installed here; the others are told."""
-    given = package_names(" ".join(name.split("==")[0].split(">=")[0] for name in names.split()))
-    missing = [name for name in given if importlib.util.find_spec(name.replace("-", "_")) is None]
+    """Return the packages that are installed; warn of the others."""
+    requested = package_names(" ".join(name.split("==")[0].split(">=")[0] for name in names.split()))
+    missing = [name for name in requested if importlib.util.find_spec(name.replace("-", "_")) is None]
     if missing:
         warnings.warn(f"code in sandboxes cannot import {', '.join(missing)}: not installed here", stacklevel=4)
-    return [name for name in given if name not in missing]
+    return [name for name in requested if name not in missing]

@@ -1,30 +1,33 @@
-"""v0's tool environments: Python functions called one after the other, with the arguments as the model gave them."""
+"""v0's tool environments: Python functions, called one after another with the model's arguments, and their schemas."""
 
 from __future__ import annotations
 
+import dataclasses
+import enum
+import importlib
 import inspect
 import json
+import types
 from abc import abstractmethod
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_type_hints, is_typeddict
 
-from rove.compat.verifiers import legacy
-from rove.compat.verifiers.calls import call_user
 from rove.compat.verifiers.clients import wire_tool
-from rove.compat.verifiers.decorators import stop
+from rove.compat.verifiers.decorators import call_user, stop
 from rove.compat.verifiers.errors import ToolCallError, ToolParseError
+from rove.compat.verifiers.legacy import call_update_tool_args
 from rove.compat.verifiers.messages import Messages, ToolMessage
-from rove.compat.verifiers.mode import outdated
 from rove.compat.verifiers.multiturn import MultiTurnEnv
+from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
-from rove.compat.verifiers.schema import convert_func_to_tool_def, is_valid_tool_content_parts
-from rove.compat.verifiers.types import State
+from rove.compat.verifiers.types import State, Tool
 from rove.core.errors import LimitReachedError
+from rove.utils.docstrings import read_docstring
 from rove.utils.functions import function_name
 
 
 class ToolMonitorRubric(Rubric):
-    """Metrics of a rollout's calls: `total_tool_calls`, and `NAME_calls` of every tool."""
+    """Metrics of tool calls: `total_tool_calls`, and `NAME_calls` for every tool."""
 
     def __init__(self, tool_names: Sequence[str] | None = None, **kwargs: Any):
         super().__init__(**kwargs)
@@ -40,29 +43,29 @@ class ToolMonitorRubric(Rubric):
             self.add_metric(self.get_tool_call_count_func(tool_name))
 
     def remove_tool_metric(self, tool_name: str) -> None:
-        """Count the calls of a tool no more."""
+        """Stop counting the calls of a tool."""
         if tool_name in self.tool_names:
             self.tool_names.remove(tool_name)
-            place = self._get_reward_func_names().index(f"{tool_name}_calls")
-            del self.funcs[place], self.weights[place]
+            index = self._get_reward_func_names().index(f"{tool_name}_calls")
+            del self.funcs[index], self.weights[index]
 
     async def total_tool_calls(self, completion: Messages) -> float:
-        """Calls in the rollout."""
-        return float(len(_called(completion)))
+        """Number of calls in the rollout."""
+        return float(len(_called_tools(completion)))
 
     def get_tool_call_count_func(self, tool_name: str) -> Callable[..., Any]:
-        """A metric that counts the calls of one tool."""
+        """Return a metric that counts the calls of one tool."""
 
         async def tool_calls(completion: Messages) -> int:
-            return _called(completion).count(tool_name)
+            return _called_tools(completion).count(tool_name)
 
         tool_calls.__name__ = f"{tool_name}_calls"
         return tool_calls
 
 
-def _called(completion: Messages) -> list[str]:
-    said = (message for message in completion if message["role"] == "assistant")
-    return [call["name"] for message in said for call in message.get("tool_calls") or []]
+def _called_tools(completion: Messages) -> list[str]:
+    messages = (message for message in completion if message["role"] == "assistant")
+    return [call["name"] for message in messages for call in message.get("tool_calls") or []]
 
 
 def _name(tool: Any) -> str:
@@ -70,11 +73,11 @@ def _name(tool: Any) -> str:
 
 
 class ToolEnv(MultiTurnEnv):
-    """The model calls functions until it answers without a call.
+    """The model calls functions until it responds without a call.
 
     Args:
         tools: the functions.
-        error_formatter: what the model is told of an exception.
+        error_formatter: exception → text for the model.
         stop_errors: exception classes that end the rollout instead.
         Everything else: see `MultiTurnEnv`.
     """
@@ -93,20 +96,20 @@ class ToolEnv(MultiTurnEnv):
         self.tool_map: dict[str, Callable[..., Any]] = {_name(tool): tool for tool in self.tools}
         definitions = [convert_func_to_tool_def(tool) for tool in self.tools]
         super().__init__(tool_defs=definitions, max_turns=max_turns, **kwargs)
-        own = self._own_monitor()
-        self.tool_monitor_rubric = ToolMonitorRubric() if own is None else own
+        existing = self._existing_monitor()
+        self.tool_monitor_rubric = ToolMonitorRubric() if existing is None else existing
         for name in self.tool_map:
             self.tool_monitor_rubric.add_tool_metric(name)
-        if own is None:
+        if existing is None:
             self.add_rubric(self.tool_monitor_rubric)
 
-    def _own_monitor(self) -> ToolMonitorRubric | None:
-        """The rubric of the package that counts calls already, as a `ToolRubric` does."""
+    def _existing_monitor(self) -> ToolMonitorRubric | None:
+        """Return the package's own rubric that counts calls, such as a `ToolRubric`."""
         rubrics = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
         return next((one for one in rubrics if isinstance(one, ToolMonitorRubric)), None)
 
     def __getattr__(self, name: str) -> Any:
-        """`oai_tools`, as packages for 0.1.2 to 0.1.10 read the tools."""
+        """Provide `oai_tools`, which packages for 0.1.2 to 0.1.10 read."""
         if name != "oai_tools":
             raise AttributeError(f"{type(self).__name__} has no attribute '{name}'")
         outdated("env.oai_tools", "read env.tool_defs")
@@ -116,17 +119,17 @@ class ToolEnv(MultiTurnEnv):
         return isinstance(err, tuple(self.stop_errors))
 
     def add_tool(self, tool: Callable[..., Any]) -> None:
-        """Give the model one more tool."""
-        self._add(tool, convert_func_to_tool_def(tool))
+        """Add a tool."""
+        self._register(tool, convert_func_to_tool_def(tool))
 
-    def _add(self, tool: Callable[..., Any], definition: Any) -> None:
+    def _register(self, tool: Callable[..., Any], definition: Any) -> None:
         self.tools.append(tool)
         self.tool_defs = [*(self.tool_defs or []), definition]
         self.tool_map[_name(tool)] = tool
         self.tool_monitor_rubric.add_tool_metric(_name(tool))
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
-        """Take a tool away."""
+        """Remove a tool."""
         self.tools.remove(tool)
         self.tool_defs = [one for one in self.tool_defs or [] if one.name != _name(tool)]
         self.tool_map.pop(_name(tool))
@@ -134,56 +137,56 @@ class ToolEnv(MultiTurnEnv):
 
     @stop
     async def no_tools_called(self, state: State) -> bool:
-        """The model has answered without a call."""
+        """Stop when the model responds without a call."""
         last = state["trajectory"][-1]["completion"][-1] if state["trajectory"] else None
         return last is not None and last["role"] == "assistant" and not last.get("tool_calls")
 
     async def call_tool(self, tool_name: str, tool_args: dict[str, Any], tool_call_id: str, **kwargs: Any) -> Any:
-        """Call a tool; what it raises passes through."""
+        """Call a tool; its exceptions propagate."""
         result = await call_user(self.tool_map[tool_name], **tool_args)
         content = result if is_valid_tool_content_parts(result) else str(result)
         return ToolMessage(role="tool", content=content, tool_call_id=tool_call_id)
 
-    def _read(self, call: Any) -> Any:
+    def _parse_args(self, call: Any) -> Any:
         return json.loads(call["arguments"])
 
-    def _prepared(self, name: str, args: Any, messages: Messages, state: State, **kwargs: Any) -> Any:
+    def _prepare_args(self, name: str, args: Any, messages: Messages, state: State, **kwargs: Any) -> Any:
         return args
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """One tool message per call, in order.
+        """Return one tool message per call, in order.
 
         Raises:
-            ToolParseError: the arguments cannot be read, with an error of `stop_errors`.
+            ToolParseError: the arguments cannot be parsed, with an error of `stop_errors`.
             ToolCallError: a tool failed with one of `stop_errors`.
         """
         calls = messages[-1].get("tool_calls")
         assert calls is not None
-        answers: list[Any] = []
+        replies: list[Any] = []
         for call in calls:
             try:
-                args = self._read(call)
+                args = self._parse_args(call)
             except Exception as error:
-                answers.append(self._told(error, ToolParseError, call["id"]))
+                replies.append(self._error_message(error, ToolParseError, call["id"]))
                 continue
-            args = self._prepared(call["name"], args, messages, state, **kwargs)
+            args = self._prepare_args(call["name"], args, messages, state, **kwargs)
             args = await args if inspect.isawaitable(args) else args
             try:
-                answers.append(await self.call_tool(call["name"], args, call["id"]))
+                replies.append(await self.call_tool(call["name"], args, call["id"]))
             except LimitReachedError:
                 raise
             except Exception as error:
-                answers.append(self._told(error, ToolCallError, call["id"]))
-        return answers
+                replies.append(self._error_message(error, ToolCallError, call["id"]))
+        return replies
 
-    def _told(self, error: Exception, kind: type[Exception], call_id: str) -> ToolMessage:
+    def _error_message(self, error: Exception, kind: type[Exception], call_id: str) -> ToolMessage:
         if self._should_stop_for_error(error):
             raise kind from error
         return ToolMessage(role="tool", content=self.error_formatter(error), tool_call_id=call_id)
 
 
 class StatefulToolEnv(ToolEnv):
-    """A `ToolEnv` whose `update_tool_args` adds to the arguments of every call what the model is not told of.
+    """A `ToolEnv` whose `update_tool_args` adds arguments to calls that the model does not see.
 
     Arguments: see `ToolEnv`.
     """
@@ -193,12 +196,12 @@ class StatefulToolEnv(ToolEnv):
         self.skipped_args: dict[str, list[str]] = {}
 
     def add_tool(self, tool: Callable[..., Any], args_to_skip: Sequence[str] = ()) -> None:
-        """Give the model one more tool, without telling it of some arguments."""
-        self._add(tool, convert_func_to_tool_def(filter_signature(tool, args_to_skip)))
+        """Add a tool, hiding some arguments from the model."""
+        self._register(tool, convert_func_to_tool_def(filter_signature(tool, args_to_skip)))
         self.skipped_args[_name(tool)] = list(args_to_skip)
 
     def remove_tool(self, tool: Callable[..., Any]) -> None:
-        """Take a tool away."""
+        """Remove a tool."""
         super().remove_tool(tool)
         self.skipped_args.pop(_name(tool), None)
 
@@ -206,31 +209,206 @@ class StatefulToolEnv(ToolEnv):
     def update_tool_args(
         self, tool_name: str, tool_args: dict[str, Any], messages: Messages, state: State, **kwargs: Any
     ) -> dict[str, Any]:
-        """The arguments to call a tool with."""
+        """Return the arguments for a call."""
 
-    def _read(self, call: Any) -> Any:
-        args = super()._read(call)
+    def _parse_args(self, call: Any) -> Any:
+        args = super()._parse_args(call)
         if not isinstance(args, dict):
             raise ValueError(f"Expected tool arguments to be a dict, got {type(args).__name__}: {args}")
         return args
 
-    def _prepared(self, name: str, args: Any, messages: Messages, state: State, **kwargs: Any) -> Any:
-        return legacy.update_tool_args(self, name, args, messages, state, **kwargs)
+    def _prepare_args(self, name: str, args: Any, messages: Messages, state: State, **kwargs: Any) -> Any:
+        return call_update_tool_args(self, name, args, messages, state, **kwargs)
 
 
 def filter_signature(func: Callable[..., Any], args_to_skip: Sequence[str]) -> Callable[..., Any]:
-    """A function that looks as if it had fewer arguments."""
+    """Return a function whose signature lacks some arguments."""
     if not args_to_skip:
         return func
 
-    def shown(*args: Any, **kwargs: Any) -> Any:
+    def wrapper(*args: Any, **kwargs: Any) -> Any:
         return func(*args, **kwargs)
 
     signature = inspect.signature(func)
-    kept = [one for name, one in signature.parameters.items() if name not in args_to_skip and name != "self"]
-    shown.__name__ = function_name(func)
-    shown.__doc__ = func.__doc__
-    shown.__signature__ = signature.replace(parameters=kept)  # pyright: ignore[reportFunctionMemberAccess]
-    shown.__annotations__ = {k: v for k, v in getattr(func, "__annotations__", {}).items() if k not in args_to_skip}
-    shown.__module__ = func.__module__
-    return shown
+    parameters_kept = [one for name, one in signature.parameters.items() if name not in args_to_skip and name != "self"]
+    wrapper.__name__ = function_name(func)
+    wrapper.__doc__ = func.__doc__
+    wrapper.__signature__ = signature.replace(parameters=parameters_kept)  # pyright: ignore[reportFunctionMemberAccess]
+    wrapper.__annotations__ = {k: v for k, v in getattr(func, "__annotations__", {}).items() if k not in args_to_skip}
+    wrapper.__module__ = func.__module__
+    return wrapper
+
+
+_PLAIN = {
+    int: {"type": "integer"},
+    float: {"type": "number"},
+    str: {"type": "string"},
+    bool: {"type": "boolean"},
+    type(None): {"type": "null"},
+    bytes: {"format": "binary", "type": "string"},
+}
+_JSON_NAMES = {int: "integer", float: "number", str: "string", bool: "boolean"}
+_LISTS = (list, set, frozenset, tuple)
+
+Definitions = dict[str, dict[str, Any]]
+
+
+def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
+    """Return a function as a tool. All arguments are required, also those with a default: the schema is strict."""
+    described, notes = read_docstring(inspect.getdoc(func))
+    definitions: Definitions = {}
+    hints = _hints(func)
+    properties: dict[str, Any] = {}
+    for name, parameter in inspect.signature(func).parameters.items():
+        if parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        hint = hints.get(name, Any)
+        if parameter.kind is parameter.VAR_POSITIONAL:
+            hint = list[hint]
+        note = notes.get(name) or _annotated(hint, parameter.default)
+        properties[name] = _property(name, parameter, note, _schema(hint, definitions), definitions)
+    parameters = {
+        **({"$defs": definitions} if definitions else {}),
+        "properties": properties,
+        "required": list(properties),
+        "title": f"{function_name(func)}_args",
+        "type": "object",
+        "additionalProperties": False,
+    }
+    return Tool(name=function_name(func), description=described, parameters=parameters, strict=True)
+
+
+def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
+    """Return a function as a tool in OpenAI's form, as until 0.1.10."""
+    outdated("convert_func_to_oai_tool", "call convert_func_to_tool_def")
+    return wire_tool(convert_func_to_tool_def(func))
+
+
+def _annotated(hint: Any, default: Any) -> str | None:
+    """Return the description in an annotation or default: a string of `Annotated`, or that of a pydantic `Field`."""
+    for one in getattr(hint, "__metadata__", ()):
+        if isinstance(one, str):
+            return one
+    fields = [one for one in (*getattr(hint, "__metadata__", ()), default) if _is_field(one)]
+    return next((one.description for one in fields if one.description), None)
+
+
+def _is_field(value: Any) -> bool:
+    return type(value).__name__ == "FieldInfo" and type(value).__module__.startswith("pydantic")
+
+
+def _hints(func: Callable[..., Any]) -> dict[str, Any]:
+    target = func if inspect.isroutine(func) or inspect.isclass(func) else type(func).__call__
+    existing = getattr(func, "__annotations__", None)
+    try:
+        return get_type_hints(target if existing is None or inspect.isroutine(func) else func, include_extras=True)
+    except Exception:  # annotations are expressions and may not evaluate
+        return {}
+
+
+def _property(
+    name: str, parameter: inspect.Parameter, note: str | None, schema: dict[str, Any], definitions: Definitions
+) -> dict[str, Any]:
+    annotations: dict[str, Any] = {"description": note} if note else {}
+    default = parameter.default
+    if _is_field(default):
+        default = parameter.empty if default.is_required() else default.get_default(call_default_factory=True)
+    if default is not parameter.empty and default is not None:
+        annotations["default"] = _json_value(default)
+    if "$ref" not in schema:
+        return {**schema, **annotations, "title": name.replace("_", " ").title()}
+    # A reference stands alone: with words beside it, what it refers to is in its index.
+    return {**definitions[schema["$ref"].rpartition("/")[2]], **annotations} if annotations else schema
+
+
+def _json_value(value: Any) -> Any:
+    if isinstance(value, enum.Enum):
+        return value.value
+    return value.decode() if isinstance(value, bytes) else list(value) if isinstance(value, _LISTS) else value
+
+
+def _schema(hint: Any, definitions: Definitions) -> dict[str, Any]:
+    origin, args = get_origin(hint), get_args(hint)
+    if origin is Annotated and any(map(_is_field, args[1:])):
+        schema_of = importlib.import_module("pydantic").TypeAdapter(hint).json_schema()
+        definitions.update(schema_of.pop("$defs", {}))
+        return schema_of
+    if origin is Annotated:
+        return _schema(args[0], definitions)
+    if hint in _PLAIN:
+        return dict(_PLAIN[hint])
+    if origin in (Union, types.UnionType):
+        return {"anyOf": [_schema(one, definitions) for one in args]}
+    if origin is Literal:
+        return _choice(args)
+    if hint in _LISTS or origin in _LISTS:
+        return _array(origin or hint, args, definitions)
+    if hint is dict or origin in (dict, Mapping):
+        return {"type": "object"}
+    if isinstance(hint, type):
+        return _definition_of(hint, definitions)
+    return {}
+
+
+def _choice(values: tuple[Any, ...]) -> dict[str, Any]:
+    kinds = {_JSON_NAMES.get(type(value)) for value in values}
+    kind = kinds.pop() if len(kinds) == 1 else None
+    choice = {"const": values[0]} if len(values) == 1 else {"enum": list(values)}
+    return {**choice, "type": kind} if kind else choice
+
+
+def _array(kind: Any, args: tuple[Any, ...], definitions: Definitions) -> dict[str, Any]:
+    if kind is tuple and args and args[-1] is not Ellipsis:
+        items = [_schema(one, definitions) for one in args]
+        return {"maxItems": len(items), "minItems": len(items), "prefixItems": items, "type": "array"}
+    schema_of: dict[str, Any] = {"items": _schema(args[0], definitions) if args else {}, "type": "array"}
+    return {**schema_of, "uniqueItems": True} if kind in (set, frozenset) else schema_of
+
+
+def _definition_of(hint: type, definitions: Definitions) -> dict[str, Any]:
+    """Return a reference to a class, whose definition is added once."""
+    if issubclass(hint, enum.Enum):
+        definitions[hint.__name__] = {**_choice(tuple(one.value for one in hint)), "title": hint.__name__}
+    elif hasattr(hint, "model_json_schema"):  # pydantic
+        schema_of = hint.model_json_schema()  # pyright: ignore[reportAttributeAccessIssue]
+        definitions.update(schema_of.pop("$defs", {}))
+        definitions[hint.__name__] = {
+            **schema_of,
+            "additionalProperties": False,
+            "required": list(schema_of.get("properties", {})),
+        }
+    elif dataclasses.is_dataclass(hint) or is_typeddict(hint):
+        if hint.__name__ not in definitions:
+            definitions[hint.__name__] = {}  # it may refer to itself
+            fields = {
+                name: _field(name, one, hint, definitions)
+                for name, one in get_type_hints(hint, include_extras=True).items()
+            }
+            definitions[hint.__name__] = {
+                "properties": fields,
+                "required": list(fields),
+                "title": hint.__name__,
+                "type": "object",
+                "additionalProperties": False,
+            }
+    else:
+        return {}
+    return {"$ref": f"#/$defs/{hint.__name__}"}
+
+
+def _field(name: str, hint: Any, owner: Any, definitions: Definitions) -> dict[str, Any]:
+    schema_of = _schema(hint, definitions)
+    default = getattr(owner, name, None)
+    if default is not None and dataclasses.is_dataclass(owner):
+        schema_of["default"] = _json_value(default)
+    return schema_of if "$ref" in schema_of else {**schema_of, "title": name.replace("_", " ").title()}
+
+
+VALID_TOOL_CONTENT_PART_TYPES = frozenset({"text", "image_url"})
+
+
+def is_valid_tool_content_parts(value: Any) -> bool:
+    """Return whether a tool returned a list of content parts: texts and images."""
+    return isinstance(value, list) and all(
+        isinstance(part, dict) and part.get("type") in VALID_TOOL_CONTENT_PART_TYPES for part in value
+    )

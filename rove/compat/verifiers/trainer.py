@@ -1,22 +1,21 @@
-"""The trainers of 0.1 and their settings, as rove's RL trainer: `GRPOTrainer(model, tokenizer, env, args).train()`."""
+"""The trainers of 0.1 on rove's RL trainer: `GRPOTrainer(model, tokenizer, env, args).train()`."""
 
 from __future__ import annotations
 
 import asyncio
-import importlib
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
 import msgspec
 
-from rove.compat.verifiers.mode import outdated
-from rove.compat.verifiers.models import Model
+from rove.compat.verifiers.messages import Model
+from rove.compat.verifiers.release import outdated
 from rove.core.config import merge, nested
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 
-_RENAMED = {
+_SETTINGS = {
     "learning_rate": "learning_rate",
     "max_steps": "steps",
     "warmup_steps": "warmup_steps",
@@ -38,13 +37,13 @@ _RENAMED = {
     "seed": "seed",
     "output_dir": "run_dir",
 }
-"""Their setting → ours, where the value means the same."""
+"""v0's setting → rove's, for settings with the same meaning."""
 _LOSSES = {"grpo": "grpo", "bnpo": "dapo", "dr_grpo": "dr_grpo"}
-"""Their loss → ours: "bnpo" is GRPO with tokens of a batch weighed alike, as DAPO has it."""
+"""v0's loss → rove's. "bnpo" is GRPO with equal weights for all tokens of a batch, as in DAPO."""
 
 
 class GRPOConfig(Model):
-    """Settings of `GRPOTrainer`. What rove's trainer has, or finds by itself, is taken from them; see `rl_config`."""
+    """Settings of `GRPOTrainer`; `rl_config` converts them to rove's."""
 
     defaults: ClassVar = {
         "output_dir": None,
@@ -70,11 +69,11 @@ class GRPOConfig(Model):
 
 
 class RLConfig(GRPOConfig):
-    """Settings of `RLTrainer`, as of `GRPOTrainer`."""
+    """Settings of `RLTrainer`; the same as of `GRPOTrainer`."""
 
 
 def grpo_defaults(run_name: str) -> GRPOConfig:
-    """The settings that 0.1.0 began with."""
+    """Return the default settings of 0.1.0."""
     outdated("grpo_defaults", "write settings for `rove rl`: docs/settings.md")
     return GRPOConfig(
         run_name=run_name,
@@ -90,71 +89,70 @@ def grpo_defaults(run_name: str) -> GRPOConfig:
 
 
 class LoraConfig(Model):
-    """Of an adapter that is trained instead of the model; one of PEFT's does as well."""
+    """Settings of a LoRA adapter; PEFT's class works as well."""
 
     defaults: ClassVar = {"r": 8, "lora_alpha": 16, "lora_dropout": 0.0, "target_modules": None}
 
 
 def lora_defaults(r: int = 8, alpha: int = 16) -> LoraConfig:
-    """The adapter that 0.1.0 began with."""
+    """Return the default adapter of 0.1.0."""
     outdated("lora_defaults", "write settings for `rove rl`: lora.rank, lora.alpha, lora.targets")
     return LoraConfig(r=r, lora_alpha=alpha, target_modules=["q_proj", "v_proj", "k_proj", "o_proj"])
 
 
-def _lora(adapter: Any) -> dict[str, Any]:
-    """rove's settings for an adapter."""
+def _lora_settings(adapter: Any) -> dict[str, Any]:
+    """Return rove's settings for an adapter."""
     if adapter is None:
         return {}
     targets = adapter.target_modules or []
     targets = [] if targets == "all-linear" else [targets] if isinstance(targets, str) else sorted(targets)
-    named = {"lora.alpha": float(adapter.lora_alpha), "lora.dropout": float(adapter.lora_dropout or 0.0)}
-    return {"lora.rank": adapter.r, "lora.targets": targets, **named}
+    scaling = {"lora.alpha": float(adapter.lora_alpha), "lora.dropout": float(adapter.lora_dropout or 0.0)}
+    return {"lora.rank": adapter.r, "lora.targets": targets, **scaling}
 
 
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
-    """rove's settings for theirs.
-
-    What has no counterpart, since rove does it otherwise (devices, vLLM servers, logging), is left out.
+    """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped.
 
     Args:
         adapter: a `LoraConfig`.
 
     Raises:
-        ConfigError: a loss that is not known.
+        ConfigError: the loss is unknown.
     """
-    kind = importlib.import_module("rove.train.config").RLConfig
-    ours = {_RENAMED[name]: value for name, value in args.items() if name in _RENAMED and value is not None}
+    from rove.train.config import RLConfig as RoveRLConfig
+
+    settings = {_SETTINGS[name]: value for name, value in args.items() if name in _SETTINGS and value is not None}
     loss = args.get("loss_type", "bnpo")
     if loss not in _LOSSES:
         raise ConfigError(f"loss_type is {loss!r}; expected one of {', '.join(_LOSSES)}")
     if "batch_size" not in args:
-        ours["batch_size"] = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
-    ours["loss.kind"] = _LOSSES[loss]
-    ours["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
-    ours["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
-    ours["max_off_policy_steps"] = min(1, ours.get("max_off_policy_steps", 0))
-    ours["learning_rate"] = float(ours["learning_rate"])
+        settings["batch_size"] = args["per_device_train_batch_size"] * args["gradient_accumulation_steps"]
+    settings["loss.kind"] = _LOSSES[loss]
+    settings["advantage_estimator"] = "std" if args.get("scale_rewards") else "mean"
+    settings["truncated"] = "mask" if args.get("mask_truncated_completions") else "keep"
+    settings["max_off_policy_steps"] = min(1, settings.get("max_off_policy_steps", 0))
+    settings["learning_rate"] = float(settings["learning_rate"])
     if str(args.get("lr_scheduler_type", "")).startswith("constant"):
-        ours["final_lr_fraction"] = 1.0
-    if args.get("sync_ref_model") and ours.get("loss.kl_penalty"):
-        ours["loss.sync_reference_every"] = args["ref_model_sync_steps"]
-    if ours.get("run_dir") is None:
-        ours.pop("run_dir", None)
+        settings["final_lr_fraction"] = 1.0
+    if args.get("sync_ref_model") and settings.get("loss.kl_penalty"):
+        settings["loss.sync_reference_every"] = args["ref_model_sync_steps"]
+    if settings.get("run_dir") is None:
+        settings.pop("run_dir", None)
     values: dict[str, Any] = {"env": env_id or "env", "model": ""}
-    for name, value in {**ours, **_lora(adapter)}.items():
+    for name, value in {**settings, **_lora_settings(adapter)}.items():
         merge(values, nested(name, value))
-    return msgspec.convert(values, kind)
+    return msgspec.convert(values, RoveRLConfig)
 
 
 class GRPOTrainer:
-    """Trains a model in an environment, by rove's RL trainer; what it writes is a run folder.
+    """Trains a model with rove's RL trainer, which writes a run folder.
 
     Args:
         model: a folder, or a transformers model, which is trained in place.
-        processing_class: its tokenizer; needed where the model is no folder.
-        env: of rove.compat, or of rove.
+        processing_class: its tokenizer; required unless the model is a folder.
+        env: environment of rove.compat or of rove.
         args: a `GRPOConfig`.
-        peft_config: of a LoRA adapter, which is trained instead of the model.
+        peft_config: LoRA adapter to train instead of the model.
     """
 
     def __init__(
@@ -175,11 +173,12 @@ class GRPOTrainer:
         self.args = args if args is not None else GRPOConfig()
         self.peft_config = peft_config
         self.run: Run | None = None
-        """The run folder, after `train`."""
+        """The run folder; set by `train`."""
 
     def train(self) -> Path:
-        """Train; returns the folder of the final model."""
-        train_rl = importlib.import_module("rove.train.rl").train_rl
+        """Train, and return the folder of the final model."""
+        from rove.train.rl import train_rl
+
         loaded = self._loaded()
         config = rl_config(self.args, self.env.env_id, self.peft_config)
         env = self.env.__rove_environment__() if hasattr(self.env, "__rove_environment__") else self.env
@@ -189,7 +188,8 @@ class GRPOTrainer:
             return asyncio.run(train_rl(config, env, loaded, run))
 
     def _loaded(self) -> Any:
-        load = importlib.import_module("rove.models.load")
+        from rove.models import load
+
         if isinstance(self.model, (str, Path)):
             return load.load_model(self.model)
         if self.tokenizer is None:
@@ -198,22 +198,26 @@ class GRPOTrainer:
 
 
 class RLTrainer(GRPOTrainer):
-    """`GRPOTrainer` under the name it had from 0.1.8."""
+    """`GRPOTrainer` under its name since 0.1.8."""
 
 
 def get_model_and_tokenizer(model_name: str, use_liger: bool = False, model_kwargs: Any = None) -> tuple[Any, Any]:
-    """A transformers model and its tokenizer, from a folder or the local cache. The other arguments are of CUDA kernels that
-    rove chooses by itself."""
+    """Return a transformers model and its tokenizer, from a folder or the local cache.
+
+    The other arguments select CUDA kernels, which rove selects itself.
+    """
     outdated("get_model_and_tokenizer", "load with rove.load_model")
-    loaded = importlib.import_module("rove.models.load").load_model(model_name)
+    from rove.models.load import load_model
+
+    loaded = load_model(model_name)
     return loaded.model, loaded.tokenizer
 
 
 def get_model(model_name: str, use_liger: bool = False, model_kwargs: Any = None) -> Any:
-    """The model of `get_model_and_tokenizer`."""
+    """Return the model of `get_model_and_tokenizer`."""
     return get_model_and_tokenizer(model_name, use_liger, model_kwargs)[0]
 
 
 def get_tokenizer(model_name: str) -> Any:
-    """The tokenizer of `get_model_and_tokenizer`."""
+    """Return the tokenizer of `get_model_and_tokenizer`."""
     return get_model_and_tokenizer(model_name)[1]

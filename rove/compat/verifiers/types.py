@@ -1,4 +1,4 @@
-"""v0's records of a rollout: state, steps, answers, tools, timing, scores."""
+"""v0's data types: state, steps, responses, tools, timing and scores."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ from rove.compat.verifiers.messages import (
     InputAudioSource,
     Message,
     Messages,
+    Model,
     SystemMessage,
     TextContentPart,
     TextMessage,
@@ -23,56 +24,18 @@ from rove.compat.verifiers.messages import (
     ToolMessage,
     UserMessage,
 )
-from rove.compat.verifiers.models import Model
 
+# fmt: off
 __all__ = [
-    "TASK_INPUT_FIELDS",
-    "AssistantMessage",
-    "BaseRolloutInput",
-    "ClientType",
-    "ContentPart",
-    "CustomBaseModel",
-    "DatasetBuilder",
-    "ErrorData",
-    "GenerateInputs",
-    "GenericContentPart",
-    "GroupRewardFunc",
-    "ImageUrlContentPart",
-    "ImageUrlSource",
-    "IndividualRewardFunc",
-    "Info",
-    "InputAudioContentPart",
-    "InputAudioSource",
-    "Message",
-    "MessageType",
-    "Messages",
-    "ProcessedOutputs",
-    "Response",
-    "ResponseMessage",
-    "ResponseTokens",
-    "RewardFunc",
-    "RolloutInput",
-    "RolloutOutput",
-    "RolloutScore",
-    "RolloutScores",
-    "RolloutTiming",
-    "SamplingArgs",
-    "State",
-    "SystemMessage",
-    "TextContentPart",
-    "TextMessage",
-    "TimeSpan",
-    "TimeSpans",
-    "TokenUsage",
-    "Tool",
-    "ToolCall",
-    "ToolMessage",
-    "TrajectoryStep",
-    "TrajectoryStepTokens",
-    "Usage",
-    "UserMessage",
-    "VersionInfo",
+    "TASK_INPUT_FIELDS", "AssistantMessage", "BaseRolloutInput", "ClientType", "ContentPart", "CustomBaseModel",
+    "DatasetBuilder", "ErrorData", "GenerateInputs", "GenericContentPart", "GroupRewardFunc", "ImageUrlContentPart",
+    "ImageUrlSource", "IndividualRewardFunc", "Info", "InputAudioContentPart", "InputAudioSource", "Message", "MessageType",
+    "Messages", "ProcessedOutputs", "Response", "ResponseMessage", "ResponseTokens", "RewardFunc", "RolloutInput",
+    "RolloutOutput", "RolloutScore", "RolloutScores", "RolloutTiming", "SamplingArgs", "State", "SystemMessage",
+    "TextContentPart", "TextMessage", "TimeSpan", "TimeSpans", "TokenUsage", "Tool", "ToolCall", "ToolMessage",
+    "TrajectoryStep", "TrajectoryStepTokens", "Usage", "UserMessage", "VersionInfo",
 ]
+# fmt: on
 
 Info = dict[str, Any]
 SamplingArgs = dict[str, Any]
@@ -94,12 +57,12 @@ CustomBaseModel = Model
 ContentPart = TextContentPart | ImageUrlContentPart | InputAudioContentPart | GenericContentPart | dict[str, Any]
 ProcessedOutputs = GenerateInputs = dict[str, Any]
 INPUT_FIELDS = ("prompt", "answer", "info", "example_id")
-"""What a state reads from its input."""
+"""Keys that a state reads from its input."""
 TASK_INPUT_FIELDS = set(INPUT_FIELDS)
 
 
 class Tool(Model):
-    """A tool as a model is told of it; `parameters` is a JSON schema."""
+    """A tool definition; `parameters` is a JSON schema."""
 
     required = ("name", "description", "parameters")
     defaults: ClassVar = {"strict": None}
@@ -110,48 +73,48 @@ class Tool(Model):
 
 
 class Usage(Model):
-    """Tokens of one answer."""
+    """Token counts of one response."""
 
     defaults: ClassVar = {"prompt_tokens": 0, "reasoning_tokens": 0, "completion_tokens": 0, "total_tokens": 0}
 
 
 class ResponseTokens(Model):
-    """Exact tokens of one answer."""
+    """Exact tokens of one response."""
 
     required = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "completion_logprobs")
     defaults: ClassVar = {"routed_experts": None, "multi_modal_data": None, "prompt_attribution": None}
 
 
 class ResponseMessage(AssistantMessage):
-    """What the model says in one answer."""
+    """The model's message in a response."""
 
     defaults: ClassVar = {**AssistantMessage.defaults, "finish_reason": None, "is_truncated": None, "tokens": None}
 
 
 class Choice(Model):
-    """A choice of an answer in OpenAI's form; `text` is that of a completion endpoint."""
+    """A choice of a response in OpenAI's form; `text` is set by completion endpoints."""
 
     defaults: ClassVar = {"index": 0, "message": None, "text": None, "finish_reason": None}
 
 
 class Response(Model):
-    """One answer of a model."""
+    """A response of a model."""
 
     defaults: ClassVar = {"id": "", "created": 0, "model": "", "usage": None, "message": None}
 
     @property
     def choices(self) -> list[Choice]:
-        """The answer as OpenAI's only choice, as packages for 0.1.2 to 0.1.10 read it."""
+        """The response as OpenAI's only choice, which packages for 0.1.2 to 0.1.10 read."""
         message = self["message"]
         return [Choice(message=message, text=message.get("content"), finish_reason=message.get("finish_reason"))]
 
 
 class TrajectoryStep(dict[str, Any]):
-    """One model turn: prompt, completion, response, tokens, reward, advantage, is_truncated, trajectory_id, extras."""
+    """A model turn: prompt, completion, response, tokens, reward, advantage, is_truncated, trajectory_id, extras."""
 
 
 class TrajectoryStepTokens(dict[str, Any]):
-    """Exact tokens of one turn, cut at the longest sequence that is trained on."""
+    """Exact tokens of a turn, truncated at the maximum sequence length for training."""
 
 
 class TokenUsage(dict[str, float]):
@@ -159,70 +122,70 @@ class TokenUsage(dict[str, float]):
 
 
 class VersionInfo(dict[str, Any]):
-    """Versions an evaluation ran with."""
+    """Versions that an evaluation used."""
 
 
 class RolloutInput(dict[str, Any]):
-    """A dataset row: prompt, example_id, and mostly answer and info."""
+    """A dataset row: prompt, example_id, and usually answer and info."""
 
 
 BaseRolloutInput = RolloutInput
 
 
 class RolloutScore(Model):
-    """reward and metrics of one rollout."""
+    """Reward and metrics of one rollout."""
 
     required = ("reward",)
     defaults: ClassVar = {"metrics": dict}
 
 
 class RolloutScores(Model):
-    """reward and metrics of several rollouts, as lists."""
+    """Rewards and metrics of several rollouts, as lists."""
 
     required = ("reward",)
     defaults: ClassVar = {"metrics": dict}
 
 
 class ErrorData(dict[str, str]):
-    """An error as it lies in an output."""
+    """An error as outputs have it."""
 
 
 class RolloutOutput(dict[str, Any]):
-    """What an evaluation keeps of a rollout: standard fields, metrics by name, and columns of the state."""
+    """Result of a rollout: standard fields, metrics by name, and columns of the state."""
 
 
 class TimeSpan(Model):
-    """From when to when, in seconds since 1970."""
+    """Start and end of a period, in seconds since 1970."""
 
     defaults: ClassVar = {"start": 0.0, "end": 0.0}
 
     @property
     def duration(self) -> float:
-        """Seconds; 0 while it lasts."""
+        """Seconds; 0 before the end."""
         return self["end"] - self["start"] if self["end"] > 0 else 0.0
 
     def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """The fields and the duration."""
+        """Return the fields and the duration."""
         return {**super().model_dump(exclude_none), "duration": self.duration}
 
 
 class TimeSpans(Model):
-    """Several spans."""
+    """Several periods."""
 
     defaults: ClassVar = {"spans": list}
 
     @property
     def duration(self) -> float:
-        """Seconds of all of them."""
+        """Total seconds."""
         return sum(span.duration for span in self["spans"])
 
     def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """The spans and their duration."""
+        """Return the periods and their duration."""
         return {**super().model_dump(exclude_none), "duration": self.duration}
 
 
 class RolloutTiming(Model):
-    """When the parts of a rollout began and ended."""
+    """Start and end of the parts of a rollout."""
 
     defaults: ClassVar = {
         "start_time": time.time,
@@ -244,14 +207,14 @@ class RolloutTiming(Model):
         return self.total - sum(self[part].duration for part in ("setup", "model", "env", "scoring"))
 
     def model_dump(self, exclude_none: bool = False, **ignored: Any) -> dict[str, Any]:
-        """The fields, the total and the overhead."""
+        """Return the fields, the total and the overhead."""
         return {**super().model_dump(exclude_none), "total": self.total, "overhead": self.overhead}
 
 
 class State(dict[str, Any]):
-    """Memory of one rollout. Reads and writes of prompt, answer, info and example_id go to `state["input"]` where it has them.
+    """State of a rollout. prompt, answer, info and example_id are read from and written to `state["input"]` if it has them.
 
-    Environments add any key. Of G1 `state["turn"]` and `state["responses"]` are understood: turns so far, and their answers.
+    Environments add any keys. `state["turn"]` (number of turns) and `state["responses"]` of 0.1.0 work as well.
     """
 
     INPUT_FIELDS: ClassVar = list(INPUT_FIELDS)
@@ -274,17 +237,17 @@ class State(dict[str, Any]):
             row[key] = value
 
     def get(self, key: str, default: Any = None) -> Any:
-        """The value, or `default`."""
+        """Return the value, or `default`."""
         try:
             return self[key]
         except KeyError:
             return default
 
     def assert_serializable(self) -> None:
-        """Check that the state can be written as JSON.
+        """Check that JSON can represent the state.
 
         Raises:
-            TypeError: something in it cannot; the error names the key.
+            TypeError: it cannot; the error names the key.
         """
         for key, value in self.items():
             try:
@@ -303,20 +266,20 @@ class State(dict[str, Any]):
         self.update(done=True, is_completed=True, stop_condition=condition)
 
     def add_step_reward(self, reward: float | None) -> None:
-        """Add to what the last turn earned."""
+        """Add to the reward of the last turn."""
         if reward is not None:
             step = self["trajectory"][-1]
             step["reward"] = float(step.get("reward") or 0.0) + float(reward)
 
     def total_step_reward(self) -> float:
-        """What all turns earned."""
+        """Return the sum of the rewards of all turns."""
         return sum(float(step.get("reward") or 0.0) for step in self.get("trajectory") or [])
 
 
 def flatten_task_input(row: Mapping[str, Any]) -> Any:
-    """What reward functions get as `task`: that of the row's info, its column of this name, else the row itself.
+    """Return the argument `task` of reward functions: the task in the row's info, its column `task`, or the row.
 
-    Texts that are no JSON, as in the column `task` of G1, stay what they are.
+    Strings that are not JSON, as in rows of 0.1.0, are returned unchanged.
     """
     info = row.get("info")
     info = json.loads(info) if isinstance(info, str) and info else info
@@ -331,3 +294,12 @@ def flatten_task_input(row: Mapping[str, Any]) -> Any:
 
 
 TaskSplit = Literal["train", "eval"]
+
+
+ChatMessage = Message
+ChatMessages = Messages
+ChatCompletionMessageToolCall = ToolCall
+ChatCompletion = Completion = ModelResponse = Response
+ChatCompletionToolParam = FunctionDefinition = FunctionParameters = dict[str, Any]
+ChatCompletionRole = Literal["developer", "system", "user", "assistant", "tool", "function"]
+JsonPrimitive = Literal["string", "number", "integer", "boolean", "array", "object"]

@@ -1,1 +1,1 @@
-"""The user's side of a hub: asking one, deciding what is believed, and what is installed here."""
+"""Client of a hub: read and publish packages, verify what was downloaded, install environments."""

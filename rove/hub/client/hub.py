@@ -1,4 +1,4 @@
-"""A hub to read from and to push to, whatever it is: a folder, a static web server, or `rove hub serve`."""
+"""Read from and publish to a hub: a folder, a static web server, or `rove hub serve`."""
 
 from __future__ import annotations
 
@@ -11,63 +11,162 @@ from urllib.parse import urlencode
 
 import aiohttp
 import msgspec
+from packaging.version import Version
 
 from rove.core.errors import ConfigError, HubError, TrustError
-from rove.hub.client.listings import HubFile, Index, Listed, Releases, check_filename
 from rove.hub.client.settings import is_url, normal, token_for
-from rove.hub.client.transport import AbsentError, Folder, Sink, Text, Web
+from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
 
+
+class Listed(msgspec.Struct, kw_only=True):
+    """An entry in a hub's list of environments."""
+
+    owner: str
+    name: str
+    version: str
+    description: str = ""
+    tags: list[str] = []
+    compatibility: str = ""
+    licence: str = ""
+    updated: str = ""
+    downloads: int = 0
+
+    @property
+    def reference(self) -> str:
+        """OWNER/NAME."""
+        return f"{self.owner}/{self.name}"
+
+
+class Index(msgspec.Struct, kw_only=True):
+    """A hub's list of environments; `search` is the path of its search API, if it has one."""
+
+    schema: int
+    hub: str = ""
+    environments: list[Listed]
+    search: str | None = None
+
+
+class HubFile(msgspec.Struct, kw_only=True, frozen=True):
+    """A file of a published version."""
+
+    filename: str
+    sha256: str
+    size: int
+
+
+class Release(msgspec.Struct, kw_only=True):
+    """A version in an environment's index; `manifest` is the SHA-256 of its manifest."""
+
+    version: str
+    uploaded: str = ""
+    yanked: str | None = None
+    manifest: str
+    files: list[HubFile]
+
+
+class Releases(msgspec.Struct, kw_only=True):
+    """An environment's index: its versions, newest last, and its owner's public keys."""
+
+    schema: int
+    owner: str
+    name: str
+    versions: list[Release]
+    keys: list[str] = []
+
+    def choose(self, version: str | None) -> Release:
+        """Return the given version; without one, the newest that is not yanked, preferring final releases.
+
+        Raises:
+            HubError: There is no such version.
+        """
+        if version is not None:
+            found = next((one for one in self.versions if one.version == version), None)
+            if found is None:
+                known = ", ".join(one.version for one in self.versions[-10:]) or "none"
+                raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {known}")
+            return found
+        available = [one for one in self.versions if one.yanked is None]
+        if not available:
+            raise HubError(
+                f"{self.owner}/{self.name} has only yanked versions; name one explicitly: {self.owner}/{self.name}@VERSION"
+            )
+        final = [one for one in available if not Version(one.version).is_prerelease]
+        return max(final or available, key=lambda one: Version(one.version))
+
+
+def check_filename(name: str) -> str:
+    """Check a file name that will be written: not a path and not hidden. Return it.
+
+    Raises:
+        TrustError: The name is unsafe.
+    """
+    if (
+        not name
+        or name.startswith(".")
+        or len(name) > limits.MAX_PATH_CHARS
+        or not all(c.isalnum() or c in "-_.+!" for c in name)
+    ):
+        raise TrustError(f"{name[:80]!r} is not a valid name for a package file")
+    return name
+
+
 SCHEMA = 1
 SEARCH = "/api/search"
-"""Where a hub searches that does not say otherwise in its index."""
-OWN_REFUSALS = (400, 401)
-"""Statuses with which a hub refuses a query or a token; with others a web server says that it has no such page."""
-INDEX = 64 << 20
-"""Bytes of the list of all environments."""
-RELEASES = 4 << 20
-"""Bytes of an environment's list of versions."""
+"""Default path of a hub's search API."""
+HUB_REFUSAL_STATUSES = (400, 401)
+"""HTTP statuses of a hub that rejects a query or a token; other statuses mean that a static server has no search API."""
+MAX_INDEX_BYTES = 64 << 20
+"""Maximum size of the list of environments."""
+MAX_RELEASES_BYTES = 4 << 20
+"""Maximum size of an environment's index."""
 
 T = TypeVar("T")
 
 
 class Hub:
-    """A hub, to be used as `async with Hub(where) as hub`.
+    """Client of a hub.
 
-    What it says is checked for shape, size and, where a hash is known, content, while it comes; whether it is to be
-    believed is `rove.hub.client.installing`'s to decide.
+    Responses are checked for format and size and, where a hash is known, for content. `rove.hub.client.installing` verifies
+    signatures and locked versions.
 
     Args:
-        where: URL or folder.
-        token: to show it, "" for none; default: the one kept for it. See `rove.hub.client.settings`.
-        options: of `rove.hub.client.transport.Web`.
+        where: URL or folder of the hub.
+        token: API token; "" sends none (default: the saved token, see `rove.hub.client.settings`).
+        options: Options of `rove.hub.client.transport.HttpTransport`.
+
+    Example:
+        >>> async with Hub("https://hub.example.org") as hub:
+        ...     found, total = await hub.search("math", limit=10)
     """
 
     def __init__(self, where: str, token: str | None = None, **options: Any):
         self.where = normal(where)
         if is_url(self.where):
-            self._from: Web | Folder = Web(self.where, token_for(self.where) if token is None else token, **options)
+            self._transport: HttpTransport | FolderTransport = HttpTransport(
+                self.where, token_for(self.where) if token is None else token, **options
+            )
         else:
-            self._from = Folder(self.where)
+            self._transport = FolderTransport(self.where)
 
     async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._from.close()
+        await self._transport.close()
 
     async def index(self) -> Index:
-        """All environments.
+        """Return the list of all environments.
 
         Raises:
-            HubError: this is no hub, or one of a newer kind.
+            HubError: The address is not a hub, or is a hub of a newer format.
         """
         try:
-            content = await self._read("/index.json", INDEX)
-        except AbsentError:
+            content = await self._read("/index.json", MAX_INDEX_BYTES)
+        except NotFoundError:
             raise HubError(
-                f"{self.where} has no index.json; it is not a hub, nor what `rove hub export` writes"
+                f"{self.where} has no index.json; expected a hub or the output of `rove hub export`"
             ) from None
         return _decoded(content, Index, f"{self.where}/index.json")
 
@@ -80,21 +179,24 @@ class Hub:
         limit: int = 50,
         offset: int = 0,
     ) -> tuple[list[Listed], int]:
-        """The environments that have all words, and how many there are beyond `limit`; by the hub itself if it can."""
-        asked = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
-        given = {key: value for key, value in asked.items() if value} | {"limit": limit, "offset": offset}
-        if self._from.has_api:
+        """Search for environments that contain all words; return at most `limit` from `offset` on, and the total number.
+
+        The hub's search API is used if it has one; otherwise the whole list is downloaded and filtered here.
+        """
+        filters = {"q": words, "tag": tag, "owner": owner, "compatibility": compatibility}
+        given = {key: value for key, value in filters.items() if value} | {"limit": limit, "offset": offset}
+        if self._transport.has_api:
             try:
-                return await self._found(SEARCH, given)
-            except HubError as error:  # a static one: the list of all, which may be long, is asked for only then
-                if error.status in OWN_REFUSALS:
+                return await self._search_server(SEARCH, given)
+            except HubError as error:  # a static hub: download the whole list
+                if error.status in HUB_REFUSAL_STATUSES:
                     raise
         index = await self.index()
-        if self._from.has_api and index.search not in (None, SEARCH):
-            return await self._found(index.search, given)
+        if self._transport.has_api and index.search not in (None, SEARCH):
+            return await self._search_server(index.search, given)
         wanted = words.lower().split()
 
-        def fits(one: Listed) -> bool:
+        def matches(one: Listed) -> bool:
             text = " ".join([one.owner, one.name, one.description, *one.tags]).lower()
             return (
                 all(word in text for word in wanted)
@@ -103,27 +205,27 @@ class Hub:
                 and compatibility in (None, one.compatibility)
             )
 
-        fitting = [one for one in index.environments if fits(one)]
-        return fitting[offset : offset + limit], len(fitting)
+        matching = [one for one in index.environments if matches(one)]
+        return matching[offset : offset + limit], len(matching)
 
     async def releases(self, reference: Reference) -> Releases:
-        """The versions of an environment.
+        """Return the index of an environment.
 
         Raises:
-            HubError: the hub has no such environment.
+            HubError: The hub has no such environment.
         """
         path = f"/{check_owner(reference.owner)}/{check_name(reference.name)}/index.json"
         try:
-            content = await self._read(path, RELEASES)
-        except AbsentError:
+            content = await self._read(path, MAX_RELEASES_BYTES)
+        except NotFoundError:
             raise HubError(
-                f"the hub {self.where} has no environment {reference.owner}/{reference.name}, or does not show it to you; "
-                f"`rove search {reference.name}` looks for others"
+                f"the hub {self.where} has no environment {reference.owner}/{reference.name}, or it is private; "
+                f"search for others with `rove search {reference.name}`"
             ) from None
         found = _decoded(content, Releases, f"{self.where}{path}")
         if (found.owner, found.name) != (reference.owner, reference.name):
-            said = f"{found.owner}/{found.name}"[:100]
-            raise TrustError(f"{self.where}{path} is about {said!r}; it has been mixed up or tampered with")
+            name = f"{found.owner}/{found.name}"[:100]
+            raise TrustError(f"{self.where}{path} describes {name!r}; the hub is misconfigured or was tampered with")
         for one in found.versions:
             check_version(one.version)
             for file in one.files:
@@ -131,47 +233,47 @@ class Hub:
         return found
 
     async def manifest(self, reference: Reference, sha256: str) -> bytes:
-        """The manifest of a version, which has this hash.
+        """Return the bytes of a version's manifest.
 
         Raises:
-            TrustError: it has another one.
+            TrustError: Its hash is not `sha256`.
         """
-        content = await self._read(f"{_folder(reference)}/manifest.json", limits.MANIFEST)
-        _check_hash(hashlib.sha256(content).hexdigest(), sha256, f"the manifest of {reference}", "the hub's index")
+        content = await self._read(f"{_folder(reference)}/manifest.json", limits.MAX_MANIFEST_BYTES)
+        _check_hash(hashlib.sha256(content).hexdigest(), sha256, f"the manifest of {reference}")
         return content
 
     async def signature(self, reference: Reference) -> bytes | None:
-        """The signature of a version's manifest; None where it is not signed."""
-        return await self._optional(f"{_folder(reference)}/manifest.sig", limits.SIGNATURE)
+        """Return the signature of a version's manifest; None if it is unsigned."""
+        return await self._optional(f"{_folder(reference)}/manifest.sig", limits.MAX_SIGNATURE_BYTES)
 
     async def readme(self, reference: Reference) -> str | None:
-        """The README of a version, if there is one."""
-        content = await self._optional(f"{_folder(reference)}/README.md", limits.METADATA)
+        """Return the README of a version, or None."""
+        content = await self._optional(f"{_folder(reference)}/README.md", limits.MAX_METADATA_BYTES)
         return None if content is None else content.decode(errors="replace")
 
     async def results(self, reference: Reference) -> list[dict[str, Any]]:
-        """What runs in a version came to, as they were pushed with it."""
-        content = await self._optional(f"{_folder(reference)}/runs/index.json", RELEASES)
+        """Return the results pushed for a version."""
+        content = await self._optional(f"{_folder(reference)}/runs/index.json", MAX_RELEASES_BYTES)
         if content is None:
             return []
         return _decoded(content, _Runs, f"{self.where}{_folder(reference)}/runs/index.json").runs
 
     async def result(self, reference: Reference, id: str, limit: int) -> bytes:
-        """All that was pushed with one of these runs."""
+        """Return the pushed document of one run."""
         return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
 
     async def download(self, reference: Reference, file: HubFile, folder: Path) -> Path:
-        """Put a file of a version into a folder, under its own name, its size and hash checked while it comes.
+        """Download a file of a version into a folder, checking its size and hash.
 
         Raises:
-            TrustError: it is not the file that its hash says.
+            TrustError: The content does not match the hash.
         """
         target = folder / check_filename(file.filename)
-        if file.size > limits.ARCHIVE:
-            raise HubError(f"{file.filename} has {file.size:,} bytes; a package may have {limits.ARCHIVE:,} at most")
-        sink = _File(target, file)
+        if file.size > limits.MAX_ARCHIVE_BYTES:
+            raise HubError(f"{file.filename} has {file.size:,} bytes; expected at most {limits.MAX_ARCHIVE_BYTES:,}")
+        sink = _FileSink(target, file)
         try:
-            await self._from.fetch(f"{_folder(reference)}/{file.filename}", sink)
+            await self._transport.fetch(f"{_folder(reference)}/{file.filename}", sink)
             sink.finish()
         except BaseException:
             target.unlink(missing_ok=True)
@@ -181,13 +283,13 @@ class Hub:
         return target
 
     async def upload(self, reference: Reference, files: Mapping[str, Path]) -> bool:
-        """Publish a version; whether it is new. The very same one may have got there in a try whose answer was lost.
+        """Publish a version; return False if an identical version is already published, as after a lost response.
 
         Args:
-            files: by part: "manifest", "wheel", "source", and perhaps "signature" and "readme".
+            files: Files by part: "manifest", "wheel", "source", and optionally "signature" and "readme".
 
         Raises:
-            HubError: the hub refuses it, and says why.
+            HubError: The hub rejects the version.
         """
 
         contents = {part: await asyncio.to_thread(path.read_bytes) for part, path in files.items()}
@@ -200,62 +302,62 @@ class Hub:
             return made
 
         try:
-            await self._from.call("PUT", f"/api/environments{_folder(reference)}", form)
+            await self._transport.call("PUT", f"/api/environments{_folder(reference)}", form)
         except HubError as error:
-            if error.status != 409 or not await self._has(reference, contents["manifest"]):
+            if error.status != 409 or not await self._has_manifest(reference, contents["manifest"]):
                 raise
             return False
         return True
 
     async def yank(self, reference: Reference, reason: str | None) -> None:
-        """Have a version chosen by nobody who does not name it; no reason takes that back."""
+        """Yank a version, so that it is installed only if named explicitly; None as the reason undoes this."""
         path = f"/api/environments{_folder(reference)}/yank"
         if reason is None:
-            await self._from.call("DELETE", path)
+            await self._transport.call("DELETE", path)
         else:
-            await self._from.call("POST", path, lambda: {"reason": reason})
+            await self._transport.call("POST", path, lambda: {"reason": reason})
 
     async def push_run(self, reference: Reference, run: Mapping[str, Any]) -> None:
-        """Publish what a run in a version came to."""
-        await self._from.call("POST", f"/api/environments{_folder(reference)}/runs", lambda: dict(run))
+        """Publish the results of a run for a version."""
+        await self._transport.call("POST", f"/api/environments{_folder(reference)}/runs", lambda: dict(run))
 
     async def set_visibility(self, reference: Reference, visibility: str) -> None:
         """Make an environment "public" or "private"."""
         path = f"/api/environments/{reference.owner}/{reference.name}"
-        await self._from.call("PUT", path, lambda: {"visibility": visibility})
+        await self._transport.call("PUT", path, lambda: {"visibility": visibility})
 
     async def me(self) -> dict[str, Any]:
-        """Whom the hub takes the token's bearer for: "owner" and "scopes"."""
-        return await self._from.call("GET", "/api/me")
+        """Return "owner" and "scopes" of the token."""
+        return await self._transport.call("GET", "/api/me")
 
-    async def _found(self, path: str, given: Mapping[str, Any]) -> tuple[list[Listed], int]:
-        """What the hub itself finds."""
+    async def _search_server(self, path: str, given: Mapping[str, Any]) -> tuple[list[Listed], int]:
+        """Query the hub's search API."""
         if not path.startswith("/") or path.startswith("//"):
-            raise HubError(f"{self.where}/index.json names '{path}' to search with; expected a path like {SEARCH}")
-        answer = await self._from.call("GET", f"{path}?{urlencode(given)}")
-        found = _converted(answer, _Found, f"{self.where}{path}")
+            raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
+        answer = await self._transport.call("GET", f"{path}?{urlencode(given)}")
+        found = _converted(answer, _SearchResult, f"{self.where}{path}")
         return found.environments, found.total
 
-    async def _has(self, reference: Reference, manifest: bytes) -> bool:
+    async def _has_manifest(self, reference: Reference, manifest: bytes) -> bool:
         try:
             known = {one.version: one.manifest for one in (await self.releases(reference)).versions}
-        except HubError:  # refused for another reason than that it is there
+        except HubError:  # the version was rejected for another reason
             return False
         return known.get(reference.version or "") == hashlib.sha256(manifest).hexdigest()
 
     async def _read(self, path: str, limit: int) -> bytes:
-        sink = Text(path, limit)
-        await self._from.fetch(path, sink)
+        sink = BytesSink(path, limit)
+        await self._transport.fetch(path, sink)
         return bytes(sink.content)
 
     async def _optional(self, path: str, limit: int) -> bytes | None:
         try:
             return await self._read(path, limit)
-        except AbsentError:
+        except NotFoundError:
             return None
 
 
-class _Found(msgspec.Struct):
+class _SearchResult(msgspec.Struct):
     environments: list[Listed]
     total: int
 
@@ -264,8 +366,8 @@ class _Runs(msgspec.Struct):
     runs: list[dict[str, Any]] = []
 
 
-class _File(Sink):
-    """Writes a file and knows whether it is the right one."""
+class _FileSink(Sink):
+    """Sink that writes a file and checks its size and hash."""
 
     def __init__(self, target: Path, expected: HubFile):
         self.expected, self._stream = expected, target.open("wb")
@@ -280,14 +382,14 @@ class _File(Sink):
         self._size += len(piece)
         if self._size > self.expected.size:
             raise TrustError(
-                f"{self.expected.filename} has more than the {self.expected.size:,} bytes it is said to have"
+                f"{self.expected.filename} has more than {self.expected.size:,} bytes, the size in the hub's index"
             )
         self._digest.update(piece)
         self._stream.write(piece)
 
     def finish(self) -> None:
         self._stream.flush()
-        _check_hash(self._digest.hexdigest(), self.expected.sha256, self.expected.filename, "the hub's index")
+        _check_hash(self._digest.hexdigest(), self.expected.sha256, self.expected.filename)
 
     def close(self) -> None:
         self._stream.close()
@@ -295,35 +397,35 @@ class _File(Sink):
 
 def _folder(reference: Reference) -> str:
     if reference.version is None:
-        raise ConfigError(f"{reference} names no version; write {reference}@VERSION")
+        raise ConfigError(f"{reference} has no version; write {reference}@VERSION")
     owner, name = check_owner(reference.owner), check_name(reference.name)
     return f"/{owner}/{name}/{check_version(reference.version)}"
 
 
-def _check_hash(found: str, expected: str, what: str, who: str) -> None:
+def _check_hash(found: str, expected: str, what: str) -> None:
     if found != expected:
         raise TrustError(
-            f"{what} is not what {who} says: its SHA-256 is {found[:16]}…, expected {expected[:16]}…. It has been changed "
-            "since it was published; nothing was installed. Tell the owner, and whoever keeps the hub"
+            f"{what} does not match the hub's index: its SHA-256 is {found[:16]}…, expected {expected[:16]}…. It was modified "
+            "after it was published; installation was cancelled. Contact the owner and the hub's operator"
         )
 
 
 def _decoded(content: bytes, kind: type[T], where: str) -> T:
     try:
-        return _known(msgspec.json.decode(content, type=kind), where)
+        return _check_schema(msgspec.json.decode(content, type=kind), where)
     except msgspec.DecodeError as error:
-        raise HubError(f"{where} is not what a hub has there: {error}") from None
+        raise HubError(f"{where} is not a valid hub file: {error}") from None
 
 
 def _converted(value: Any, kind: type[T], where: str) -> T:
     try:
         return msgspec.convert(value, kind)
     except msgspec.ValidationError as error:
-        raise HubError(f"{where} is not what a hub answers: {error}") from None
+        raise HubError(f"{where} is not a valid hub response: {error}") from None
 
 
-def _known(value: T, where: str) -> T:
+def _check_schema(value: T, where: str) -> T:
     schema = getattr(value, "schema", SCHEMA)
     if schema != SCHEMA:
-        raise HubError(f"{where} has schema {schema}; this rove reads {SCHEMA}: upgrade rove")
+        raise HubError(f"{where} has schema {schema}, but this version of rove reads {SCHEMA}; upgrade rove")
     return value

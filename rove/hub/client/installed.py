@@ -1,4 +1,4 @@
-"""Environments that are installed: each in a virtual environment of its own, found by OWNER/NAME."""
+"""Installed environments, each in its own virtual environment and identified by OWNER/NAME."""
 
 from __future__ import annotations
 
@@ -17,35 +17,35 @@ from rove.envs import loading
 from rove.envs.environment import Environment
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
-from rove.hub.user_paths import data_folder
+from rove.utils.files import data_folder
 
 try:
     import fcntl
-except ImportError:  # Windows: a second process that installs the same is not noticed there
+except ImportError:  # Windows: concurrent installations are not locked there
     fcntl = None
 
 logger = logging.getLogger(__name__)
 
 SCHEMA = 1
 RECORD = "installed.json"
-"""Says which of the folders beside it is the environment; written last, so that an install that was killed was none."""
+"""Names the folder of the current installation; written last, so that an interrupted installation has no effect."""
 LOCAL = "local"
-"""The owner of what was installed from a folder, a wheel or git."""
-PASSED_ON = (
+"""Owner of environments installed from a folder, a wheel or git."""
+INHERITED_VARIABLES = (
     *("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "USER", "SHELL", "TERM", "XDG_CACHE_HOME", "XDG_RUNTIME_DIR"),
     *("HTTP_PROXY", "HTTPS_PROXY", "NO_PROXY", "ALL_PROXY", "http_proxy", "https_proxy", "no_proxy", "all_proxy"),
     *("SSL_CERT_FILE", "SSL_CERT_DIR", "REQUESTS_CA_BUNDLE", "CURL_CA_BUNDLE"),
     *("HF_HOME", "HF_HUB_OFFLINE", "HF_ENDPOINT", "TRANSFORMERS_OFFLINE", "ROVE_COMPAT", "DOCKER_HOST"),
 )
-"""Environment variables that an installed environment sees, besides those that its manifest names."""
-STANDS_IN = "rove.compat:install_replacement"
-"""Called in the worker of a package of v0: rove answers for `verifiers`, whatever is installed."""
-PASS_VAR = "ROVE_PASS"
-"""Names of more of them, separated by commas."""
+"""Environment variables passed to an installed environment, in addition to those in its manifest."""
+COMPAT_HOOK = "rove.compat:install_replacement"
+"""Called in the worker of a v0 package: imports of `verifiers` then load rove's implementation."""
+PASS_VARIABLE = "ROVE_PASS"
+"""Environment variable that lists additional variables to pass, separated by commas."""
 
 
 class Installed(msgspec.Struct, kw_only=True, frozen=True):
-    """An environment that is installed."""
+    """An installed environment."""
 
     schema: int = SCHEMA
     owner: str
@@ -53,22 +53,22 @@ class Installed(msgspec.Struct, kw_only=True, frozen=True):
     version: str
     module: str
     folder: str
-    """Beside the record: has `venv`, `manifest.json` and the wheel."""
+    """Folder next to the record, with `venv`, `manifest.json` and the wheel."""
     file: str
-    """Of the module, inside `folder`."""
+    """Path of the module's file inside `folder`."""
     origin: str
-    """The hub, folder, wheel or git URL that it came from."""
+    """The hub, folder, wheel or git URL it was installed from."""
     manifest: str
-    """SHA-256 of its manifest."""
+    """SHA-256 of the manifest."""
     wheel: str
-    """SHA-256 of its wheel."""
+    """SHA-256 of the wheel."""
     key: str | None = None
-    """The key that signed the manifest, if one did."""
+    """Public key that signed the manifest, or None."""
     secrets: list[str] = []
-    """Environment variables that its manifest names: it sees them, and no other keys."""
+    """Environment variables that the manifest names; no other secrets are passed."""
     compatibility: str = ""
     installed: str
-    """When: ISO, UTC."""
+    """Time of installation (ISO 8601, UTC)."""
 
     @property
     def reference(self) -> Reference:
@@ -77,27 +77,27 @@ class Installed(msgspec.Struct, kw_only=True, frozen=True):
 
     @property
     def path(self) -> Path:
-        """Where it lies."""
-        return home(self.reference) / self.folder
+        """Folder of the installation."""
+        return environment_folder(self.reference) / self.folder
 
     @property
     def python(self) -> Path:
-        """The interpreter of its virtual environment."""
+        """Interpreter of its virtual environment."""
         return self.path / "venv" / "bin" / "python"
 
 
-def home(reference: Reference) -> Path:
-    """Where an environment lies, or would."""
-    return _all() / reference.owner / reference.name
+def environment_folder(reference: Reference) -> Path:
+    """Return the folder of an environment, which need not exist."""
+    return _root() / reference.owner / reference.name
 
 
 def find(reference: Reference) -> Installed | None:
-    """The environment of that name, at that version if one is given; None where it is not installed.
+    """Return the installed environment, or None if it, or the given version, is not installed.
 
     Raises:
-        HubError: what is there cannot be read.
+        HubError: Its record cannot be read.
     """
-    file = home(reference) / RECORD
+    file = environment_folder(reference) / RECORD
     try:
         found = msgspec.json.decode(file.read_bytes(), type=Installed)
     except FileNotFoundError:
@@ -108,9 +108,9 @@ def find(reference: Reference) -> Installed | None:
 
 
 def all_installed() -> list[Installed]:
-    """Every environment that is installed, by owner and name; a damaged one is left out, with a warning."""
+    """Return all installed environments by owner and name; damaged ones are skipped with a warning."""
     found = []
-    for file in sorted(_all().glob(f"*/*/{RECORD}")):
+    for file in sorted(_root().glob(f"*/*/{RECORD}")):
         try:
             found.append(find(Reference(file.parent.parent.name, file.parent.name)))
         except HubError as error:
@@ -119,25 +119,25 @@ def all_installed() -> list[Installed]:
 
 
 def uninstall(reference: Reference) -> Installed:
-    """Take an environment away, with its virtual environment.
+    """Uninstall an environment and delete its virtual environment.
 
     Raises:
-        HubError: it is not installed.
+        HubError: It is not installed.
     """
-    with being_changed(reference):
+    with install_lock(reference):
         found = find(reference)
         if found is None:
             known = ", ".join(str(one.reference) for one in all_installed()) or "none"
             raise HubError(f"{reference} is not installed; installed: {known}")
-        (home(reference) / RECORD).unlink()
-        shutil.rmtree(home(reference))
+        (environment_folder(reference) / RECORD).unlink()
+        shutil.rmtree(environment_folder(reference))
     return found
 
 
 @contextmanager
-def being_changed(reference: Reference) -> Iterator[None]:
-    """One at a time: while this goes on nobody else installs or takes away the environment."""
-    folder = _all() / reference.owner
+def install_lock(reference: Reference) -> Iterator[None]:
+    """Hold the lock of an environment while it is installed or uninstalled."""
+    folder = _root() / reference.owner
     folder.mkdir(parents=True, exist_ok=True)
     with (folder / f".{reference.name}.lock").open("ab") as file:
         if fcntl is not None:
@@ -146,17 +146,18 @@ def being_changed(reference: Reference) -> Iterator[None]:
 
 
 def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -> Environment:
-    """An installed environment, in a worker process with the interpreter of its virtual environment.
+    """Load an installed environment in a worker process that runs the interpreter of its virtual environment.
 
-    It sees few environment variables: `PASSED_ON`, those that its manifest names, and those named in
-    `$ROVE_PASS`; one from a folder, a wheel or git sees all.
+    The worker receives only `INHERITED_VARIABLES`, the variables in its manifest and those listed in `$ROVE_PASS`. An
+    environment installed from a folder, a wheel or git receives all variables.
 
     Args:
         name: OWNER/NAME, or OWNER/NAME@VERSION.
-        options: of `rove.IsolatedEnv`.
+        env_args: Arguments of `load_environment`.
+        options: Options of `rove.IsolatedEnv`.
 
     Raises:
-        ConfigError: it is not installed, or cannot be loaded.
+        ConfigError: It is not installed or cannot be loaded.
     """
     reference = parse_reference(name)
     found = find(reference)
@@ -166,42 +167,45 @@ def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -
 
     options = {"python": str(found.python)} | {key: value for key, value in options.items() if value is not None}
     if found.compatibility == V0:
-        options["prepare"] = STANDS_IN
+        options["prepare"] = COMPAT_HOOK
     try:
         env = IsolatedEnv(found.module, env_args, environ=_environ(found), **options)
     except ConfigError as error:
         unset = [name for name in found.secrets if not os.environ.get(name)]
         if not unset:
             raise
-        raise ConfigError(f"{error}\nits manifest names {', '.join(unset)}, which is not set") from error
+        raise ConfigError(
+            f"{error}\nits manifest requires the environment variables {', '.join(unset)}, which are not set"
+        ) from error
     env.env_id = f"{found.owner}/{found.name}"
     return env
 
 
 def module_file(found: Installed) -> Path:
-    """The file of an environment's module.
+    """Return the file of an environment's module.
 
     Raises:
-        ConfigError: it has gone, or the Python that it was installed with has.
+        ConfigError: The file or the interpreter of its virtual environment is missing.
     """
     file = found.path / found.file
     if not file.is_file() or not found.python.exists():
         raise ConfigError(
-            f"{found.reference} is damaged (no {file if not file.is_file() else found.python}); install it again: "
+            f"{found.reference} is damaged (missing {file if not file.is_file() else found.python}); install it again: "
             f"rove install {found.reference}"
         )
     return file
 
 
 def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None = None) -> loading.Elsewhere | None:
-    """One of `rove.envs.loading.finders`.
+    """Find an installed environment; a finder for `rove.envs.loading.finders`.
 
     Args:
-        absent: asked for one that is not installed.
+        env_id: OWNER/NAME or OWNER/NAME@VERSION; other ids return None.
+        absent: Called for an environment that is not installed; may install it.
     """
     try:
         reference = parse_reference(env_id)
-    except ConfigError:  # a name of another kind
+    except ConfigError:  # not an environment on a hub
         return None
     found = find(reference)
     if found is None and absent is not None:
@@ -215,9 +219,9 @@ def finder(env_id: str, absent: Callable[[Reference], Installed | None] | None =
 def _environ(found: Installed) -> dict[str, str] | None:
     if found.owner == LOCAL:
         return None
-    more = [name.strip() for name in os.environ.get(PASS_VAR, "").split(",")]
-    return {name: os.environ[name] for name in (*PASSED_ON, *found.secrets, *more) if name in os.environ}
+    more = [name.strip() for name in os.environ.get(PASS_VARIABLE, "").split(",")]
+    return {name: os.environ[name] for name in (*INHERITED_VARIABLES, *found.secrets, *more) if name in os.environ}
 
 
-def _all() -> Path:
+def _root() -> Path:
     return data_folder() / "environments"

@@ -1,7 +1,7 @@
-"""Installing an environment: look it up, check what it is, show it, and put it into a virtual environment of its own.
+"""Install an environment from a hub: resolve it, verify it, and install it into its own virtual environment.
 
-Nothing of a package runs here. What a hub says is believed as far as it hangs together: index → manifest → wheel, by SHA-256;
-`rove.lock` and the owner's signature say whether the index is to be believed.
+Package code does not run here. Hashes link index → manifest → wheel; `rove.lock` and the owner's signature authenticate the
+index.
 """
 
 from __future__ import annotations
@@ -19,12 +19,16 @@ import msgspec
 
 from rove.core.errors import ConfigError, HubError, TrustError
 from rove.hub.client import installed, known_keys
-from rove.hub.client.conflicts import check_current
-from rove.hub.client.hub import Hub
-from rove.hub.client.installed import LOCAL, RECORD, Installed, being_changed, home
-from rove.hub.client.listings import HubFile, Release
+from rove.hub.client.hub import Hub, HubFile, Release
+from rove.hub.client.installed import LOCAL, RECORD, Installed, environment_folder, install_lock
 from rove.hub.client.lock import LOCK, Locked, check_locked
-from rove.hub.client.requirements import ANSWERED_FOR, brought_along, check_python, needed
+from rove.hub.client.requirements import (
+    PROVIDED,
+    check_no_conflict,
+    check_python,
+    required_packages,
+    undeclared_v0_requirements,
+)
 from rove.hub.package.archives import check_package
 from rove.hub.package.manifest import V0, Manifest, read_manifest
 from rove.hub.package.names import Reference
@@ -33,37 +37,37 @@ from rove.utils.files import atomic_write
 
 INSTALL = ("install", "--quiet", "--no-input")
 NO_SOURCES = "--only-binary=:all:"
-"""Dependencies come as wheels only: building one would run its code."""
+"""Install dependencies from wheels only, because building one runs its code."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Offer:
-    """What would be installed; checked, but for the wheel where that is yet to be fetched."""
+    """A verified package that can be installed; a wheel that is not downloaded yet is verified by `fetch`."""
 
     reference: Reference
-    """With its version."""
+    """The environment with its version."""
     origin: str
-    """The hub, folder, wheel or git URL."""
+    """Hub, folder, wheel or git URL of the package."""
     manifest: Manifest
     content: bytes
-    """The manifest's bytes; b"" where a package has none and what is known of it was read from its wheel."""
+    """Bytes of the manifest; b"" if the package has none and `manifest` was derived from its wheel."""
     files: list[HubFile] = field(default_factory=list)
-    """As the hub has them."""
+    """Files in the hub's index."""
     key: str | None = None
-    """Who signed the manifest."""
+    """Public key that signed the manifest, or None."""
     notes: list[str] = field(default_factory=list)
-    """What is to be known before it is installed."""
+    """Notes to show before installing."""
     wheel: Path | None = None
-    """Where it lies here already."""
+    """Local path of the wheel, if it is already here."""
 
     @property
     def sha256(self) -> str:
-        """Of the manifest."""
+        """SHA-256 of the manifest; "" without one."""
         return hashlib.sha256(self.content).hexdigest() if self.content else ""
 
     @property
     def locked(self) -> Locked:
-        """Its line of a lock file."""
+        """Entry for a lock file."""
         owner, name, _ = self.reference
         version = self.manifest.version
         return Locked(owner=owner, name=name, version=version, hub=self.origin, manifest=self.sha256, files=self.files)
@@ -76,15 +80,18 @@ async def look_up(
     lock: Path = Path(LOCK),
     trusted: str | None = None,
 ) -> Offer:
-    """What a hub has under a name, checked against the lock file and the owner's key.
+    """Resolve an environment on a hub and verify it against the lock file and the owner's key.
 
     Args:
-        locked: what the lock file has of it; its version is the one that is meant unless `reference` names one.
-        trusted: see `known_keys.check_signature`.
+        hub: The hub.
+        reference: The environment; without a version, the locked or newest version is used.
+        locked: Entry of the lock file.
+        lock: Path of the lock file, for errors.
+        trusted: See `known_keys.check_signature`.
 
     Raises:
-        HubError: the hub does not have it.
-        TrustError: it is not what it should be.
+        HubError: The hub does not have it.
+        TrustError: It fails verification.
     """
     releases = await hub.releases(reference)
     release = releases.choose(reference.version or (locked and locked.version))
@@ -93,7 +100,7 @@ async def look_up(
         check_locked(locked, release.manifest, release.files, lock)
     content = await hub.manifest(reference, release.manifest)
     manifest = read_manifest(content)
-    _check_is(manifest, reference, release)
+    _check_matches(manifest, reference, release)
     key = known_keys.check_signature(
         hub.where, reference.owner, content, await hub.signature(reference), releases.keys, trusted
     )
@@ -101,11 +108,9 @@ async def look_up(
     if release.yanked is not None:
         notes.append(f"this version is yanked: {release.yanked}")
     if key is not None and known_keys.known_key(hub.where, reference.owner) is None:
-        notes.append(
-            f"signed; the key of '{reference.owner}' ({known_keys.short(key)}) is new here and will be remembered"
-        )
+        notes.append(f"signed; the key of '{reference.owner}' ({known_keys.short(key)}) is new and will be saved")
     if manifest.needs.secrets:
-        notes.append(f"it will see these environment variables: {', '.join(manifest.needs.secrets)}")
+        notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
     return Offer(
         reference=reference,
         origin=hub.where,
@@ -117,35 +122,36 @@ async def look_up(
     )
 
 
-def _check_is(manifest: Manifest, reference: Reference, release: Release) -> None:
+def _check_matches(manifest: Manifest, reference: Reference, release: Release) -> None:
     if (manifest.name, manifest.version) != (reference.name, reference.version):
         raise TrustError(
-            f"the manifest of {reference} is of {manifest.name} {manifest.version}; the hub has mixed them up, or has been "
-            "tampered with; nothing was installed"
+            f"the manifest of {reference} describes {manifest.name} {manifest.version}; the hub is misconfigured or was tampered "
+            "with; installation was cancelled"
         )
-    promised = {(file.filename, file.sha256, file.size) for file in manifest.files}
-    if promised != {(file.filename, file.sha256, file.size) for file in release.files}:
+    expected = {(file.filename, file.sha256, file.size) for file in manifest.files}
+    if expected != {(file.filename, file.sha256, file.size) for file in release.files}:
         raise TrustError(
-            f"the hub's index lists other files for {reference} than its manifest: one of them has been changed; nothing "
-            "was installed"
+            f"the hub's index and the manifest of {reference} list different files; one of them was modified; installation was "
+            "cancelled"
         )
 
 
-def check_runs(manifest: Manifest, who: str) -> None:
-    """See that a package can run here.
+def check_runs(manifest: Manifest, subject: str) -> None:
+    """Check that a package can run with this Python and this rove.
 
     Raises:
-        ConfigError: it needs another Python, or another rove.
+        ConfigError: It requires a different version of either.
     """
-    check_python(manifest.requires_python, who)
-    needed(manifest.dependencies, who)
+    check_python(manifest.requires_python, subject)
+    required_packages(manifest.dependencies, subject)
 
 
 async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
-    """The wheel, in a folder: the very one that the manifest promises, and harmless to unpack.
+    """Download the wheel into a folder and verify it.
 
     Raises:
-        TrustError, PackageError: it is another, or is not what a wheel should be.
+        TrustError: The wheel does not match the manifest.
+        PackageError: The wheel is invalid or unsafe.
     """
     entry = offer.manifest.wheel
     file = HubFile(filename=entry.filename, sha256=entry.sha256, size=entry.size)
@@ -155,80 +161,92 @@ async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
 
 
 def place(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
-    """Put a package into a virtual environment of its own, in place of another version. Killed at any moment, it has not
-    been installed, and what was before still is.
+    """Install a package into its own virtual environment, replacing another version. Installation is atomic.
 
     Args:
-        allow_source: also dependencies that have to be built, whose code runs then.
+        offer: The verified package.
+        wheel: Its wheel.
+        allow_source: Also build dependencies without a wheel, which runs their code.
 
     Raises:
-        ConfigError: what it needs cannot be installed.
+        ConfigError: A dependency cannot be installed.
     """
-    with being_changed(offer.reference):
-        here = home(offer.reference)
+    with install_lock(offer.reference):
+        here = environment_folder(offer.reference)
         here.mkdir(parents=True, exist_ok=True)
         folder = Path(tempfile.mkdtemp(prefix=f"{offer.manifest.version}-", dir=here))
         try:
-            file = _furnish(offer, wheel, folder, allow_source)
-            made = _installed(offer, wheel, folder.name, file)
-            before = installed.find(offer.reference._replace(version=None)) if (here / RECORD).exists() else None
-            atomic_write(here / RECORD, msgspec.json.format(msgspec.json.encode(made)) + b"\n")
+            file = _fill_folder(offer, wheel, folder, allow_source)
+            record = _installed(offer, wheel, folder.name, file)
+            previous = installed.find(offer.reference._replace(version=None)) if (here / RECORD).exists() else None
+            atomic_write(here / RECORD, msgspec.json.format(msgspec.json.encode(record)) + b"\n")
         except BaseException:
             shutil.rmtree(folder, ignore_errors=True)
             raise
-        # The one before stays until the next time: a run may be using it.
+        # Keep the previous version until the next installation: a run may be using it.
         for other in here.iterdir():
-            if other.is_dir() and other.name not in (folder.name, before and before.folder):
+            if other.is_dir() and other.name not in (folder.name, previous and previous.folder):
                 shutil.rmtree(other, ignore_errors=True)
-    _remember(offer)
-    return made
+    _remember_key(offer)
+    return record
 
 
-def _furnish(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str:
-    """Fill the folder of an installed environment; where in it the file of the module is."""
-    who, is_v0 = str(offer.reference), offer.manifest.compatibility == V0
+def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str:
+    """Install the wheel and its dependencies into a folder; return the path of the module's file in it."""
+    subject, is_v0 = str(offer.reference), offer.manifest.compatibility == V0
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
-    wanted = [*needed(offer.manifest.dependencies, who), *(brought_along(wheel) if is_v0 else [])]
+    requirements = [
+        *required_packages(offer.manifest.dependencies, subject),
+        *(undeclared_v0_requirements(wheel) if is_v0 else []),
+    ]
     with tempfile.TemporaryDirectory() as empty:
-        answered = standing_in(Path(empty) / "wheels", ANSWERED_FOR)
-        _install(python, wanted, wheel, allow_source, answered)
+        pip_options = standing_in(Path(empty) / "wheels", PROVIDED)
+        _install(python, requirements, wheel, allow_source, pip_options)
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
     module = offer.manifest.module
     for file in (packages / f"{module}.py", packages / module / "__init__.py"):
         if file.is_file():
             return str(file.relative_to(folder))
-    raise HubError(f"{who} has no module '{module}', which its manifest names")
+    raise HubError(f"{subject} does not contain the module '{module}' that its manifest names")
 
 
 def place_here(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
-    """Put a package into the interpreter that runs this, where its dependencies may clash with others.
+    """Install a package into the current interpreter, where its dependencies can conflict with others.
 
     Raises:
-        ConfigError: as `place`, or it would replace or hide something else that is installed.
+        ConfigError: As for `place`, or the package would replace or hide another distribution or module.
     """
-    check_current(offer.manifest.name, offer.manifest.module)
+    check_no_conflict(offer.manifest.name, offer.manifest.module)
     is_v0 = offer.manifest.compatibility == V0
-    wanted = needed(offer.manifest.dependencies, str(offer.reference))
-    _install(sys.executable, [*wanted, *(brought_along(wheel) if is_v0 else [])], wheel, allow_source)
-    _remember(offer)
+    requirements = required_packages(offer.manifest.dependencies, str(offer.reference))
+    _install(
+        sys.executable, [*requirements, *(undeclared_v0_requirements(wheel) if is_v0 else [])], wheel, allow_source
+    )
+    _remember_key(offer)
 
 
-def _remember(offer: Offer) -> None:
-    """Note who signed what was installed: from now on no other key of the owner's will do."""
+def _remember_key(offer: Offer) -> None:
+    """Save the key that signed the package; later versions must use the same key."""
     if offer.key is not None:
         known_keys.remember(offer.origin, offer.reference.owner, offer.key)
 
 
-def _install(python: str, wanted: Sequence[str], wheel: Path, allow_source: bool, answered: Sequence[str] = ()) -> None:
+def _install(
+    python: str, requirements: Sequence[str], wheel: Path, allow_source: bool, pip_options: Sequence[str] = ()
+) -> None:
     sources = () if allow_source else (NO_SOURCES,)
-    if wanted:
+    if requirements:
         try:
-            failed = f"what it needs cannot be installed ({', '.join(wanted)})"
-            run_pip(python, [*INSTALL, *answered, *sources, *wanted], failed)
+            failed = f"its dependencies cannot be installed ({', '.join(requirements)})"
+            run_pip(python, [*INSTALL, *pip_options, *sources, *requirements], failed)
         except ConfigError as error:
-            hint = "" if allow_source else "\nwhat has no wheel is built, which runs its code, with --allow-source only"
+            hint = (
+                ""
+                if allow_source
+                else "\nadd --allow-source to build dependencies without a wheel, which runs their code"
+            )
             raise ConfigError(f"{error}{hint}") from error
     run_pip(
         python,

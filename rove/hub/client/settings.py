@@ -1,4 +1,4 @@
-"""Which hub is meant, and the token for it: flags, environment variables, `hub.toml`."""
+"""Address and token of the hub to use, from flags, environment variables and `hub.toml`."""
 
 from __future__ import annotations
 
@@ -11,53 +11,52 @@ import tomli_w
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError
-from rove.hub.user_paths import config_folder
+from rove.utils.files import config_folder
 
 HUB_VAR, TOKEN_VAR = "ROVE_HUB", "ROVE_HUB_TOKEN"
 
 
 def hub_of(given: str | None = None) -> str | None:
-    """Where the hub is: as given, else `$ROVE_HUB`, else as `rove hub login` has kept it; None: nothing says so."""
+    """Return the address of the hub: `given`, else `$ROVE_HUB`, else the one saved by `rove hub login`, else None."""
     where = given or os.environ.get(HUB_VAR, "").strip() or _content().get("hub")
     return None if where is None else normal(str(where))
 
 
 def needed_hub(given: str | None = None) -> str:
-    """The same, where nothing goes on without one.
+    """Return the address of the hub as `hub_of`, but require one.
 
     Raises:
-        ConfigError: nothing says where it is.
+        ConfigError: No hub is configured.
     """
     where = hub_of(given)
     if where is None:
         raise ConfigError(
-            f"no hub is known: give --hub URL_OR_FOLDER, set {HUB_VAR}, or keep one with `rove hub login URL_OR_FOLDER`. "
-            "`rove hub serve` starts one"
+            f"no hub is configured: add --hub URL_OR_FOLDER, set {HUB_VAR}, or run `rove hub login URL_OR_FOLDER`. "
+            "Start your own with `rove hub serve`"
         )
     return where
 
 
 def needed_server(given: str | None = None) -> str:
-    """The same, where something is to be published.
+    """Return the address of a hub that accepts uploads.
 
     Raises:
-        ConfigError: nothing says where it is, or it is a folder.
+        ConfigError: No hub is configured, or it is a folder.
     """
     where = needed_hub(given)
     if not is_url(where):
-        raise ConfigError(
-            f"the hub {where} is a folder, which takes nothing: start `rove hub serve`, and give --hub URL"
-        )
+        raise ConfigError(f"the hub {where} is a read-only folder; start `rove hub serve` and add --hub URL")
     return where
 
 
 def token_for(where: str, given: str | None = None) -> str | None:
-    """The token to show a hub: `$ROVE_HUB_TOKEN` if it is the user's own hub, see `hub_of`; else the one kept for it.
+    """Return the token for a hub: `$ROVE_HUB_TOKEN` for the user's own hub (see `hub_of`), else the saved one.
 
-    No other hub gets the variable's: a lock file of somebody else's may name any.
+    The variable's token is not sent to any other hub, because an untrusted lock file can name any address.
 
     Args:
-        given: the hub that the user has named for this, if so.
+        where: Address of the hub.
+        given: The hub that the user named in the command, if any.
     """
     token = os.environ.get(TOKEN_VAR, "").strip()
     if token and hub_of(given) == normal(where):
@@ -67,14 +66,14 @@ def token_for(where: str, given: str | None = None) -> str | None:
 
 
 def keep(where: str, token: str | None) -> Path:
-    """Make a hub the usual one, and keep its token; returns the file, which only its owner can read."""
+    """Save a hub as the default with its token, in a file that only the user can read; return the file."""
     content = _content()
     content["hub"] = normal(where)
     if token is not None:
         content["tokens"] = {**content.get("tokens", {}), normal(where): token}
     file = _file()
     file.parent.mkdir(parents=True, exist_ok=True)
-    handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # 0600 from its first byte on
+    handle, draft = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)  # created with mode 0600
     try:
         with os.fdopen(handle, "w", encoding="utf-8") as stream:
             stream.write(tomli_w.dumps(content))
@@ -86,7 +85,7 @@ def keep(where: str, token: str | None) -> Path:
 
 
 def normal(where: str) -> str:
-    """One spelling of a hub's address: a URL without a slash at its end, a folder as a whole path."""
+    """Normalize a hub's address: a URL without trailing slash, or an absolute path."""
     where = where.strip()
     if is_url(where):
         return where.rstrip("/")
@@ -94,7 +93,7 @@ def normal(where: str) -> str:
 
 
 def is_url(where: str) -> bool:
-    """Whether a hub is asked over HTTP; anything else is a folder."""
+    """Return whether an address is an HTTP URL; anything else is a folder."""
     return where.lower().startswith(("http://", "https://"))
 
 

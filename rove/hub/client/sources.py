@@ -1,4 +1,4 @@
-"""Packages that come from no hub: a wheel, a folder with a pyproject.toml, a git repository."""
+"""Packages from other sources than a hub: a wheel, a folder with a pyproject.toml, a git repository."""
 
 from __future__ import annotations
 
@@ -9,51 +9,51 @@ from pathlib import Path
 import msgspec
 
 from rove.core.errors import ConfigError
+from rove.hub.client.hub import HubFile
 from rove.hub.client.installed import LOCAL
 from rove.hub.client.installing import Offer
-from rove.hub.client.listings import HubFile
 from rove.hub.client.requirements import VERIFIERS
 from rove.hub.package.archives import check_package, check_wheel
 from rove.hub.package.building import build
 from rove.hub.package.manifest import ROVE, V0, File, Manifest, filename, read_manifest
 from rove.hub.package.names import Reference
 
-CLONE_SECONDS = 600.0
+CLONE_TIMEOUT_S = 600.0
 _GIT = re.compile(
     r"(?:git\+)?(?P<url>(?:(?:https?|ssh|git|file)://[^/#]*/|[\w.-]+@[^/:#]+:)[^#]*?)"
     r"(?:@(?P<revision>[\w./-]+))?(?:#subdirectory=(?P<below>.+))?"
 )
-"""An "@" before the path is a user's, one in it a revision's."""
+"""An "@" before the path separates the user; one inside the path, the revision."""
 _USER = re.compile(r"(?<=://)[^/#]*@")
 
 
 def is_git(target: str) -> bool:
-    """Whether something to install is the address of a git repository: git+URL, git@HOST:PATH, ssh://, or what ends in .git."""
+    """Return whether an installation target is a git repository: git+URL, git@HOST:PATH, ssh://, or ending in .git."""
     found = _GIT.fullmatch(target)
     return found is not None and (
         target.startswith(("git+", "git@", "git://", "ssh://")) or found["url"].endswith(".git")
     )
 
 
-def masked(words: str) -> str:
-    """The same without what stands before the host in addresses: it may be a token."""
-    return _USER.sub("", words)
+def masked(text: str) -> str:
+    """Remove the user part of URLs in a text, because it can contain a token."""
+    return _USER.sub("", text)
 
 
 def clone(target: str, folder: Path) -> tuple[Path, str]:
-    """Get a git repository, whole, without running anything of it; the package's folder in it, and the commit.
+    """Clone a git repository without running its code; return the package's folder and the commit.
 
     Args:
-        target: URL, then perhaps "@REVISION", then perhaps "#subdirectory=FOLDER".
-        folder: where to put it; there is none yet.
+        target: URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER".
+        folder: Folder to create.
 
     Raises:
-        ConfigError: git cannot get it.
+        ConfigError: git fails, or the package's folder has no pyproject.toml.
     """
     found = _GIT.fullmatch(target)
     if found is None:
         raise ConfigError(
-            f"{masked(target)!r} is no address of a git repository; expected git+https://HOST/PATH[@REVISION]"
+            f"{masked(target)!r} is not the address of a git repository; expected git+https://HOST/PATH[@REVISION]"
         )
     _git("clone", "--quiet", "--", found["url"], str(folder))
     if found["revision"]:
@@ -66,10 +66,10 @@ def clone(target: str, folder: Path) -> tuple[Path, str]:
 
 
 def built(folder: Path, output: Path) -> Path:
-    """The wheel of a package's folder, built by the backend that its pyproject.toml names; nothing of the package itself runs.
+    """Build a wheel with the package's build backend, without running the package itself.
 
     Raises:
-        PackageError: the backend fails, or what it made is no environment's package.
+        PackageError: The build fails, or its result is not an environment package.
     """
     package = build(folder, output, playing=False)
     return package.folder / package.manifest.wheel.filename
@@ -77,24 +77,24 @@ def built(folder: Path, output: Path) -> Path:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=CLONE_SECONDS, check=False)
+        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=CLONE_TIMEOUT_S, check=False)
     except FileNotFoundError:
         raise ConfigError("git is not installed; install it, or give a folder or a wheel") from None
     except subprocess.TimeoutExpired:
-        raise ConfigError(f"git {words[0]} did not end within {CLONE_SECONDS:g} s") from None
+        raise ConfigError(f"git {words[0]} did not finish within {CLONE_TIMEOUT_S:g} s") from None
     if done.returncode:
         raise ConfigError(masked(f"git {' '.join(words)} failed: {done.stderr.strip()[-500:]}"))
     return done.stdout
 
 
 def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
-    """A wheel as an offer, with the manifest that lies beside it, if there is one; else with what the wheel says itself.
+    """Return a wheel as an offer, with the manifest next to it; without one, the manifest is derived from the wheel.
 
     Raises:
-        PackageError: it is no wheel of an environment, or the manifest is of another.
+        PackageError: The wheel is not an environment package, or does not match its manifest.
     """
     found = check_wheel(wheel)
-    manifest, content = _beside(wheel, found.sha256)
+    manifest, content = _adjacent_manifest(wheel, found.sha256)
     if manifest is not None:
         check_package(msgspec.structs.replace(manifest, files=[manifest.wheel]), wheel)
     else:
@@ -129,8 +129,8 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
     )
 
 
-def _beside(wheel: Path, sha256: str) -> tuple[Manifest | None, bytes]:
-    """The manifest that lies beside a wheel, if it is about this one."""
+def _adjacent_manifest(wheel: Path, sha256: str) -> tuple[Manifest | None, bytes]:
+    """Return the manifest next to a wheel if it describes this wheel."""
     file = wheel.with_name("manifest.json")
     if not file.is_file():
         return None, b""

@@ -1,4 +1,4 @@
-"""Where a hub's files come from: a folder, or HTTP with retries, limits and errors as types."""
+"""Transports of a hub client: a local folder, or HTTP with retries and limits."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ from rove.clients.masking import NO_KEY, Secrets
 from rove.core.errors import ConfigError, HubError, InfraError
 
 RETRIES = 3
-"""Tries after the first one, where a failure may pass."""
-CONNECT_SECONDS, QUIET_SECONDS, WHOLE_SECONDS = 10.0, 30.0, 1800.0
-"""Until a connection stands; without a byte; for a whole answer, however slowly it comes."""
-BACKOFF, MOST_BACKOFF = 0.5, 8.0
-MOST_RETRY_AFTER = 60.0
-PIECE = 1 << 18
-ANSWER = 16 << 20
-"""Bytes of an answer of the API."""
-TEMPORARY = {408, 425, 429, 500, 502, 503, 504}
+"""Retries of a request after a temporary failure."""
+CONNECT_TIMEOUT_S, READ_TIMEOUT_S, TOTAL_TIMEOUT_S = 10.0, 30.0, 1800.0
+"""Time limits for connecting, for waiting for the next byte, and for a whole response."""
+BACKOFF_S, MAX_BACKOFF_S = 0.5, 8.0
+MAX_RETRY_AFTER_S = 60.0
+CHUNK_BYTES = 1 << 18
+MAX_RESPONSE_BYTES = 16 << 20
+"""Maximum size of an API response."""
+RETRYABLE_STATUSES = {408, 425, 429, 500, 502, 503, 504}
 _HINTS = {
-    401: "ask the hub's keeper for a token (rove hub token OWNER) and keep it here (rove hub login), or look at what is public "
-    "without one (rove hub login HUB --no-token)",
-    403: "make another token on the hub's machine (rove hub token OWNER --scope …)",
+    401: "get a token from the hub's operator (rove hub token OWNER) and save it with rove hub login, or read public "
+    "environments without a token (rove hub login HUB --no-token)",
+    403: "create a token with the required scope on the hub's machine (rove hub token OWNER --scope …)",
 }
 
 
-class AbsentError(HubError):
-    """The hub has no such thing."""
+class NotFoundError(HubError):
+    """The hub does not have the requested file."""
 
 
 class Sink(Protocol):
-    """Takes an answer in pieces; an answer that breaks off is started again from its beginning."""
+    """Receives a response in pieces; an interrupted response restarts from the beginning."""
 
     def restart(self) -> None:
-        """Forget what has come."""
+        """Discard the content received so far."""
         ...
 
     def write(self, piece: bytes) -> None:
-        """Take more; raises where it is too much."""
+        """Receive a piece; raise if the content is too large."""
         ...
 
 
-class Text:
-    """A sink that keeps what comes, up to a limit."""
+class BytesSink:
+    """A sink that collects the content in memory, up to a limit."""
 
     def __init__(self, path: str, limit: int):
         self.path, self.limit, self.content = path, limit, bytearray()
 
     def restart(self) -> None:
-        """Forget it."""
+        """Discard the content."""
         self.content.clear()
 
     def write(self, piece: bytes) -> None:
-        """Keep more.
+        """Append a piece.
 
         Raises:
-            HubError: more than the limit.
+            HubError: The content exceeds the limit.
         """
         self.content += piece
         if len(self.content) > self.limit:
-            raise HubError(f"{self.path} of this hub has more than {self.limit:,} bytes, the most that is read")
+            raise HubError(f"{self.path} of this hub has more than {self.limit:,} bytes, the maximum")
 
 
-class Folder:
-    """A hub that is a folder."""
+class FolderTransport:
+    """Reads a hub from a local folder."""
 
     has_api = False
 
@@ -82,48 +82,48 @@ class Folder:
         """Read a file.
 
         Raises:
-            AbsentError: there is none.
-            HubError: it cannot be read.
+            NotFoundError: The file does not exist.
+            HubError: The file cannot be read.
         """
         await asyncio.to_thread(self._read, path, sink)
 
     def _read(self, path: str, sink: Sink) -> None:
         if not self.where.is_dir():
-            raise ConfigError(f"the hub {self.where} is no folder that exists")
+            raise ConfigError(f"the hub {self.where} is not an existing folder")
         sink.restart()
         try:
             with (self.where / path.lstrip("/")).open("rb") as file:
-                while piece := file.read(PIECE):
+                while piece := file.read(CHUNK_BYTES):
                     sink.write(piece)
         except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-            raise AbsentError(f"the hub {self.where} has no {path.lstrip('/')}") from None
+            raise NotFoundError(f"the hub {self.where} has no {path.lstrip('/')}") from None
         except OSError as error:
             raise HubError(f"{self.where / path} cannot be read: {error}") from error
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """A folder answers no questions.
+        """Raise: a folder has no API.
 
         Raises:
-            HubError: always.
+            HubError: Always.
         """
         raise HubError(
-            f"the hub {self.where} is a folder, which takes nothing: start `rove hub serve` and give its address with --hub"
+            f"the hub {self.where} is a read-only folder; start `rove hub serve` and give its address with --hub"
         )
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing."""
 
 
-class Web:
-    """A hub behind HTTP, static or served.
+class HttpTransport:
+    """Accesses a hub over HTTP, either a static web server or `rove hub serve`.
 
-    No connection, a broken one and the statuses of `TEMPORARY` are tried again, with exponential back-off and jitter, and
-    not sooner than a Retry-After asks for. The token goes to this address only, and into no error.
+    Connection errors and `RETRYABLE_STATUSES` are retried with exponential backoff and jitter, respecting Retry-After. The
+    token is sent to this address only and never appears in errors.
     """
 
     has_api = True
 
-    def __init__(self, where: str, token: str | None = None, retries: int = RETRIES, backoff: float = BACKOFF):
+    def __init__(self, where: str, token: str | None = None, retries: int = RETRIES, backoff: float = BACKOFF_S):
         self.where, self.retries, self.backoff = where, retries, backoff
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
         self._secrets = Secrets(token or NO_KEY, {})
@@ -131,45 +131,45 @@ class Web:
         self._jitter = random.Random()
 
     async def fetch(self, path: str, sink: Sink) -> None:
-        """Read what lies under a path.
+        """Download the file at a path.
 
         Raises:
-            AbsentError: nothing does.
-            HubError: the hub refuses.
-            InfraError: no answer, after all tries.
+            NotFoundError: There is no such file.
+            HubError: The hub rejects the request.
+            InfraError: No response after all retries.
         """
 
-        async def once() -> None:
+        async def attempt() -> None:
             sink.restart()
-            async with self._asked().get(self._url(path)) as reply:
+            async with self._open_session().get(self._url(path)) as reply:
                 if reply.status >= 300:
-                    raise await self._refusal(path, reply)
-                async for piece in reply.content.iter_chunked(PIECE):
+                    raise await self._error_for(path, reply)
+                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
                     sink.write(piece)
 
-        await self._tried(path, once)
+        await self._with_retries(path, attempt)
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """The API's JSON answer. `body` makes what is sent, anew for every try: JSON values, or a form.
+        """Call the API and return its JSON response. `body` creates the request body (JSON or a form) for each attempt.
 
         Raises:
-            As `fetch`.
+            HubError, InfraError: As for `fetch`.
         """
 
-        async def once() -> Any:
+        async def attempt() -> Any:
             content = body() if body is not None else None
             sent: dict[str, Any] = {"data" if isinstance(content, aiohttp.FormData) else "json": content}
-            async with self._asked().request(method, self._url(path), **sent) as reply:
+            async with self._open_session().request(method, self._url(path), **sent) as reply:
                 if reply.status >= 300:
-                    raise await self._refusal(path, reply)
-                sink = Text(path, ANSWER)
-                async for piece in reply.content.iter_chunked(PIECE):
+                    raise await self._error_for(path, reply)
+                sink = BytesSink(path, MAX_RESPONSE_BYTES)
+                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
                     sink.write(piece)
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(sink.content) if sink.content else {}
-            raise HubError(f"{self.where}{path} answers what is not JSON; is it a hub?")
+            raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
 
-        return await self._tried(path, once)
+        return await self._with_retries(path, attempt)
 
     async def close(self) -> None:
         """Close the connections."""
@@ -177,42 +177,46 @@ class Web:
         if session is not None:
             await session.close()
 
-    async def _tried(self, path: str, once: Callable[[], Awaitable[Any]]) -> Any:
-        tries = 0
+    async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
+        attempts = 0
         while True:
-            tries += 1
+            attempts += 1
             wait = 0.0
             try:
-                return await once()
+                return await attempt()
             except _TemporaryError as error:
-                said, wait = str(error), error.wait
+                message, wait = str(error), error.wait
             except TimeoutError:
-                said = "no answer in time"
+                message = "no response in time"
             except aiohttp.InvalidURL as error:
                 raise ConfigError(f"{self.where} is not the address of a hub: {error}") from None
             except (aiohttp.ClientError, OSError) as error:
-                said = self._secrets.masked_in(f"{type(error).__name__}: {error}")
-            if tries > self.retries:
-                raise InfraError(f"no answer from the hub {self.where} ({path}) in {tries} tries; the last one: {said}")
-            pause = min(self.backoff * 2 ** (tries - 1), MOST_BACKOFF) * self._jitter.uniform(0.5, 1.0)
+                message = self._secrets.masked_in(f"{type(error).__name__}: {error}")
+            if attempts > self.retries:
+                raise InfraError(
+                    f"no response from the hub {self.where} ({path}) after {attempts} attempts; last error: {message}"
+                )
+            pause = min(self.backoff * 2 ** (attempts - 1), MAX_BACKOFF_S) * self._jitter.uniform(0.5, 1.0)
             await asyncio.sleep(max(pause, wait))
 
-    def _asked(self) -> aiohttp.ClientSession:
+    def _open_session(self) -> aiohttp.ClientSession:
         if self._session is None:
-            limits = aiohttp.ClientTimeout(total=WHOLE_SECONDS, sock_connect=CONNECT_SECONDS, sock_read=QUIET_SECONDS)
+            limits = aiohttp.ClientTimeout(
+                total=TOTAL_TIMEOUT_S, sock_connect=CONNECT_TIMEOUT_S, sock_read=READ_TIMEOUT_S
+            )
             self._session = aiohttp.ClientSession(headers=self._headers, timeout=limits, trust_env=True)
         return self._session
 
     def _url(self, path: str) -> str:
         return self.where + path if "?" in path else self.where + quote(path)
 
-    async def _refusal(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
-        said = self._secrets.masked_in(_words(await reply.content.read(1 << 14)))
-        what = f"HTTP {reply.status} from {self.where}{path}" + (f": {said}" if said else "")
-        if reply.status in TEMPORARY:
-            return _TemporaryError(what, _seconds(reply.headers))
+    async def _error_for(self, path: str, reply: aiohttp.ClientResponse) -> Exception:
+        message = self._secrets.masked_in(_error_text(await reply.content.read(1 << 14)))
+        what = f"HTTP {reply.status} from {self.where}{path}" + (f": {message}" if message else "")
+        if reply.status in RETRYABLE_STATUSES:
+            return _TemporaryError(what, _retry_after(reply.headers))
         if reply.status in (404, 410):
-            return AbsentError(what)
+            return NotFoundError(what)
         hint = _HINTS.get(reply.status)
         error = HubError(f"{what} ({hint})" if hint else what)
         error.status = reply.status
@@ -220,23 +224,23 @@ class Web:
 
 
 class _TemporaryError(Exception):
-    def __init__(self, said: str, wait: float):
-        super().__init__(said)
+    def __init__(self, message: str, wait: float):
+        super().__init__(message)
         self.wait = wait
 
 
-def _words(answer: bytes) -> str:
-    """What a hub says of a refusal; nothing of pages that others put in its place."""
+def _error_text(answer: bytes) -> str:
+    """Return the error message of a hub's response; "" for responses that are not a hub's JSON."""
     try:
-        told = msgspec.json.decode(answer)
+        body = msgspec.json.decode(answer)
     except msgspec.DecodeError:
         return ""
-    said = str(told.get("error", ""))[:1000] if isinstance(told, dict) else ""
-    return "".join(c if c.isprintable() else " " for c in said)
+    message = str(body.get("error", ""))[:1000] if isinstance(body, dict) else ""
+    return "".join(c if c.isprintable() else " " for c in message)
 
 
-def _seconds(headers: Mapping[str, str]) -> float:
+def _retry_after(headers: Mapping[str, str]) -> float:
     try:
-        return min(max(float(headers.get("Retry-After", "0")), 0.0), MOST_RETRY_AFTER)
+        return min(max(float(headers.get("Retry-After", "0")), 0.0), MAX_RETRY_AFTER_S)
     except ValueError:
         return 0.0

@@ -1,3 +1,1 @@
-"""What an environment package is: names, limits, the manifest; archives that anybody may have made, read without running them;
-signatures; and how a package is built.
-"""
+"""Environment packages: names, limits, manifest, signatures, building, and checking untrusted archives without running them."""

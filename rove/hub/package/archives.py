@@ -1,7 +1,7 @@
-"""Checking a wheel or a source archive that anybody may have made, without running anything of it.
+"""Check untrusted wheels and source archives without running their code.
 
-`unpacking` checks the archive, `check_wheel` and `check_source` what is in it, `check_package` that a
-manifest tells the truth about both. Everything that is refused raises PackageError with the file's name and the reason.
+`unpacking` checks the archive format, `check_wheel` and `check_source` the contents, and `check_package` that a manifest
+describes both correctly. Every violation raises `PackageError` with the file name and the reason.
 """
 
 from __future__ import annotations
@@ -23,13 +23,13 @@ from rove.core.errors import PackageError
 from rove.hub.package import limits
 from rove.hub.package.contents import check_contents, within_limit
 from rove.hub.package.manifest import Manifest, check_requirements, filename
-from rove.hub.package.names import normalise_name, normalise_version
+from rove.hub.package.names import normalise_name, normalize_version
 from rove.hub.package.unpacking import Members, tar_members, zip_members
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """What a wheel holds, read without running it."""
+    """Contents of a wheel, read without running it."""
 
     name: str
     version: str
@@ -42,24 +42,24 @@ class Wheel:
     urls: dict[str, str]
     readme: str
     module: str
-    """Name of its one top-level module that has a `load_environment`."""
+    """Name of the only top-level module, which defines `load_environment`."""
     content: str
-    """SHA-256 over its files; see `Manifest.content`."""
+    """SHA-256 over the files; see `Manifest.content`."""
     files: dict[str, str]
-    """SHA-256 of every file, by its path; RECORD is not among them."""
+    """SHA-256 of every file except RECORD, by path."""
     sha256: str
-    """Of the wheel itself."""
+    """SHA-256 of the wheel itself."""
     size: int
 
 
 def check_wheel(file: Path, name: str | None = None) -> Wheel:
-    """Check a wheel.
+    """Check a wheel and return its contents.
 
     Args:
-        name: the file's name, where it does not lie under its own.
+        name: File name to check against, if the file is stored under another name.
 
     Raises:
-        PackageError: see the module.
+        PackageError: The archive is invalid or unsafe.
     """
     name = name or file.name
     size, sha256 = _measured(file, name)
@@ -76,11 +76,11 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     project, version = project_of(metadata)
     if name != filename(project, version, "wheel"):
         raise PackageError(
-            f"{name}: its METADATA says {project} {version}; such a wheel is {filename(project, version, 'wheel')}"
+            f"{name}: its METADATA describes {project} {version}; expected the file name {filename(project, version, 'wheel')}"
         )
     if info != f"{project.replace('-', '_')}-{version}.dist-info":
         raise PackageError(
-            f"{name}: its metadata lies in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
+            f"{name}: its metadata is in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
         )
     return Wheel(
         name=project,
@@ -102,10 +102,10 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
 
 
 def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
-    """Check a source archive: a gzipped tar of one folder with PKG-INFO and pyproject.toml. Returns its name and version.
+    """Check a source archive (a gzipped tar of one folder with PKG-INFO and pyproject.toml); return its name and version.
 
     Raises:
-        PackageError: see the module.
+        PackageError: The archive is invalid or unsafe.
     """
     name = name or file.name
     _measured(file, name)
@@ -114,75 +114,75 @@ def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
     folder = name.removesuffix(".tar.gz")
     outside = next((path for path in members if not path.startswith(f"{folder}/")), None)
     if outside is not None:
-        raise PackageError(f"{name}: {outside!r} lies outside of the folder {folder}/")
+        raise PackageError(f"{name}: {outside!r} is outside the folder {folder}/")
     for needed in ("PKG-INFO", "pyproject.toml"):
         if f"{folder}/{needed}" not in members:
             raise PackageError(f"{name}: it has no {folder}/{needed}")
     project, version = project_of(read_metadata(members[f"{folder}/PKG-INFO"], name))
     if name != filename(project, version, "source"):
         raise PackageError(
-            f"{name}: its PKG-INFO says {project} {version}; such an archive is {filename(project, version, 'source')}"
+            f"{name}: its PKG-INFO describes {project} {version}; expected the file name {filename(project, version, 'source')}"
         )
     return project, version
 
 
 def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
-    """Check that a manifest tells the truth about a wheel and a source archive, which may lie under any name.
+    """Check that a manifest describes a wheel and a source archive correctly; the files may have any name.
 
     Raises:
-        PackageError: a file is not the one that the manifest names, is not what it should be, or says something else.
+        PackageError: A file is missing or invalid, or contradicts the manifest.
     """
     given = {"wheel": wheel, "source": source}
     for entry in manifest.files:
         file = given[entry.kind]
         if file is None:
-            raise PackageError(f"{entry.filename} is missing; the manifest names it")
+            raise PackageError(f"{entry.filename} is missing, but the manifest lists it")
         check_file(file, entry.sha256, entry.size, entry.filename)
     if source is not None:
         if manifest.source_archive is None:
-            raise PackageError(f"{source.name} is not in the manifest; build the package again")
+            raise PackageError(f"{source.name} is not listed in the manifest; build the package again")
         check_source(source, manifest.source_archive.filename)
     found = check_wheel(wheel, manifest.wheel.filename)
     for field in ("module", "content", "requires_python", "dependencies"):
         if getattr(found, field) != getattr(manifest, field):
             raise PackageError(
-                f"{manifest.wheel.filename}: its {field} is {getattr(found, field)!r}, the manifest says "
+                f"{manifest.wheel.filename}: its {field} is {getattr(found, field)!r}, but the manifest has "
                 f"{getattr(manifest, field)!r}; build the package again"
             )
     return found
 
 
 def check_file(file: Path, sha256: str, size: int, name: str) -> None:
-    """Check that a file is the one that was promised.
+    """Check the size and hash of a file.
 
     Raises:
-        PackageError: its size or its hash is another.
+        PackageError: They differ.
     """
     real_size, real = _measured(file, name)
     if (real_size, real) != (size, sha256):
         raise PackageError(
-            f"{name} is not the file that was promised: it has {real_size:,} bytes with SHA-256 {real}, "
-            f"expected {size:,} with {sha256}; it was changed on the way, or belongs to another version"
+            f"{name} is not the expected file: it has {real_size:,} bytes with SHA-256 {real}, expected {size:,} bytes with "
+            f"{sha256}; it was modified, or belongs to another version"
         )
 
 
 def digest_content(hashes: Mapping[str, str]) -> str:
-    """One hash for a wheel's files, whatever order or compression it has. `hashes`: SHA-256 by path."""
+    """Return one hash of a wheel's files, independent of their order and compression. `hashes`: SHA-256 by path."""
     lines = sorted(f"{path} {sha256}\n" for path, sha256 in hashes.items())
     return hashlib.sha256("".join(lines).encode()).hexdigest()
 
 
 def _measured(file: Path, name: str) -> tuple[int, str]:
-    """Size and SHA-256 of a file, read once it is known to be of a possible size."""
+    """Return the size and SHA-256 of a file; refuse a file that is too large before reading it."""
     size = file.stat().st_size
-    if not 0 < size <= limits.ARCHIVE:
-        raise PackageError(f"{name} has {size:,} bytes; expected 1 to {limits.ARCHIVE:,}")
+    if not 0 < size <= limits.MAX_ARCHIVE_BYTES:
+        raise PackageError(f"{name} has {size:,} bytes; expected 1 to {limits.MAX_ARCHIVE_BYTES:,}")
     with file.open("rb") as stream:
         return size, hashlib.file_digest(stream, "sha256").hexdigest()
 
 
 def _dist_info(members: Members, name: str) -> str:
-    """The folder of the wheel's metadata."""
+    """Return the `.dist-info` folder of a wheel."""
     folders = {path.split("/")[0] for path in members if "/" in path}
     found = sorted(folder for folder in folders if folder.endswith(".dist-info"))
     if len(found) != 1:
@@ -194,7 +194,7 @@ def _dist_info(members: Members, name: str) -> str:
 
 
 def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: str) -> None:
-    """RECORD lists every file with its hash and size, and nothing else."""
+    """Check that RECORD lists exactly the files of the wheel, with their hashes and sizes."""
     rows: dict[str, tuple[str, str]] = {}
     try:
         text = within_limit(members[f"{info}/RECORD"], name, "RECORD").decode()
@@ -207,20 +207,20 @@ def _check_record(members: Members, info: str, hashes: Mapping[str, str], name: 
     if rows.pop(f"{info}/RECORD", None) != ("", ""):
         raise PackageError(f"{name}: its RECORD does not list itself, without a hash")
     for path in sorted(rows.keys() ^ hashes.keys()):
-        where = "is in its RECORD only" if path in rows else "is not in its RECORD"
+        where = "is listed in its RECORD, but missing" if path in rows else "is not listed in its RECORD"
         raise PackageError(f"{name}: {path!r} {where}")
     for path, (digest, size) in rows.items():
         if digest != record_hash(hashes[path]) or size not in ("", str(len(members[path]))):
-            raise PackageError(f"{name}: {path!r} is not the file that its RECORD lists ({digest}, {size} bytes)")
+            raise PackageError(f"{name}: {path!r} does not match its RECORD ({digest}, {size} bytes)")
 
 
 def record_hash(sha256: str) -> str:
-    """A hash as RECORD has it."""
+    """Convert a hexadecimal SHA-256 into the form that RECORD uses."""
     return "sha256=" + base64.urlsafe_b64encode(binascii.unhexlify(sha256)).rstrip(b"=").decode()
 
 
 def _check_tags(members: Members, info: str, name: str) -> None:
-    """The wheel is pure Python, and installs nothing but modules."""
+    """Check that the wheel is pure Python."""
     text = within_limit(members[f"{info}/WHEEL"], name, "WHEEL").decode("utf-8", "replace")
     fields: dict[str, list[str]] = {}
     for line in text.strip("\r\n").split("\n"):
@@ -237,28 +237,28 @@ def _check_tags(members: Members, info: str, name: str) -> None:
     tags = fields.get("tag", [])
     if pure.lower() != "true" or "py3-none-any" not in tags:
         raise PackageError(
-            f"{name}: it is for {', '.join(sorted(tags)) or 'nothing'}; expected pure Python (py3-none-any)"
+            f"{name}: it is for {', '.join(sorted(tags)) or 'no platform'}; expected pure Python (py3-none-any)"
         )
 
 
 def project_of(metadata: Metadata) -> tuple[str, str]:
-    """The normalised name and version that metadata has."""
-    return normalise_name(metadata.name), normalise_version(str(metadata.version))
+    """Return the normalized name and version from metadata."""
+    return normalise_name(metadata.name), normalize_version(str(metadata.version))
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """Metadata of a wheel or a source archive of that name, with a name and a version that a hub takes.
+    """Parse the metadata of a wheel or source archive, and check its name and version.
 
     Raises:
-        PackageError: it cannot be read.
+        PackageError: The metadata is invalid.
     """
     try:
         raw, _ = parse_email(within_limit(content, name, "metadata"))
         check_requirements(raw.get("requires_python", ""), raw.get("requires_dist", []), name)
         metadata = Metadata.from_email(content, validate=True)
     except ExceptionGroup as errors:
-        told = "; ".join(str(error) for error in errors.exceptions[:3])
-        raise PackageError(f"{name}: its metadata cannot be used: {told}") from None
+        reasons = "; ".join(str(error) for error in errors.exceptions[:3])
+        raise PackageError(f"{name}: its metadata is invalid: {reasons}") from None
     except (ValueError, TypeError, RecursionError, MemoryError) as error:
         raise PackageError(f"{name}: its metadata cannot be read: {error}") from None
     try:
@@ -269,7 +269,7 @@ def read_metadata(content: bytes, name: str) -> Metadata:
 
 
 def _authors(metadata: Metadata, name: str) -> list[str]:
-    """Names, and addresses where there is no name."""
+    """Return the authors' names, or their addresses if they have no name."""
     try:
         known = getaddresses([metadata.author_email or ""])
     except RecursionError:

@@ -1,57 +1,129 @@
-"""Running the build backend that a package's pyproject.toml names, and packing anew what it made."""
+"""Run the build backend of a package and repack its archives reproducibly: the same files always give the same bytes."""
 
 from __future__ import annotations
 
+import csv
+import gzip
 import hashlib
 import importlib.metadata
+import io
 import os
 import re
 import shutil
+import struct
 import subprocess
+import tarfile
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
 from rove.core.errors import ConfigError, PackageError
-from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata
-from rove.hub.package.dependencies import applies, parse_requirement
-from rove.hub.package.manifest import File, filename, one_line
-from rove.hub.package.packing import SECONDS, pack_source, pack_wheel, unpack_source, unpack_wheel
+from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata, record_hash
+from rove.hub.package.manifest import File, applies, filename, one_line, parse_requirement
 from rove.hub.package.unpacking import Members, zip_members
 
+ARCHIVE_DATE = (2020, 2, 2, 0, 0, 0)
+SOURCE_DATE_EPOCH_S = 1_580_601_600
+"""`ARCHIVE_DATE` in seconds since 1970."""
+_GZIP = b"\x1f\x8b\x08\0" + struct.pack("<L", 0) + b"\2\xff"
+"""Gzip header without date, file name or operating system."""
+
+
+def pack_wheel(members: Members, name: str, version: str) -> bytes:
+    """Pack a wheel from the files of another wheel; rename its `.dist-info` folder and rewrite RECORD."""
+    info = f"{name.replace('-', '_')}-{version}.dist-info"
+    old = next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
+    files = {
+        path.replace(f"{old}/", f"{info}/", 1) if path.startswith(f"{old}/") else path: members[path]
+        for path in members
+    }
+    files.pop(f"{info}/RECORD", None)
+    order = sorted(files, key=lambda path: (path.startswith(f"{info}/"), path))  # metadata last, as PEP 427 wants it
+    record = io.StringIO()
+    rows = csv.writer(record, lineterminator="\n")
+    rows.writerows((path, record_hash(hashlib.sha256(files[path]).hexdigest()), len(files[path])) for path in order)
+    rows.writerow((f"{info}/RECORD", "", ""))
+    files[f"{info}/RECORD"] = record.getvalue().encode()
+    stream = io.BytesIO()
+    with zipfile.ZipFile(stream, "w") as archive:
+        for path in [*order, f"{info}/RECORD"]:
+            entry = zipfile.ZipInfo(path, ARCHIVE_DATE)
+            entry.create_system, entry.external_attr = 3, 0o100644 << 16
+            archive.writestr(entry, files[path], zipfile.ZIP_DEFLATED, 9)
+    return stream.getvalue()
+
+
+def pack_source(members: Members, name: str, version: str) -> bytes:
+    """Pack a source archive from files in one folder, which is renamed to NAME-VERSION.
+
+    Raises:
+        ValueError: A path is too long for a tar.
+    """
+    folder = f"{name.replace('-', '_')}-{version}"
+    stream = io.BytesIO()
+    with tarfile.open(fileobj=stream, mode="w", format=tarfile.USTAR_FORMAT, encoding="utf-8") as archive:
+        for path in sorted(members):
+            entry = tarfile.TarInfo(f"{folder}/{path.partition('/')[2]}")
+            entry.size, entry.mtime, entry.mode = len(members[path]), SOURCE_DATE_EPOCH_S, 0o644
+            archive.addfile(entry, io.BytesIO(members[path]))
+    content = stream.getvalue()
+    packer = zlib.compressobj(9, zlib.DEFLATED, -zlib.MAX_WBITS)
+    packed = packer.compress(content) + packer.flush()
+    return _GZIP + packed + struct.pack("<LL", zlib.crc32(content), len(content) & 0xFFFFFFFF)
+
+
+def unpack_wheel(content: bytes) -> Members:
+    """Return the files of a wheel that a local build made."""
+    with zipfile.ZipFile(io.BytesIO(content)) as archive:
+        return {info.filename: archive.read(info) for info in archive.infolist() if not info.is_dir()}
+
+
+def unpack_source(content: bytes) -> Members:
+    """Return the regular files of a source archive that a local build made."""
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(content))) as archive:
+        return {entry.name: archive.extractfile(entry).read() for entry in archive if entry.isfile()}  # pyright: ignore[reportOptionalMemberAccess]
+
+
 OUTPUT = "dist"
-"""Where packages are put, in the environment's own folder."""
-NOT_SOURCE = shutil.ignore_patterns(
+"""Default output folder, inside the environment's folder."""
+IGNORED_FILES = shutil.ignore_patterns(
     *("__pycache__", "*.pyc", "*.egg-info", ".git", ".hg", ".venv", "venv", ".*_cache", ".hypothesis", ".DS_Store"),
     *(".env", ".env.*", ".envrc", ".netrc", ".pypirc", "*.pem", "*.key", "id_rsa", "id_ed25519"),
 )
-"""What is no source wherever it lies; the second row holds keys."""
-MADE = frozenset({OUTPUT, "build", "runs"})
-"""Folders beside pyproject.toml that commands make."""
-TOLD = 15
-"""Last lines of a backend's words in an error."""
-FIXED = {
-    "SOURCE_DATE_EPOCH": str(SECONDS),
+"""Files that are never packaged; the second row may contain secrets."""
+GENERATED_FOLDERS = frozenset({OUTPUT, "build", "runs"})
+"""Folders next to pyproject.toml that commands generate."""
+MAX_OUTPUT_LINES = 15
+"""Maximum lines of a backend's output in an error."""
+BUILD_ENVIRONMENT = {
+    "SOURCE_DATE_EPOCH": str(SOURCE_DATE_EPOCH_S),
     "PYTHONHASHSEED": "0",
     "PYTHONDONTWRITEBYTECODE": "1",
     "TZ": "UTC",
     "LC_ALL": "C.UTF-8",
 }
-"""Environment variables that could show in what a backend makes."""
+"""Environment variables fixed during a build because they can affect the result."""
 
 
 def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Members, list[File]]:
-    """Put a wheel and a source archive of a folder into another; what the wheel holds, its files, and how both are described.
+    """Build the wheel and source archive of a folder.
 
-    The backend sees a copy of the folder, then what its source archive holds: it leaves nothing behind, and what the archive
-    misses is missed in the wheel.
+    The backend builds the source archive from a copy of the folder, and the wheel from that archive. The folder stays
+    unchanged, and a file missing from the source archive is also missing from the wheel.
 
     Args:
-        work: an empty folder for what lies between.
+        folder: Folder with pyproject.toml.
+        work: Empty folder for intermediate files.
+        output: Folder for the two archives.
+
+    Returns:
+        The contents of the wheel, its files by path, and the manifest entries of both archives.
 
     Raises:
-        ConfigError: what is needed to build is not installed.
-        PackageError: the backend fails, or what it made is no environment's package.
+        ConfigError: The build tools are not installed.
+        PackageError: The backend fails, or its result is not an environment package.
     """
     copy = work / "copy"
     copy_source(folder, copy)
@@ -64,12 +136,14 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
         raise PackageError(f"{made.name}: expected one METADATA and no signature in the wheel")
     name, version = project_of(read_metadata(metadata[0], made.name))
     if "py3-none-any" not in made.name:
-        raise PackageError(f"{made.name} is not pure Python (py3-none-any); put what is compiled into a dependency")
+        raise PackageError(f"{made.name} is not pure Python (py3-none-any); move compiled code into a dependency")
     try:
         contents = {"wheel": pack_wheel(members, name, version), "source": pack_source(source, name, version)}
     except ValueError as error:
         raise PackageError(f"{folder}: a path is too long for a source archive: {error}") from None
-    files = [_put(output / filename(name, version, kind), content, kind) for kind, content in contents.items()]
+    files = [
+        _write_archive(output / filename(name, version, kind), content, kind) for kind, content in contents.items()
+    ]
     wheel = check_wheel(output / files[0].filename)
     check_source(output / files[1].filename)
     with (output / files[0].filename).open("rb") as stream:
@@ -77,27 +151,27 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
 
 
 def copy_source(folder: Path, copy: Path) -> None:
-    """Copy what a package is made from: nothing that commands have made, that git ignores, or that holds keys.
+    """Copy a package's sources, without generated files, files ignored by git, and files that may contain secrets.
 
     Raises:
-        PackageError: a file cannot be read.
+        PackageError: A file cannot be read.
     """
     ignored = _ignored_by_git(folder)
 
     def left_out(path: str, names: list[str]) -> Iterable[str]:
-        made = MADE & set(names) if Path(path) == folder else ()
-        return {*NOT_SOURCE(path, names), *made, *(name for name in names if Path(path) / name in ignored)}
+        generated = GENERATED_FOLDERS & set(names) if Path(path) == folder else ()
+        return {*IGNORED_FILES(path, names), *generated, *(name for name in names if Path(path) / name in ignored)}
 
     try:
         shutil.copytree(folder, copy, ignore=left_out)
     except shutil.Error as error:
         raise PackageError(f"{folder} cannot be copied: {error.args[0][0][2]}") from None
-    for path in copy.rglob("*"):  # what rights a file has is the umask's doing
+    for path in copy.rglob("*"):  # file modes depend on the umask, which must not affect the result
         path.chmod(0o755 if path.is_dir() else 0o644)
 
 
 def _ignored_by_git(folder: Path) -> set[Path]:
-    """Files and folders that git ignores there; none where there is no git, or where it ignores the package itself."""
+    """Return the paths in a folder that git ignores; none without git, or if git ignores the package itself."""
     command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
     try:
         done = subprocess.run(command, capture_output=True, text=True, check=False)
@@ -109,20 +183,20 @@ def _ignored_by_git(folder: Path) -> set[Path]:
 
 
 def write_members(folder: Path, members: Members) -> None:
-    """Unpack an archive that was checked, or made here."""
+    """Write the files of a trusted archive into a folder."""
     for path, content in members.items():
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
 
 
-def _put(file: Path, content: bytes, kind: Any) -> File:
+def _write_archive(file: Path, content: bytes, kind: Any) -> File:
     file.write_bytes(content)
     return File(filename=file.name, kind=kind, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
 def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:
-    """Have the backend make one archive; in an environment of its own where what it requires is not installed here."""
+    """Run the backend, in a new virtual environment if its requirements are not installed here."""
     try:
         import build
         import build.env
@@ -139,19 +213,19 @@ def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:
             return Path(builder.build(kind, output))
     except (build.BuildException, build.BuildBackendException, build.FailedProcessError) as error:
         cause = getattr(error, "exception", error)
-        said = getattr(cause, "stdout", b"") or b""
-        lines = [f"\n  {line}" for line in said.decode("utf-8", "replace").strip().splitlines()[-TOLD:]]
+        text: bytes = getattr(cause, "stdout", b"") or b""
+        lines = [f"\n  {line}" for line in text.decode("utf-8", "replace").strip().splitlines()[-MAX_OUTPUT_LINES:]]
         raise PackageError(f"the build backend could not make the {kind}: {error}{''.join(lines)}") from None
 
 
 def _run_hook(cmd: Sequence[str], cwd: str | None = None, extra_environ: Mapping[str, str] | None = None) -> None:
-    """Run a backend with nothing around it that could show in what it makes."""
-    env = {**os.environ, **FIXED, **(extra_environ or {})}
+    """Run a backend in a fixed environment, so that its result does not depend on the machine."""
+    env = {**os.environ, **BUILD_ENVIRONMENT, **(extra_environ or {})}
     subprocess.run(cmd, cwd=cwd, env=env, umask=0o022, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=True)
 
 
 def _is_installed(text: str) -> bool:
-    """Whether what a backend requires is installed here."""
+    """Return whether a build requirement is installed."""
     try:
         requirement = parse_requirement(text)
         if not applies(requirement):

@@ -28,7 +28,7 @@ _DATA = re.compile(
     r"[a-z0-9][a-z0-9._-]*\.(toml|md|rst|txt|json|jsonl|csv|ya?ml)|(license|licence|copying|notice|authors|readme|changelog)",
     re.IGNORECASE,
 )
-"""Names of files that may stand beside the module. Packages for verifiers v0 install their pyproject.toml there."""
+"""Names of data files allowed next to the module. Packages for verifiers v0 install their pyproject.toml there."""
 _METADATA = re.compile(
     r"METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|zip-safe|scm_[a-z_]+\.json|(licenses|license_files|sboms)/.+|"
     r"(?i:(licen[cs]e|copying|notice|authors|contributors)[^/]*)"
@@ -53,9 +53,9 @@ def check_contents(members: Members, info: str, project: str, name: str) -> str:
     """
     for path in members:
         if _COMPILED.search(path):
-            raise PackageError(f"{name}: {path} is compiled code, which nobody can read; put it into a dependency")
+            raise PackageError(f"{name}: {path} is compiled code, which cannot be reviewed; move it into a dependency")
         if path.startswith(f"{info}/") and not _METADATA.fullmatch(path.removeprefix(f"{info}/")):
-            raise PackageError(f"{name}: {path} is not part of a wheel's metadata; leave it out")
+            raise PackageError(f"{name}: {path} is not part of a wheel's metadata; remove it")
     module = _check_top(members, info, project, name)
     declared = within_limit(members.get(f"{info}/top_level.txt", b""), name, "top_level.txt").decode("utf-8", "replace")
     if declared.split() not in ([], [module]):
@@ -66,10 +66,10 @@ def check_contents(members: Members, info: str, project: str, name: str) -> str:
 
 
 def has_load_environment(source: bytes) -> bool:
-    """Whether a module binds `load_environment` at its top level: defines, imports or assigns it. It is read, not run.
+    """Return whether a module defines, imports or assigns `load_environment` at its top level, without running it.
 
     Raises:
-        ValueError: it is no Python that can be read.
+        ValueError: The source cannot be parsed.
     """
     try:
         with warnings.catch_warnings(action="ignore"):
@@ -83,15 +83,17 @@ def within_limit(content: bytes, name: str, what: str) -> bytes:
     """Return a metadata file's content.
 
     Raises:
-        PackageError: The file is larger than `limits.METADATA`.
+        PackageError: The file is larger than `limits.MAX_METADATA_BYTES`.
     """
-    if len(content) > limits.METADATA:
-        raise PackageError(f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.METADATA:,}")
+    if len(content) > limits.MAX_METADATA_BYTES:
+        raise PackageError(
+            f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
+        )
     return content
 
 
 def _check_top(members: Members, info: str, project: str, name: str) -> str:
-    """Check everything at the top of the wheel besides its metadata; returns the name of the only module."""
+    """Check the top level of the wheel, except its metadata, and return the name of its only module."""
     found = []
     for top in sorted({path.split("/")[0] for path in members} - {info}):
         is_folder = top not in members
@@ -99,11 +101,11 @@ def _check_top(members: Members, info: str, project: str, name: str) -> str:
             _check_name(top, is_folder, project, name)
             found.append(top)
         elif top.lower().endswith(_STARTUP):
-            raise PackageError(f"{name}: {top} would run whenever Python starts; leave it out")
+            raise PackageError(f"{name}: {top} would run whenever Python starts; remove it")
         elif not _DATA.fullmatch(top):
-            raise PackageError(f"{name}: {top} does not belong beside the module; put it into {module_of(project)}/")
+            raise PackageError(f"{name}: {top} is not allowed next to the module; move it into {module_of(project)}/")
     if len(found) > 1:
-        raise PackageError(f"{name}: {' and '.join(found)} are both its module; keep one of them")
+        raise PackageError(f"{name}: {' and '.join(found)} are both top-level modules; keep one of them")
     if not found:
         raise PackageError(f"{name}: it has no module; expected {module_of(project)} with a {LOAD}()")
     [top] = found
@@ -180,9 +182,9 @@ def _binds(node: ast.stmt) -> bool:
 
 
 def _loads(source: bytes, file: str, name: str) -> bool:
-    if len(source) > limits.SOURCE_TEXT:
-        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.SOURCE_TEXT:,}")
+    if len(source) > limits.MAX_SOURCE_BYTES:
+        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.MAX_SOURCE_BYTES:,}")
     try:
         return has_load_environment(source)
     except ValueError as error:
-        raise PackageError(f"{name}: {file} is no Python that can be read: {error}") from None
+        raise PackageError(f"{name}: {file} cannot be parsed as Python: {error}") from None

@@ -1,4 +1,4 @@
-"""Facts about a package that only running it shows: load it in a separate process and run its scripted policies."""
+"""Measure what only running a package shows: load it in a separate process and run its scripted policies."""
 
 from __future__ import annotations
 
@@ -13,48 +13,49 @@ from rove.remote.environment import NOT_THEIRS, rove_alone
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("facts_worker.py")
-SECONDS = 300.0
-"""For loading an environment and playing in it."""
+TIMEOUT_S = 300.0
+"""Time limit for loading an environment and running its policies."""
 EXAMPLES = 5
-"""How many examples every player plays."""
+"""Number of examples per policy."""
 SEED = 0
 
 
 class Score(msgspec.Struct, kw_only=True, frozen=True):
-    """How a player did."""
+    """Results of one scripted policy."""
 
     rewards: list[float]
-    """Of the rollouts that were scored."""
+    """Rewards of the scored rollouts."""
     failed: int = 0
     error: str = ""
-    """Of the last one that failed."""
+    """Error of the last failed rollout."""
 
 
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
-    """What was seen."""
+    """What running an environment showed."""
 
     metrics: list[str]
-    """Names of all that the rubric says of a rollout."""
+    """Names of the rubric's reward functions and metrics."""
     tools: list[str]
     policies: dict[str, Score]
     network: bool
-    """Whether anything but this machine was asked for anything."""
+    """Whether the environment connected to another machine."""
     sandbox: bool
 
 
-def play(
-    folder: Path, module: str, python: str | None = None, examples: int = EXAMPLES, seconds: float = SECONDS
+def measure(
+    folder: Path, module: str, python: str | None = None, examples: int = EXAMPLES, seconds: float = TIMEOUT_S
 ) -> Facts:
-    """Load the environment of a module and let its players play.
+    """Load the environment of a module and run its scripted policies.
 
     Args:
-        folder: where the module lies, as it would be installed.
-        python: interpreter of an environment that has what the package needs. Default: this one.
-        examples: that every player plays, with seed `SEED`.
-        seconds: for all of it.
+        folder: Folder that contains the module, as installed.
+        module: Name of the module.
+        python: Interpreter with the package's dependencies (default: this one).
+        examples: Examples per policy, with seed `SEED`.
+        seconds: Time limit for loading and all rollouts.
 
     Raises:
-        PackageError: it cannot be loaded, or takes too long.
+        PackageError: The environment cannot be loaded, or takes too long.
     """
     ours = [path for path in sys.path if path] if python is None else [rove_alone().name]
     workers = Workers(
@@ -70,11 +71,11 @@ def play(
         workers.start()
         return msgspec.convert(workers.setup_result, Facts)
     except RemoteError as error:
-        said = error.args[0] if error.type == "ConfigError" else str(error)
+        message = error.args[0] if error.type == "ConfigError" else str(error)
         raise PackageError(
-            f"{said}; what it needs must be installed where it is played (--python), or build it without playing (--no-play)"
+            f"{message}; install its dependencies into the interpreter given by --python, or build without rollouts (--no-play)"
         ) from error
     except WorkerError as error:
-        raise PackageError(f"{error}; repair it, or build it without playing (--no-play)") from error
+        raise PackageError(f"{error}; fix the environment, or build without rollouts (--no-play)") from error
     finally:
         workers.close()

@@ -1,4 +1,4 @@
-"""What the worker of `facts.play` does: everything is found out while it starts, no worker is ever forked from it."""
+"""Worker program of `facts.measure`; all work happens in `setup`, so no worker is forked from it."""
 
 from __future__ import annotations
 
@@ -12,48 +12,48 @@ from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.rollouts.evaluate import generate
 
-LOCAL = ("localhost", "127.0.0.1", "::1", "", None)
+LOCAL_HOSTS = ("localhost", "127.0.0.1", "::1", "", None)
 
 
 def setup(folder: str, module: str, examples: int, seed: int) -> dict[str, Any]:
-    """Load, play, tell."""
-    asked: list[str] = []
-    sys.addaudithook(lambda event, args: _watch(asked, event, args))
+    """Load the environment, run its policies and return what was observed, as `Facts`."""
+    contacted: list[str] = []
+    sys.addaudithook(lambda event, args: _record_contact(contacted, event, args))
     compat.install_fallback()
     env = load_environment(module, folder)
-    players = asyncio.run(_play(env, examples, seed))
-    parts = env.held_parts
+    scores = asyncio.run(_run_policies(env, examples, seed))
+    parts = env.components
     return {
         "metrics": env.rubric.names,
         "tools": sorted({tool["function"]["name"] for part in parts for tool in getattr(part, "tool_defs", [])}),
-        "policies": players,
-        "network": bool(asked),
+        "policies": scores,
+        "network": bool(contacted),
         "sandbox": any(kind.__name__ == "SandboxEnv" for part in parts for kind in type(part).__mro__),
     }
 
 
-async def _play(env: Environment, examples: int, seed: int) -> dict[str, Any]:
-    """How every player does, one after the other."""
-    players: dict[str, Any] = {}
-    for name, player in sorted(env.policies.items()):
-        records = await generate(env, ScriptedClient(player), name, num_examples=examples, seed=seed)
+async def _run_policies(env: Environment, examples: int, seed: int) -> dict[str, Any]:
+    """Run every policy and return its rewards and errors."""
+    scores: dict[str, Any] = {}
+    for name, policy in sorted(env.policies.items()):
+        records = await generate(env, ScriptedClient(policy), name, num_examples=examples, seed=seed)
         errors = [record.error for record in records if record.error is not None]
-        players[name] = {
+        scores[name] = {
             "rewards": [record.reward for record in records if record.reward is not None],
             "failed": len(errors),
             "error": f"{errors[-1].type}: {errors[-1].message}" if errors else "",
         }
-    if not players:
-        for part in env.held_parts:
-            if hasattr(part, "connect"):  # an MCP server tells its tools only when it runs
+    if not scores:
+        for part in env.components:
+            if hasattr(part, "connect"):  # the tools of an MCP server are known only once it runs
                 await part.connect()
         await env.tear_down()
-    return players
+    return scores
 
 
-def _watch(asked: list[str], event: str, args: tuple[Any, ...]) -> None:
-    """Note what is asked of other machines."""
-    if event == "socket.getaddrinfo" and args[0] not in LOCAL:
-        asked.append(str(args[0]))
-    elif event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] not in LOCAL:
-        asked.append(str(args[1][0]))
+def _record_contact(contacted: list[str], event: str, args: tuple[Any, ...]) -> None:
+    """Record the address of a connection to another machine."""
+    if event == "socket.getaddrinfo" and args[0] not in LOCAL_HOSTS:
+        contacted.append(str(args[0]))
+    elif event == "socket.connect" and isinstance(args[1], tuple) and args[1][0] not in LOCAL_HOSTS:
+        contacted.append(str(args[1][0]))

@@ -1,4 +1,4 @@
-"""A package in a folder, as `rove build` leaves it and a hub keeps it: manifest, perhaps a signature, wheel, source archive."""
+"""A package folder, as `rove build` writes it and a hub stores it: manifest, optional signature, wheel, source archive."""
 
 from __future__ import annotations
 
@@ -14,33 +14,34 @@ from rove.hub.package.signing import check_signature
 
 MANIFEST, SIGNATURE, README = "manifest.json", "manifest.sig", "README.md"
 PARTS = {"manifest": MANIFEST, "signature": SIGNATURE, "readme": README}
-"""Parts of an upload whose files have the same name in every version."""
+"""Parts of an upload whose file names are the same in every version."""
 
 
 @dataclass(frozen=True)
 class Package:
-    """A package that holds what its manifest promises."""
+    """A package whose files match its manifest."""
 
     manifest: Manifest
     wheel: Wheel
     signed_by: str | None
-    """The public key of its signature; None where it has none."""
+    """Public key of its signature; None if unsigned."""
 
 
 def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
-    """Check everything about a package, without running anything of it.
+    """Check a package completely, without running its code.
 
     Args:
-        keys: public keys, one of which must have signed it. Default: it need not be signed, but a signature must be right.
+        folder: Folder of the package.
+        keys: Public keys, one of which must have signed it. By default a signature is optional, but must be valid.
 
     Raises:
-        PackageError: a file is missing, is not the one that the manifest promises, or is not what it should be; the signature is
-            missing, wrong, or somebody else's.
+        PackageError: A file is missing, invalid or differs from the manifest; or the signature is missing, invalid or by
+            another key.
     """
-    content = _read(folder / MANIFEST, limits.MANIFEST)
+    content = _read(folder / MANIFEST, limits.MAX_MANIFEST_BYTES)
     signed_by = None
     if (folder / SIGNATURE).exists():
-        signed_by = check_signature(content, _read(folder / SIGNATURE, limits.SIGNATURE), keys)
+        signed_by = check_signature(content, _read(folder / SIGNATURE, limits.MAX_SIGNATURE_BYTES), keys)
     elif keys is not None:
         raise PackageError(
             f"{folder} is not signed ({SIGNATURE} is missing); expected a signature by one of {len(keys)} keys"
@@ -51,21 +52,21 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     ]
     for file in archives:
         if file is not None and not file.is_file():
-            raise PackageError(f"{file} is missing; the manifest names it")
+            raise PackageError(f"{file} is missing, but the manifest lists it")
     assert archives[0] is not None
     wheel = check_package(manifest, archives[0], archives[1])
     readme = folder / README
     if readme.exists() and readme.read_bytes() != wheel.readme.encode():
-        raise PackageError(f"{readme} is not the README that the wheel holds; delete it, or build the package again")
+        raise PackageError(f"{readme} differs from the README in the wheel; delete it, or build the package again")
     return Package(manifest, wheel, signed_by)
 
 
-def _read(file: Path, most: int) -> bytes:
+def _read(file: Path, max_bytes: int) -> bytes:
     try:
         with file.open("rb") as stream:
-            content = stream.read(most + 1)
+            content = stream.read(max_bytes + 1)
     except FileNotFoundError:
-        raise PackageError(f"{file} is missing; give a folder that rove build has made") from None
-    if len(content) > most:
-        raise PackageError(f"{file} has more than {most:,} bytes")
+        raise PackageError(f"{file} is missing; give a folder made by rove build") from None
+    if len(content) > max_bytes:
+        raise PackageError(f"{file} has more than {max_bytes:,} bytes")
     return content

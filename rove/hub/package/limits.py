@@ -1,39 +1,39 @@
-"""How large a package, and anything in it, may be. Sizes in bytes."""
+"""Size limits of packages and their parts."""
 
 from __future__ import annotations
 
 MIB = 1 << 20
 
-ARCHIVE = 64 * MIB
-"""A wheel or a source archive, as it lies on disk."""
-UNPACKED = 128 * MIB
-"""All its files together, what is packed once more inside them included."""
-FILE = 64 * MIB
-"""One file of it."""
-FILES = 5_000
-"""How many files it has."""
-RATIO = 200
-"""How many bytes come out of one, once more than `RATIO_FREE` have come out."""
-RATIO_FREE = 4 * MIB
-NESTED = 2
-"""How deep archives lie in archives inside a package."""
-PATH = 240
-"""Characters of a path inside an archive."""
-SOURCE_TEXT = 2 * MIB
-"""A Python file that is searched for `load_environment`."""
-METADATA = 1 * MIB
-"""A wheel's METADATA, its README included; likewise its RECORD and a source archive's PKG-INFO."""
-MANIFEST = 256 << 10
-SIGNATURE = 4 << 10
+MAX_ARCHIVE_BYTES = 64 * MIB
+"""Size of a wheel or source archive."""
+MAX_UNPACKED_BYTES = 128 * MIB
+"""Total unpacked size, including archives inside the archive."""
+MAX_FILE_BYTES = 64 * MIB
+"""Unpacked size of one file."""
+MAX_FILES = 5_000
+"""Number of files in an archive."""
+MAX_COMPRESSION_RATIO = 200
+"""Unpacked bytes per packed byte, checked beyond `RATIO_FREE_BYTES` unpacked bytes."""
+RATIO_FREE_BYTES = 4 * MIB
+MAX_NESTING = 2
+"""Nesting depth of archives inside an archive."""
+MAX_PATH_CHARS = 240
+"""Length of a path inside an archive."""
+MAX_SOURCE_BYTES = 2 * MIB
+"""Size of a Python file that is parsed to find `load_environment`."""
+MAX_METADATA_BYTES = 1 * MIB
+"""Size of METADATA (which contains the README), RECORD and PKG-INFO."""
+MAX_MANIFEST_BYTES = 256 << 10
+MAX_SIGNATURE_BYTES = 4 << 10
 
-NAME = 64
-OWNER = 40
-VERSION = 64
-LINE = 200
-"""Characters of a line of a manifest: an author, a licence, a tool's name, an argument's default."""
-DESCRIPTION = 500
-TAG = 32
-ITEMS = 200
-"""How many authors, dependencies, metrics, tools, players, arguments there may be, of each."""
-PARENTHESES = 20
-"""Opening parentheses of a dependency: its parser calls itself for each."""
+MAX_NAME_CHARS = 64
+MAX_OWNER_CHARS = 40
+MAX_VERSION_CHARS = 64
+MAX_LINE_CHARS = 200
+"""Length of a one-line manifest field, such as an author or a tool's name."""
+MAX_DESCRIPTION_CHARS = 500
+MAX_TAG_CHARS = 32
+MAX_ITEMS = 200
+"""Length of each list in a manifest, such as authors, dependencies or metrics."""
+MAX_PARENTHESES = 20
+"""Opening parentheses in a dependency; the parser recurses at each."""

@@ -1,72 +1,123 @@
-"""A package's manifest: what people look at before they install it. It travels beside the wheel and is written once."""
+"""The manifest of a package: written once by `rove build`, published with the wheel, shown to users before they install it."""
 
 from __future__ import annotations
 
 import math
+import re
 import unicodedata
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta, Struct, field
+from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
-from rove.hub.package.dependencies import parse_requirement, parse_specifiers
 from rove.hub.package.names import check_module, check_name, check_version
+
+
+def parse_requirement(text: str) -> Requirement:
+    """Parse a dependency such as "numpy>=1.26; python_version < '3.13'".
+
+    The parser of `packaging` calls itself for each parenthesis, so their number is limited before it reads the text.
+
+    Raises:
+        ValueError: The text is too long, nests too deep, or is not a requirement (PEP 508).
+    """
+    if len(text) > limits.MAX_DESCRIPTION_CHARS:
+        raise ValueError(f"it has {len(text):,} characters; expected at most {limits.MAX_DESCRIPTION_CHARS}")
+    if text.count("(") > limits.MAX_PARENTHESES:
+        raise ValueError(f"it has {text.count('('):,} parentheses; expected at most {limits.MAX_PARENTHESES}")
+    return Requirement(text)
+
+
+def parse_specifiers(text: str) -> SpecifierSet:
+    """Parse the Python versions that a package supports, such as ">=3.11,<4".
+
+    Raises:
+        ValueError: The text is too long, or is not a list of version specifiers (PEP 440).
+    """
+    if len(text) > limits.MAX_LINE_CHARS:
+        raise ValueError(f"it has {len(text):,} characters; expected at most {limits.MAX_LINE_CHARS}")
+    return SpecifierSet(text)
+
+
+def applies(requirement: Requirement, extra: str = "") -> bool:
+    """Return whether a requirement applies to this interpreter when `extra` is requested ("" requests none).
+
+    Raises:
+        ValueError: The marker compares values that cannot be compared.
+    """
+    return requirement.marker is None or requirement.marker.evaluate({"extra": extra})
+
+
+_ACTIVE = re.compile(
+    r"<[\s/]*(script|style|iframe|object|embed|link|meta|img|svg|video|audio)\b|<[^<>]*\bon[a-z]+\s*=|javascript\s*:",
+    re.IGNORECASE,
+)
+"""Markup that a browser would act on. Matching takes linear time on any text."""
+
+
+def find_markup(text: str) -> str | None:
+    """Return the first markup in a text that a browser would act on, or None. Other tags, such as <answer>, are allowed."""
+    found = _ACTIVE.search(text.replace("\\", ""))
+    return found.group() if found else None
+
 
 SCHEMA = 1
 ROVE, V0 = "rove", "verifiers v0"
 WEB = ("https://", "http://")
-"""How an address begins that may be shown as a link."""
+"""Prefixes of addresses that may be shown as links."""
 BIDIRECTIONAL = frozenset("\u202a\u202b\u202c\u202d\u202e\u2066\u2067\u2068\u2069")
-"""Characters that show text in another order than it has."""
+"""Characters that change the displayed order of text."""
 
-Line = Annotated[str, Meta(max_length=limits.LINE)]
-Lines = Annotated[list[Line], Meta(max_length=limits.ITEMS)]
-Tag = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*\Z", max_length=limits.TAG)]
-Secret = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", max_length=limits.NAME)]
+Line = Annotated[str, Meta(max_length=limits.MAX_LINE_CHARS)]
+Lines = Annotated[list[Line], Meta(max_length=limits.MAX_ITEMS)]
+Tag = Annotated[str, Meta(pattern=r"^[a-z0-9][a-z0-9-]*\Z", max_length=limits.MAX_TAG_CHARS)]
+Secret = Annotated[str, Meta(pattern=r"^[A-Za-z_][A-Za-z0-9_]*\Z", max_length=limits.MAX_NAME_CHARS)]
 Sha256 = Annotated[str, Meta(pattern=r"^[0-9a-f]{64}\Z")]
 Commit = Annotated[str, Meta(pattern=r"^([0-9a-f]{40,64}(-dirty)?)?\Z")]
-Whole = Annotated[int, Meta(ge=0, le=2**53)]
+Count = Annotated[int, Meta(ge=0, le=2**53)]
 
 
 class Argument(Struct, kw_only=True, frozen=True):
-    """An argument of `load_environment`, as its source says it."""
+    """An argument of `load_environment`, from its source."""
 
     name: Line
     type: Line = ""
-    """Its annotation; "" where it has none."""
+    """Annotation; "" if it has none."""
     default: Line | None = None
-    """As it is written in Python, "100" or "'easy'"; None: it has to be given."""
+    """Default as Python source, such as "100" or "'easy'"; None if the argument is required."""
 
 
 class PolicyScores(Struct, kw_only=True, frozen=True):
-    """How one of its scripted policies scored when the package was built."""
+    """Score of a scripted policy, measured when the package was built."""
 
     reward: float
-    """Mean over the rollouts that were scored."""
-    n: Whole
-    """How many these were."""
+    """Mean reward of the scored rollouts."""
+    n: Count
+    """Number of scored rollouts."""
 
 
 class Needs(Struct, kw_only=True, frozen=True):
-    """What the environment needs of the machine that it runs on."""
+    """Requirements of the environment on its machine."""
 
     network: bool = False
-    secrets: Annotated[list[Secret], Meta(max_length=limits.ITEMS)] = field(default_factory=list)
-    """Names of environment variables; never their values."""
+    secrets: Annotated[list[Secret], Meta(max_length=limits.MAX_ITEMS)] = field(default_factory=list)
+    """Names of environment variables, never values."""
     sandbox: bool = False
 
 
 class Source(Struct, kw_only=True, frozen=True):
-    """Where a package comes from, as its builder says; "" where nothing is known."""
+    """Origin of a package as declared by its builder; unknown fields are ""."""
 
     repository: Line = ""
     commit: Commit = ""
-    """Of git; with "-dirty" where the folder had changes that were not committed."""
+    """Git commit, with "-dirty" if the folder had uncommitted changes."""
     builder: Line = ""
-    """What built the wheel, with its version."""
+    """Build backend with its version."""
 
 
 class File(Struct, kw_only=True, frozen=True):
@@ -75,77 +126,76 @@ class File(Struct, kw_only=True, frozen=True):
     filename: Line
     kind: Literal["wheel", "source"]
     sha256: Sha256
-    size: Annotated[int, Meta(ge=1, le=limits.ARCHIVE)]
+    size: Annotated[int, Meta(ge=1, le=limits.MAX_ARCHIVE_BYTES)]
 
 
 class Manifest(Struct, kw_only=True, frozen=True):
-    """What a package is; everything in it is computed when it is built, from pyproject.toml, the code and a few rollouts."""
+    """Description of a package, computed by `rove build` from pyproject.toml, the code and a few rollouts."""
 
     schema: Literal[1] = SCHEMA
     name: Line
     version: Line
     module: Line
-    description: Annotated[str, Meta(max_length=limits.DESCRIPTION)] = ""
-    tags: Annotated[list[Tag], Meta(max_length=limits.ITEMS)] = field(default_factory=list)
+    description: Annotated[str, Meta(max_length=limits.MAX_DESCRIPTION_CHARS)] = ""
+    tags: Annotated[list[Tag], Meta(max_length=limits.MAX_ITEMS)] = field(default_factory=list)
     licence: Line = ""
     authors: Lines = field(default_factory=list)
     requires_python: Line = ""
     dependencies: Annotated[
-        list[Annotated[str, Meta(max_length=limits.DESCRIPTION)]], Meta(max_length=limits.ITEMS)
+        list[Annotated[str, Meta(max_length=limits.MAX_DESCRIPTION_CHARS)]], Meta(max_length=limits.MAX_ITEMS)
     ] = field(default_factory=list)
     compatibility: Literal["rove", "verifiers v0"] = ROVE
     reward_range: tuple[float, float] | None = None
-    """Lowest and highest reward: as the author says in pyproject.toml, or as the players' rollouts had it."""
+    """Lowest and highest reward: declared in pyproject.toml, or observed in the policies' rollouts."""
     metrics: Lines = field(default_factory=list)
     tools: Lines = field(default_factory=list)
-    policies: Annotated[dict[Line, PolicyScores], Meta(max_length=limits.ITEMS)] = field(default_factory=dict)
-    seeds: Annotated[list[Whole], Meta(max_length=limits.ITEMS)] = field(default_factory=list)
-    """With which the players' scores were taken."""
+    policies: Annotated[dict[Line, PolicyScores], Meta(max_length=limits.MAX_ITEMS)] = field(default_factory=dict)
+    seeds: Annotated[list[Count], Meta(max_length=limits.MAX_ITEMS)] = field(default_factory=list)
+    """Seeds of the policies' rollouts."""
     needs: Needs = field(default_factory=Needs)
     data_sources: Lines = field(default_factory=list)
-    arguments: Annotated[list[Argument], Meta(max_length=limits.ITEMS)] = field(default_factory=list)
+    arguments: Annotated[list[Argument], Meta(max_length=limits.MAX_ITEMS)] = field(default_factory=list)
     source: Source = field(default_factory=Source)
     rove: Line = ""
-    """The version of rove that built it."""
+    """Version of rove that built the package."""
     content: Sha256
-    """Of the wheel's files but RECORD: SHA-256 of the lines "PATH SHA256\\n", sorted. Says whether two wheels hold the same."""
+    """SHA-256 of the sorted lines "PATH SHA256\\n" of the wheel's files without RECORD; equal for wheels with equal files."""
     files: Annotated[list[File], Meta(min_length=1, max_length=2)]
 
     @property
     def wheel(self) -> File:
-        """The wheel's entry."""
+        """Entry of the wheel."""
         return next(file for file in self.files if file.kind == "wheel")
 
     @property
     def source_archive(self) -> File | None:
-        """The source archive's entry; None where there is none."""
+        """Entry of the source archive, or None."""
         return next((file for file in self.files if file.kind == "source"), None)
 
 
 def manifest_bytes(manifest: Manifest) -> bytes:
-    """The one way to write a manifest: UTF-8 JSON with sorted keys and no spaces, a newline at its end.
+    """Serialize a manifest canonically: UTF-8 JSON with sorted keys, no spaces and a final newline.
 
     Raises:
-        PackageError: what `read_manifest` would refuse.
+        PackageError: `read_manifest` would reject the manifest.
     """
     check_manifest(manifest)
     content = canonical(msgspec.to_builtins(manifest))
-    read_manifest(content)  # the limits of lengths, which a Struct that is made in Python does not check
+    read_manifest(content)  # msgspec checks length limits only when decoding
     return content
 
 
 def read_manifest(content: bytes) -> Manifest:
     """Read and check a manifest.
 
-    Fields that only a newer rove knows are not in the result, but they are in the bytes: these are kept and passed on as they
-    are, and a signature is over them.
+    Fields of newer versions of rove are ignored here, but stay in the bytes, which are passed on unchanged and signed.
 
     Raises:
-        PackageError: it is too large, not JSON, of a schema that this rove does not know, not in the one way to write it (see
-            `manifest_bytes`), or a field is not what it should be.
+        PackageError: The manifest is too large, not JSON, of an unknown schema, not canonical (see `manifest_bytes`), or has
+            an invalid field.
     """
-    if len(content) > limits.MANIFEST:
-        raise PackageError(f"the manifest has {len(content):,} bytes; expected at most {limits.MANIFEST:,}")
+    if len(content) > limits.MAX_MANIFEST_BYTES:
+        raise PackageError(f"the manifest has {len(content):,} bytes; expected at most {limits.MAX_MANIFEST_BYTES:,}")
     try:
         document = msgspec.json.decode(content)
         written = canonical(document)
@@ -158,33 +208,33 @@ def read_manifest(content: bytes) -> Manifest:
         )
     if written != content:
         raise PackageError(
-            "the manifest is not in its one form (sorted keys, no spaces, no key twice, a newline at the end); "
-            "build the package with rove build and leave manifest.json as it is"
+            "the manifest is not canonical JSON (sorted keys, no spaces, no duplicate keys, a final newline); "
+            "build the package with rove build and do not edit manifest.json"
         )
     try:
         manifest = msgspec.json.decode(content, type=Manifest)
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise PackageError(f"the manifest is not one: {error}") from None
+        raise PackageError(f"the manifest is invalid: {error}") from None
     check_manifest(manifest)
     return manifest
 
 
-def one_line(text: str, most: int = limits.LINE) -> str:
-    """A text as a manifest may hold it: its first line that is not empty, cut off with "…" beyond `most` characters."""
+def one_line(text: str, max_chars: int = limits.MAX_LINE_CHARS) -> str:
+    """Return the first non-empty line of a text, truncated with "…" to `max_chars` characters."""
     line = " ".join(next((line for line in text.splitlines() if line.strip()), "").split())
-    return line if len(line) <= most else line[: most - 1] + "…"
+    return line if len(line) <= max_chars else line[: max_chars - 1] + "…"
 
 
 def canonical(document: Any) -> bytes:
-    """JSON in its one form."""
+    """Return canonical JSON: sorted keys, no spaces, a final newline."""
     return msgspec.json.encode(document, order="sorted") + b"\n"
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Check what types alone do not say.
+    """Check what the types alone do not guarantee.
 
     Raises:
-        PackageError: a field is not what it should be.
+        PackageError: A field is invalid.
     """
     try:
         check_name(manifest.name)
@@ -193,21 +243,23 @@ def check_manifest(manifest: Manifest) -> None:
     except ValueError as error:
         raise PackageError(f"the manifest: {error}") from None
     for name, text in _texts(msgspec.to_builtins(manifest)):
-        odd = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in BIDIRECTIONAL), None)
-        if odd is not None:
+        bad = next((c for c in text if unicodedata.category(c) in ("Cc", "Cs", "Zl", "Zp") or c in BIDIRECTIONAL), None)
+        if bad is not None:
             raise PackageError(
-                f"the manifest's {name} has the character U+{ord(odd):04X}; write one line of plain text"
+                f"the manifest's {name} has the character U+{ord(bad):04X}; write one line of plain text"
             )
     check_requirements(manifest.requires_python, manifest.dependencies, "the manifest")
     if manifest.reward_range is not None and not manifest.reward_range[0] <= manifest.reward_range[1]:
         raise PackageError(f"the manifest's reward_range is {list(manifest.reward_range)}; expected [lowest, highest]")
-    numbers = [*(manifest.reward_range or ()), *(player.reward for player in manifest.policies.values())]
+    numbers = [*(manifest.reward_range or ()), *(policy.reward for policy in manifest.policies.values())]
     if not all(map(math.isfinite, numbers)):
-        raise PackageError("the manifest's rewards are not all finite; a reward function gave NaN or infinity")
+        raise PackageError(
+            "the manifest has a reward that is not finite; fix the reward function that returned NaN or infinity"
+        )
     if manifest.source.repository and not manifest.source.repository.startswith(WEB):
         raise PackageError(f"the manifest's repository is {manifest.source.repository!r}; expected https://…")
     if [file.kind for file in manifest.files] not in (["wheel"], ["wheel", "source"]):
-        raise PackageError("the manifest's files are not one wheel, and after it at most one source archive")
+        raise PackageError("the manifest's files must be one wheel, then at most one source archive")
     for file in manifest.files:
         if file.filename != filename(manifest.name, manifest.version, file.kind):
             raise PackageError(
@@ -216,39 +268,39 @@ def check_manifest(manifest: Manifest) -> None:
             )
 
 
-def check_requirements(requires_python: str, dependencies: Iterable[str], whose: str) -> None:
-    """Check that a package's dependencies are found by name on an index.
+def check_requirements(requires_python: str, dependencies: Iterable[str], subject: str) -> None:
+    """Check that a package names its dependencies by index name and version.
 
     Raises:
-        PackageError: one cannot be read, or names a URL or a path: it would run or fetch what nobody has checked.
+        PackageError: A dependency is malformed, or names a URL or path, which would install unchecked code.
     """
     try:
         parse_specifiers(requires_python)
     except ValueError as error:
         raise PackageError(
-            f"{whose} requires Python {one_line(requires_python)!r}; expected something like >=3.11 ({one_line(str(error))})"
+            f"{subject} requires Python {one_line(requires_python)!r}; expected something like >=3.11 ({one_line(str(error))})"
         ) from None
     for text in dependencies:
         try:
             requirement = parse_requirement(text)
         except ValueError as error:
             raise PackageError(
-                f"{whose} has the dependency {one_line(text)!r}, which cannot be read: {error}"
+                f"{subject} has the dependency {one_line(text)!r}, which cannot be read: {error}"
             ) from None
         if requirement.url:
             raise PackageError(
-                f"{whose} depends on {requirement.name} from {requirement.url}; name a version of it that an index has"
+                f"{subject} depends on {requirement.name} from {requirement.url}; name a version of it that an index has"
             )
 
 
 def filename(name: str, version: str, kind: str) -> str:
-    """How a package's wheel or source archive is called."""
+    """Return the file name of a package's wheel or source archive."""
     stem = f"{name.replace('-', '_')}-{version}"
     return f"{stem}-py3-none-any.whl" if kind == "wheel" else f"{stem}.tar.gz"
 
 
 def _texts(value: Any, name: str = "") -> Iterable[tuple[str, str]]:
-    """Every text of a manifest, keys included, with the field it is in."""
+    """Yield every string of a manifest, including keys, with its field."""
     if isinstance(value, str):
         yield name, value
     elif isinstance(value, dict):

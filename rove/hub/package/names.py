@@ -1,4 +1,4 @@
-"""Names of owners, environments and versions on a hub. A name that passed here is safe as a part of a path and of a URL."""
+"""Names of owners, environments and versions on a hub. Checked names are safe as parts of paths and URLs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.errors import ConfigError
 from rove.hub.package import limits
 
 RESERVED = frozenset({"simple", "static", "api", "index", "files"})
-"""What a hub calls pages of its own; neither an owner nor an environment may be called so."""
+"""Names of a hub's own pages; not allowed for owners and environments."""
 
 _LIBRARIES = """
     accelerate aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anthropic anyio attr attrs bm25s build
@@ -26,15 +26,15 @@ _LIBRARIES = """
     tomli tomli_w tomlkit torch torchgen tqdm trackio transformers triton trove_classifiers typer typing_extensions
     typing_inspection tzdata urllib3 uvicorn verifiers vllm wandb websockets xxhash yaml yarl
 """
-"""Modules of libraries that rove, its extras or most packages import."""
+"""Modules of libraries that rove, its extras or many packages import."""
 _TOOLS = (
     "conftest distutils easy_install imp pip pkg_resources setuptools sitecustomize usercustomize uv virtualenv wheel"
 )
-"""Modules that Python, packaging tools or pytest import by themselves."""
+"""Modules that Python, packaging tools or pytest import automatically."""
 _NAMESPACES = "azure backports google mpl_toolkits nvidia opentelemetry ruamel sphinxcontrib zope"
-"""Namespaces that several distributions share."""
-OURS = frozenset(f"{_LIBRARIES} {_TOOLS} {_NAMESPACES}".split())
-"""Modules that an environment must not bring, besides those of Python itself, in lower case: it would stand in for them."""
+"""Namespace packages shared by several distributions."""
+PROTECTED_MODULES = frozenset(f"{_LIBRARIES} {_TOOLS} {_NAMESPACES}".split())
+"""Modules, in lower case, that an environment must not contain because it would replace them; in addition to Python's own."""
 
 _OWNER = re.compile(r"[a-z0-9](?:[a-z0-9-]{0,38}[a-z0-9])?")
 _NAME = re.compile(r"[A-Za-z0-9](?:[A-Za-z0-9._-]*[A-Za-z0-9])?")
@@ -42,7 +42,7 @@ _LOOKALIKES = str.maketrans({"l": "1", "o": "0", "-": None, "_": None, ".": None
 
 
 class Reference(NamedTuple):
-    """An environment on a hub: OWNER/NAME, or one version of it: OWNER/NAME@VERSION."""
+    """An environment on a hub, OWNER/NAME, or one of its versions, OWNER/NAME@VERSION."""
 
     owner: str
     name: str
@@ -53,118 +53,119 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Read OWNER/NAME or OWNER/NAME@VERSION; the name and the version are normalised.
+    """Parse OWNER/NAME or OWNER/NAME@VERSION; normalize the name and the version.
 
     Raises:
-        ConfigError: it is something else.
+        ConfigError: The text has another form.
     """
     path, at, version = text.partition("@")
     owner, slash, name = path.partition("/")
     if not slash:
-        raise ConfigError(f"{text!r} names no environment of a hub; write OWNER/NAME or OWNER/NAME@VERSION")
-    return Reference(check_owner(owner), normalise_name(name), normalise_version(version) if at else None)
+        raise ConfigError(f"{text!r} is not an environment on a hub; write OWNER/NAME or OWNER/NAME@VERSION")
+    return Reference(check_owner(owner), normalise_name(name), normalize_version(version) if at else None)
 
 
 def check_owner(owner: str) -> str:
-    """An owner's name, as it is.
+    """Check an owner's name and return it.
 
     Raises:
-        ConfigError: it is none: 1 to 40 of a-z, 0-9 and "-", which stands neither first nor last.
+        ConfigError: It is not 1 to 40 of a-z, 0-9 and "-", or begins or ends with "-".
     """
     if not _OWNER.fullmatch(owner):
         raise ConfigError(
-            f"{_short(owner)} cannot be an owner's name; expected 1 to {limits.OWNER} of a-z, 0-9 and '-', not at an end"
+            f"{_quoted(owner)} is not a valid owner name; expected 1 to {limits.MAX_OWNER_CHARS} of a-z, 0-9 and '-', "
+            "without '-' at either end"
         )
-    return _free(owner, "an owner's name")
+    return _check_not_reserved(owner, "an owner name")
 
 
 def normalise_name(name: str) -> str:
-    """An environment's name as a hub writes it: lower case, "-" for every run of "-", "_" and "." (PEP 503).
+    """Normalize an environment's name: lower case, "-" for every run of "-", "_" and "." (PEP 503).
 
     Raises:
-        ConfigError: it cannot be a distribution's name, is too long, or is reserved.
+        ConfigError: It is not a valid distribution name, is too long, or is reserved.
     """
-    if len(name) > limits.NAME or not name.isascii() or not _NAME.fullmatch(name):
+    if len(name) > limits.MAX_NAME_CHARS or not name.isascii() or not _NAME.fullmatch(name):
         raise ConfigError(
-            f"{_short(name)} cannot be an environment's name; expected 1 to {limits.NAME} of a-z, 0-9, '-', '_' and '.', "
-            "with a letter or digit at both ends"
+            f"{_quoted(name)} is not a valid environment name; expected 1 to {limits.MAX_NAME_CHARS} of a-z, 0-9, '-', '_' "
+            "and '.', with a letter or digit at both ends"
         )
-    return _free(re.sub(r"[-_.]+", "-", name).lower(), "an environment's name")
+    return _check_not_reserved(re.sub(r"[-_.]+", "-", name).lower(), "an environment name")
 
 
 def check_name(name: str) -> str:
-    """A name that must be normalised already, as in a manifest or in a hub's URL.
+    """Check a name that must already be normalized, as in a manifest or a URL.
 
     Raises:
-        ConfigError: it is none, or is written in another way.
+        ConfigError: It is invalid or not normalized.
     """
     if normalise_name(name) != name:
-        raise ConfigError(f"the environment's name {_short(name)} is not normalised; write '{normalise_name(name)}'")
+        raise ConfigError(f"the environment's name {_quoted(name)} is not normalized; write '{normalise_name(name)}'")
     return name
 
 
-def normalise_version(version: str) -> str:
-    """A version as PEP 440 writes it: "v1.0-Beta" is "1.0b0".
+def normalize_version(version: str) -> str:
+    """Normalize a version by PEP 440: "v1.0-Beta" becomes "1.0b0".
 
     Raises:
-        ConfigError: it is none, or has a local part ("1.0+mine"), which belongs on no index.
+        ConfigError: It is not a version, or has a local part ("1.0+mine"), which indexes do not allow.
     """
     expected = "expected one like 1.2.0, 1.2.0rc1 or 1.2.0.post1 (PEP 440)"
-    if len(version) > limits.VERSION or not version.isascii():
-        raise ConfigError(f"{_short(version)} cannot be a version; {expected}")
+    if len(version) > limits.MAX_VERSION_CHARS or not version.isascii():
+        raise ConfigError(f"{_quoted(version)} is not a valid version; {expected}")
     try:
         parsed = Version(version)
     except InvalidVersion:
-        raise ConfigError(f"{_short(version)} cannot be a version; {expected}") from None
+        raise ConfigError(f"{_quoted(version)} is not a valid version; {expected}") from None
     if parsed.local is not None:
-        raise ConfigError(f"the version {_short(version)} has a local part; leave '+{parsed.local}' out")
+        raise ConfigError(f"the version {_quoted(version)} has a local part; remove '+{parsed.local}'")
     return str(parsed)
 
 
 def check_version(version: str) -> str:
-    """A version that must be normalised already.
+    """Check a version that must already be normalized.
 
     Raises:
-        ConfigError: it is none, or is written in another way.
+        ConfigError: It is invalid or not normalized.
     """
-    if normalise_version(version) != version:
-        raise ConfigError(f"the version {_short(version)} is not normalised; write '{normalise_version(version)}'")
+    if normalize_version(version) != version:
+        raise ConfigError(f"the version {_quoted(version)} is not normalized; write '{normalize_version(version)}'")
     return version
 
 
 def version_key(version: str) -> str:
-    """What all ways to write one version share: "1.0" and "1.0.0" are the same version, and only one of them may exist."""
+    """Return a key that equal versions share: "1.0" and "1.0.0" are the same version, so only one of them may exist."""
     return canonicalize_version(version)
 
 
 def skeleton(name: str) -> str:
-    """What confusable names share: "to-lower", "to_1ower", "T0.Lower" and "tolovver" look, or read, alike."""
+    """Return a key that confusable names share, such as "to-lower", "to_1ower", "T0.Lower" and "tolovver"."""
     return name.lower().translate(_LOOKALIKES).replace("rn", "m").replace("vv", "w")
 
 
 def module_of(name: str) -> str:
-    """The module's name that a package has unless its manifest says another."""
+    """Return the default module name of a package."""
     return name.replace("-", "_")
 
 
 def check_module(module: str) -> str:
-    """The name of a module that a package may bring.
+    """Check the name of a package's module and return it.
 
     Raises:
-        ConfigError: Python cannot import it by that name, or it would hide a module of Python's or rove's.
+        ConfigError: It is not an importable name, or would hide a module that Python or rove needs.
     """
-    if not module.isascii() or not module.isidentifier() or len(module) > limits.NAME:
-        raise ConfigError(f"{_short(module)} cannot be a module's name; expected letters, digits and '_'")
-    if module.lower() in OURS or module.lower() in {name.lower() for name in sys.stdlib_module_names}:
-        raise ConfigError(f"a module '{module}' would hide the one that Python or rove needs; choose another name")
+    if not module.isascii() or not module.isidentifier() or len(module) > limits.MAX_NAME_CHARS:
+        raise ConfigError(f"{_quoted(module)} is not a valid module name; expected letters, digits and '_'")
+    if module.lower() in PROTECTED_MODULES or module.lower() in {name.lower() for name in sys.stdlib_module_names}:
+        raise ConfigError(f"the module '{module}' would hide a module that Python or rove needs; choose another name")
     return module
 
 
-def _free(name: str, what: str) -> str:
+def _check_not_reserved(name: str, what: str) -> str:
     if name in RESERVED:
         raise ConfigError(f"'{name}' is reserved for the hub's own pages and cannot be {what}; choose another")
     return name
 
 
-def _short(text: str) -> str:
+def _quoted(text: str) -> str:
     return repr(text if len(text) <= 80 else text[:77] + "…")

@@ -1,4 +1,4 @@
-"""What a package's files say without being run: arguments of `load_environment`, names of secrets and data sets, which API."""
+"""Read facts about a package from its source: arguments of `load_environment`, secrets, datasets and the API in use."""
 
 from __future__ import annotations
 
@@ -17,9 +17,9 @@ from rove.hub.package.manifest import ROVE, V0, Argument, Needs, one_line
 from rove.hub.package.unpacking import Members
 
 SECRET = re.compile(r"[A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*")
-"""Names of environment variables that are taken for secrets."""
-HOPS = 5
-"""How many modules an imported `load_environment` is followed through."""
+"""Names of environment variables that are treated as secrets."""
+MAX_IMPORT_HOPS = 5
+"""Maximum number of imports followed to find `load_environment`."""
 
 
 class DeclaredNeeds(Needs, kw_only=True, frozen=True, forbid_unknown_fields=True):
@@ -27,32 +27,32 @@ class DeclaredNeeds(Needs, kw_only=True, frozen=True, forbid_unknown_fields=True
 
 
 class Declared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """The table `[tool.rove]` of a package's pyproject.toml; what is not there is found out."""
+    """The table `[tool.rove]` of a package's pyproject.toml; missing values are derived."""
 
     tags: list[str] | None = None
-    """What it is found by; the `keywords` of `[project]` when not given."""
+    """Search tags (default: the `keywords` of `[project]`)."""
     reward_range: tuple[float, float] | None = None
-    """Lowest and highest reward; as the players' rollouts had it when not given."""
+    """Lowest and highest reward (default: as observed in the scripted policies' rollouts)."""
     data_sources: list[str] = []
-    """Where its data comes from, besides the names given to `load_dataset`."""
+    """Data sources, in addition to the names passed to `load_dataset`."""
     needs: DeclaredNeeds = DeclaredNeeds()
-    """What it needs besides what is found in the code and seen while it plays."""
+    """Requirements, in addition to those found in the code and in rollouts."""
     eval: dict[str, Any] = {}
-    """How it asks to be evaluated; see `rove eval`."""
+    """Recommended evaluation settings; see `rove eval`."""
 
 
 def declared(project: dict[str, Any]) -> Declared:
-    """The table `[tool.rove]` of a pyproject.toml that was read.
+    """Return the table `[tool.rove]` of a parsed pyproject.toml.
 
     Raises:
-        ConfigError: a key is unknown, or a value of the wrong type.
+        ConfigError: A key is unknown, or a value has the wrong type.
     """
     return convert(Declared, project.get("tool", {}).get("rove", {}))
 
 
 def arguments(members: Members, module: str) -> list[Argument]:
-    """The arguments of `load_environment`, as written; none where its source is not in the package."""
-    function = _load_environment(members, _file_of(members, module.split(".")), LOAD, HOPS)
+    """Return the arguments of `load_environment` as written; [] if its source is not in the package."""
+    function = _load_environment(members, _file_of(members, module.split(".")), LOAD, MAX_IMPORT_HOPS)
     if function is None:
         return []
     plain = [*function.args.posonlyargs, *function.args.args]
@@ -69,35 +69,35 @@ def arguments(members: Members, module: str) -> list[Argument]:
 
 
 def read_code(members: Members) -> Reading:
-    """What the package's modules say; see `rove.check.source_reader`.
+    """Read the package's modules; see `rove.check.source_reader`.
 
     Raises:
-        PackageError: one of them is no Python.
+        PackageError: A module cannot be parsed.
     """
     code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
     for path, error in code.broken.items():
-        raise PackageError(f"{path} is no Python that can be read: {error}")
+        raise PackageError(f"{path} cannot be parsed as Python: {error}")
     return code
 
 
 def compatibility(code: Reading) -> str:
-    """Which API the package is written for: that of `verifiers` v0 if any of its modules imports it."""
+    """Return the API that the package is written for: `verifiers` v0 if any module imports it."""
     return V0 if any(feature.split(".")[0] == "module:verifiers" for feature in code.features) else ROVE
 
 
 def check_api(code: Reading) -> None:
-    """See that rove has the API that the package is written for; one of rove's own may use whatever else it likes.
+    """Check that rove provides the API that the package is written for.
 
     Raises:
-        PackageError: it is written for verifiers v1.
+        PackageError: It is written for verifiers v1.
     """
-    is_rove_s = any(feature.split(".")[0] == "module:rove" for feature in code.features)
-    if not is_rove_s and generation(code.features) == V1:
+    uses_rove = any(feature.split(".")[0] == "module:rove" for feature in code.features)
+    if not uses_rove and generation(code.features) == V1:
         raise PackageError(f"this package cannot run: {OTHER_API}")
 
 
 def secrets(code: Reading) -> list[str]:
-    """Names of environment variables that it asks for, and that are called like keys."""
+    """Return the environment variables in the code whose names suggest a secret."""
     return sorted(name for name in code.keys if SECRET.fullmatch(name))
 
 

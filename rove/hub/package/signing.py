@@ -1,4 +1,4 @@
-"""Signatures of manifests: Ed25519, detached, over the manifest's bytes, and so over the hashes of the files that it names."""
+"""Detached Ed25519 signatures of manifests, which contain the hashes of all other files."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.manifest import canonical
-from rove.hub.user_paths import config_folder
+from rove.utils.files import config_folder
 
 if TYPE_CHECKING:
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
@@ -24,27 +24,27 @@ PUBLIC_BYTES, SIGNATURE_BYTES = 32, 64
 
 
 class Signature(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
-    """What manifest.sig holds, as JSON."""
+    """JSON content of manifest.sig."""
 
     key: str
-    """The public key: its 32 bytes in base64."""
+    """Public key: 32 bytes in base64."""
     signature: str
-    """Its 64 bytes in base64."""
+    """Signature: 64 bytes in base64."""
 
 
 def key_file() -> Path:
-    """Where this user's key is: `$XDG_CONFIG_HOME/rove/signing.key`."""
+    """Return the path of this user's key: `$XDG_CONFIG_HOME/rove/signing.key`."""
     return config_folder() / KEY_FILE
 
 
 def make_key(file: Path | None = None) -> str:
-    """Make a key that nobody else can read, and return its public half.
+    """Create a private key that only its owner can read, and return the public key.
 
     Args:
-        file: default: `key_file()`.
+        file: File of the key (default: `key_file()`).
 
     Raises:
-        ConfigError: there is one already, or cryptography is not installed.
+        ConfigError: The file exists, or cryptography is not installed.
     """
     ed25519, serialization = _cryptography()
     file = file or key_file()
@@ -59,10 +59,10 @@ def make_key(file: Path | None = None) -> str:
             stream.write(content)
             stream.flush()
             os.fsync(stream.fileno())
-        os.link(draft, file)  # whole, and never over another key
+        os.link(draft, file)  # atomic, and never replaces an existing key
     except FileExistsError:
         raise ConfigError(
-            f"{file} exists already; packages are signed with it. To begin a new one move it away, and tell your hub the new key"
+            f"{file} already exists; to use a new key, move this file away and register the new public key with your hub"
         ) from None
     finally:
         draft.unlink(missing_ok=True)
@@ -70,10 +70,10 @@ def make_key(file: Path | None = None) -> str:
 
 
 def load_key(file: Path | None = None) -> Ed25519PrivateKey:
-    """The key of a file; by default of `key_file()`.
+    """Load the private key from a file (default: `key_file()`).
 
     Raises:
-        ConfigError: there is none, others may read it, it holds no Ed25519 key, or cryptography is not installed.
+        ConfigError: The file is missing, readable by other users, or not an Ed25519 key; or cryptography is not installed.
     """
     ed25519, serialization = _cryptography()
     file = file or key_file()
@@ -82,62 +82,61 @@ def load_key(file: Path | None = None) -> Ed25519PrivateKey:
             mode = os.fstat(stream.fileno()).st_mode
             content = stream.read(1 << 16)
     except FileNotFoundError:
-        raise ConfigError(f"there is no key to sign with in {file}; make one: rove hub key") from None
+        raise ConfigError(f"no signing key in {file}; create one with rove hub key") from None
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO):
-        raise ConfigError(f"others may read the key {file} (its mode is {stat.S_IMODE(mode):o}); run chmod 600 {file}")
+        raise ConfigError(f"other users can read the key {file} (mode {stat.S_IMODE(mode):o}); run chmod 600 {file}")
     try:
         key = serialization.load_pem_private_key(content, password=None)
     except (ValueError, TypeError) as error:
-        raise ConfigError(f"{file} holds no key that can be read: {error}") from None
+        raise ConfigError(f"{file} does not contain a readable key: {error}") from None
     if not isinstance(key, ed25519.Ed25519PrivateKey):
-        raise ConfigError(f"{file} holds a key of another kind; expected Ed25519, as rove hub key makes")
+        raise ConfigError(f"{file} is not an Ed25519 key; create one with rove hub key")
     return key
 
 
 def public_key(key: Ed25519PrivateKey) -> str:
-    """The public half of a key, as others know it: base64."""
+    """Return the public key of a private key, in base64."""
     return base64.b64encode(key.public_key().public_bytes_raw()).decode()
 
 
 def sign(content: bytes, key: Ed25519PrivateKey) -> bytes:
-    """The content of manifest.sig for the bytes of a manifest. The same key and bytes always give the same."""
+    """Return the content of manifest.sig for the bytes of a manifest. Signing is deterministic."""
     signature = base64.b64encode(key.sign(content)).decode()
     return canonical(msgspec.to_builtins(Signature(key=public_key(key), signature=signature)))
 
 
 def check_signature(content: bytes, signature: bytes, keys: Collection[str] | None = None) -> str:
-    """Check that a manifest's bytes are what somebody has signed. Returns the public key.
+    """Check the signature of a manifest's bytes and return the public key.
 
     Args:
-        content: of manifest.json.
-        signature: of manifest.sig.
-        keys: public keys that may sign it. Default: any; that says only that whoever has that key has signed it.
+        content: Content of manifest.json.
+        signature: Content of manifest.sig.
+        keys: Accepted public keys (default: any key).
 
     Raises:
-        PackageError: it is no signature, is of other bytes, or by another key.
+        PackageError: The signature is malformed, does not match the bytes, or is by another key.
         ConfigError: cryptography is not installed.
     """
     ed25519, _ = _cryptography()
     from cryptography.exceptions import InvalidSignature
 
     try:
-        said = msgspec.json.decode(signature, type=Signature)
-        public, signed = _bytes(said.key, PUBLIC_BYTES), _bytes(said.signature, SIGNATURE_BYTES)
+        parsed = msgspec.json.decode(signature, type=Signature)
+        public, signed = _bytes(parsed.key, PUBLIC_BYTES), _bytes(parsed.signature, SIGNATURE_BYTES)
     except (msgspec.MsgspecError, binascii.Error, ValueError) as error:
-        raise PackageError(f"manifest.sig is no signature that can be read: {error}") from None
-    if keys is not None and said.key not in keys:
+        raise PackageError(f"manifest.sig cannot be parsed: {error}") from None
+    if keys is not None and parsed.key not in keys:
         raise PackageError(
-            f"the manifest is signed by the key {said.key}, which is none of its owner's "
-            f"({', '.join(keys) or 'there are none'}); "
-            "do not install it unless the owner says that the key is new"
+            f"the manifest is signed with the key {parsed.key}, which is not one of the owner's keys "
+            f"({', '.join(keys) or 'none'}); do not install it unless the owner confirms a new key"
         )
     try:
         ed25519.Ed25519PublicKey.from_public_bytes(public).verify(signed, content)
     except InvalidSignature:
         raise PackageError(
-            f"the manifest is not the one that {said.key} has signed: manifest.json or manifest.sig was changed"
+            f"the signature by {parsed.key} does not match: manifest.json or manifest.sig was modified"
         ) from None
-    return said.key
+    return parsed.key
 
 
 def _bytes(text: str, size: int) -> bytes:

@@ -1,7 +1,7 @@
-"""Reading the files of a zip or a tar that anybody may have made: either every byte of it is what it seems, or it is refused.
+"""Read untrusted zip and tar archives strictly.
 
-Only what every program reads in the same way passes: paths that stay inside, plain files, no name twice, an index and contents
-that agree, no bytes beside them, and no more bytes than `limits` allows.
+Only archives that every program reads in the same way are accepted: relative paths, regular files, unique names, an index that
+matches the contents, no extra bytes, and no more bytes than `limits` allows.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from rove.core.errors import PackageError
 from rove.hub.package import limits
 
 Members = dict[str, bytes]
-"""The files of an archive, by path."""
+"""Files of an archive by path."""
 CHUNK = 1 << 16
 _DEVICES = frozenset(
     {"con", "prn", "aux", "nul", "conin$", "conout$", *(f"{d}{n}" for d in ("com", "lpt") for n in "0123456789¹²³")}
 )
-"""File names that Windows reads as devices, whatever suffix follows."""
+"""File names that Windows treats as devices, with any suffix."""
 _NOT_ON_WINDOWS = frozenset('<>"|?*')
 _END = struct.Struct("<4s4H2LH")
-"""The last record of a zip: signature, two disk numbers, two counts, size and place of the index, length of a comment."""
+"""End record of a zip: signature, two disk numbers, two counts, size and offset of the index, comment length."""
 _LOCATOR = 20
-"""Bytes of what stands before it in a zip of more than 4 GB, and says that its numbers are elsewhere."""
+"""Size of the zip64 locator, which precedes the end record in zips above 4 GB."""
 _LOCAL = struct.Struct("<4s5H3L2H")
-"""What stands before each file of a zip; the last are CRC, packed size, size, and lengths of the name and the extra field."""
+"""Local header of a zip member, ending in CRC, packed size, size, and the lengths of the name and the extra field."""
 _AFTER = struct.Struct("<3L")
-"""What stands after a file that was streamed, perhaps with a signature before it: CRC, packed size, size."""
+"""Data descriptor after a streamed member, with an optional signature before it: CRC, packed size, size."""
 _STREAMED = 8
 
 _UNREADABLE = (
@@ -50,33 +50,35 @@ _UNREADABLE = (
     RuntimeError,
     OSError,
 )
-"""What the standard library raises where an archive is not what it says."""
+"""Exceptions that the standard library raises for malformed archives."""
 
 
 class Budget:
-    """Counts the bytes that come out of an archive, and refuses what is too much."""
+    """Counts unpacked bytes and refuses archives that exceed the limits."""
 
     def __init__(self, name: str, packed: int):
         self.name, self.packed, self.taken = name, packed, 0
 
     def take(self, size: int) -> None:
-        """Count some bytes more.
+        """Count `size` more unpacked bytes.
 
         Raises:
-            PackageError: these are too many, of themselves or for what they were packed into.
+            PackageError: The total size or the compression ratio exceeds its limit.
         """
         self.taken += size
-        if self.taken > limits.UNPACKED:
-            raise PackageError(f"{self.name} unpacks to more than {limits.UNPACKED:,} bytes")
-        if self.taken > limits.RATIO_FREE and self.taken > limits.RATIO * self.packed:
-            raise PackageError(f"{self.name} unpacks to more than {limits.RATIO} times its size: it is a bomb")
+        if self.taken > limits.MAX_UNPACKED_BYTES:
+            raise PackageError(f"{self.name} unpacks to more than {limits.MAX_UNPACKED_BYTES:,} bytes")
+        if self.taken > limits.RATIO_FREE_BYTES and self.taken > limits.MAX_COMPRESSION_RATIO * self.packed:
+            raise PackageError(
+                f"{self.name} unpacks to more than {limits.MAX_COMPRESSION_RATIO} times its size; it is a decompression bomb"
+            )
 
 
 def zip_members(stream: IO[bytes], name: str) -> Members:
-    """All files of a zip.
+    """Return all files of a zip.
 
     Raises:
-        PackageError: see the module.
+        PackageError: The archive is invalid or unsafe.
     """
     size = _check_end(stream, name)
     budget = Budget(name, size)
@@ -94,7 +96,7 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
                 with archive.open(info) as file:
                     members[info.filename] = _read(file, budget, info.filename)
                 if len(members[info.filename]) != info.file_size:
-                    raise PackageError(f"{name}: {info.filename!r} is cut off")
+                    raise PackageError(f"{name}: {info.filename!r} is truncated")
     except _UNREADABLE as error:
         raise PackageError(f"{name} is a broken zip: {error}") from None
     _check_nested(members, budget)
@@ -102,10 +104,10 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
 
 
 def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
-    """All files of a gzipped tar, which is unpacked to a second, empty file on the way.
+    """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar.
 
     Raises:
-        PackageError: see the module.
+        PackageError: The archive is invalid or unsafe.
     """
     size = packed.seek(0, io.SEEK_END)
     packed.seek(0)
@@ -125,17 +127,19 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
                 tarfile.BLKTYPE: "a device",
             }
             what = kinds.get(info.type, f"an entry of type {info.type!r}")
-            raise PackageError(f"{name}: {info.name!r} is {what}; only plain files and folders may be in it")
+            raise PackageError(f"{name}: {info.name!r} is {what}; only regular files and folders are allowed")
         if not info.isdir() and info.name.endswith("/"):
-            raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, which is a folder")
+            raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, like a folder")
         paths.append(info.name + "/" * info.isdir())
-        if len(paths) > limits.FILES:
-            raise PackageError(f"{name} has more than {limits.FILES:,} files")
-        if info.size > limits.FILE:
-            raise PackageError(f"{name}: {info.name!r} has {info.size:,} bytes; expected at most {limits.FILE:,}")
+        if len(paths) > limits.MAX_FILES:
+            raise PackageError(f"{name} has more than {limits.MAX_FILES:,} files")
+        if info.size > limits.MAX_FILE_BYTES:
+            raise PackageError(
+                f"{name}: {info.name!r} has {info.size:,} bytes; expected at most {limits.MAX_FILE_BYTES:,}"
+            )
         content = unpacked.read(info.size)
         if len(content) != info.size:
-            raise PackageError(f"{name}: {info.name!r} is cut off")
+            raise PackageError(f"{name}: {info.name!r} is truncated")
         unpacked.read(-info.size % tarfile.BLOCKSIZE)
         if not info.isdir():
             members[info.name] = content
@@ -145,13 +149,13 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
 
 
 def _check_paths(paths: list[str], name: str) -> None:
-    """Paths stay inside, and mean the same file on every system; none is there twice, or both a file and a folder."""
+    """Check that paths are relative, unique, and name the same file on every system."""
     seen: dict[str, str] = {}
     folders: set[str] = set()
     for path in paths:
-        reason = _path_fault(path)
+        reason = _path_problem(path)
         if reason:
-            raise PackageError(f"{name}: the path {path[: limits.PATH]!r} {reason}")
+            raise PackageError(f"{name}: the path {path[: limits.MAX_PATH_CHARS]!r} {reason}")
         same = unicodedata.normalize("NFKC", path.rstrip("/")).casefold()
         if same in seen:
             raise PackageError(f"{name}: {path!r} and {seen[same]!r} are the same file on some systems")
@@ -163,40 +167,40 @@ def _check_paths(paths: list[str], name: str) -> None:
             raise PackageError(f"{name}: {path!r} is both a file and a folder")
 
 
-def _path_fault(path: str) -> str:
+def _path_problem(path: str) -> str:
     parts = path.removesuffix("/").split("/")
-    if len(path) > limits.PATH:
-        return f"has more than {limits.PATH} characters"
+    if len(path) > limits.MAX_PATH_CHARS:
+        return f"has more than {limits.MAX_PATH_CHARS} characters"
     if path.startswith("/") or ":" in path:
         return "is absolute"
     if "\\" in path:
-        return "has a backslash, which is a folder on some systems"
+        return "has a backslash, which separates folders on some systems"
     if ".." in parts:
-        return "leads out of the archive"
+        return "leaves the archive"
     if any(part in ("", ".") for part in parts):
         return "has an empty part"
     if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") for c in path):
-        return "has characters that cannot be seen"
+        return "has invisible characters"
     if any(part != part.strip(" ") or part.endswith(".") for part in parts):
-        return "has a part that begins or ends with a space, or ends with a dot, which some systems drop"
-    return _windows_fault(parts)
+        return "has a part with a leading or trailing space or a trailing dot, which some systems drop"
+    return _windows_problem(parts)
 
 
-def _windows_fault(parts: list[str]) -> str:
+def _windows_problem(parts: list[str]) -> str:
     if any(part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts):
-        return "has a part that is the name of a device on Windows"
+        return "has a part that is a device name on Windows"
     if any(_NOT_ON_WINDOWS & set(part) for part in parts):
         return "has a character that Windows does not allow"
     return ""
 
 
 def _check_end(stream: IO[bytes], name: str) -> int:
-    """The last record of a zip is the last thing of the file, and its index ends where that begins. Returns the file's size."""
+    """Check that a zip ends with its end record, directly after the index; return the size of the file."""
     size = stream.seek(0, io.SEEK_END)
     stream.seek(max(0, size - _END.size - _LOCATOR))
     before, tail = stream.read(_LOCATOR), stream.read()
     if len(tail) < _END.size or not tail.startswith(b"PK\5\6"):
-        raise PackageError(f"{name} is not a zip, or has something after its end")
+        raise PackageError(f"{name} is not a zip, or has data after its end")
     _, disk, index_disk, here, count, index, place, comment = _END.unpack(tail)
     if (
         (disk, index_disk, comment) != (0, 0, 0)
@@ -205,15 +209,15 @@ def _check_end(stream: IO[bytes], name: str) -> int:
         or before.startswith(b"PK\6\7")
     ):
         raise PackageError(
-            f"{name}: its index does not fit the file; something stands before, between or after its parts"
+            f"{name}: its index does not match the file; there is data before, between or after its parts"
         )
-    if count > limits.FILES or index > limits.FILES * 2 * (46 + limits.PATH):
-        raise PackageError(f"{name} has more than {limits.FILES:,} files")
+    if count > limits.MAX_FILES or index > limits.MAX_FILES * 2 * (46 + limits.MAX_PATH_CHARS):
+        raise PackageError(f"{name} has more than {limits.MAX_FILES:,} files")
     return size
 
 
 def _check_layout(stream: IO[bytes], archive: zipfile.ZipFile, name: str) -> None:
-    """The files follow each other, up to the index, without gaps or overlaps."""
+    """Check that members follow each other up to the index, without gaps or overlaps."""
     end = 0
     for info in sorted(archive.infolist(), key=lambda info: info.header_offset):
         if info.header_offset != end:
@@ -226,13 +230,13 @@ def _check_layout(stream: IO[bytes], archive: zipfile.ZipFile, name: str) -> Non
 
 
 def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
-    """Where a file of a zip ends. What stands before its content, and after it where it was streamed, says what the index says:
-    where these differ, one program unpacks another file than the other program."""
+    """Return the offset where a zip member ends. Its local header, and data descriptor if streamed, must match the index:
+    otherwise different programs would unpack different files."""
     stream.seek(info.header_offset)
     header = stream.read(_LOCAL.size)
     if len(header) != _LOCAL.size:
-        raise PackageError(f"{name}: {info.filename!r} is cut off")
-    _, _, flags, method, _, _, *told, name_length, extra_length = _LOCAL.unpack(header)
+        raise PackageError(f"{name}: {info.filename!r} is truncated")
+    _, _, flags, method, _, _, *local_sizes, name_length, extra_length = _LOCAL.unpack(header)
     sizes = [info.CRC, info.compress_size, info.file_size]
     path = stream.read(name_length).decode("utf-8" if flags & 0x800 else "cp437")
     is_same = (path, flags, method) == (info.orig_filename, info.flag_bits, info.compress_type)
@@ -242,15 +246,15 @@ def _end_of(stream: IO[bytes], info: zipfile.ZipInfo, name: str) -> int:
         after = stream.read(_AFTER.size + 4)
         skipped = 4 if after.startswith(b"PK\7\x08") else 0
         after = after[skipped : skipped + _AFTER.size]
-        is_same = is_same and told in ([0, 0, 0], sizes) and after == _AFTER.pack(*sizes)
+        is_same = is_same and local_sizes in ([0, 0, 0], sizes) and after == _AFTER.pack(*sizes)
         end += skipped + _AFTER.size
     else:
-        is_same = is_same and told == sizes
+        is_same = is_same and local_sizes == sizes
     if not is_same:
-        raise PackageError(f"{name}: {info.filename!r} is another file in its index than beside its content")
+        raise PackageError(f"{name}: {info.filename!r} differs between its index and its local header")
     if extra_length or info.extra:
         raise PackageError(
-            f"{name}: {info.filename!r} has fields that only some programs read; build it with rove build"
+            f"{name}: {info.filename!r} has extra fields that only some programs read; build it with rove build"
         )
     return end
 
@@ -260,58 +264,60 @@ def _check_entry(info: zipfile.ZipInfo, name: str) -> None:
         raise PackageError(f"{name}: {info.filename!r} is encrypted")
     if info.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
         raise PackageError(
-            f"{name}: {info.filename!r} is packed by method {info.compress_type}; expected stored or deflated"
+            f"{name}: {info.filename!r} uses compression method {info.compress_type}; expected stored or deflated"
         )
     if info.compress_type == zipfile.ZIP_STORED and info.compress_size != info.file_size:
         raise PackageError(f"{name}: {info.filename!r} has two sizes")
     if not (info.orig_filename.isascii() or info.flag_bits & 0x800):
         raise PackageError(f"{name}: the path {info.orig_filename!r} is not in UTF-8")
     if info.orig_filename != info.filename:
-        raise PackageError(f"{name}: the path {info.orig_filename!r} has a part that some programs do not read")
+        raise PackageError(f"{name}: the path {info.orig_filename!r} is read differently by some programs")
     kind = stat.S_IFMT(info.external_attr >> 16)
     if kind not in (0, stat.S_IFDIR if info.is_dir() else stat.S_IFREG):
-        what = "a link" if kind == stat.S_IFLNK else "a device, or of another kind"
-        raise PackageError(f"{name}: {info.filename!r} is {what}; only plain files may be in it")
+        what = "a link" if kind == stat.S_IFLNK else "a device or another special file"
+        raise PackageError(f"{name}: {info.filename!r} is {what}; only regular files are allowed")
     if info.is_dir() and info.file_size:
         raise PackageError(f"{name}: the folder {info.filename!r} has content")
-    if info.file_size > limits.FILE:
-        raise PackageError(f"{name}: {info.filename!r} has {info.file_size:,} bytes; expected at most {limits.FILE:,}")
+    if info.file_size > limits.MAX_FILE_BYTES:
+        raise PackageError(
+            f"{name}: {info.filename!r} has {info.file_size:,} bytes; expected at most {limits.MAX_FILE_BYTES:,}"
+        )
 
 
 def _read(file: IO[bytes] | gzip.GzipFile, budget: Budget, path: str) -> bytes:
-    """A file's content, counted as it comes."""
+    """Read a member, counting its bytes."""
     content = bytearray()
     while piece := file.read(CHUNK):
         budget.take(len(piece))
         content += piece
-        if len(content) > limits.FILE:
-            raise PackageError(f"{budget.name}: {path!r} unpacks to more than {limits.FILE:,} bytes")
+        if len(content) > limits.MAX_FILE_BYTES:
+            raise PackageError(f"{budget.name}: {path!r} unpacks to more than {limits.MAX_FILE_BYTES:,} bytes")
     return bytes(content)
 
 
 def _gunzipped(packed: IO[bytes], name: str) -> Iterator[bytes]:
-    """One gzip stream, piece by piece; nothing may follow it."""
+    """Unpack a single gzip stream in pieces; refuse data after it."""
     unpacker = zlib.decompressobj(wbits=31)
     try:
         while not unpacker.eof:
             raw = unpacker.unconsumed_tail or packed.read(CHUNK)
             if not raw:
-                raise PackageError(f"{name} is cut off")
+                raise PackageError(f"{name} is truncated")
             yield unpacker.decompress(raw, CHUNK)
     except zlib.error as error:
         raise PackageError(f"{name} is not a gzipped tar: {error}") from None
     if unpacker.unused_data or packed.read(1):
-        raise PackageError(f"{name} has something after its end")
+        raise PackageError(f"{name} has data after its end")
 
 
 def _headers(unpacked: IO[bytes], name: str) -> Iterator[tarfile.TarInfo]:
-    """The headers of a tar, each read before its content; at its end only zeros.
+    """Yield the headers of a tar, each before its content; only zeros may follow the last.
 
-    Not tarfile.open: it reads extended headers, of any size and with regular expressions, before anybody can look at them.
+    `tarfile.open` is unsafe here: it parses extended headers of any size, with regular expressions, before they can be checked.
     """
     while any(block := unpacked.read(tarfile.BLOCKSIZE)):
         if len(block) == tarfile.BLOCKSIZE and block[257:265] != tarfile.POSIX_MAGIC:
-            raise PackageError(f"{name} is a broken tar, or one of another format than ustar; build it with rove build")
+            raise PackageError(f"{name} is a broken tar or not in ustar format; build it with rove build")
         try:
             info = tarfile.TarInfo.frombuf(block, "utf-8", "strict")
         except (tarfile.HeaderError, UnicodeError, ValueError) as error:
@@ -320,32 +326,32 @@ def _headers(unpacked: IO[bytes], name: str) -> Iterator[tarfile.TarInfo]:
             raise PackageError(f"{name}: {info.name!r} has {info.size} bytes")
         yield info
     if len(block) < tarfile.BLOCKSIZE:
-        raise PackageError(f"{name} is cut off")
+        raise PackageError(f"{name} is truncated")
     while block:
         if any(block):
-            raise PackageError(f"{name} has something after its end")
+            raise PackageError(f"{name} has data after its end")
         block = unpacked.read(CHUNK)
 
 
 def _check_nested(members: Members, budget: Budget) -> None:
-    """What archives inside an archive would unpack to counts as well: zip, gzip, bzip2 and xz, which Python reads."""
+    """Also count the unpacked bytes of nested zip, gzip, bzip2 and xz archives."""
     for path, content in members.items():
-        _count(content, path, budget, limits.NESTED)
+        _count(content, path, budget, limits.MAX_NESTING)
 
 
 def _count(content: bytes, path: str, budget: Budget, depth: int) -> None:
     for unpacked in _unpacked(content, path, budget):
         if depth == 0:
-            raise PackageError(f"{budget.name}: {path!r} holds archives in archives, more than {limits.NESTED} deep")
+            raise PackageError(f"{budget.name}: {path!r} contains archives nested more than {limits.MAX_NESTING} deep")
         _count(unpacked, path, budget, depth - 1)
 
 
 def _unpacked(content: bytes, path: str, budget: Budget) -> Iterator[bytes]:
-    """What comes out of a packed file; nothing of one that is not packed, or that nobody can unpack."""
+    """Yield the unpacked content of a packed file; nothing for other and for malformed files."""
     try:
         if content.startswith(b"PK\3\4"):
-            if content.count(b"PK\1\2") > limits.FILES:
-                raise PackageError(f"{budget.name}: {path!r} has more than {limits.FILES:,} files")
+            if content.count(b"PK\1\2") > limits.MAX_FILES:
+                raise PackageError(f"{budget.name}: {path!r} has more than {limits.MAX_FILES:,} files")
             with zipfile.ZipFile(io.BytesIO(content)) as archive:
                 for info in archive.infolist():
                     with archive.open(info) as file:
@@ -359,16 +365,20 @@ def _unpacked(content: bytes, path: str, budget: Budget) -> Iterator[bytes]:
 
 
 def _inflated(content: bytes, budget: Budget, path: str) -> bytes:
-    """What comes out of bzip2 or xz, in bounded memory: a file of xz may ask for gigabytes."""
+    """Unpack bzip2 or xz in bounded memory: an xz file can request gigabytes."""
     inflated = bytearray()
     while content:
-        unpacker = bz2.BZ2Decompressor() if content.startswith(b"BZh") else lzma.LZMADecompressor(memlimit=limits.FILE)
+        unpacker = (
+            bz2.BZ2Decompressor()
+            if content.startswith(b"BZh")
+            else lzma.LZMADecompressor(memlimit=limits.MAX_FILE_BYTES)
+        )
         piece = unpacker.decompress(content, CHUNK)
         while piece or not (unpacker.eof or unpacker.needs_input):
             budget.take(len(piece))
             inflated += piece
-            if len(inflated) > limits.FILE:
-                raise PackageError(f"{budget.name}: {path!r} unpacks to more than {limits.FILE:,} bytes")
+            if len(inflated) > limits.MAX_FILE_BYTES:
+                raise PackageError(f"{budget.name}: {path!r} unpacks to more than {limits.MAX_FILE_BYTES:,} bytes")
             piece = b"" if unpacker.eof else unpacker.decompress(b"", CHUNK)
         content = unpacker.unused_data
     return bytes(inflated)

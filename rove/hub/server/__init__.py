@@ -1,1 +1,1 @@
-"""A hub: what it keeps, who may do what there, what it answers, its pages, and how it is exported and mirrored."""
+"""The hub server: storage, access tokens, HTTP API, web pages, static export and mirroring."""

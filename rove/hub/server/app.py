@@ -1,4 +1,4 @@
-"""`rove hub serve`: a hub over HTTP, laid out as a static one, with search and uploads besides."""
+"""The web application of `rove hub serve`: the layout of a static hub, plus search and uploads."""
 
 from __future__ import annotations
 
@@ -19,29 +19,38 @@ from rove.core.errors import ConfigError, in_json
 from rove.hub.package.names import normalise_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
-from rove.hub.server.checking import active
+from rove.hub.server.checking import find_markup
 from rove.hub.server.errors import Refused
-from rove.hub.server.handlers import ACCESS, ARCHIVE, decoded, doorkeeper, file_answer, json_answer, page, redirect
-from rove.hub.server.pages.frame import KINDS, POLICY, static_files
+from rove.hub.server.pages.html import KINDS, POLICY, static_files
 from rove.hub.server.pages.site import Site
-from rove.hub.server.results import LARGEST_RUN, read_run
+from rove.hub.server.responses import (
+    ACCESS,
+    ARCHIVE_TYPE,
+    auth_middleware,
+    cached_response,
+    decode_or_refuse,
+    file_response,
+    json_response,
+    redirect,
+)
+from rove.hub.server.results import MAX_RUN_BYTES, read_run
 from rove.hub.server.store import Store
-from rove.hub.server.uploads import Pace, Uploads, patient
+from rove.hub.server.uploads import Pace, Uploads, body_timeout
 
 T = TypeVar("T")
 
 logger = logging.getLogger(__name__)
 
-FLUSH_SECONDS = 5.0
-"""Downloads of the last so many seconds are not counted when the server is killed."""
-IDLE_SECONDS = 30.0
-"""A connection that asks nothing, or does not come to the end of a request's head, is closed after so long."""
-LINGER_SECONDS = 2.0
-"""How long the rest of a body is thrown away that was refused, so that its sender hears why."""
-GOODBYE_SECONDS = 10.0
-"""For what runs when the server stops."""
-REASON = 500
-"""Characters of why a version was yanked."""
+FLUSH_INTERVAL_S = 5.0
+"""Interval at which download counts are saved; later counts are lost if the server is killed."""
+KEEPALIVE_TIMEOUT_S = 30.0
+"""Close a connection that is idle or does not complete a request header for this long."""
+LINGERING_TIME_S = 2.0
+"""Time for which the rest of a rejected body is read and discarded, so that the client receives the response."""
+SHUTDOWN_TIMEOUT_S = 10.0
+"""Time for running requests to finish when the server stops."""
+MAX_REASON_CHARS = 500
+"""Maximum length of the reason for yanking a version."""
 
 
 class _Yank(msgspec.Struct):
@@ -53,17 +62,17 @@ class _Visibility(msgspec.Struct):
 
 
 def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace: Pace | None = None) -> web.Application:
-    """The application; see docs/hub_server.md for what it answers.
+    """Create the web application of a hub; docs/hub_server.md describes its API.
 
     Args:
-        store: what it serves; it is not closed.
-        name: of the hub. Default: the folder's.
-        fallback: address of a simple index where projects are sought that an owner does not have; None = nowhere.
-        pace: of uploads.
+        store: The store to serve; the caller closes it.
+        name: Name of the hub (default: name of the data folder).
+        fallback: Address of a simple index to which requests for unknown projects are redirected; None disables this.
+        pace: Limits of uploads.
     """
     hub = _Hub(store, name or store.folder.resolve().name, fallback, pace or Pace())
-    app = web.Application(middlewares=[doorkeeper(store)], client_max_size=LARGEST_RUN)
-    there = "/{owner}/{name}"
+    app = web.Application(middlewares=[auth_middleware(store)], client_max_size=MAX_RUN_BYTES)
+    root = "/{owner}/{name}"
     app.add_routes(
         [
             web.get("/", hub.front),
@@ -75,26 +84,26 @@ def make_hub(store: Store, name: str = "", *, fallback: str | None = None, pace:
             web.post("/api/environments/{owner}/{name}/{version}/yank", hub.yank),
             web.delete("/api/environments/{owner}/{name}/{version}/yank", hub.unyank),
             web.post("/api/environments/{owner}/{name}/{version}/runs", hub.add_run),
-            web.get("/{owner}/simple", hub.with_slash),
+            web.get("/{owner}/simple", hub.add_slash),
             web.get("/{owner}/simple/", hub.projects),
-            web.get("/{owner}/simple/{name}", hub.with_slash),
+            web.get("/{owner}/simple/{name}", hub.add_slash),
             web.get("/{owner}/simple/{name}/", hub.project),
             web.get("/static/{file}", hub.static),
-            web.get(there, hub.with_slash),
-            web.get(f"{there}/", hub.environment_page),
-            web.get(f"{there}/index.json", hub.environment),
-            web.get(f"{there}/{{version}}/runs/index.json", hub.runs),
-            web.get(f"{there}/{{version}}/runs/{{id}}.json", hub.run),
-            web.get(f"{there}/{{version}}/runs/{{id}}.html", hub.run_page),
-            web.get(f"{there}/{{version}}/{{filename}}", hub.file),
+            web.get(root, hub.add_slash),
+            web.get(f"{root}/", hub.environment_page),
+            web.get(f"{root}/index.json", hub.environment),
+            web.get(f"{root}/{{version}}/runs/index.json", hub.runs),
+            web.get(f"{root}/{{version}}/runs/{{id}}.json", hub.run),
+            web.get(f"{root}/{{version}}/runs/{{id}}.html", hub.run_page),
+            web.get(f"{root}/{{version}}/{{filename}}", hub.file),
         ]
     )
-    app.cleanup_ctx.append(hub.working)
+    app.cleanup_ctx.append(hub.run_background)
     return app
 
 
 class _Hub:
-    """The handlers."""
+    """Request handlers of a hub."""
 
     def __init__(self, store: Store, name: str, fallback: str | None, pace: Pace):
         self.store, self.name, self.pace = store, name, pace
@@ -103,8 +112,8 @@ class _Hub:
         self.site, self.static_files = Site(store, name), static_files()
         self.downloads: Counter[tuple[str, str]] = Counter()
 
-    async def working(self, app: web.Application) -> AsyncIterator[None]:
-        """While the application runs: downloads are counted."""
+    async def run_background(self, app: web.Application) -> AsyncIterator[None]:
+        """Save download counts while the application runs (a cleanup context of aiohttp)."""
         task = asyncio.create_task(self._count())
         yield
         task.cancel()
@@ -117,7 +126,7 @@ class _Hub:
 
     async def _count(self) -> None:
         while True:
-            await asyncio.sleep(FLUSH_SECONDS)
+            await asyncio.sleep(FLUSH_INTERVAL_S)
             await self._flush()
 
     async def _flush(self) -> None:
@@ -126,106 +135,106 @@ class _Hub:
             return
         try:
             await asyncio.to_thread(self.store.count, counted)
-        except sqlite3.Error as error:  # a full disk, say; nobody is refused a download for that
+        except sqlite3.Error as error:  # for example a full disk; downloads still work
             logger.warning("%d downloads are not counted yet: %s", counted.total(), error)
             self.downloads += counted
 
     # reading
 
     async def index(self, request: web.Request) -> web.StreamResponse:
-        """All that is public."""
-        return await self._told(request, lambda reader: catalogue.listing(self.store, self.name, "/api/search"))
+        """Return the list of public environments."""
+        return await self._json(request, lambda reader: catalogue.listing(self.store, self.name, "/api/search"))
 
     async def search(self, request: web.Request) -> web.StreamResponse:
-        """What a query finds."""
+        """Return the environments that match a query."""
         query = self._query(request)
-        return await self._told(request, lambda reader: catalogue.search(self.store, query, reader))
+        return await self._json(request, lambda reader: catalogue.search(self.store, query, reader))
 
     def _query(self, request: web.Request) -> Query:
-        return decoded(lambda: msgspec.convert(dict(request.query), Query, strict=False), "the parameters")
+        return decode_or_refuse(lambda: msgspec.convert(dict(request.query), Query, strict=False), "the parameters")
 
     async def environment(self, request: web.Request) -> web.StreamResponse:
-        """An environment's versions."""
-        owner, name = _place(request)
-        return await self._told(request, lambda reader: catalogue.environment(self.store, owner, name, reader))
+        """Return an environment's versions."""
+        owner, name = _owner_and_name(request)
+        return await self._json(request, lambda reader: catalogue.environment(self.store, owner, name, reader))
 
     async def runs(self, request: web.Request) -> web.StreamResponse:
-        """The results on a version."""
-        place = *_place(request), request.match_info["version"]
-        return await self._told(request, lambda reader: catalogue.runs(self.store, *place, reader))
+        """Return the results pushed for a version."""
+        place = *_owner_and_name(request), request.match_info["version"]
+        return await self._json(request, lambda reader: catalogue.runs(self.store, *place, reader))
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """One of them."""
-        place = *_place(request), request.match_info["version"], request.match_info["id"]
-        return await file_answer(request, lambda reader: catalogue.find_run(self.store, *place, reader))
+        """Return the pushed document of one run."""
+        place = *_owner_and_name(request), request.match_info["version"], request.match_info["id"]
+        return await file_response(request, lambda reader: catalogue.find_run(self.store, *place, reader))
 
     async def file(self, request: web.Request) -> web.StreamResponse:
-        """A file of a version."""
-        owner, name = _place(request)
+        """Return a file of a version and count the download."""
+        owner, name = _owner_and_name(request)
         place = owner, name, request.match_info["version"], request.match_info["filename"]
-        answer = await file_answer(request, lambda reader: catalogue.find(self.store, *place, reader))
-        if request.method == "GET" and answer.content_type == ARCHIVE and "Range" not in request.headers:
+        answer = await file_response(request, lambda reader: catalogue.find_file(self.store, *place, reader))
+        if request.method == "GET" and answer.content_type == ARCHIVE_TYPE and "Range" not in request.headers:
             self.downloads[owner, name] += 1
         return answer
 
-    async def _told(self, request: web.Request, tell: Callable[[str | None], Any]) -> web.StreamResponse:
-        body = await asyncio.to_thread(lambda: msgspec.json.encode(tell(request[ACCESS].reads)))
-        return page(request, body, "application/json")
+    async def _json(self, request: web.Request, build: Callable[[str | None], Any]) -> web.StreamResponse:
+        body = await asyncio.to_thread(lambda: msgspec.json.encode(build(request[ACCESS].reads)))
+        return cached_response(request, body, "application/json")
 
-    # for people
+    # web pages
 
     async def front(self, request: web.Request) -> web.StreamResponse:
-        """The list of environments, or what a query finds of it."""
+        """Return the page with the list of environments, filtered by the query."""
         query = self._query(request)
-        return await self._shown(request, lambda reader: self.site.found(query, reader))
+        return await self._html(request, lambda reader: self.site.search_page(query, reader))
 
     async def environment_page(self, request: web.Request) -> web.StreamResponse:
-        """An environment's page."""
-        place = _place(request)
-        return await self._shown(request, lambda reader: self.site.environment(*place, reader))
+        """Return an environment's page."""
+        place = _owner_and_name(request)
+        return await self._html(request, lambda reader: self.site.environment(*place, reader))
 
     async def run_page(self, request: web.Request) -> web.StreamResponse:
-        """The page of a run."""
-        owner, name = _place(request)
+        """Return the page of a run."""
+        owner, name = _owner_and_name(request)
         version, id = request.match_info["version"], request.match_info["id"]
 
         def show(reader: str | None) -> bytes:
             for row in self.site.rows(owner, name, version, reader):
                 if row.id == id:
                     return self.site.run(owner, name, row)
-            raise Refused(404, "there are no such results on this hub")
+            raise Refused(404, "this hub has no such results")
 
-        return await self._shown(request, show)
+        return await self._html(request, show)
 
     async def static(self, request: web.Request) -> web.StreamResponse:
-        """A file that pages load."""
+        """Return a static file that pages load."""
         name = request.match_info["file"]
         if name not in self.static_files:
-            raise Refused(404, "there is no such file")
-        return page(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
+            raise Refused(404, "this hub has no such file")
+        return cached_response(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
 
-    async def _shown(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
+    async def _html(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: show(request[ACCESS].reads))
-        return page(request, body, "text/html", POLICY)
+        return cached_response(request, body, "text/html", POLICY)
 
-    # for installers
+    # simple repository API
 
-    async def with_slash(self, request: web.Request) -> web.StreamResponse:
-        """The same with the slash that relative links need."""
+    async def add_slash(self, request: web.Request) -> web.StreamResponse:
+        """Redirect to the address with a trailing slash, which relative links need."""
         return redirect(quote(request.match_info.get("name", "simple"), safe="") + "/")
 
     async def projects(self, request: web.Request) -> web.StreamResponse:
-        """The projects of an owner's index."""
-        form, owner = _form(request), request.match_info["owner"]
+        """Return the projects of an owner's index."""
+        form, owner = _negotiated_type(request), request.match_info["owner"]
         names = await asyncio.to_thread(catalogue.names, self.store, owner, request[ACCESS].reads)
-        return page(request, simple.project_list(form, names), form)
+        return cached_response(request, simple.project_list(form, names), form)
 
     async def project(self, request: web.Request) -> web.StreamResponse:
-        """The files of a project."""
-        form, (owner, name) = _form(request), _place(request)
-        proper = normalise_name(name)
-        if proper != name:
-            return redirect(f"../{proper}/")
+        """Return the files of a project."""
+        form, (owner, name) = _negotiated_type(request), _owner_and_name(request)
+        normalized = normalise_name(name)
+        if normalized != name:
+            return redirect(f"../{normalized}/")
         reader = request[ACCESS].reads
         try:
             found = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
@@ -233,106 +242,109 @@ class _Hub:
             if not await asyncio.to_thread(self._falls_back, owner, reader):
                 raise
             return redirect(f"{self.fallback}/{name}/", 302)
-        return page(request, simple.project(form, name, found), form)
+        return cached_response(request, simple.project(form, name, found), form)
 
     def _falls_back(self, owner: str, reader: str | None) -> bool:
-        """Whether a project may be sought elsewhere: not where it may be a private one that this reader must not see, or
-        somebody else's of the same name would be installed in its place."""
-        return self.fallback is not None and (reader == owner or not catalogue.hides(self.store, owner))
+        """Return whether to redirect to the fallback index.
 
-    # changing
+        Not if the owner has private projects that this reader cannot see: a public project of the same name would be
+        installed instead (dependency confusion).
+        """
+        return self.fallback is not None and (reader == owner or not catalogue.has_private(self.store, owner))
+
+    # changes
 
     async def me(self, request: web.Request) -> web.StreamResponse:
-        """Whose the token is."""
+        """Return the owner and scopes of the token."""
         access = request[ACCESS]
         if access.owner is None:
-            raise Refused(401, "to ask whose a token is takes one; send it as 'Authorization: Bearer rove_…'")
-        return json_answer({"owner": access.owner, "scopes": list(access.scopes)})
+            raise Refused(401, "no token was sent; send one as 'Authorization: Bearer rove_…'")
+        return json_response({"owner": access.owner, "scopes": list(access.scopes)})
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
-        """A new version."""
-        owner, name, version = _allowed(request)
-        told = await self.uploads.take(request, owner, name, version)
+        """Publish a new version."""
+        owner, name, version = _authorized_target(request)
+        published = await self.uploads.receive(request, owner, name, version)
         logger.info("%s uploaded %s/%s %s", request[ACCESS].owner, owner, name, version)
-        return json_answer(told, 201)
+        return json_response(published, 201)
 
     async def yank(self, request: web.Request) -> web.StreamResponse:
-        """Advise against a version."""
-        place = _allowed(request)
+        """Yank a version."""
+        place = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
-        if len(reason) > REASON or not (reason or " ").isprintable() or active(reason):
-            raise Refused(400, f"a reason is one line of plain text of at most {REASON} characters")
+        if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
+            raise Refused(400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters")
         await asyncio.to_thread(self.store.yank, *place, reason)
-        return json_answer({"yanked": reason})
+        return json_response({"yanked": reason})
 
     async def unyank(self, request: web.Request) -> web.StreamResponse:
-        """Take that back."""
-        await asyncio.to_thread(self.store.yank, *_allowed(request), None)
-        return json_answer({"yanked": None})
+        """Undo yanking a version."""
+        await asyncio.to_thread(self.store.yank, *_authorized_target(request), None)
+        return json_response({"yanked": None})
 
     async def add_run(self, request: web.Request) -> web.StreamResponse:
-        """A model's results on a version."""
-        place = _allowed(request)
+        """Publish a model's results for a version."""
+        place = _authorized_target(request)
         run = await asyncio.to_thread(read_run, await self._read(request))
         await asyncio.to_thread(self.store.add_run, *place, run)
-        return json_answer({"id": run.id, "sha256": run.sha256}, 201)
+        return json_response({"id": run.id, "sha256": run.sha256}, 201)
 
     async def set_visibility(self, request: web.Request) -> web.StreamResponse:
-        """Hide an environment or show it."""
-        owner, name = _place(request)
+        """Make an environment public or private."""
+        owner, name = _owner_and_name(request)
         if request[ACCESS].owner is None:
             request[ACCESS].check_upload(owner, name)
         visibility = (await self._body(request, _Visibility)).visibility
         if visibility not in ("public", "private"):
             raise Refused(400, f'visibility is {in_json(visibility[:80])}; expected "public" or "private"')
         await asyncio.to_thread(self.store.set_private, owner, name, visibility == "private", request[ACCESS])
-        return json_answer({"owner": owner, "name": name, "visibility": visibility})
+        return json_response({"owner": owner, "name": name, "visibility": visibility})
 
     async def _body(self, request: web.Request, kind: type[T]) -> T:
         content = await self._read(request)
-        return decoded(lambda: msgspec.json.decode(content or b"{}", type=kind), "the body")
+        return decode_or_refuse(lambda: msgspec.json.decode(content or b"{}", type=kind), "the body")
 
     async def _read(self, request: web.Request) -> bytes:
-        async with patient(self.pace):
+        async with body_timeout(self.pace):
             return await request.read()
 
 
-def _place(request: web.Request) -> tuple[str, str]:
+def _owner_and_name(request: web.Request) -> tuple[str, str]:
     return request.match_info["owner"], request.match_info["name"]
 
 
-def _allowed(request: web.Request) -> tuple[str, str, str]:
-    """Owner, name and version that a request changes, as it may."""
-    owner, name = _place(request)
+def _authorized_target(request: web.Request) -> tuple[str, str, str]:
+    """Return the owner, name and version that a request changes; raise if its token does not allow it."""
+    owner, name = _owner_and_name(request)
     request[ACCESS].check_upload(owner, name)
     return owner, name, request.match_info["version"]
 
 
-def _form(request: web.Request) -> str:
-    form = simple.chosen(request.headers.get("Accept", ""))
+def _negotiated_type(request: web.Request) -> str:
+    form = simple.negotiate(request.headers.get("Accept", ""))
     if form is None:
-        raise Refused(406, f"this index is text/html or {simple.JSON_V1}; ask for one of these in Accept")
+        raise Refused(406, f"this index is available as text/html or {simple.JSON_V1}; request one of these in Accept")
     return form
 
 
 @asynccontextmanager
 async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """The application at work; gives its address.
+    """Run the application; yields its address.
 
     Args:
-        app: of `make_hub`.
-        host: where to listen.
-        port: 0 = any that is free.
+        app: Application from `make_hub`.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The address cannot be used.
     """
     runner = web.AppRunner(
         app,
         access_log=None,
-        keepalive_timeout=IDLE_SECONDS,
-        lingering_time=LINGER_SECONDS,
-        shutdown_timeout=GOODBYE_SECONDS,
+        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
+        lingering_time=LINGERING_TIME_S,
+        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
         auto_decompress=False,
     )
     await runner.setup()
@@ -341,7 +353,7 @@ async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) 
             await web.TCPSite(runner, host, port, backlog=1024).start()
         except (OSError, OverflowError) as error:
             raise ConfigError(
-                f"cannot listen on {host}:{port} ({error}); give another --port (0 = a free one)"
+                f"cannot listen on {host}:{port} ({error}); choose another --port (0 chooses a free one)"
             ) from error
         address, opened = runner.addresses[0][:2]
         yield f"http://[{address}]:{opened}" if ":" in address else f"http://{address}:{opened}"
@@ -350,16 +362,16 @@ async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) 
 
 
 async def serve_hub(app: web.Application, host: str, port: int, on_start: Callable[[str], None]) -> None:
-    """Serve until SIGTERM, or until cancelled; what runs then may end.
+    """Serve until SIGTERM or cancellation, then let running requests finish.
 
     Args:
-        app: of `make_hub`.
-        host: where to listen.
-        port: 0 = any that is free.
-        on_start: told the address once it answers.
+        app: Application from `make_hub`.
+        host: Address to listen on.
+        port: Port to listen on; 0 chooses a free one.
+        on_start: Called with the address once the server is running.
 
     Raises:
-        ConfigError: nobody can listen there.
+        ConfigError: The address cannot be used.
     """
     stop = asyncio.Event()
     with suppress(NotImplementedError):  # Windows

@@ -1,4 +1,4 @@
-"""Processes that check packages: a hostile one costs its checker's life at worst, not the hub's."""
+"""Worker processes that check uploads, so that a hostile package can at worst crash its worker."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ import msgspec
 
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.server.errors import Refused
-from rove.hub.server.store import Kept
+from rove.hub.server.store import StoredFile
 from rove.workers import Workers
 
-SECONDS = 60.0
-MEMORY = 1 << 30
-"""What one check may take."""
-MOST = 2
-"""At once: each can take a core."""
-TOO_MUCH = "this package cannot be checked: looking at it took too much time or memory"
+CHECK_TIMEOUT_S = 60.0
+MAX_MEMORY_BYTES = 1 << 30
+"""Memory limit of one check."""
+MAX_CHECKERS = 2
+"""Number of concurrent checks; each can use a whole core."""
+TOO_EXPENSIVE = "this package cannot be checked: the check exceeded its time or memory limit"
 
 
 class Checkers:
-    """Checks packages beside the event loop, see `rove.hub.server.checking`."""
+    """Runs package checks in worker processes, see `rove.hub.server.checking`."""
 
     def __init__(self) -> None:
         program = Path(__file__).with_name("checking.py")
-        self._workers = Workers(program, max_workers=MOST, memory_bytes=MEMORY, name="rove-hub-check")
+        self._workers = Workers(program, max_workers=MAX_CHECKERS, memory_bytes=MAX_MEMORY_BYTES, name="rove-hub-check")
 
-    async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[Kept]:
-        """Check a package and give its files their names; arguments as those of `rove.hub.server.checking.Session.check`.
+    async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[StoredFile]:
+        """Check a package and rename its files; for the arguments see `rove.hub.server.checking.Session.check`.
 
         Raises:
-            Refused: something is not right.
+            Refused: The package is invalid.
         """
-        asked = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
+        arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
         try:
             async with self._workers.acquire() as worker:
-                kept = await worker.call("check", SECONDS, **asked)
+                kept = await worker.call("check", CHECK_TIMEOUT_S, **arguments)
         except RemoteError as error:
-            said = str(error).partition(": ")[2].replace(f"{draft}/", "")
+            message = str(error).partition(": ")[2].replace(f"{draft}/", "")
             if error.type == PackageError.__name__:
-                raise Refused(422, said) from error
+                raise Refused(422, message) from error
             if error.type == ConfigError.__name__:
-                raise Refused(501, f"this hub cannot check it: {said}") from error
+                raise Refused(501, f"this hub cannot check it: {message}") from error
             if error.type in (RecursionError.__name__, MemoryError.__name__):
-                raise Refused(422, TOO_MUCH) from error
+                raise Refused(422, TOO_EXPENSIVE) from error
             raise
         except WorkerError as error:
-            raise Refused(422, TOO_MUCH) from error
-        return msgspec.convert(kept, list[Kept])
+            raise Refused(422, TOO_EXPENSIVE) from error
+        return msgspec.convert(kept, list[StoredFile])
 
     async def close(self) -> None:
-        """End them."""
+        """Stop the worker processes."""
         await self._workers.aclose()

@@ -1,6 +1,6 @@
-"""What a checker does: it looks at an upload without running anything of it, in a process of its own.
+"""Worker program that checks an upload without running its code.
 
-A hostile archive can cost it time, memory or its life; the hub sets limits to the first two, and goes on.
+A hostile archive can exhaust the worker's time or memory, or crash it; the hub limits both and continues.
 """
 
 from __future__ import annotations
@@ -14,56 +14,55 @@ import msgspec
 
 from rove.core.errors import PackageError
 from rove.hub.package.folder import PARTS, README, verify
-from rove.hub.package.manifest import read_manifest
-from rove.hub.package.texts import active
+from rove.hub.package.manifest import find_markup, read_manifest
 
 
 class Session:
-    """Checks, one upload after another."""
+    """Checks uploads, one at a time."""
 
     def check(self, draft: str, owner: str, name: str, version: str, keys: list[str]) -> list[dict[str, Any]]:
-        """Check an upload and give its files their names.
+        """Check an upload and rename its files to their final names.
 
         Args:
-            draft: folder with its parts: manifest, wheel, perhaps source, signature and readme.
-            owner: whose it is to be.
-            name: what it is uploaded as.
-            version: likewise.
-            keys: of the owner; one of them has to have signed it, if there are any.
+            draft: Folder with the parts: manifest, wheel, and optionally source, signature and readme.
+            owner: Owner of the environment.
+            name: Name of the environment.
+            version: Version of the environment.
+            keys: The owner's public keys; if there are any, one of them must have signed the manifest.
 
         Returns:
-            the files, as `Kept` has them.
+            The fields of a `StoredFile` per file.
 
         Raises:
-            PackageError: something is not right.
-            ConfigError: it is signed, and this machine cannot check signatures.
+            PackageError: The package is invalid.
+            ConfigError: The package is signed, but cryptography is not installed.
         """
         folder = Path(draft)
         content = (folder / "manifest").read_bytes()
         manifest = read_manifest(content)
         if (manifest.name, manifest.version) != (name, version):
             raise PackageError(
-                f"the manifest is of {manifest.name} {manifest.version}, the upload is to {owner}/{name} {version}; "
+                f"the manifest describes {manifest.name} {manifest.version}, but the upload is for {owner}/{name} {version}; "
                 "build the package and push it again"
             )
-        check_texts(msgspec.json.decode(content))
+        check_no_markup(msgspec.json.decode(content))
         parts = {part.name for part in folder.iterdir()}
         names = {file.kind: file.filename for file in manifest.files} | PARTS
         if keys and "signature" not in parts:
             raise PackageError(
-                f"'{owner}' has keys on this hub, so that every upload has to be signed; build it with --sign"
+                f"'{owner}' has signing keys on this hub, so every upload must be signed; push it with --sign"
             )
         for part in parts:
             if part not in names:
-                raise PackageError(f"there is a {part} archive in this upload, which the manifest does not name")
+                raise PackageError(f"this upload contains a {part} archive that the manifest does not list")
             (folder / part).rename(folder / names[part])
         package = verify(folder, keys or None)
         if package.wheel.readme and "readme" not in parts:
             (folder / README).write_text(package.wheel.readme, encoding="utf-8", newline="")
-        return list(_told(folder, names))
+        return list(_stored_files(folder, names))
 
 
-def _told(folder: Path, names: dict[str, str]) -> Iterator[dict[str, Any]]:
+def _stored_files(folder: Path, names: dict[str, str]) -> Iterator[dict[str, Any]]:
     for kind, filename in names.items():
         file = folder / filename
         if file.exists():
@@ -72,15 +71,15 @@ def _told(folder: Path, names: dict[str, str]) -> Iterator[dict[str, Any]]:
             yield {"filename": filename, "kind": kind, "sha256": sha256, "size": file.stat().st_size}
 
 
-def check_texts(manifest: Mapping[str, Any]) -> None:
-    """Refuse what a browser would act on, wherever it stands: pages escape it, but other programs read manifests, too.
+def check_no_markup(manifest: Mapping[str, Any]) -> None:
+    """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not.
 
     Raises:
-        PackageError: there is some.
+        PackageError: A field contains active markup.
     """
     for field, value in manifest.items():
-        found = active(field) or active(msgspec.json.encode(value).decode())
+        found = find_markup(field) or find_markup(msgspec.json.encode(value).decode())
         if found:
             raise PackageError(
-                f"the manifest's {field[:40]!r} has {found!r}, which a browser would act on; write plain text"
+                f"the manifest's {field[:40]!r} has {found!r}, which a browser would execute; write plain text"
             )

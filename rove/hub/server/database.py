@@ -1,4 +1,4 @@
-"""The tables of a hub, in SQLite: whatever is not in them is not on the hub."""
+"""The SQLite database of a hub; it decides which files are published."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ from typing import Any
 from rove.core.errors import ConfigError
 
 FILE = "hub.sqlite"
-VERSION = 1
-"""Of the tables."""
+SCHEMA_VERSION = 1
+"""Version of the database schema."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
-"""ISO 8601, in UTC."""
-PATIENCE = 60.0
-"""Seconds to wait for another process that writes."""
+"""Time format: ISO 8601, in UTC."""
+LOCK_TIMEOUT_S = 60.0
+"""Time limit for waiting for another process to finish writing."""
 
 TABLES = f"""
 CREATE TABLE owners (
@@ -83,49 +83,51 @@ CREATE TABLE runs (
   size INTEGER NOT NULL,
   PRIMARY KEY (version, id)
 ) WITHOUT ROWID;
-PRAGMA user_version = {VERSION};
+PRAGMA user_version = {SCHEMA_VERSION};
 """
-"""`same`: what all ways to write a version share; `words`: what a search looks through; `latest`: the version that is
-shown; `mirrored`: the hub that an owner's environments come from; times are ISO 8601 in UTC."""
+"""`same`: key shared by equal versions; `words`: text searched; `latest`: version shown in lists; `mirrored`: source hub of an
+owner's environments; times are ISO 8601 in UTC."""
 
 
 class Database:
-    """The tables of a data folder; calls may come from any thread, and other processes may use them at the same time.
+    """The database of a data folder; thread-safe, and usable by several processes at once.
 
     Args:
-        file: of SQLite; made if it is not there.
+        file: SQLite file; created if missing.
 
     Raises:
-        ConfigError: it is no such database, or one of a newer rove.
+        ConfigError: The file is not a hub's database, or was written by a newer rove.
     """
 
     def __init__(self, file: Path):
         self.file = file
         self._writing = threading.Lock()
-        self._mine = threading.local()
+        self._local = threading.local()
         self._connections: list[sqlite3.Connection] = []
         try:
             self._prepare()
         except sqlite3.DatabaseError as error:
             self.close()
-            raise ConfigError(f"{file} cannot be used as the tables of a hub ({error}); give another --data") from error
+            raise ConfigError(
+                f"{file} cannot be used as a hub's database ({error}); choose another folder with --data"
+            ) from error
 
     def close(self) -> None:
-        """Close every connection; nobody may use it any more."""
+        """Close all connections."""
         for connection in self._connections:
             connection.close()
         self._connections.clear()
-        self._mine = threading.local()
+        self._local = threading.local()
 
-    def ask(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
-        """The rows of a query."""
+    def query(self, sql: str, values: Sequence[Any] = ()) -> list[sqlite3.Row]:
+        """Return the rows of a query."""
         return self._connection().execute(sql, values).fetchall()
 
     @contextmanager
     def write(self) -> Iterator[sqlite3.Connection]:
-        """A transaction: what is done in it is on disk when it ends, or not done at all if it raises.
+        """Run a durable transaction that is rolled back on an exception.
 
-        There is one at a time, of all processes, so that what is looked up in it stays true until it ends.
+        Only one transaction runs at a time across all processes, so data read in it stays valid until it ends.
         """
         connection = self._connection()
         with self._writing:
@@ -138,14 +140,14 @@ class Database:
                     connection.execute("ROLLBACK")
 
     def _connection(self) -> sqlite3.Connection:
-        found = getattr(self._mine, "connection", None)
+        found = getattr(self._local, "connection", None)
         if found is None:
-            found = sqlite3.connect(self.file, timeout=PATIENCE, isolation_level=None, check_same_thread=False)
+            found = sqlite3.connect(self.file, timeout=LOCK_TIMEOUT_S, isolation_level=None, check_same_thread=False)
             self._connections.append(found)
             found.row_factory = sqlite3.Row
             for setting in ("synchronous = FULL", "foreign_keys = ON", "trusted_schema = OFF"):
                 found.execute(f"PRAGMA {setting}")
-            self._mine.connection = found
+            self._local.connection = found
         return found
 
     def _prepare(self) -> None:
@@ -153,13 +155,15 @@ class Database:
         connection.execute("PRAGMA journal_mode = WAL")
         with self.write():
             [(version,)] = connection.execute("PRAGMA user_version").fetchall()
-            if version > VERSION:
-                raise ConfigError(f"{self.file} is of a newer rove (tables {version}, here {VERSION}); update rove")
+            if version > SCHEMA_VERSION:
+                raise ConfigError(
+                    f"{self.file} was written by a newer rove (schema {version}, expected {SCHEMA_VERSION}); upgrade rove"
+                )
             if version == 0:
                 for statement in TABLES.split(";\n"):
                     connection.execute(statement)
 
 
 def now() -> str:
-    """This second."""
+    """Return the current time in `TIME` format."""
     return datetime.now(UTC).strftime(TIME)

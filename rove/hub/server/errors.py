@@ -1,4 +1,4 @@
-"""What a hub does not do, in words."""
+"""Errors of the hub server."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from rove.core.errors import Error
 
 
 class Refused(Error):
-    """A request that a hub refuses; the message says what was given, what is expected and how to fix it.
+    """A request that the hub rejects.
 
     Args:
-        status: what HTTP calls it: 404 not there, 409 there already, 403 not allowed, 413 too large ...
-        message: for whoever asked.
+        status: HTTP status.
+        message: Message for the client: what was given, what was expected and how to fix it.
     """
 
     def __init__(self, status: int, message: str):

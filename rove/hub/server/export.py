@@ -1,4 +1,4 @@
-"""`rove hub export`: the public part of a hub as plain files, which any web server or `pip` alone can use."""
+"""`rove hub export`: the public part of a hub as static files for any web server, usable by pip."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ import msgspec
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.server import catalogue, simple
-from rove.hub.server.pages.frame import static_files
+from rove.hub.server.pages.html import static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.store import Store
 from rove.utils.files import atomic_replace
@@ -22,25 +22,25 @@ INDEX = "index.html"
 
 
 class Exported(NamedTuple):
-    """What an export holds."""
+    """Counts of an export."""
 
     environments: int
     versions: int
     bytes: int
-    """Of the packages' files."""
+    """Total size of the package files."""
 
 
 def export(store: Store, folder: str | Path, hub: str = "") -> Exported:
-    """Write what is public into a folder, laid out as `rove hub serve` answers; a former export there is replaced.
+    """Export the public environments into a folder, atomically, in the layout of `rove hub serve`.
 
     Args:
-        store: what is exported.
-        folder: a new one, an empty one or a former export.
-        hub: its name. Default: the data folder's.
+        store: The store to export.
+        folder: New folder, empty folder or earlier export, which is replaced.
+        hub: Name of the hub (default: name of the data folder).
 
     Raises:
-        ConfigError: there is something else in the folder.
-        PackageError: a file of the hub is not what it was when it was uploaded.
+        ConfigError: The folder contains other files.
+        PackageError: A file of the hub was modified after its upload.
     """
     target = Path(folder).absolute()
     _check(target, store)
@@ -57,23 +57,23 @@ def export(store: Store, folder: str | Path, hub: str = "") -> Exported:
 
 def _check(target: Path, store: Store) -> None:
     if target == store.folder or target in store.folder.parents or store.folder in target.parents:
-        raise ConfigError(f"{target} is the hub's own folder, in it or around it; export into another one")
+        raise ConfigError(f"{target} overlaps the hub's data folder; export into another folder")
     if not target.exists() or (target.is_dir() and not any(target.iterdir())):
         return
     try:
-        told = msgspec.json.decode((target / "index.json").read_bytes(), type=dict[str, Any])
+        index = msgspec.json.decode((target / "index.json").read_bytes(), type=dict[str, Any])
     except (OSError, msgspec.MsgspecError):
-        told = {}
-    if not told.keys() >= {"schema", "hub", "environments", "search"} or told["search"] is not None:
-        raise ConfigError(f"{target} holds something else than an export, which would be lost; give a new folder")
+        index = {}
+    if not index.keys() >= {"schema", "hub", "environments", "search"} or index["search"] is not None:
+        raise ConfigError(f"{target} contains files that are not an export and would be lost; choose a new folder")
 
 
 def _write(store: Store, draft: Path, hub: str) -> Exported:
     listing, site = catalogue.listing(store, hub), Site(store, hub, INDEX)
     versions = size = 0
     owners: dict[str, list[str]] = {}
-    for card in listing["environments"]:
-        owner, name = card["owner"], card["name"]
+    for entry in listing["environments"]:
+        owner, name = entry["owner"], entry["name"]
         owners.setdefault(owner, []).append(name)
         _json(draft / owner / name / "index.json", catalogue.environment(store, owner, name))
         (draft / owner / name / INDEX).write_bytes(site.environment(owner, name))
@@ -92,7 +92,7 @@ def _write(store: Store, draft: Path, hub: str) -> Exported:
     for owner, names in owners.items():
         _page(draft / owner / "simple", partial(simple.project_list, names=names))
     _json(draft / "index.json", listing)
-    (draft / INDEX).write_bytes(site.everything())
+    (draft / INDEX).write_bytes(site.index_page())
     (draft / "static").mkdir()
     for filename, content in static_files().items():
         (draft / "static" / filename).write_bytes(content)
@@ -100,21 +100,19 @@ def _write(store: Store, draft: Path, hub: str) -> Exported:
 
 
 def _copy(store: Store, draft: Path, target: Path, sha256: str) -> int:
-    """Copy a file that is what it was."""
+    """Copy a file and verify its hash; return its size."""
     target.parent.mkdir(parents=True, exist_ok=True)
     source = store.files / target.relative_to(draft)
     shutil.copyfile(source, target)
     with target.open("rb") as stream:
         if hashlib.file_digest(stream, "sha256").hexdigest() != sha256:
-            raise PackageError(
-                f"{source} is not what it was when it was uploaded; restore the hub's folder from a backup"
-            )
+            raise PackageError(f"{source} was modified after its upload; restore the hub's data folder from a backup")
     return target.stat().st_size
 
 
-def _json(file: Path, told: Mapping[str, Any]) -> None:
+def _json(file: Path, value: Mapping[str, Any]) -> None:
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_bytes(msgspec.json.encode(told))
+    file.write_bytes(msgspec.json.encode(value))
 
 
 def _page(folder: Path, write: Callable[[str], bytes]) -> None:

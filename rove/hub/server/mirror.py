@@ -1,4 +1,4 @@
-"""`rove hub mirror`: the public environments of another hub, kept here with their hashes and signatures."""
+"""`rove hub mirror`: copy the public environments of another hub, with their hashes and signatures."""
 
 from __future__ import annotations
 
@@ -8,61 +8,60 @@ from collections.abc import Callable, Collection
 from typing import NamedTuple
 
 from rove.core.errors import ConfigError, Error
-from rove.hub.client.hub import Hub
-from rove.hub.client.listings import Release, Releases
+from rove.hub.client.hub import Hub, Release, Releases
 from rove.hub.package.folder import MANIFEST
 from rove.hub.package.manifest import filename, read_manifest
 from rove.hub.package.names import Reference
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
 from rove.hub.server.errors import Refused
-from rove.hub.server.results import LARGEST_RUN, read_run
+from rove.hub.server.results import MAX_RUN_BYTES, read_run
 from rove.hub.server.store import Store
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
 
 class Mirrored(NamedTuple):
-    """What came of it."""
+    """Result of mirroring."""
 
     new: int
-    """Versions that were not here before."""
+    """Number of versions copied."""
     known: int
-    """Versions that were."""
+    """Number of versions that were already present."""
     problems: list[str]
-    """What was not taken, and why."""
+    """Versions that were not copied, with reasons."""
 
 
 class Mirror:
-    """Copies from one hub to another what is public there, and not here yet; whatever dies on the way, once more goes on.
+    """Copies the public environments of another hub that are missing here; an interrupted copy can be repeated.
 
-    An owner is here either by itself or mirrored from one hub, never both: nobody can publish there in the name of somebody
-    here. The keys of an owner are those that were first met.
+    An owner is either local or mirrored from one hub, never both, so that another hub cannot publish under a local owner's
+    name. The owner's keys are those seen first.
 
     Args:
-        source: the other hub, opened.
-        store: where to.
-        tell: told what is being copied.
+        source: The other hub, opened.
+        store: The local store.
+        on_copy: Called with the name of each version that is copied.
     """
 
-    def __init__(self, source: Hub, store: Store, tell: Callable[[str], None] = lambda words: None):
-        self.source, self.store, self.tell = source, store, tell
+    def __init__(self, source: Hub, store: Store, on_copy: Callable[[str], None] = lambda name: None):
+        self.source, self.store, self.on_copy = source, store, on_copy
         self._checkers = Checkers()
         self._new = self._known = 0
         self._problems: list[str] = []
-        self._strangers: set[str] = set()
+        self._skipped_owners: set[str] = set()
 
     async def run(self, owners: Collection[str] = ()) -> Mirrored:
-        """Copy what is there of these owners, or of all.
+        """Copy the environments of the given owners (default: all).
 
         Raises:
-            HubError: the source is no hub.
-            InfraError: it does not answer.
+            HubError: The source is not a hub.
+            InfraError: The source does not respond.
         """
         try:
-            for card in (await self.source.index()).environments:
-                if not owners or card.owner in owners:
-                    await self._environment(card.owner, card.name)
+            for listed in (await self.source.index()).environments:
+                if not owners or listed.owner in owners:
+                    await self._environment(listed.owner, listed.name)
         finally:
             await self._checkers.close()
         return Mirrored(self._new, self._known, self._problems)
@@ -71,106 +70,107 @@ class Mirror:
         reference = Reference(owner, name)
         try:
             releases = await self.source.releases(reference)
-            if not self._is_ours_to_mirror(owner, releases):
+            if not self._may_mirror(owner, releases):
                 return
-            here = self._here(owner, name)
+            local = self._local_releases(owner, name)
         except (Error, ValueError) as error:
             self._problems.append(f"{owner[:80]}/{name[:80]}: {error}")
             return
         for release in releases.versions:
-            place = Reference(owner, name, release.version)
+            reference = Reference(owner, name, release.version)
             try:
-                await self._version(place, release, here)
-                await self._runs(place)
+                await self._version(reference, release, local)
+                await self._runs(reference)
             except Error as error:
-                self._problems.append(f"{place}: {error}")
+                self._problems.append(f"{reference}: {error}")
 
-    def _is_ours_to_mirror(self, owner: str, releases: Releases) -> bool:
-        """Whether an owner is mirrored from this source, from now on if it is new here."""
-        rows = self.store.database.ask("SELECT mirrored FROM owners WHERE owner = ?", [owner])
+    def _may_mirror(self, owner: str, releases: Releases) -> bool:
+        """Return whether an owner may be mirrored from this source; register a new owner."""
+        rows = self.store.database.query("SELECT mirrored FROM owners WHERE owner = ?", [owner])
         if not rows:
             self.store.add_owner(owner, releases.keys, self.source.where)
         elif rows[0]["mirrored"] != self.source.where:
-            if owner not in self._strangers:
-                self._strangers.add(owner)
-                of = rows[0]["mirrored"] or "this hub itself"
+            if owner not in self._skipped_owners:
+                self._skipped_owners.add(owner)
+                origin = rows[0]["mirrored"] or "this hub"
                 self._problems.append(
-                    f"'{owner}' is an owner of {of}; what {self.source.where} has of that name was left out"
+                    f"'{owner}' is an owner of {origin}; environments of that name at {self.source.where} were skipped"
                 )
             return False
-        elif catalogue.keys(self.store, owner) != releases.keys and owner not in self._strangers:
-            self._strangers.add(owner)
+        elif catalogue.keys(self.store, owner) != releases.keys and owner not in self._skipped_owners:
+            self._skipped_owners.add(owner)
             self._problems.append(
-                f"'{owner}' has other keys at {self.source.where} than here; ask them, and if that is right: "
+                f"'{owner}' has different keys at {self.source.where} than here; if the owner confirms them, run "
                 f"rove hub user {owner} {' '.join(f'--key {key}' for key in releases.keys) or '--no-keys'}"
             )
         return True
 
-    def _here(self, owner: str, name: str) -> dict[str, catalogue.Released]:
+    def _local_releases(self, owner: str, name: str) -> dict[str, catalogue.StoredRelease]:
         try:
             return {release.version: release for release in catalogue.releases(self.store, owner, name, owner)}
         except Refused:
             return {}
 
-    async def _version(self, place: Reference, release: Release, here: dict[str, catalogue.Released]) -> None:
-        """Copy a version that is not here; of one that is here, take over whether it was yanked."""
-        known = here.get(release.version)
+    async def _version(self, reference: Reference, release: Release, local: dict[str, catalogue.StoredRelease]) -> None:
+        """Copy a missing version; for an existing one, update whether it is yanked."""
+        known = local.get(release.version)
         if known is None:
-            self.tell(str(place))
-            await self._copy(place, release)
+            self.on_copy(str(reference))
+            await self._copy(reference, release)
             self._new += 1
             return
         self._known += 1
         if next(file.sha256 for file in known.files if file.kind == "manifest") != release.manifest:
             raise Refused(
-                409, f"{self.source.where} has something else than what is here, which was kept; tell its owner"
+                409,
+                f"{self.source.where} has a different version with this number; the local version was kept. Contact the owner",
             )
         if known.yanked != release.yanked:
-            self.store.yank(place.owner, place.name, release.version, release.yanked)
+            self.store.yank(reference.owner, reference.name, release.version, release.yanked)
 
-    async def _copy(self, place: Reference, release: Release) -> None:
-        assert place.version is not None
+    async def _copy(self, reference: Reference, release: Release) -> None:
+        assert reference.version is not None
         draft = self.store.draft()
         try:
-            content = await self.source.manifest(place, release.manifest)
+            content = await self.source.manifest(reference, release.manifest)
             (draft / "manifest").write_bytes(content)
-            signature = await self.source.signature(place)
+            signature = await self.source.signature(reference)
             if signature is not None:
                 (draft / "signature").write_bytes(signature)
             for file in release.files:
-                kinds = {filename(place.name, place.version, kind): kind for kind in catalogue.ARCHIVES}
+                kinds = {filename(reference.name, reference.version, kind): kind for kind in catalogue.ARCHIVES}
                 if file.filename not in kinds:
-                    raise Refused(422, f"it has a file {file.filename[:80]!r}; expected {' and '.join(kinds)}")
-                (await self.source.download(place, file, draft)).rename(draft / kinds[file.filename])
-            keys = catalogue.keys(self.store, place.owner)
-            kept = await self._checkers.check(draft, place.owner, place.name, place.version, keys)
+                    raise Refused(422, f"unexpected file {file.filename[:80]!r}; expected {' and '.join(kinds)}")
+                (await self.source.download(reference, file, draft)).rename(draft / kinds[file.filename])
+            keys = catalogue.keys(self.store, reference.owner)
+            kept = await self._checkers.check(draft, reference.owner, reference.name, reference.version, keys)
             manifest = read_manifest((draft / MANIFEST).read_bytes())
             uploaded = release.uploaded if _TIME.fullmatch(release.uploaded) else None
-            self.store.add(place.owner, manifest, draft, kept, uploaded=uploaded, yanked=release.yanked)
+            self.store.add(reference.owner, manifest, draft, kept, uploaded=uploaded, yanked=release.yanked)
         finally:
             shutil.rmtree(draft, ignore_errors=True)
 
-    async def _runs(self, place: Reference) -> None:
-        """Copy the results that are not here."""
-        owner, name, version = place
+    async def _runs(self, reference: Reference) -> None:
+        """Copy missing results."""
+        owner, name, version = reference
         assert version is not None
-        here = {run["id"] for run in catalogue.runs(self.store, owner, name, version, owner)["runs"]}
-        for told in await self.source.results(place):
-            id = str(told.get("id"))
-            if id not in here:
-                run = read_run(await self.source.result(place, id, LARGEST_RUN))
+        local = {run["id"] for run in catalogue.runs(self.store, owner, name, version, owner)["runs"]}
+        for entry in await self.source.results(reference):
+            id = str(entry.get("id"))
+            if id not in local:
+                run = read_run(await self.source.result(reference, id, MAX_RUN_BYTES))
                 if run.id != id:
-                    raise Refused(422, f"its results {id[:40]!r} are not what their name says; they were left out")
+                    raise Refused(422, f"the results {id[:40]!r} do not match their id; they were skipped")
                 self.store.add_run(owner, name, version, run)
 
 
 def check_source(where: str, store: Store) -> None:
-    """See that a hub is not to be mirrored into itself.
+    """Check that a hub is not mirrored into itself.
 
     Raises:
-        ConfigError: it is.
+        ConfigError: It is.
     """
     if where == str(store.folder):
         raise ConfigError(
-            f"{where} is the data folder itself; a source is a hub's address, or what rove hub export wrote"
+            f"{where} is this hub's data folder; expected another hub's address or the output of rove hub export"
         )

@@ -1,4 +1,4 @@
-"""The simple repository API of Python's installers: PEP 503 (HTML), PEP 691 (JSON), with PEP 592, 629, 658 and 700."""
+"""Simple repository API for Python installers: PEP 503 (HTML), PEP 691 (JSON), with PEP 592, 629, 658 and 700."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from urllib.parse import quote
 
 import msgspec
 
-from rove.hub.server.catalogue import ARCHIVES, Released
+from rove.hub.server.catalogue import ARCHIVES, StoredRelease
 
 API = "1.1"
 HTML, HTML_V1, JSON_V1 = "text/html", "application/vnd.pypi.simple.v1+html", "application/vnd.pypi.simple.v1+json"
-LATEST = {
+ALIASES = {
     "application/vnd.pypi.simple.latest+html": HTML_V1,
     "application/vnd.pypi.simple.latest+json": JSON_V1,
     "*/*": HTML,
@@ -21,15 +21,15 @@ LATEST = {
     "application/*": JSON_V1,
     "application/json": JSON_V1,
 }
-"""What an installer may also ask for, and what it gets."""
+"""Other content types that clients may request, and the type they receive."""
 
 
-def chosen(accept: str) -> str | None:
-    """The form that a header `Accept` asks for; None: none that there is. Without any it is HTML, as it always was."""
+def negotiate(accept: str) -> str | None:
+    """Return the content type for an Accept header, HTML without one; None if no available type is acceptable."""
     best, form = 0.0, None
     for part in (accept or "*/*").split(","):
         kind, *parameters = (word.strip().lower() for word in part.split(";"))
-        kind = LATEST.get(kind, kind)
+        kind = ALIASES.get(kind, kind)
         weight = next((_weight(word[2:]) for word in parameters if word.startswith("q=")), 1.0)
         if kind in (HTML, HTML_V1, JSON_V1) and weight > best:
             best, form = weight, kind
@@ -44,22 +44,22 @@ def _weight(text: str) -> float:
 
 
 def project_list(form: str, names: Sequence[str]) -> bytes:
-    """The projects of an index.
+    """Render the list of projects.
 
     Args:
-        form: HTML, HTML_V1 or JSON_V1.
-        names: of the projects.
+        form: Content type: HTML, HTML_V1 or JSON_V1.
+        names: Names of the projects.
     """
     if form == JSON_V1:
         return _json({"meta": {"api-version": API}, "projects": [{"name": name} for name in names]})
     return _page("Simple index", [f'<a href="{quote(name)}/">{escape(name)}</a>' for name in names])
 
 
-def project(form: str, name: str, releases: Sequence[Released]) -> bytes:
-    """The files of a project; their addresses are relative to OWNER/simple/NAME/."""
+def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
+    """Render the files of a project; their addresses are relative to OWNER/simple/NAME/."""
     files = [(release, file) for release in releases for file in release.files if file.kind in ARCHIVES]
     if form == JSON_V1:
-        told = {
+        body = {
             "meta": {"api-version": API},
             "name": name,
             "versions": [release.version for release in releases],
@@ -76,13 +76,13 @@ def project(form: str, name: str, releases: Sequence[Released]) -> bytes:
                 for release, file in files
             ],
         }
-        return _json(told)
+        return _json(body)
     lines = []
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
         about = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        told = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
-        lines.append(f'<a href="{escape(address)}"{told}>{escape(file.filename)}</a>')
+        body = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
+        lines.append(f'<a href="{escape(address)}"{body}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 
 
@@ -90,8 +90,8 @@ def _url(name: str, version: str, filename: str) -> str:
     return f"../../{quote(name)}/{quote(version)}/{quote(filename)}"
 
 
-def _json(told: Any) -> bytes:
-    return msgspec.json.encode(told)
+def _json(value: Any) -> bytes:
+    return msgspec.json.encode(value)
 
 
 def _page(title: str, links: Sequence[str]) -> bytes:

@@ -1,11 +1,11 @@
-"""The data folder of a hub: packages as files, and the tables that say which of them are on the hub.
+"""The data folder of a hub: package files, and the database that decides which of them are published.
 
-    DATA/hub.sqlite                      the tables
-    DATA/files/OWNER/NAME/VERSION/…      a version's files, and runs/ID.json: laid out as the hub serves them
-    DATA/drafts/…                        uploads on their way; nothing in here is on the hub
+    DATA/hub.sqlite                      the database
+    DATA/files/OWNER/NAME/VERSION/…      a version's files, and runs/ID.json, in the layout that the hub serves
+    DATA/drafts/…                        unfinished uploads
 
-A version comes from a draft: its files are on disk before the folder is renamed to its place, and that happens inside the
-transaction that makes its rows. Whoever dies on the way leaves a draft, or a folder that no row knows: `sweep` throws both away.
+A version is published from a draft: its files are synced to disk, then the folder is renamed inside the transaction that
+inserts its rows. A crash leaves a draft or a folder without rows; `Store.enter` deletes both.
 """
 
 from __future__ import annotations
@@ -26,16 +26,16 @@ from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
 from rove.hub.server.errors import Refused
-from rove.hub.server.results import MOST_RUNS, Result
+from rove.hub.server.results import MAX_RUNS_PER_VERSION, Result
 from rove.hub.server.tokens import Access
 
 try:
     import fcntl
-except ImportError:  # Windows: a second process that sweeps is not noticed there
+except ImportError:  # Windows: a concurrent cleanup is not locked there
     fcntl = None
 
 
-class Kept(msgspec.Struct, frozen=True):
+class StoredFile(msgspec.Struct, frozen=True):
     """A file of a version."""
 
     filename: str
@@ -46,20 +46,20 @@ class Kept(msgspec.Struct, frozen=True):
 
 
 class Store:
-    """A hub's data folder; calls may come from any thread.
+    """A hub's data folder; thread-safe.
 
     Args:
-        folder: made if it is not there.
+        folder: The folder; created if missing.
 
     Raises:
-        ConfigError: it holds something else, or is of a newer rove.
+        ConfigError: The folder contains other files, or was written by a newer rove.
     """
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).absolute()
         self.files, self.drafts = self.folder / "files", self.folder / "drafts"
         if self.folder.is_dir() and any(self.folder.iterdir()) and not (self.folder / FILE).is_file():
-            raise ConfigError(f"{self.folder} holds something else than a hub; give a new folder with --data")
+            raise ConfigError(f"{self.folder} is not a hub's data folder; choose a new folder with --data")
         self.folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         for path in (self.files, self.drafts):
             path.mkdir(exist_ok=True)
@@ -67,31 +67,31 @@ class Store:
         self._lock = (self.folder / ".lock").open("ab")
 
     def close(self) -> None:
-        """Let go of the folder."""
+        """Close the database and release the lock."""
         self.database.close()
         self._lock.close()
 
     # owners
 
     def add_owner(self, owner: str, keys: Sequence[str] | None = None, mirrored: str | None = None) -> bool:
-        """Make an owner; returns whether there was none of this name.
+        """Create or update an owner; return whether it is new.
 
         Args:
-            owner: its name.
-            keys: public Ed25519 keys in base64, one of which has to have signed each of its packages from now on; [] = none
-                has to, None = leave them as they are.
-            mirrored: the hub that its environments come from.
+            owner: Name of the owner.
+            keys: Public Ed25519 keys in base64; one of them must sign each future package. [] makes signing optional, None
+                keeps the current keys.
+            mirrored: Hub from which the owner's environments are mirrored.
 
         Raises:
-            ConfigError: the name cannot be one.
-            Refused: it can be confused with another owner's.
+            ConfigError: The name is invalid.
+            Refused: The name is too similar to another owner's.
         """
         check_owner(owner)
         with self.database.write() as change:
             new = not change.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchall()
             if new:
                 for (other,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
-                    raise Refused(409, f"'{owner}' can be confused with the owner '{other}'; choose another name")
+                    raise Refused(409, f"'{owner}' is too similar to the owner '{other}'; choose another name")
                 values = [owner, skeleton(owner), now(), mirrored]
                 change.execute("INSERT INTO owners (owner, skeleton, created, mirrored) VALUES (?, ?, ?, ?)", values)
             if keys is not None:
@@ -102,35 +102,33 @@ class Store:
     # versions
 
     def draft(self) -> Path:
-        """A new folder for the files of a version."""
+        """Create a folder for the files of a new version."""
         path = self.drafts / secrets.token_hex(8)
         path.mkdir()
         return path
 
     def check_new(self, owner: str, name: str, version: str, change: sqlite3.Connection | None = None) -> None:
-        """Whether there is room for a version; inside a transaction the answer stays true until it ends.
+        """Check that a version can be published; inside a transaction the result stays valid until it ends.
 
         Raises:
-            ConfigError: these are no names and no version, or not in their one form.
-            Refused: there is no such owner, the name can be confused with another one of theirs, or the version is there.
+            ConfigError: A name or the version is invalid or not normalized.
+            Refused: The owner does not exist, the name is too similar to another one, or the version exists.
         """
         check_owner(owner)
         check_name(name)
         check_version(version)
-        ask = change.execute if change else self.database.ask
-        if not list(ask("SELECT 1 FROM owners WHERE owner = ?", [owner])):
-            raise Refused(404, f"there is no owner '{owner}' on this hub")
+        query = change.execute if change else self.database.query
+        if not list(query("SELECT 1 FROM owners WHERE owner = ?", [owner])):
+            raise Refused(404, f"this hub has no owner '{owner}'")
         sql = "SELECT id, name FROM environments WHERE owner = ? AND skeleton = ?"
-        for id, other in ask(sql, [owner, skeleton(name)]):
+        for id, other in query(sql, [owner, skeleton(name)]):
             if other != name:
-                raise Refused(
-                    409, f"'{name}' can be confused with {owner}/{other}, which is there; choose another name"
-                )
+                raise Refused(409, f"'{name}' is too similar to the existing {owner}/{other}; choose another name")
             same = [id, version_key(version)]
-            for (there,) in ask("SELECT version FROM versions WHERE environment = ? AND same = ?", same):
+            for (existing,) in query("SELECT version FROM versions WHERE environment = ? AND same = ?", same):
                 raise Refused(
                     409,
-                    f"{owner}/{name} {there} is there already and never changes; give the next version a new number",
+                    f"{owner}/{name} {existing} already exists and cannot be changed; publish it under a new version number",
                 )
 
     def add(
@@ -138,26 +136,26 @@ class Store:
         owner: str,
         manifest: Manifest,
         draft: Path,
-        kept: Sequence[Kept],
+        kept: Sequence[StoredFile],
         *,
         private: bool = False,
         uploaded: str | None = None,
         yanked: str | None = None,
     ) -> None:
-        """Put a checked version on the hub, or raise and leave everything as it was.
+        """Publish a checked version atomically.
 
         Args:
-            owner: whose it is.
-            manifest: what the package says of itself.
-            draft: folder of `draft` with its files; gone afterwards in any case.
-            kept: what the files in it are.
-            private: where the environment is new: who has no token for it never learns of it.
-            uploaded: when it was; None = now.
-            yanked: why it should not be used, if so.
+            owner: Owner of the environment.
+            manifest: Manifest of the package.
+            draft: Folder made by `draft` with the files; always removed.
+            kept: The files in the draft.
+            private: Whether a new environment is private.
+            uploaded: Time of the upload (default: now).
+            yanked: Reason for yanking, or None.
 
         Raises:
-            ConfigError: it has no proper name.
-            Refused: see `check_new`.
+            ConfigError: The name or version is invalid.
+            Refused: See `check_new`.
         """
         try:
             _sync(*(draft / file.filename for file in kept), draft)
@@ -166,7 +164,7 @@ class Store:
                 id = _environment(change, owner, manifest.name, private)
                 _insert_version(change, id, owner, manifest, kept, uploaded or now(), yanked)
                 place = self.files / owner / manifest.name / manifest.version
-                shutil.rmtree(place, ignore_errors=True)  # of somebody who died here: no row knows it
+                shutil.rmtree(place, ignore_errors=True)  # left by a crash: it has no rows
                 place.parent.mkdir(parents=True, exist_ok=True)
                 os.rename(draft, place)
                 _sync(place.parent, place.parent.parent, self.files)
@@ -174,10 +172,10 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def yank(self, owner: str, name: str, version: str, reason: str | None) -> None:
-        """Advise against a version, which stays for whoever asks for exactly it; None takes that back.
+        """Yank a version: it is installed only if named explicitly. None as the reason undoes this.
 
         Raises:
-            Refused: there is no such version.
+            Refused: The version does not exist.
         """
         with self.database.write() as change:
             environment, id = _version_id(change, owner, name, version)
@@ -185,17 +183,17 @@ class Store:
             _choose_latest(change, environment)
 
     def set_private(self, owner: str, name: str, private: bool, access: Access) -> None:
-        """Hide an environment or show it; one that is not there yet begins so.
+        """Make an environment private or public; create it if missing.
 
         Args:
-            owner: whose it is.
-            name: its name.
-            private: whether only tokens of the owner can find it.
-            access: who wants it. Who may only upload cannot show what is hidden, but can begin something hidden.
+            owner: Owner of the environment.
+            name: Name of the environment.
+            private: Whether only tokens of the owner can see it.
+            access: Access of the request; an upload scope can create a private environment but not change its visibility.
 
         Raises:
-            ConfigError: these are no names.
-            Refused: they may not, or see `check_new`.
+            ConfigError: A name is invalid.
+            Refused: The token does not allow it, or see `check_new`.
         """
         with self.database.write() as change:
             access.check_upload(owner, name)
@@ -209,10 +207,10 @@ class Store:
             change.execute("UPDATE environments SET private = ? WHERE id = ?", [private, id])
 
     def add_run(self, owner: str, name: str, version: str, run: Result) -> None:
-        """Keep a model's results on a version; the same results again change nothing.
+        """Publish a model's results for a version; identical results are stored once.
 
         Raises:
-            Refused: there is no such version, or it has too many of them.
+            Refused: The version does not exist or has too many runs.
         """
         draft = self.draft()
         try:
@@ -221,8 +219,8 @@ class Store:
             with self.database.write() as change:
                 _, id = _version_id(change, owner, name, version)
                 [(count,)] = change.execute("SELECT COUNT(*) FROM runs WHERE version = ?", [id])
-                if count >= MOST_RUNS:
-                    raise Refused(409, f"{owner}/{name} {version} has {count} runs, which is the most")
+                if count >= MAX_RUNS_PER_VERSION:
+                    raise Refused(409, f"{owner}/{name} {version} already has {count} runs, the maximum")
                 values = [id, run.id, run.model, now(), run.summary, run.sha256, len(run.content)]
                 change.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                 folder = self.files / owner / name / version / "runs"
@@ -233,22 +231,22 @@ class Store:
             shutil.rmtree(draft, ignore_errors=True)
 
     def count(self, downloads: Mapping[tuple[str, str], int]) -> None:
-        """Add to the downloads of environments, by owner and name."""
+        """Add to the download counts of environments, by owner and name."""
         with self.database.write() as change:
             change.executemany(
                 "UPDATE environments SET downloads = downloads + ? WHERE owner = ? AND name = ?",
                 [(count, owner, name) for (owner, name), count in downloads.items()],
             )
 
-    # after a crash
+    # recovery
 
     def enter(self) -> list[str]:
-        """Begin to work on the folder: throw away what was on its way when somebody died.
+        """Open the folder for serving and delete what a crash left behind.
 
-        While another process works on the folder nothing is thrown away: what is half may become whole there.
+        Nothing is deleted while another process uses the folder, because its unfinished uploads look the same.
 
         Returns:
-            the files of the hub that are not there or not whole; there are none unless somebody else has touched the folder.
+            Published files that are missing or have a wrong size; none unless the folder was modified from outside.
         """
         if fcntl is None:
             return self._sweep()
@@ -268,17 +266,17 @@ class Store:
             known = {self.files.joinpath(*row[:3]): row[3] for row in versions}
             for place in self.files.glob("*/*/*"):
                 if place not in known:
-                    _throw_away(place)
+                    _delete(place)
             for run in self.files.glob("*/*/*/runs/*"):
                 found = [known[run.parent.parent], run.stem]
                 if not change.execute("SELECT 1 FROM runs WHERE version = ? AND id = ?", found).fetchall():
                     run.unlink()
             for folder in (*self.files.glob("*/*/*/runs"), *self.files.glob("*/*"), *self.files.glob("*")):
-                with suppress(OSError):  # it is not empty
+                with suppress(OSError):  # not empty
                     folder.rmdir()
             files = change.execute("SELECT version, filename, size FROM files").fetchall()
         for draft in self.drafts.iterdir():
-            _throw_away(draft)
+            _delete(draft)
         places = {id: place for place, id in known.items()}
         return [
             str(places[id] / filename)
@@ -287,8 +285,8 @@ class Store:
         ]
 
 
-def _throw_away(path: Path) -> None:
-    """Delete a folder, or a file that lies where folders do."""
+def _delete(path: Path) -> None:
+    """Delete a folder or a file."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)
     else:
@@ -296,7 +294,7 @@ def _throw_away(path: Path) -> None:
 
 
 def _environment(change: sqlite3.Connection, owner: str, name: str, private: bool) -> int:
-    """The row of an environment, a new one if it has none."""
+    """Return the id of an environment; create it if missing."""
     sql = "INSERT OR IGNORE INTO environments (owner, name, skeleton, private) VALUES (?, ?, ?, ?)"
     change.execute(sql, [owner, name, skeleton(name), private])
     [(id,)] = change.execute("SELECT id FROM environments WHERE owner = ? AND name = ?", [owner, name])
@@ -308,7 +306,7 @@ def _insert_version(
     environment: int,
     owner: str,
     manifest: Manifest,
-    kept: Sequence[Kept],
+    kept: Sequence[StoredFile],
     uploaded: str,
     yanked: str | None,
 ) -> None:
@@ -334,17 +332,17 @@ def _insert_version(
 
 
 def _choose_latest(change: sqlite3.Connection, environment: int) -> None:
-    """The version that is shown: the highest that is neither yanked nor a pre-release, where there is one."""
+    """Set the version shown in lists: the highest, preferring final versions that are not yanked."""
     rows = change.execute("SELECT id, version, yanked FROM versions WHERE environment = ?", [environment]).fetchall()
     id, _, _ = max(rows, key=lambda row: (row[2] is None, not Version(row[1]).is_prerelease, Version(row[1])))
     change.execute("UPDATE environments SET latest = ? WHERE id = ?", [id, environment])
 
 
 def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str) -> tuple[int, int]:
-    """The rows of an environment and of a version of it.
+    """Return the ids of an environment and one of its versions.
 
     Raises:
-        Refused: there is no such version.
+        Refused: The version does not exist.
     """
     rows = change.execute(
         "SELECT environment, versions.id FROM versions JOIN environments ON environments.id = environment"
@@ -352,12 +350,12 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
         [owner, name, version],
     ).fetchall()
     if not rows:
-        raise Refused(404, f"there is no {owner}/{name} {version} on this hub")
+        raise Refused(404, f"this hub has no {owner}/{name} {version}")
     return rows[0]
 
 
 def _sync(*paths: Path) -> None:
-    """Wait until files, or the names in folders, are on disk."""
+    """Flush files, and the entries of folders, to disk."""
     for path in paths:
         if path.is_dir() and os.name == "nt":
             continue

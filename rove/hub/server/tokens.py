@@ -1,4 +1,4 @@
-"""API tokens: who may do what on a hub. Only a token's hash is kept; the token itself is shown once, when it is made."""
+"""API tokens and their scopes. Only a token's hash is stored; the token itself is shown once, when it is created."""
 
 from __future__ import annotations
 
@@ -16,55 +16,55 @@ from rove.hub.server.database import TIME, Database, now
 from rove.hub.server.errors import Refused
 
 PREFIX = "rove_"
-"""How a token begins, so that people and scanners of secrets know one."""
-LONGEST_TOKEN = 200
-"""Characters of a text that is looked at as a token at all."""
-DAYS = 365
-"""A token is good for so long unless another time is given."""
-NOTE = 100
-"""Characters of what a token is for."""
+"""Prefix of tokens, recognizable by people and secret scanners."""
+MAX_TOKEN_CHARS = 200
+"""Maximum length of a token."""
+DEFAULT_DAYS = 365
+"""Default lifetime of a token."""
+MAX_NOTE_CHARS = 100
+"""Maximum length of a token's note."""
 READ, UPLOAD, ADMIN = "read", "upload:", "admin"
 SCOPES = "expected 'read', 'upload:OWNER/NAME', 'upload:OWNER/*' or 'admin'"
 
 
 class Access(NamedTuple):
-    """What whoever asks may do. The default is anybody, who may read what is public."""
+    """Permissions of a request; by default anonymous, with access to public environments only."""
 
     owner: str | None = None
     scopes: tuple[str, ...] = ()
 
     @property
     def reads(self) -> str | None:
-        """The owner whose private environments may be read, if any."""
+        """Owner whose private environments may be read, or None."""
         return self.owner if READ in self.scopes or ADMIN in self.scopes else None
 
     def check_upload(self, owner: str, name: str) -> None:
-        """Whether OWNER/NAME may be changed.
+        """Check that OWNER/NAME may be changed.
 
         Raises:
-            Refused: it may not.
+            Refused: The token does not allow it.
         """
-        wanted = {f"{UPLOAD}{owner}/{name}", f"{UPLOAD}{owner}/*"}
-        if wanted.isdisjoint(self.scopes):
+        accepted = {f"{UPLOAD}{owner}/{name}", f"{UPLOAD}{owner}/*"}
+        if accepted.isdisjoint(self.scopes):
             self._check(owner, f"upload to {owner}/{name}", f"'{UPLOAD}{owner}/{name}'")
 
     def check_admin(self, owner: str, what: str) -> None:
-        """Whether an owner's environments may be shown or hidden.
+        """Check that the visibility of an owner's environments may be changed.
 
         Raises:
-            Refused: they may not.
+            Refused: The token does not allow it.
         """
         self._check(owner, what, f"'{ADMIN}'")
 
     def _check(self, owner: str, what: str, scope: str) -> None:
         if self.owner is None:
-            raise Refused(401, f"to {what} takes a token; send it as 'Authorization: Bearer rove_…'")
+            raise Refused(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
-            raise Refused(403, f"this token of '{self.owner}' may not {what}; it takes one with the scope {scope}")
+            raise Refused(403, f"this token of '{self.owner}' may not {what}; use a token with the scope {scope}")
 
 
 class Token(NamedTuple):
-    """A token as it is kept."""
+    """A stored token, without its secret."""
 
     id: int
     owner: str
@@ -76,32 +76,32 @@ class Token(NamedTuple):
 
 
 def make_token(
-    database: Database, owner: str, scopes: Sequence[str] = (), days: float | None = DAYS, note: str = ""
+    database: Database, owner: str, scopes: Sequence[str] = (), days: float | None = DEFAULT_DAYS, note: str = ""
 ) -> str:
-    """A new token of an owner that is there.
+    """Create a token for an existing owner and return it.
 
     Args:
-        database: of the hub.
-        owner: whose it is.
-        scopes: what it may do; none = read what is private of the owner, and upload for them.
-        days: it is good for so long; None = for ever.
-        note: what it is for, to tell it from others.
+        database: Database of the hub.
+        owner: Owner of the token.
+        scopes: Scopes (default: read the owner's private environments and upload for the owner).
+        days: Lifetime in days; None never expires.
+        note: Description of the token.
 
     Raises:
-        ConfigError: there is no such owner, or something else is wrong with these.
+        ConfigError: The owner does not exist, or an argument is invalid.
     """
     check_owner(owner)
     scopes = tuple(dict.fromkeys(check_scope(scope) for scope in scopes)) or (READ, f"{UPLOAD}{owner}/*")
     if days is not None and not 0 < days <= 36500:
-        raise ConfigError(f"a token for {days:g} days cannot be made; expected more than 0, at most 36500")
-    if len(note) > NOTE or not note.isprintable():
-        raise ConfigError(f"a token's note has at most {NOTE} printable characters")
+        raise ConfigError(f"days is {days:g}; expected more than 0 and at most 36500")
+    if len(note) > MAX_NOTE_CHARS or not note.isprintable():
+        raise ConfigError(f"the token's note must have at most {MAX_NOTE_CHARS} printable characters")
     for needed in [owner, *(scope.removeprefix(UPLOAD).partition("/")[0] for scope in scopes if UPLOAD in scope)]:
-        rows = database.ask("SELECT mirrored FROM owners WHERE owner = ?", [needed])
+        rows = database.query("SELECT mirrored FROM owners WHERE owner = ?", [needed])
         if not rows:
-            raise ConfigError(f"there is no owner '{needed}' on this hub; make one: rove hub user {needed}")
+            raise ConfigError(f"this hub has no owner '{needed}'; create it with rove hub user {needed}")
         if rows[0]["mirrored"]:
-            raise ConfigError(f"'{needed}' is mirrored from {rows[0]['mirrored']}; publish there, and mirror it again")
+            raise ConfigError(f"'{needed}' is mirrored from {rows[0]['mirrored']}; publish there and mirror it again")
     expires = None if days is None else (datetime.now(UTC) + timedelta(days=days)).strftime(TIME)
     text = PREFIX + secrets.token_urlsafe(32)
     with database.write() as change:
@@ -113,16 +113,16 @@ def make_token(
 
 
 def check_scope(scope: str) -> str:
-    """A scope, as it is.
+    """Check a scope and return it.
 
     Raises:
-        ConfigError: there is no such scope.
+        ConfigError: The scope is invalid.
     """
     if scope in (READ, ADMIN):
         return scope
     owner, slash, name = scope.removeprefix(UPLOAD).partition("/")
     if not scope.startswith(UPLOAD) or not slash:
-        raise ConfigError(f"there is no scope {scope[:80]!r}; {SCOPES}")
+        raise ConfigError(f"unknown scope {scope[:80]!r}; {SCOPES}")
     check_owner(owner)
     if name != "*":
         check_name(name)
@@ -130,27 +130,27 @@ def check_scope(scope: str) -> str:
 
 
 def access_of(database: Database, text: str) -> Access:
-    """What a token allows.
+    """Return the permissions of a token.
 
     Raises:
-        Refused: it is none of this hub's, has expired or was revoked.
+        Refused: The token is unknown, expired or revoked.
     """
-    if len(text) > LONGEST_TOKEN or not text.startswith(PREFIX):
-        raise Refused(401, f"this is no token of a hub: one begins with '{PREFIX}'; make one: rove hub token OWNER")
-    rows = database.ask("SELECT owner, scopes, expires, revoked FROM tokens WHERE digest = ?", [_digest(text)])
+    if len(text) > MAX_TOKEN_CHARS or not text.startswith(PREFIX):
+        raise Refused(401, f"invalid token; expected one that begins with '{PREFIX}', created by rove hub token OWNER")
+    rows = database.query("SELECT owner, scopes, expires, revoked FROM tokens WHERE digest = ?", [_digest(text)])
     if not rows:
-        raise Refused(401, "this hub does not know this token; make one on its machine: rove hub token OWNER")
+        raise Refused(401, "unknown token; create one on the hub's machine with rove hub token OWNER")
     [(owner, scopes, expires, revoked)] = rows
     if revoked is not None:
-        raise Refused(401, f"this token was revoked ({revoked}); make a new one: rove hub token {owner}")
+        raise Refused(401, f"this token was revoked ({revoked}); create a new one with rove hub token {owner}")
     if expires is not None and expires <= now():
-        raise Refused(401, f"this token has expired ({expires}); make a new one: rove hub token {owner}")
+        raise Refused(401, f"this token has expired ({expires}); create a new one with rove hub token {owner}")
     return Access(owner, _scopes(scopes))
 
 
 def tokens(database: Database, owner: str | None = None) -> list[Token]:
-    """The tokens of an owner, or of all, oldest first; their texts are known to nobody."""
-    rows = database.ask(
+    """Return the tokens of an owner (default: all owners), oldest first."""
+    rows = database.query(
         "SELECT id, owner, scopes, note, created, expires, revoked FROM tokens WHERE ? IN (owner, '') ORDER BY id",
         [owner or ""],
     )
@@ -158,17 +158,17 @@ def tokens(database: Database, owner: str | None = None) -> list[Token]:
 
 
 def revoke(database: Database, id: int) -> Token:
-    """Make a token good for nothing, from now on.
+    """Revoke a token.
 
     Raises:
-        ConfigError: there is none of that number.
+        ConfigError: There is no such token.
     """
     with database.write() as change:
         change.execute("UPDATE tokens SET revoked = ? WHERE id = ? AND revoked IS NULL", [now(), id])
     for token in tokens(database):
         if token.id == id:
             return token
-    raise ConfigError(f"there is no token {id}; list them: rove hub token --list")
+    raise ConfigError(f"there is no token {id}; list tokens with rove hub token --list")
 
 
 def _digest(text: str) -> bytes:

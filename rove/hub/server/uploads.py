@@ -1,4 +1,4 @@
-"""Taking uploads: streamed to disk within limits, checked beside the server, put on the hub whole or not at all."""
+"""Receive uploads: stream them to disk within limits, check them in a worker process, publish them atomically."""
 
 from __future__ import annotations
 
@@ -25,40 +25,40 @@ from rove.hub.server.store import Store
 
 T = TypeVar("T")
 
-SIZES = {
-    "manifest": limits.MANIFEST,
-    "wheel": limits.ARCHIVE,
-    "source": limits.ARCHIVE,
-    "signature": limits.SIGNATURE,
-    "readme": limits.METADATA,
+MAX_PART_BYTES = {
+    "manifest": limits.MAX_MANIFEST_BYTES,
+    "wheel": limits.MAX_ARCHIVE_BYTES,
+    "source": limits.MAX_ARCHIVE_BYTES,
+    "signature": limits.MAX_SIGNATURE_BYTES,
+    "readme": limits.MAX_METADATA_BYTES,
 }
-"""Bytes of each part of an upload."""
-LARGEST = sum(SIZES.values()) + (64 << 10)
-"""Bytes of an upload, with what stands between its parts."""
-BROKEN = (ValueError, RuntimeError, EOFError, AssertionError, HttpProcessingError, ClientPayloadError)
-"""What aiohttp raises of a body that is not well formed."""
-CHUNK = 256 << 10
+"""Maximum size of each part of an upload."""
+MAX_UPLOAD_BYTES = sum(MAX_PART_BYTES.values()) + (64 << 10)
+"""Maximum size of an upload, including part headers."""
+MALFORMED_BODY = (ValueError, RuntimeError, EOFError, AssertionError, HttpProcessingError, ClientPayloadError)
+"""Exceptions that aiohttp raises for malformed bodies."""
+CHUNK_BYTES = 256 << 10
 
 
 class Pace(msgspec.Struct, frozen=True):
-    """How much at once, and how slowly."""
+    """Limits of concurrent and slow uploads."""
 
     uploads: int = 8
-    """Uploads that are read at once; nothing is read of the others meanwhile."""
+    """Number of uploads read concurrently; others wait."""
     waiting: int = 256
-    """Uploads that may wait; beyond that they are turned away."""
+    """Number of uploads that may wait; further ones are rejected."""
     seconds: float = 300.0
-    """For the body of a request."""
+    """Time limit for the body of a request."""
     idle_seconds: float = 20.0
-    """Without a byte of it."""
+    """Time limit for the next bytes of a body."""
 
 
 class Uploads:
-    """The door through which packages come in.
+    """Receives, checks and publishes uploads.
 
     Args:
-        store: where they go.
-        pace: how many at once, and how slowly.
+        store: The store to publish to.
+        pace: Limits of uploads.
     """
 
     def __init__(self, store: Store, pace: Pace):
@@ -69,36 +69,36 @@ class Uploads:
         self._checkers = Checkers()
 
     async def close(self) -> None:
-        """End the checkers."""
+        """Stop the worker processes and threads."""
         await self._checkers.close()
         await asyncio.to_thread(self._threads.shutdown)
 
-    async def take(self, request: web.Request, owner: str, name: str, version: str) -> dict[str, Any]:
-        """Read an upload that is allowed, check it and put it on the hub; what is told of it.
+    async def receive(self, request: web.Request, owner: str, name: str, version: str) -> dict[str, Any]:
+        """Read an authorized upload, check and publish it; return its description.
 
         Raises:
-            Refused: it is too large, too slow, not what it should be, or there already.
+            Refused: The upload is too large, too slow or invalid, or the version exists.
         """
         _check_head(request)
-        await self._run(lambda: self.store.check_new(owner, name, version))
-        async with self._turn():
-            draft = await self._run(self.store.draft)
+        await self._in_thread(lambda: self.store.check_new(owner, name, version))
+        async with self._slot():
+            draft = await self._in_thread(self.store.draft)
             try:
-                await self._receive(request, draft)
-                keys = await self._run(lambda: catalogue.keys(self.store, owner))
+                await self._read_parts(request, draft)
+                keys = await self._in_thread(lambda: catalogue.keys(self.store, owner))
                 kept = await self._checkers.check(draft, owner, name, version, keys)
-                manifest = await self._run(lambda: read_manifest((draft / MANIFEST).read_bytes()))
+                manifest = await self._in_thread(lambda: read_manifest((draft / MANIFEST).read_bytes()))
             except BaseException:
-                await self._run(lambda: shutil.rmtree(draft, ignore_errors=True))
+                await self._in_thread(lambda: shutil.rmtree(draft, ignore_errors=True))
                 raise
-            # From here on the draft is the store's: nobody else may touch what it is moving, also not who is cancelled.
-            await self._run(lambda: self.store.add(owner, manifest, draft, kept))
+            # From here on the store owns the draft: a cancelled request must not delete it while the store moves it.
+            await self._in_thread(lambda: self.store.add(owner, manifest, draft, kept))
         return {"owner": owner, "name": name, "version": version, "files": kept}
 
     @asynccontextmanager
-    async def _turn(self) -> AsyncIterator[None]:
+    async def _slot(self) -> AsyncIterator[None]:
         if self._waiting >= self.pace.waiting:
-            raise Refused(503, f"{self._waiting} uploads wait already; try again in a minute")
+            raise Refused(503, f"{self._waiting} uploads are already waiting; try again in a minute")
         self._waiting += 1
         try:
             await self._slots.acquire()
@@ -109,67 +109,69 @@ class Uploads:
         finally:
             self._slots.release()
 
-    async def _receive(self, request: web.Request, draft: Path) -> None:
+    async def _read_parts(self, request: web.Request, draft: Path) -> None:
         seen: set[str] = set()
         try:
-            async with patient(self.pace):
+            async with body_timeout(self.pace):
                 parts = MultipartReader(request.headers, request.content)
-                while (part := await self._soon(parts.next)) is not None:
-                    if not isinstance(part, BodyPartReader) or part.name not in SIZES or part.name in seen:
+                while (part := await self._read_in_time(parts.next)) is not None:
+                    if not isinstance(part, BodyPartReader) or part.name not in MAX_PART_BYTES or part.name in seen:
                         what = getattr(part, "name", None)
                         raise Refused(
-                            400, f"a part of this upload is {what!r}; expected one each of {', '.join(SIZES)}"
+                            400, f"unexpected part {what!r}; expected at most one each of {', '.join(MAX_PART_BYTES)}"
                         )
                     seen.add(part.name)
-                    await self._keep(part, draft / part.name, SIZES[part.name])
-                await self._soon(request.content.readany)
-        except BROKEN as error:
+                    await self._save_part(part, draft / part.name, MAX_PART_BYTES[part.name])
+                await self._read_in_time(request.content.readany)
+        except MALFORMED_BODY as error:
             raise Refused(400, f"the body cannot be read as multipart/form-data: {error}") from error
         missing = {"manifest", "wheel"} - seen
         if missing:
-            raise Refused(400, f"this upload has no part {' and no part '.join(sorted(missing))}")
+            raise Refused(400, f"this upload lacks the part {' and the part '.join(sorted(missing))}")
 
-    async def _keep(self, part: BodyPartReader, file: Path, most: int) -> None:
+    async def _save_part(self, part: BodyPartReader, file: Path, max_bytes: int) -> None:
         size, pieces = 0, bytearray()
-        with await self._run(lambda: file.open("wb")) as stream:
-            while piece := await self._soon(lambda: part.read_chunk(CHUNK)):
+        with await self._in_thread(lambda: file.open("wb")) as stream:
+            while piece := await self._read_in_time(lambda: part.read_chunk(CHUNK_BYTES)):
                 size += len(piece)
-                if size > most:
-                    raise Refused(413, f"the part {part.name} has more than {most:,} bytes, which is the most")
+                if size > max_bytes:
+                    raise Refused(
+                        413, f"the part {part.name} has more than {max_bytes:,} bytes, which is the max_bytes"
+                    )
                 pieces += piece
-                if len(pieces) >= CHUNK:
-                    await self._run(partial(stream.write, bytes(pieces)))
+                if len(pieces) >= CHUNK_BYTES:
+                    await self._in_thread(partial(stream.write, bytes(pieces)))
                     pieces.clear()
-            await self._run(partial(stream.write, bytes(pieces)))
+            await self._in_thread(partial(stream.write, bytes(pieces)))
 
-    async def _soon(self, read: Callable[[], Any]) -> Any:
-        """What is read, if some of it comes soon enough."""
+    async def _read_in_time(self, read: Callable[[], Any]) -> Any:
+        """Await a read within the idle time limit."""
         async with asyncio.timeout(self.pace.idle_seconds):
             return await read()
 
-    async def _run(self, call: Callable[[], T]) -> T:
-        """A call beside the event loop."""
+    async def _in_thread(self, call: Callable[[], T]) -> T:
+        """Run a blocking call in a thread."""
         return await asyncio.get_running_loop().run_in_executor(self._threads, call)
 
 
 def _check_head(request: web.Request) -> None:
-    """What can be refused before a byte of the body is read."""
+    """Check the request's headers before its body is read."""
     if request.content_type != "multipart/form-data":
-        raise Refused(415, f"an upload is multipart/form-data, not {request.content_type[:80]}")
+        raise Refused(415, f"the content type is {request.content_type[:80]}; expected multipart/form-data")
     if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise Refused(415, "an upload is not to be compressed once more; leave Content-Encoding out")
+        raise Refused(415, "uploads must not be compressed; remove Content-Encoding")
     if request.content_length is None:
-        raise Refused(411, "an upload has to say how long it is; send Content-Length")
-    if request.content_length > LARGEST:
-        raise Refused(413, f"this upload has {request.content_length:,} bytes; the most is {LARGEST:,}")
+        raise Refused(411, "the length of the upload is unknown; send Content-Length")
+    if request.content_length > MAX_UPLOAD_BYTES:
+        raise Refused(413, f"this upload has {request.content_length:,} bytes; the max_bytes is {MAX_UPLOAD_BYTES:,}")
 
 
 @asynccontextmanager
-async def patient(pace: Pace) -> AsyncIterator[None]:
-    """Reading a body, for as long as it may take.
+async def body_timeout(pace: Pace) -> AsyncIterator[None]:
+    """Reading a body, for as long as it may receive.
 
     Raises:
-        Refused: it takes longer.
+        Refused: The time limit is exceeded.
     """
     try:
         async with asyncio.timeout(pace.seconds):
@@ -177,5 +179,5 @@ async def patient(pace: Pace) -> AsyncIterator[None]:
     except TimeoutError as error:
         raise Refused(
             408,
-            f"the body came too slowly; it may take {pace.seconds:g} s, and {pace.idle_seconds:g} s without a byte",
+            f"the body was too slow; expected it within {pace.seconds:g} s, with pauses of at most {pace.idle_seconds:g} s",
         ) from error

@@ -1,4 +1,4 @@
-"""Anything with `reset` and `step` as an environment: Gymnasium's text games, and classes of your own."""
+"""Environments with `reset` and `step`: Gymnasium's text games, and your own classes."""
 
 from __future__ import annotations
 
@@ -7,8 +7,11 @@ import functools
 import importlib
 import inspect
 import random
+import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
+
+import msgspec
 
 from rove.core.config import check_positive
 from rove.core.digest import derive_seed
@@ -17,42 +20,43 @@ from rove.core.messages import Messages, UserMessage, text_of
 from rove.core.state import State
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.integrations.environments.gym_text import describe, game_of, read_action
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
 from rove.utils.threads import Threads, UnderWay
 
 MAX_STEPS = 100
-"""In an episode of what knows no limit of its own."""
-MOST_STEPS = 32
-"""Steps of environments, in threads, at once."""
+"""Maximum steps of an episode whose environment sets no limit."""
+MAX_CONCURRENT_STEPS = 32
+"""Maximum steps of environments that run at a time, in threads."""
 
 
 class GymEnv(MultiTurnEnv):
-    """The model plays something with `reset` and `step`: each of its turns is one action, each observation the reply.
+    """Each turn of the model is one action of a Gymnasium environment, each observation the response.
 
-    The siblings of a group play the same world: `reset` gets the seed of the row. An answer that names no action is told so
-    and costs a turn, not a step. The reward is `episode_return` (the sum of the steps' rewards, brought from `reward_range`
-    to 0…1) less `invalid_penalty` times the share of turns that named no action. Metrics: `raw_return`, `invalid_actions`
-    (that share), `episode_steps`, `terminated`. In the state: `gym_env`, `gym_done`, `gym_rewards`, `gym_info`.
+    All rollouts of a group use the same seed: `reset` gets the row's. An answer without a valid action gets an error message and
+    costs a turn, but no step. The reward is `episode_return` (the sum of the steps' rewards, scaled from `reward_range` to 0…1)
+    minus `invalid_penalty` × the share of turns without a valid action. Metrics: `raw_return`, `invalid_actions` (that share),
+    `episode_steps`, `terminated`. State keys: `gym_env`, `gym_done`, `gym_rewards`, `gym_info`.
+
+        env = rove.GymEnv("FrozenLake-v1", {"is_slippery": False}, max_episode_steps=20)
 
     Args:
-        env_cls: an id of Gymnasium, such as "FrozenLake-v1", or what makes an object with `reset` and `step` when it is
-            called: Gymnasium's (five values from `step`) or the older Gym's (four).
-        env_kwargs: for Gymnasium, or for `env_cls`.
-        actions: names of the actions, by number. Default: those of the text games rove knows; numbers where there are
-            `action_space.n` of them.
-        action_parser: text → action, raising ValueError (with what to say to the model) where there is none. Default: an
-            action's name or number, by itself, in `<action>` tags, or the last one named.
-        obs_to_text: observation → text. Default: what Gymnasium draws as text, else `str`.
-        description: what the game is about, said first. Default: for the text games rove knows.
-        reward_range: least and most return, brought to 0 and 1; returns beyond are cut. Default: that of the text games
-            rove knows; else none, and the reward is the return.
-        invalid_penalty: taken off the reward where every turn named no action.
+        env_cls: an id of Gymnasium, such as "FrozenLake-v1", or a callable that returns an object with `reset` and `step`, in
+            Gymnasium's form (`step` returns five values) or that of the older Gym (four).
+        env_kwargs: arguments for Gymnasium, or for `env_cls`.
+        actions: names of the actions, in order of their numbers. Default: for known text games their names, else the numbers
+            of `action_space.n`.
+        action_parser: text → action, raising ValueError (with a message for the model) if there is none. Default: the name or
+            number of an action, alone, in `<action>` tags, or the last name in the text.
+        obs_to_text: observation → text. Default: Gymnasium's text rendering, else `str`.
+        description: first text of the prompt. Default: for known text games a description of the game.
+        reward_range: least and greatest return, scaled to 0 and 1; returns outside are clipped. Default: for known text games
+            their range; else the reward is the return.
+        invalid_penalty: subtracted from the reward if no turn had a valid action.
         num_train_episodes, num_eval_episodes: rows of the datasets.
-        max_episode_steps: most turns of the model. Default: the environment's own limit; 100 where it has none.
-        seed: of the worlds.
+        max_episode_steps: maximum turns of the model. Default: the environment's own limit; 100 if it has none.
+        seed: seed of the rows.
         Everything else: see `MultiTurnEnv`.
 
     Raises:
@@ -89,7 +93,7 @@ class GymEnv(MultiTurnEnv):
         self.actions = list(actions) if actions is not None else list(game.actions) if game else None
         self.action_parser, self.obs_to_text = action_parser, obs_to_text
         self.invalid_penalty = invalid_penalty
-        self._threads = Threads(MOST_STEPS)
+        self._threads = Threads(MAX_CONCURRENT_STEPS)
         if description is None:
             description = game.about if game else "Play this game."
         rubric = Rubric([self.episode_return])
@@ -99,7 +103,10 @@ class GymEnv(MultiTurnEnv):
         super().__init__(
             dataset=lambda: self._rows(description, num_train_episodes, f"{seed}:train"),
             eval_dataset=lambda: self._rows(description, num_eval_episodes, f"{seed}:eval"),
-            max_turns=max_episode_steps or (game.max_steps if game else None) or _own_limit(env_cls) or MAX_STEPS,
+            max_turns=max_episode_steps
+            or (game.max_steps if game else None)
+            or _registered_max_steps(env_cls)
+            or MAX_STEPS,
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
@@ -108,49 +115,51 @@ class GymEnv(MultiTurnEnv):
             yield {"question": description, "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
-        """Make the environment, reset it with the row's seed, and show what there is to see."""
+        """Create the environment, reset it with the row's seed, and add the first observation to the prompt."""
         state.update(gym_env=None, gym_done=False, gym_terminated=False, gym_rewards=[], gym_invalid=0, gym_calls=set())
-        env = await self._beside(state, self.make)
+        env = await self._run_in_thread(state, self.make)
         state["gym_env"] = env
-        observation, info = await self._beside(state, functools.partial(_reset, env, state["info"]["seed"]))
+        observation, info = await self._run_in_thread(state, functools.partial(_reset, env, state["info"]["seed"]))
         state["gym_info"] = info
         *before, question = state["prompt"]
-        text = f"{text_of(question)}\n{self._told(env)}\n\n{self.show(env, observation)}"
+        text = f"{text_of(question)}\n{self._action_prompt(env)}\n\n{self.show(env, observation)}"
         state["prompt"] = [*before, UserMessage(text)]
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Any:
-        """Do what the model said, and show what came of it."""
+        """Execute the model's action and return the observation."""
         env = state["gym_env"]
         try:
             action = self.parse_action(env, text_of(messages[-1]))
         except ValueError as error:
             state["gym_invalid"] += 1
             return str(error)
-        observation, reward, done, is_end, info = _stepped(await self._beside(state, lambda: env.step(action)))
+        observation, reward, done, is_terminated, info = _unpack_step(
+            await self._run_in_thread(state, lambda: env.step(action))
+        )
         state["gym_rewards"].append(float(reward))
-        state.update(gym_done=done, gym_terminated=is_end, gym_info=info)
+        state.update(gym_done=done, gym_terminated=is_terminated, gym_info=info)
         text = self.show(env, observation)
         if done:
             state["final_env_response"] = f"{text}\nThe game is over."
         return text
 
     def random_policy(self, messages: Messages, state: State, rng: random.Random) -> str:
-        """Any action, by name."""
-        return rng.choice(self._names(state["gym_env"]))
+        """Choose a random action."""
+        return rng.choice(self._action_names(state["gym_env"]))
 
     def show(self, env: Any, observation: Any) -> str:
-        """An observation as the model reads it."""
+        """Return an observation as text."""
         return self.obs_to_text(observation) if self.obs_to_text else describe(env, observation)
 
     def parse_action(self, env: Any, text: str) -> Any:
-        """The action that the model's answer names.
+        """Return the action in the model's answer.
 
         Raises:
-            ValueError: none; what to say to the model.
+            ValueError: there is none; the message is for the model.
         """
         if self.action_parser is not None:
             return self.action_parser(text)
-        names = self._names(env)
+        names = self._action_names(env)
         action = read_action(text, names)
         if action is None:
             raise ValueError(f"That names no action. Answer with one of: {', '.join(names)}.")
@@ -158,18 +167,18 @@ class GymEnv(MultiTurnEnv):
 
     @stop(priority=60)
     def is_done(self, state: State) -> bool:
-        """The episode is over."""
+        """Stop when the episode has ended."""
         return state["gym_done"]
 
     @cleanup
     async def cleanup_env(self, state: State) -> None:
-        """Close the environment, once no step is at work in it any more."""
+        """Close the environment, after a step that is still running."""
         await asyncio.gather(*state.get("gym_calls", ()))
         if state.get("gym_env") is not None:
             _close(state["gym_env"])
 
     def episode_return(self, state: State) -> float:
-        """The sum of the steps' rewards, on the scale of `reward_range`."""
+        """Sum of the steps' rewards, scaled to `reward_range`."""
         total = raw_return(state)
         if self.reward_range is None:
             return total
@@ -177,17 +186,17 @@ class GymEnv(MultiTurnEnv):
         return (min(max(total, low), high) - low) / (high - low)
 
     def invalid_actions(self, state: State) -> float:
-        """Share of the turns that named no action."""
+        """Share of turns without a valid action."""
         return state["gym_invalid"] / max(1, len(state["trajectory"]))
 
-    async def _beside(self, state: State, call: Callable[[], Any]) -> Any:
-        under_way: UnderWay = state["gym_calls"]
-        return await maybe_await(await self._threads.run(call, under_way))
+    async def _run_in_thread(self, state: State, call: Callable[[], Any]) -> Any:
+        running: UnderWay = state["gym_calls"]
+        return await maybe_await(await self._threads.run(call, running))
 
-    def _told(self, env: Any) -> str:
-        return "" if self.action_parser else f"Answer with one action: {', '.join(self._names(env))}."
+    def _action_prompt(self, env: Any) -> str:
+        return "" if self.action_parser else f"Answer with one action: {', '.join(self._action_names(env))}."
 
-    def _names(self, env: Any) -> list[str]:
+    def _action_names(self, env: Any) -> list[str]:
         if self.actions is not None:
             return self.actions
         space: Any = getattr(env, "action_space", None)
@@ -198,22 +207,22 @@ class GymEnv(MultiTurnEnv):
 
 
 def raw_return(state: State) -> float:
-    """The sum of the steps' rewards."""
+    """Sum of the steps' rewards."""
     return sum(state["gym_rewards"])
 
 
 def episode_steps(state: State) -> float:
-    """Steps taken."""
+    """Number of steps."""
     return float(len(state["gym_rewards"]))
 
 
 def terminated(state: State) -> float:
-    """1 where the game came to its end, 0 where a limit of steps did."""
+    """1 if the game ended by its rules, 0 if by a limit of steps."""
     return float(state["gym_terminated"])
 
 
 def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> Any:
-    """The environment, one of Gymnasium such that it draws text if it can."""
+    """Create the environment, with text rendering if Gymnasium supports it."""
     if not isinstance(env_cls, str):
         return env_cls(**kwargs)
     gymnasium = importlib.import_module("gymnasium")
@@ -224,8 +233,8 @@ def _make(env_cls: str | Callable[..., Any], kwargs: dict[str, Any]) -> Any:
     return gymnasium.make(env_cls, disable_env_checker=True, **kwargs)
 
 
-def _own_limit(env_cls: str | Callable[..., Any]) -> int | None:
-    """The most steps that Gymnasium allows in an episode."""
+def _registered_max_steps(env_cls: str | Callable[..., Any]) -> int | None:
+    """Return Gymnasium's limit of steps for an environment."""
     if not isinstance(env_cls, str):
         return None
     gymnasium = importlib.import_module("gymnasium")
@@ -236,24 +245,127 @@ def _own_limit(env_cls: str | Callable[..., Any]) -> int | None:
 
 
 def _reset(env: Any, seed: int) -> tuple[Any, Mapping[str, Any]]:
-    """The first observation and info; environments that know no seed are reset without one."""
+    """Return the first observation and info; the seed is passed only if `reset` takes one."""
     parameters = inspect.signature(env.reset).parameters.values()
     takes_seed = any(p.name == "seed" or p.kind is p.VAR_KEYWORD for p in parameters)
-    given = env.reset(seed=seed) if takes_seed else env.reset()
-    if isinstance(given, tuple) and len(given) == 2 and isinstance(given[1], Mapping):
-        return given
-    return given, {}
+    result = env.reset(seed=seed) if takes_seed else env.reset()
+    if isinstance(result, tuple) and len(result) == 2 and isinstance(result[1], Mapping):
+        return result
+    return result, {}
 
 
-def _stepped(given: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
-    """Observation, reward, whether it is over, whether by its own rules, and info: of either form of `step`."""
-    if len(given) == 5:
-        observation, reward, is_end, is_cut, info = given
-        return observation, reward, bool(is_end or is_cut), bool(is_end), info
-    observation, reward, done, info = given
+def _unpack_step(result: Sequence[Any]) -> tuple[Any, float, bool, bool, Mapping[str, Any]]:
+    """Return observation, reward, whether the episode is done, whether it terminated, and info, from either form of `step`."""
+    if len(result) == 5:
+        observation, reward, is_terminated, is_truncated, info = result
+        return observation, reward, bool(is_terminated or is_truncated), bool(is_terminated), info
+    observation, reward, done, info = result
     return observation, reward, bool(done), bool(done), info
 
 
 def _close(env: Any) -> None:
     if hasattr(env, "close"):
         env.close()
+
+
+COLORED = re.compile(r"\x1b\[([\d;]+)m(.*?)\x1b\[0m", re.DOTALL)
+LAST_MOVE = re.compile(r"^\s*\(\w+\)\s*$\n?", re.MULTILINE)
+TAXI_PLACES = ("R", "G", "Y", "B", "the taxi")
+
+
+class TextGame(msgspec.Struct, frozen=True):
+    """Description of a text game."""
+
+    about: str
+    actions: tuple[str, ...]
+    """Names of the actions, in order of their numbers."""
+    reward_range: tuple[float, float] | None = None
+    """Least and greatest sum of an episode's rewards."""
+    max_steps: int | None = None
+    """For games without their own limit."""
+
+
+LAKE = TextGame(
+    "You walk on a frozen lake, from S to G over frozen squares F. A hole H ends the game. [ ] marks where you are.",
+    ("left", "down", "right", "up"),
+    (0.0, 1.0),
+)
+CLIFF = TextGame(
+    "You (x) walk on a grid, from the lower left corner to T in the lower right. Every step costs 1; stepping on the cliff C "
+    "costs 100 and puts you back at the start.",
+    ("up", "right", "down", "left"),
+    (-100.0, -13.0),
+    100,
+)
+TAXI = TextGame(
+    "You drive a taxi on a grid of 5 by 5 squares, row 0 at the top, column 0 on the left; walls | cannot be crossed. Fetch "
+    "the passenger, bring them to their destination, drop them there. R is at row 0, column 0; G at 0, 4; Y at 4, 0; B at 4, 3.",
+    ("south", "north", "east", "west", "pickup", "dropoff"),
+    (-200.0, 20.0),
+)
+BLACKJACK = TextGame(
+    "You play blackjack against the dealer: get closer to 21 than the dealer without going over.",
+    ("stick", "hit"),
+    (-1.0, 1.0),
+)
+GAMES = {
+    "FrozenLake": LAKE,
+    "FrozenLake8x8": LAKE,
+    "CliffWalking": CLIFF,
+    "CliffWalkingSlippery": CLIFF,
+    "Taxi": TAXI,
+    "Blackjack": BLACKJACK,
+}
+"""By the id in Gymnasium, without its version."""
+
+
+def game_of(env_id: str) -> TextGame | None:
+    """Return the description of a game of Gymnasium; None for games without one."""
+    return GAMES.get(env_id.rpartition("/")[2].rpartition("-v")[0])
+
+
+def describe(env: Any, observation: Any) -> str:
+    """Return an observation as text: the rendering if it is text, else the observation itself."""
+    game = str(getattr(getattr(env, "spec", None), "id", "") or "")
+    if game.startswith("Taxi"):
+        return _taxi(env, observation)
+    if game.startswith("Blackjack"):
+        total, dealer, ace = observation
+        return f"Your cards count {total}{', with a usable ace' if ace else ''}. The dealer shows {dealer}."
+    if getattr(env, "render_mode", None) == "ansi":
+        return plain(env.render())
+    return observation if isinstance(observation, str) else str(observation)
+
+
+def plain(drawing: str) -> str:
+    """Remove the colors of a rendering; text on a colored background is put in brackets."""
+
+    def replace(found: re.Match[str]) -> str:
+        has_background = any(40 <= int(code) <= 47 for code in found[1].split(";") if code)
+        return f"[{found[2]}]" if has_background else found[2]
+
+    return LAST_MOVE.sub("", COLORED.sub(replace, drawing)).strip("\n")
+
+
+def _taxi(env: Any, observation: int) -> str:
+    row, column, passenger, goal = env.unwrapped.decode(int(observation))
+    grid = LAST_MOVE.sub("", COLORED.sub(lambda found: found[2], env.render())).strip("\n")
+    where = f"at {TAXI_PLACES[passenger]}" if passenger < 4 else "in the taxi"
+    return f"{grid}\nTaxi: row {row}, column {column}. Passenger: {where}. Destination: {TAXI_PLACES[goal]}."
+
+
+def read_action(text: str, names: Sequence[str]) -> int | None:
+    """Return the number of the action in a text: the whole text as name or number, else the last name in it.
+
+    Only the text after the last `</think>` counts, and within it the content of the last `<action>` tags, if there are any.
+    """
+    text = text.rpartition("</think>")[2]
+    tagged = re.findall(r"<action>(.*?)</action>", text, flags=re.DOTALL)
+    answer = (tagged[-1] if tagged else text).strip().strip(".!\"'`*").lower()
+    lowered = [name.lower() for name in names]
+    if answer in lowered:
+        return lowered.index(answer)
+    if re.fullmatch(r"\d+", answer):
+        return int(answer) if int(answer) < len(names) else None
+    found = re.findall(rf"\b({'|'.join(map(re.escape, lowered))})\b", answer) if lowered else []
+    return lowered.index(found[-1]) if found else None

@@ -1,11 +1,13 @@
-"""Environments that an OpenEnv server has, played over its WebSocket protocol."""
+"""Environments of an OpenEnv server, over its WebSocket protocol."""
 
 from __future__ import annotations
 
 import asyncio
 import functools
 import json
+import random
 import re
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from typing import Any
@@ -20,51 +22,52 @@ from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.integrations.environments.open_env_wire import RefusedError, Session
 from rove.rubrics import Rubric
 from rove.tools.tool import call_arguments, call_id, call_name
 
 TOOL = "act"
-"""The tool that an action is, with `as_tool`."""
+"""Name of the tool for actions, with `as_tool`."""
 
 
 def show_fields(observation: Mapping[str, Any]) -> str:
-    """An observation's fields, `metadata` left out: the text itself where there is one field that is a text.
+    """Return the fields of an observation without `metadata`; the text alone if the only field is a string.
 
-    So it is for servers of rove, which tell `messages` and `tools` beside the `text`.
+    `messages` and `tools` are omitted: rove's servers send them in addition to `text`.
     """
     fields = {name: value for name, value in observation.items() if name != "metadata" and value is not None}
     if fields.keys() <= {"text", "messages", "tools"}:
         fields = {"text": fields.get("text", "")}
     if len(fields) == 1 and isinstance(value := next(iter(fields.values())), str):
         return value
-    return "\n".join(f"{name}: {_short(value)}" for name, value in fields.items())
+    return "\n".join(f"{name}: {_to_text(value)}" for name, value in fields.items())
 
 
 class OpenEnvEnv(MultiTurnEnv):
-    """The model acts in an environment of an OpenEnv server: every turn of it is an action, the observation the reply.
+    """Each turn of the model is an action in an environment of an OpenEnv server, the observation the response.
 
-    rove speaks the protocol itself; the `openenv` package is not needed. Where actions have one field that is a required text,
-    the model's answer is that text; otherwise it is asked for a JSON object, and told what is wrong with one. With `as_tool` it
-    calls the tool `act` instead, whose arguments are the action's fields. The siblings of a group reset with the same seed.
-    The reward `episode_reward` is the sum of the steps' rewards. Metrics:
-    `episode_steps`, `finished`, `invalid_actions` (as a share of the turns). In the state: `openenv_state` is the last answer.
+    rove implements the protocol; the `openenv` package is not needed. If actions have one required string field, the model's
+    answer is its value; otherwise the model is asked for a JSON object, and gets an error message if it is invalid. With
+    `as_tool` it calls the tool `act`, whose arguments are the action's fields. All rollouts of a group reset with the same seed.
+    The reward `episode_reward` is the sum of the steps' rewards. Metrics: `episode_steps`, `finished`, `invalid_actions` (share
+    of the turns). State key: `openenv_state` is the server's last response.
+
+        env = rove.OpenEnvEnv("http://localhost:8000", max_turns=20)
 
     Args:
-        base_url: of the server, like http://localhost:8000.
+        base_url: URL of the server, like http://localhost:8000.
         prompt_renderer: observation → text for the model. Default: its fields (`show_fields`).
-        action_parser: text → action, raising ValueError (with what to say to the model) where there is none. Default: by
-            the server's schema, as above.
-        as_tool: whether an action is a call of a tool, with the fields and types of the server's schema.
-        instructions: what the model reads first. Default: the server's description of the environment.
+        action_parser: text → action, raising ValueError (with a message for the model) if there is none. Default: by the
+            server's schema, as described above.
+        as_tool: whether an action is a tool call, with the fields and types of the server's schema.
+        instructions: first text of the prompt. Default: the server's description of the environment.
         num_train_examples, num_eval_examples: episodes in the datasets.
-        seed: of the episodes; each reset gets one of its own.
+        seed: seed of the episodes; each reset gets another one derived from it.
         reset_args: further arguments of every reset.
-        headers: of every request.
-        call_seconds: for an answer of the server.
-        capacity_seconds: how long to wait for a server that has no room for another session (they are made for one unless told
-            otherwise).
-        Everything else: see `MultiTurnEnv`. `max_turns` is 50 unless given.
+        headers: headers of every request.
+        call_seconds: maximum seconds for a response of the server.
+        capacity_seconds: maximum seconds to wait for a server that has no capacity for another session (by default OpenEnv
+            servers have one session).
+        Everything else: see `MultiTurnEnv`. The default of `max_turns` is 50.
 
     Raises:
         ConfigError: an argument is out of range, or both as_tool and action_parser are given.
@@ -90,7 +93,9 @@ class OpenEnvEnv(MultiTurnEnv):
         self.call_seconds, self.capacity_seconds = call_seconds, capacity_seconds
         check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "capacity_seconds")
         if as_tool and action_parser is not None:
-            raise ConfigError("action_parser reads texts, and as_tool has actions that are none; expected one of them")
+            raise ConfigError(
+                "action_parser parses text, but with as_tool actions are tool calls; pass only one of them"
+            )
         self.base_url, self.as_tool = base_url.rstrip("/"), as_tool
         self.prompt_renderer, self.action_parser, self.instructions = prompt_renderer, action_parser, instructions
         self.reset_args, self.headers = dict(reset_args or {}), dict(headers or {})
@@ -109,88 +114,88 @@ class OpenEnvEnv(MultiTurnEnv):
             yield {"question": self.instructions or "", "info": {"seed": derive_seed(seed, position) % (1 << 31)}}
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
-        """Begin an episode in a session of its own."""
+        """Begin an episode in a new session."""
         state.update(session=None, openenv_rewards=[], openenv_invalid=0, openenv_done=False)
         server = await self._connected()
         session = state["session"] = Session(server.http, self.base_url)
         data = {"seed": state["info"]["seed"], **self.reset_args}
-        told = await session.reset(self.call_seconds, self.capacity_seconds, **data)
-        state.update(openenv_state=told, openenv_server=server)
+        result = await session.reset(self.call_seconds, self.capacity_seconds, **data)
+        state.update(openenv_state=result, openenv_server=server)
         if self.as_tool:
             state["tools"] = [server.tool]
         about = self.instructions or server.about
-        first = "\n\n".join(part for part in (about, self._asked(server), self._read(told)) if part)
-        state["prompt"] = [*state["prompt"][:-1], UserMessage(first)]
+        text = "\n\n".join(part for part in (about, self._instructions_for(server), self._read(result)) if part)
+        state["prompt"] = [*state["prompt"][:-1], UserMessage(text)]
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str | Messages:
-        """Do what the model said, and show what came of it."""
+        """Execute the model's action and return the observation."""
         server: _Server = state["openenv_server"]
         if not self.as_tool:
-            said = text_of(messages[-1])
-            text = await self._act(lambda: (self.action_parser or server.action)(said), state)
+            answer = text_of(messages[-1])
+            text = await self._act(lambda: (self.action_parser or server.action)(answer), state)
             if state["openenv_done"]:
                 state["final_env_response"] = text
             return text
         calls = messages[-1].get("tool_calls") or []
         if not calls:
             state["openenv_invalid"] += 1
-            return [UserMessage(f"That is no action. {self._asked(server)}")]
+            return [UserMessage(f"That is no action. {self._instructions_for(server)}")]
         replies: Messages = []
         for call in calls:
             is_over = state["openenv_done"]
-            text = "The episode is over." if is_over else await self._act(functools.partial(_arguments, call), state)
+            text = "The episode is over." if is_over else await self._act(functools.partial(_tool_action, call), state)
             replies.append(ToolMessage(text, call_id(call)))
         if state["openenv_done"]:
             state["final_env_response"] = replies
         return replies
 
     async def _act(self, read: Callable[[], dict[str, Any]], state: State) -> str:
-        """Do what `read` returns, and what came of it; where that raises ValueError, what is wrong."""
+        """Execute the action that `read` returns; return the observation, or why the action is invalid."""
         session: Session = state["session"]
         server: _Server = state["openenv_server"]
         try:
-            told = await session.step(read(), self.call_seconds)
+            result = await session.step(read(), self.call_seconds)
         except (ValueError, ToolParseError, RefusedError) as error:
             if isinstance(error, RefusedError) and error.code != "VALIDATION_ERROR":
                 raise Error(f"the server refused the action ({error.code}): {error}") from error
             state["openenv_invalid"] += 1
-            details = getattr(error, "details", None)
-            return (
-                f"That is no action: {error}{f' {_short(details)}' if details else ''}. {self._asked(server)}".strip()
-            )
-        state["openenv_rewards"].append(float(told.get("reward") or 0.0))
-        state["openenv_state"] = told
-        text = self._read(told)
-        if told.get("done"):
+            details = f" {_to_text(error.details)}" if isinstance(error, RefusedError) and error.details else ""
+            return f"That is no action: {error}{details}. {self._instructions_for(server)}".strip()
+        state["openenv_rewards"].append(float(result.get("reward") or 0.0))
+        state["openenv_state"] = result
+        text = self._read(result)
+        if result.get("done"):
             state["openenv_done"] = True
             return f"{text}\nThe episode is over.".lstrip("\n")
         return text
 
     @cleanup
     async def end_session(self, state: State) -> None:
-        """End the session, so that the server has room again."""
+        """End the session, so that the server has capacity again."""
         if state.get("session") is not None:
             await state["session"].close()
 
     @teardown
     async def disconnect(self) -> None:
         """Close the connections."""
-        made, self._server = self._server, None
-        if made is not None and made.get_loop() is asyncio.get_running_loop():
+        server_task, self._server = self._server, None
+        if server_task is not None and server_task.get_loop() is asyncio.get_running_loop():
             with suppress(InfraError, asyncio.CancelledError):
-                await (await made).http.close()
+                await (await server_task).http.close()
 
     async def _connected(self) -> _Server:
         loop = asyncio.get_running_loop()
-        made = self._server
-        if made is None or made.get_loop() is not loop or (made.done() and (made.cancelled() or made.exception())):
-            made = self._server = loop.create_task(_Server.of(self.base_url, self.headers, self.call_seconds))
-        return await asyncio.shield(made)
+        connecting = self._server
+        failed = connecting is not None and connecting.done() and (connecting.cancelled() or connecting.exception())
+        if connecting is None or failed or connecting.get_loop() is not loop:
+            connecting = loop.create_task(_Server.connect(self.base_url, self.headers, self.call_seconds))
+            self._server = connecting
+        return await asyncio.shield(connecting)
 
-    def _read(self, told: Mapping[str, Any]) -> str:
-        return self.prompt_renderer(told.get("observation") or {})
+    def _read(self, result: Mapping[str, Any]) -> str:
+        return self.prompt_renderer(result.get("observation") or {})
 
-    def _asked(self, server: _Server) -> str:
+    def _instructions_for(self, server: _Server) -> str:
         if self.as_tool:
             return f"Act by calling the tool {TOOL}."
         if self.action_parser is not None or server.field is not None:
@@ -199,7 +204,7 @@ class OpenEnvEnv(MultiTurnEnv):
 
 
 class _Server:
-    """What a server tells of itself, and the connections to it."""
+    """The server's description and schema, and the HTTP connections to it."""
 
     def __init__(self, http: aiohttp.ClientSession, about: str, schema: Mapping[str, Any]):
         self.http, self.about = http, about
@@ -210,17 +215,17 @@ class _Server:
         parameters |= {"$defs": schema["$defs"]} if "$defs" in schema else {}
         function = {"name": TOOL, "description": str(schema.get("description") or "Act."), "parameters": parameters}
         self.tool = {"type": "function", "function": function}
-        """An action as a tool."""
-        texts = [name for name in required if properties.get(name, {}).get("type") == "string"]
-        self.field = texts[0] if texts == required and len(required) == 1 else None
-        """The one text that an action is, if it is that."""
+        """Definition of the tool for actions."""
+        strings = [name for name in required if properties.get(name, {}).get("type") == "string"]
+        self.field = strings[0] if strings == required and len(required) == 1 else None
+        """The field, if actions have a single required string field."""
 
     @classmethod
-    async def of(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
-        """Ask a server.
+    async def connect(cls, url: str, headers: Mapping[str, str], seconds: float) -> _Server:
+        """Request a server's description and schema.
 
         Raises:
-            InfraError: it cannot be reached, or is no OpenEnv server.
+            InfraError: it cannot be reached, or is not an OpenEnv server.
         """
         limits = aiohttp.ClientTimeout(total=None, sock_connect=seconds)
         http = aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=dict(headers), timeout=limits)
@@ -231,15 +236,15 @@ class _Server:
         except BaseException as error:
             await http.close()
             if isinstance(error, (aiohttp.ClientError, OSError, ValueError, LookupError, AttributeError, TypeError)):
-                said = f"{type(error).__name__}: {error}"
-                raise InfraError(f"no OpenEnv server can be reached at {url}: {said}") from error
+                reason = f"{type(error).__name__}: {error}"
+                raise InfraError(f"cannot reach an OpenEnv server at {url}: {reason}") from error
             raise
 
     def action(self, text: str) -> dict[str, Any]:
-        """The action that an answer is.
+        """Return the action in an answer.
 
         Raises:
-            ValueError: it is none.
+            ValueError: there is none.
         """
         text = text.rpartition("</think>")[2].strip()
         if self.field is not None:
@@ -255,11 +260,11 @@ class _Server:
         return value
 
 
-def _arguments(call: Any) -> dict[str, Any]:
-    """The action that a call is.
+def _tool_action(call: Any) -> dict[str, Any]:
+    """Return the action in a tool call.
 
     Raises:
-        ValueError, ToolParseError: it is none.
+        ValueError, ToolParseError: there is none.
     """
     if call_name(call) != TOOL:
         raise ValueError(f"there is no tool '{call_name(call)}'")
@@ -273,24 +278,144 @@ async def _get(http: aiohttp.ClientSession, url: str) -> Any:
 
 
 def episode_reward(state: State) -> float:
-    """The sum of the steps' rewards."""
+    """Sum of the steps' rewards."""
     return sum(state["openenv_rewards"])
 
 
 def episode_steps(state: State) -> float:
-    """Actions that the server took."""
+    """Number of actions that the server executed."""
     return float(len(state["openenv_rewards"]))
 
 
 def finished(state: State) -> float:
-    """1 where the episode came to its end."""
+    """1 if the episode ended."""
     return float(state["openenv_done"])
 
 
 def invalid_actions(state: State) -> float:
-    """Actions that were none, as a share of the turns, at most 1."""
+    """Invalid actions as a share of the turns, at most 1."""
     return min(1.0, state["openenv_invalid"] / max(1, len(state["trajectory"])))
 
 
-def _short(value: Any) -> str:
+def _to_text(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False, default=str)
+
+
+MAX_MESSAGE_BYTES = 64 << 20
+"""Maximum size of a message."""
+CLOSE_TIMEOUT_S = 1.0
+"""Time limit for closing a session."""
+MIN_RETRY_DELAY_S, MAX_RETRY_DELAY_S = 0.05, 5.0
+"""Delay between attempts while the server has no capacity."""
+
+
+class RefusedError(Error):
+    """The server refused a message; `code` is OpenEnv's name for the reason."""
+
+    def __init__(self, message: str, code: str = "", details: Any = None):
+        super().__init__(message)
+        self.code, self.details = code, details
+
+
+class Session:
+    """An environment instance at the other end of a WebSocket.
+
+    Messages are received in the background, so that the server's pings are answered while the model generates.
+
+    Args:
+        http: HTTP connections.
+        url: URL of the server, like http://localhost:8000.
+    """
+
+    def __init__(self, http: aiohttp.ClientSession, url: str):
+        self._http, self._url = http, url
+        self._socket: aiohttp.ClientWebSocketResponse | None = None
+        self._received: asyncio.Queue[dict[str, Any] | None] = asyncio.Queue()
+        self._reading: asyncio.Task[None] | None = None
+
+    async def reset(self, seconds: float, capacity_seconds: float, **data: Any) -> dict[str, Any]:
+        """Begin an episode; return observation, reward and done. Waits while the server has no capacity for another session.
+
+        Args:
+            seconds: maximum seconds for the response.
+            capacity_seconds: maximum seconds to wait for capacity.
+
+        Raises:
+            InfraError: the server cannot be reached, does not respond, or has no capacity in time.
+            RefusedError: it refused.
+        """
+        deadline, wait, attempts = time.monotonic() + capacity_seconds, MIN_RETRY_DELAY_S, []
+        while True:
+            try:
+                if self._socket is None:
+                    await self._connect(seconds)
+                return await self.request("reset", data, seconds)
+            except RefusedError as error:
+                if error.code != "CAPACITY_REACHED":
+                    raise
+                attempts.append(str(error))
+            await self.close()
+            if time.monotonic() > deadline:
+                raise InfraError(
+                    f"{self._url} had no capacity for another session within {capacity_seconds:g} s", attempts[-1:]
+                )
+            await asyncio.sleep(wait * random.uniform(0.5, 1.5))
+            wait = min(2 * wait, MAX_RETRY_DELAY_S)
+
+    async def step(self, action: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Execute an action; return observation, reward and done.
+
+        Raises:
+            InfraError: the connection is closed, or the server does not respond.
+            RefusedError: it refused; with code VALIDATION_ERROR the action is invalid.
+        """
+        return await self.request("step", action, seconds)
+
+    async def request(self, kind: str, data: dict[str, Any], seconds: float) -> dict[str, Any]:
+        """Send a message and return the response."""
+        assert self._socket is not None
+        frame: dict[str, Any] | None = None
+        with suppress(ConnectionError):  # the server sends the reason before it closes; it is read below
+            await self._socket.send_json({"type": kind, "data": data})
+        try:
+            async with asyncio.timeout(seconds):
+                frame = await self._received.get()
+        except TimeoutError as error:
+            raise InfraError(f"{self._url} did not answer '{kind}' within {seconds:g} s") from error
+        if frame is None:
+            raise InfraError(f"{self._url} closed the session")
+        result = frame.get("data") or {}
+        if frame.get("type") == "error":
+            raise RefusedError(str(result.get("message", "")), str(result.get("code", "")), result.get("errors"))
+        return result
+
+    async def close(self) -> None:
+        """End the session, so that the server has capacity for another."""
+        socket, self._socket = self._socket, None
+        if socket is not None:
+            with suppress(ConnectionError, TimeoutError):
+                async with asyncio.timeout(CLOSE_TIMEOUT_S):
+                    await socket.send_json({"type": "close"})
+                    await socket.close()
+        if self._reading is not None:
+            self._reading.cancel()
+
+    async def _connect(self, seconds: float) -> None:
+        try:
+            async with asyncio.timeout(seconds):
+                self._socket = await self._http.ws_connect(f"{self._url}/ws", max_msg_size=MAX_MESSAGE_BYTES)
+        except (aiohttp.ClientError, OSError, TimeoutError) as error:
+            reason = str(error) or type(error).__name__
+            raise InfraError(f"cannot reach an OpenEnv server at {self._url}: {reason}") from error
+        self._received = asyncio.Queue()
+        self._reading = asyncio.create_task(self._read(self._socket, self._received))
+
+    async def _read(self, socket: aiohttp.ClientWebSocketResponse, received: asyncio.Queue[Any]) -> None:
+        try:
+            async for message in socket:
+                if message.type is aiohttp.WSMsgType.TEXT:
+                    received.put_nowait(message.json())
+        except ValueError:  # not JSON, so not an OpenEnv server
+            await socket.close()
+        finally:
+            received.put_nowait(None)

@@ -1,4 +1,4 @@
-"""The task families of reasoning-gym, made and scored in worker processes."""
+"""Tasks of reasoning-gym, created and scored in worker processes."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rove.core.messages import Messages
 from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import teardown
-from rove.envs.single_turn import SingleTurnEnv
-from rove.integrations.environments.libraries import require_library
+from rove.envs.multi_turn import SingleTurnEnv
+from rove.integrations import require_library
 from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
@@ -25,56 +25,58 @@ from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("reasoning_worker.py")
 SYSTEM_PROMPT = "Think step by step, then give your final answer, and nothing else, between <answer> and </answer>."
-MEMORY = 2 << 30
-"""Bytes that a worker may take for an answer."""
-EXACT = 0.99
-"""A score from which on an answer counts as right."""
-CHUNK = 16
-"""Tasks that are made at a time."""
-TASK_SECONDS = 60.0
-"""For making so many."""
+MEMORY_BYTES = 2 << 30
+"""Memory that a worker may allocate for an answer."""
+EXACT_THRESHOLD = 0.99
+"""Minimum score of a correct answer."""
+CHUNK_SIZE = 16
+"""Tasks created per call of a worker."""
+TASK_TIMEOUT_S = 60.0
+"""Time limit for creating a chunk."""
 
 
 class Family(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A family of tasks in a mixture."""
+    """A task family in a mixture."""
 
     name: str
     weight: float = 1.0
-    """Its share of the tasks, relative to the others'."""
+    """Its share of the tasks, relative to the other weights."""
     config: dict[str, Any] = {}
-    """Its settings, under reasoning-gym's names."""
+    """Its settings, with reasoning-gym's names."""
 
 
 def oracle(messages: Messages, state: State, rng: random.Random) -> str:
-    """A scripted policy that gives the row's own answer."""
+    """Answer with the row's reference answer (scripted policy)."""
     return f"<answer>{state['answer']}</answer>"
 
 
 class ReasoningGymEnv(SingleTurnEnv):
     """Tasks of reasoning-gym: one family, or a mixture of several.
 
-    The library runs in worker processes: some families evaluate answers as Python, which must not happen here. A worker
-    that has scored an answer of such a family is not used again; one that takes too long, or dies, fails its rollout with a
-    `WorkerError`. The reward `score` is the family's, cut to 0…1; an answer that its scorer cannot read (it raises) gets 0.
-    Metrics: `raw_score`, `exact` (a score of 0.99 or more), `unreadable`.
+    The library runs in worker processes, since some families evaluate answers as Python. After scoring an answer of such a
+    family the worker is replaced; one that takes too long, or dies, fails its rollout with a `WorkerError`. The reward `score` is
+    the family's score, clipped to 0…1; an answer for which its scorer raises gets 0. Metrics: `raw_score`, `exact` (a score of
+    0.99 or more), `unreadable`.
+
+        env = rove.ReasoningGymEnv([{"name": "countdown", "weight": 2}, "chain_sum"], num_train_examples=500)
 
     Args:
         gym: the name of a family, or several: names or `Family` tables like {"name": "countdown", "weight": 2, "config": {…}}.
         num_train_examples: training tasks.
-        num_eval_examples: evaluation tasks, others than those.
-        seed: of the tasks.
-        config: settings of the family, where `gym` is one name.
-        system_prompt: asks for `<answer>` tags by default.
-        parser: finds the answer. Default: the last `<answer>…</answer>`.
-        partial_credit: whether scores between 0 and 1 count; many families give some to nonsense.
-        score_seconds: wall time of scoring one answer.
-        max_workers: answers scored at a time. Default: 8, or as many as there are cores if fewer.
-        python: interpreter of another virtual environment, which has reasoning-gym; this one needs not have it then.
+        num_eval_examples: evaluation tasks, different from those.
+        seed: seed of the tasks.
+        config: settings of the family, if `gym` is one name.
+        system_prompt: default: asks for `<answer>` tags.
+        parser: extracts the answer. Default: the last `<answer>…</answer>`.
+        partial_credit: whether scores between 0 and 1 count; many families give some for wrong answers.
+        score_seconds: time limit for scoring one answer.
+        max_workers: maximum answers scored at a time. Default: the number of cores, at most 8.
+        python: interpreter of another virtual environment with reasoning-gym, which then is not needed in this one.
         Everything else: see `Environment`.
 
     Raises:
-        ConfigError: reasoning-gym is not installed, or an argument is out of range; from the dataset, as it is read: there is
-            no such family, or its settings are refused.
+        ConfigError: reasoning-gym is not installed, or an argument is out of range; when the dataset is read: a family does not
+            exist, or its settings are invalid.
     """
 
     def __init__(
@@ -100,7 +102,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         self.families = _families(gym, config)
         self.partial_credit = partial_credit
         self.workers = Workers(
-            WORKER, python=python, max_workers=max_workers, memory_bytes=MEMORY, name="reasoning-gym"
+            WORKER, python=python, max_workers=max_workers, memory_bytes=MEMORY_BYTES, name="reasoning-gym"
         )
         super().__init__(
             dataset=lambda: self._rows(num_train_examples, derive_seed(seed, "train") % (1 << 31)),
@@ -111,39 +113,41 @@ class ReasoningGymEnv(SingleTurnEnv):
         )
 
     def _rows(self, count: int, seed: int) -> Iterator[dict[str, Any]]:
-        """Rows as they are asked for; which family one is of depends on the seed and its position alone."""
+        """Yield rows. The family of a row depends only on the seed and its position."""
         self.workers.start()
         for family in self.families:
             if family.name not in self.workers.setup_result["families"]:
                 known = nearest(family.name, self.workers.setup_result["families"])
                 raise ConfigError(f"reasoning-gym has no family '{family.name}'; {known}")
         weights = [family.weight for family in self.families]
-        for start in range(0, count, CHUNK):
-            positions = range(start, min(start + CHUNK, count))
-            chosen = {i: random.Random(f"{seed}:{i}").choices(self.families, weights)[0] for i in positions}
-            made: dict[int, Any] = {}
+        for start in range(0, count, CHUNK_SIZE):
+            positions = range(start, min(start + CHUNK_SIZE, count))
+            family_of = {i: random.Random(f"{seed}:{i}").choices(self.families, weights)[0] for i in positions}
+            task_of: dict[int, Any] = {}
             for family in self.families:
-                mine = [position for position in positions if chosen[position] is family]
-                if mine:
+                own_positions = [position for position in positions if family_of[position] is family]
+                if own_positions:
                     spec = {"family": family.name, "config": family.config, "seed": seed}
-                    tasks = self.workers.call_sync("tasks", TASK_SECONDS, **spec, size=count, positions=mine)
-                    made.update(zip(mine, tasks, strict=True))
+                    tasks = self.workers.call_sync("tasks", TASK_TIMEOUT_S, **spec, size=count, positions=own_positions)
+                    task_of.update(zip(own_positions, tasks, strict=True))
             for position in positions:
-                yield _row(chosen[position], seed, made[position])
+                yield _row(family_of[position], seed, task_of[position])
 
     async def score_answer(self, info: Mapping[str, Any], answer: str) -> float | None:
-        """What the task's family says of an answer; None where its scorer cannot read it.
+        """Return the family's score of an answer; None if its scorer raises.
 
         Args:
-            info: of the task's row.
+            info: info of the task's row.
 
         Raises:
-            WorkerError: scoring did not end in time, or killed its worker.
+            WorkerError: scoring timed out, or its worker died.
             RemoteError: the library cannot be loaded.
         """
         async with self.workers.acquire() as worker:
             family = {name: info[name] for name in ("family", "config", "seed")}
-            await worker.call("prepare", TASK_SECONDS, **family)  # what the family loads is not the answer's time
+            await worker.call(
+                "prepare", TASK_TIMEOUT_S, **family
+            )  # loading does not count toward the answer's time limit
             score, _ = await worker.call("score", self.score_seconds, **info, answer=answer)
             if info["family"] in self.workers.setup_result["running"]:
                 worker.close()
@@ -156,7 +160,7 @@ class ReasoningGymEnv(SingleTurnEnv):
 
 
 class _FamilyRubric(Rubric):
-    """Scores an answer once for its reward and three metrics; more functions can be added."""
+    """Scores an answer once for the reward and three metrics; more functions can be added."""
 
     def __init__(self, env: ReasoningGymEnv):
         super().__init__()
@@ -168,15 +172,15 @@ class _FamilyRubric(Rubric):
 
     @property
     def identity(self) -> list[str]:
-        """How it scores, beside the functions that were added."""
+        """Settings of the score, and the functions that were added."""
         return [f"reasoning-gym, partial_credit={self.env.partial_credit}", *super().identity]
 
     async def score_rollout(self, state: State) -> Scores:
-        """Ask the family, unless there is no answer; see `Rubric.score_rollout`."""
+        """Score the answer, if there is one; see `Rubric.score_rollout`."""
         answer = str(self.parser.parse_answer(state["completion"]) or "")
         raw = await self.env.score_answer(state["info"], answer) if answer else 0.0
         score = min(max(raw or 0.0, 0.0), 1.0)
-        exact = float(score >= EXACT)
+        exact = float(score >= EXACT_THRESHOLD)
         reward = score if self.env.partial_credit else exact
         metrics = {"raw_score": raw or 0.0, "exact": exact, "unreadable": float(raw is None)}
         own = Scores(reward, {"score": reward}, {"score": 1.0}, metrics)
@@ -187,7 +191,7 @@ def _families(gym: str | Sequence[str | Mapping[str, Any]], config: Mapping[str,
     if isinstance(gym, str):
         return [Family(gym, config=dict(config or {}))]
     if config is not None:
-        raise ConfigError("config goes with one family; give each of several its own: {'name': …, 'config': {…}}")
+        raise ConfigError("config is for one family; with several set it for each: {'name': …, 'config': {…}}")
     if not gym:
         raise ConfigError("gym is empty; expected the name of a family, or several")
     try:

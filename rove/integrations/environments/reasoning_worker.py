@@ -1,4 +1,4 @@
-"""What a worker of `ReasoningGymEnv` does: it makes tasks and scores answers. Some families evaluate answers as Python."""
+"""Worker of `ReasoningGymEnv`: creates tasks and scores answers, which some families evaluate as Python."""
 
 from __future__ import annotations
 
@@ -16,37 +16,37 @@ from reasoning_gym.utils import SYSTEM_PROMPTS  # pyright: ignore[reportMissingI
 
 
 def setup() -> dict[str, Any]:
-    """The families there are, those whose code can run an answer, and the prompt that asks for tags."""
+    """Return the families, those that may run an answer as code, and the prompt that asks for tags."""
     running = sorted(filter(_runs_code, DATASETS))
     return {"families": sorted(DATASETS), "running": running, "system_prompt": SYSTEM_PROMPTS["default"]}
 
 
 class Session:
-    """Makes tasks and scores answers to them."""
+    """Creates tasks and scores answers."""
 
     def __init__(self) -> None:
         self.datasets: dict[str, Any] = {}
 
     def tasks(self, family: str, config: dict[str, Any], seed: int, size: int, positions: list[int]) -> list[Any]:
-        """The tasks at these positions of so many, as `packed`; a task has question, answer and metadata."""
+        """Return the tasks at these positions, encoded by `encode`; a task has question, answer and metadata."""
         dataset = self._dataset(family, config, seed, size)
         made: list[Any] = []
         for position in positions:
-            random.seed(f"{seed}:{position}")  # some families draw from the common generators
+            random.seed(f"{seed}:{position}")  # some families use the global generators
             if "numpy" in sys.modules:
                 sys.modules["numpy"].random.seed((seed + position) % (1 << 32))
-            made.append(packed(dataset[position]))
+            made.append(encode(dataset[position]))
         return made
 
     def prepare(self, family: str, config: dict[str, Any], seed: int) -> None:
-        """Load what scoring answers of a family takes."""
+        """Load what a family needs for scoring."""
         self._dataset(family, config, seed, 1)
 
     def score(self, family: str, config: dict[str, Any], seed: int, task: Any, answer: str) -> tuple[float | None, str]:
-        """What the family says of an answer, or (None, why not) where its scorer raises."""
+        """Return the family's score of an answer, or (None, reason) if its scorer raises."""
         dataset = self._dataset(family, config, seed, 1)
         try:
-            return float(dataset.score_answer(answer=answer, entry=unpacked(task))), ""
+            return float(dataset.score_answer(answer=answer, entry=decode(task))), ""
         except Exception as error:
             return None, f"{type(error).__name__}: {error}"
 
@@ -59,37 +59,37 @@ class Session:
         return self.datasets[key]
 
 
-MARKS = ({"(tuple)"}, {"(dict)"})
+MARKERS = ({"(tuple)"}, {"(dict)"})
 
 
-def packed(value: Any) -> Any:
-    """A value as JSON can hold it and `unpacked` gives it back: tuples and keys that are no texts are marked."""
+def encode(value: Any) -> Any:
+    """Encode a value as JSON that `decode` can restore: tuples and keys that are not strings are marked."""
     if isinstance(value, str):
-        return str(value)  # numpy's texts, too
+        return str(value)  # also converts numpy's strings
     if value is None or isinstance(value, (bool, int, float)):
         return value
     if isinstance(value, list):
-        return [packed(item) for item in value]
+        return [encode(item) for item in value]
     if isinstance(value, tuple):
-        return {"(tuple)": [packed(item) for item in value]}
+        return {"(tuple)": [encode(item) for item in value]}
     if isinstance(value, dict):
-        if all(isinstance(key, str) for key in value) and value.keys() not in MARKS:
-            return {str(key): packed(item) for key, item in value.items()}
-        return {"(dict)": [[packed(key), packed(item)] for key, item in value.items()]}
-    raise TypeError(f"a task holds a {type(value).__name__}, which cannot be kept in JSON: {value!r}")
+        if all(isinstance(key, str) for key in value) and value.keys() not in MARKERS:
+            return {str(key): encode(item) for key, item in value.items()}
+        return {"(dict)": [[encode(key), encode(item)] for key, item in value.items()]}
+    raise TypeError(f"a task contains a {type(value).__name__}, which JSON cannot represent: {value!r}")
 
 
-def unpacked(value: Any) -> Any:
-    """The inverse of `packed`."""
+def decode(value: Any) -> Any:
+    """Restore a value encoded by `encode`."""
     if isinstance(value, list):
-        return [unpacked(item) for item in value]
+        return [decode(item) for item in value]
     if not isinstance(value, dict):
         return value
     if value.keys() == {"(tuple)"}:
-        return tuple(unpacked(item) for item in value["(tuple)"])
+        return tuple(decode(item) for item in value["(tuple)"])
     if value.keys() == {"(dict)"}:
-        return {unpacked(key): unpacked(item) for key, item in value["(dict)"]}
-    return {key: unpacked(item) for key, item in value.items()}
+        return {decode(key): decode(item) for key, item in value["(dict)"]}
+    return {key: decode(item) for key, item in value.items()}
 
 
 def _runs_code(family: str) -> bool:

@@ -1,4 +1,4 @@
-"""Tasksets of verifiers v1, played and scored by verifiers in a process of its own."""
+"""Tasksets of verifiers v1, run and scored by verifiers in a worker process."""
 
 from __future__ import annotations
 
@@ -26,41 +26,44 @@ from rove.server.proxy import Access, ModelTurn
 from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("taskset_worker.py")
-CHUNK = 4096
-"""Tasks that are asked for at a time."""
-ROWS_SECONDS = 600.0
-"""For telling so many."""
-CANCEL_SECONDS = 15.0
-NOT_THEIRS = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
-"""Environment variables that say where this interpreter finds things."""
+CHUNK_SIZE = 4096
+"""Tasks requested per call of the worker."""
+ROWS_TIMEOUT_S = 600.0
+"""Time limit for sending a chunk of tasks."""
+CANCEL_TIMEOUT_S = 15.0
+INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
+"""Environment variables with package locations of this interpreter, which another one must not inherit."""
 
 
 class TasksetEnv(AgentEnv):
-    """A taskset of verifiers v1 (the API of its 0.4): its agents play, its tools answer, its rewards and metrics count.
+    """A taskset of verifiers v1 (the API of its 0.4), with its agents, tools, rewards and metrics.
 
-    verifiers runs in a worker process, with an interpreter of its own if need be; what its agents ask of the model comes here
-    and is recorded as the steps of the rollout, see `AgentEnv`. The siblings of a group play the same task. A rollout that ends
-    by a limit or a stop condition of this environment is scored as it stands. The row's `info` has `task` (its data).
+    verifiers runs in a worker process, optionally with its own interpreter; the model requests of its agents are sent here
+    and recorded as the steps of the rollout, see `AgentEnv`. All rollouts of a group have the same task. A rollout that ends
+    by a limit or a stop condition of this environment is scored as it is. The row's `info` has `task` (its data).
 
-    Unlike in `vf-eval`, agents run on this machine ("subprocess") where nothing says otherwise, not in Prime's sandboxes, and
-    get no shell: the harness is "null" (a conversation, with the taskset's tools) unless the taskset, or `env`, names one.
+    Unlike in `vf-eval`, agents run on this machine ("subprocess") by default, not in Prime's sandboxes, and get no shell: the
+    harness is "null" (a conversation, with the taskset's tools) unless the taskset, or `env`, names one.
+
+        env = rove.TasksetEnv("reversal", num_examples=100, python="verifiers-venv/bin/python")
 
     Args:
         taskset: its id: the name of the module that exports it.
-        config: settings of the taskset, what `--env.taskset.` sets in `vf-eval`.
-        eval_config: settings that differ for evaluation, such as {"split": "test"}. Default: the training tasks are evaluated.
-        env: the rest of v1's `[env]` table: `id` of an environment to play the taskset in, and settings of its agents, such as
-            {"agent": {"harness": {"id": "bash"}, "runtime": {"type": "docker"}}}. Agents that it gives a `client` are asked for
-            there, unrecorded.
-        agent: which of several agents the model is. The others are asked of the same model and kept in the record's `roles`.
-        num_examples: most tasks of each of the datasets.
+        config: settings of the taskset; `--env.taskset.` sets them in `vf-eval`.
+        eval_config: settings that differ for evaluation, such as {"split": "test"}. Default: evaluation uses the training tasks.
+        env: the rest of v1's `[env]` table: `id` of an environment for the taskset, and settings of its agents, such as
+            {"agent": {"harness": {"id": "bash"}, "runtime": {"type": "docker"}}}. Requests of agents with their own `client` are
+            sent there and not recorded.
+        agent: the agent that is the model, if there are several. The others use the same model; their calls are in the
+            record's `model_roles`.
+        num_examples: maximum tasks of each dataset.
         select: v1's selection of tasks: include, exclude, shuffle, seed, skip.
-        python: interpreter of a virtual environment that has verifiers and the taskset. Default: this one.
-        taskset_dir: folder in which the taskset is, where it is not installed.
-        timeout_seconds: for an agent's part of a rollout; what there is then is scored.
-        start_seconds: for loading the taskset.
-        hang_seconds: a worker that gives no sign of life for so long is killed.
-        grace_seconds: for ending and scoring a rollout that gets no further answers.
+        python: interpreter of a virtual environment with verifiers and the taskset. Default: this one.
+        taskset_dir: folder of the taskset, if it is not installed.
+        timeout_seconds: time limit of an agent's part of a rollout, which is then scored as it is.
+        start_seconds: time limit for loading the taskset.
+        hang_seconds: a worker that does not respond for this long is killed.
+        grace_seconds: time limit for ending and scoring a rollout that gets no further responses.
         Everything else: see `AgentEnv`.
 
     Raises:
@@ -84,87 +87,87 @@ class TasksetEnv(AgentEnv):
         grace_seconds: float = 120.0,
         **kwargs: Any,
     ):
-        chosen = dict(select or {}) if num_examples is None else {**(select or {}), "limit": num_examples}
+        selection = dict(select or {}) if num_examples is None else {**(select or {}), "limit": num_examples}
         self.settings = {
             "taskset": {**(config or {}), "id": taskset},
             "eval_taskset": None if eval_config is None else dict(eval_config),
             "env": dict(env or {}),
-            "select": chosen,
+            "select": selection,
             "agent": agent,
             "timeout_seconds": timeout_seconds,
         }
         folder = None if taskset_dir is None else str(Path(taskset_dir).resolve())
         self.workers = _workers(self.settings, taskset, python, folder, start_seconds)
-        self.told = _told_by(self.workers, taskset)
-        self._room = WorkerPool(self.workers, hang_seconds)
+        self.description = _load(self.workers, taskset)
+        self._pool = WorkerPool(self.workers, hang_seconds)
         self._numbers = itertools.count()
         evaluated = None if eval_config is None else (lambda: self._rows(train=False))
         super().__init__(
             dataset=lambda: self._rows(train=True),
             eval_dataset=evaluated,
-            rubric=_TasksetRubric(self.told["names"]),
+            rubric=_TasksetRubric(self.description["names"]),
             grace_seconds=grace_seconds,
             **kwargs,
         )
 
     @property
     def identity(self) -> dict[str, Any]:
-        """See `Environment.identity`; the taskset counts by its settings, its module and the version of verifiers."""
-        module = Path(self.told["file"])
+        """See `Environment.identity`; depends on the taskset's settings, its module and the version of verifiers."""
+        module = Path(self.description["file"])
         files = module.parent.rglob("*.py") if module.name == "__init__.py" else [module]
-        known = {"taskset": self.settings, "module": digest_files(files), "verifiers": self.told["version"]}
-        return {**super().identity, **known}
+        identity = {"taskset": self.settings, "module": digest_files(files), "verifiers": self.description["version"]}
+        return {**super().identity, **identity}
 
     def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
-        for start in itertools.count(0, CHUNK):
-            rows = self.workers.call_sync("rows", ROWS_SECONDS, train=train, start=start, stop=start + CHUNK)
+        for start in itertools.count(0, CHUNK_SIZE):
+            rows = self.workers.call_sync("rows", ROWS_TIMEOUT_S, train=train, start=start, stop=start + CHUNK_SIZE)
             for row in rows:
                 row["info"]["train"] = train
                 yield row
-            if len(rows) < CHUNK:
+            if len(rows) < CHUNK_SIZE:
                 return
 
     async def run(self, state: State, turn: Turn) -> None:
-        """Play the rollout; its prompt is then what the agent was shown first, which may be more than the row's."""
+        """Run the rollout. Its prompt becomes the agent's first prompt, which may be longer than the row's."""
         try:
             await super().run(state, turn)
         finally:
-            if held := longest_conversation(state["trajectory"]):
-                state["prompt"] = as_messages(held[0].prompt)
+            if steps := longest_conversation(state["trajectory"]):
+                state["prompt"] = as_messages(steps[0].prompt)
 
     async def run_agent(self, access: Access, state: State) -> Any:
-        """Have the episode played and scored; the answer is what the agent said last.
+        """Have the worker run and score the episode; return the agent's last message.
 
         Raises:
-            AgentError: it failed there.
+            AgentError: the episode failed.
             WorkerError: the worker died.
         """
         info, number = state["info"], next(self._numbers)
-        worker = await self._room.shared()
+        worker = await self._pool.shared_worker()
         state.update(episode=(worker, number), verifiers=None)
         task = {"train": info["train"], "place": info["place"], "key": info["key"]}
         try:
-            told = await worker.request("play", number=number, base_url=f"{access.keyed_root}/v1", **task)
+            result = await worker.request("run_episode", number=number, base_url=f"{access.keyed_root}/v1", **task)
         except asyncio.CancelledError:
             with suppress(TimeoutError, RemoteError, WorkerError):
-                await asyncio.wait_for(worker.request("cancel", number=number), CANCEL_SECONDS)
+                await asyncio.wait_for(worker.request("cancel", number=number), CANCEL_TIMEOUT_S)
             raise
         except RemoteError as error:
             raise AgentError(f"{error.type}: {error.args[0]}") from error
-        if told["error"] is not None:
-            failed = RemoteError(**told["error"])
+        if result["error"] is not None:
+            failed = RemoteError(**result["error"])
             raise AgentError(f"{failed.type}: {failed.args[0]}") from failed
-        state["verifiers"] = told
-        state["stop_condition"] = state["stop_condition"] or told["stop_condition"]
-        state["is_truncated"] = state["is_truncated"] or told["is_truncated"]
-        return told["reply"]
+        state["verifiers"] = result
+        state["stop_condition"] = state["stop_condition"] or result["stop_condition"]
+        state["is_truncated"] = state["is_truncated"] or result["is_truncated"]
+        return result["reply"]
 
     def _limited(self, turn: Turn) -> ModelTurn:
-        """The agent's turns are the rollout's; those of other agents belong to their roles."""
+        """Record the agent's turns as the rollout's, those of other agents under model roles."""
         own = super()._limited(turn)
 
-        async def of_whom(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
-            if asked is not None and asked.model in self.told["model_roles"]:
+        async def route(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
+            if asked is not None and asked.model in self.description["model_roles"]:
                 return await turn(state, messages, role=asked.model, asked=asked)
             try:
                 return await own(state, messages, asked=asked)
@@ -172,7 +175,7 @@ class TasksetEnv(AgentEnv):
                 await _stop(state, str(reached))
                 raise
 
-        return of_whom
+        return route
 
     async def _stops_hold(self, state: State) -> bool:
         holds = await super()._stops_hold(state)
@@ -183,48 +186,48 @@ class TasksetEnv(AgentEnv):
     @teardown
     async def end_workers(self) -> None:
         """End the worker."""
-        await self._room.tear_down()
+        await self._pool.tear_down()
 
 
 class _TasksetRubric(Rubric):
-    """What verifiers said of the episode; functions added here score what is known here."""
+    """The scores of verifiers; functions that are added score the rollout here."""
 
     def __init__(self, names: list[str]):
         super().__init__()
-        self.told = names
+        self.verifiers_names = names
 
     @property
     def names(self) -> list[str]:
-        """Those of the first task's rewards and metrics, then the own ones."""
-        return [*self.told, *super().names]
+        """Names of the first task's rewards and metrics, then of the added functions."""
+        return [*self.verifiers_names, *super().names]
 
     async def score_rollout(self, state: State) -> Scores:
-        """The scores of the agent's trace; see `Rubric.score_rollout`.
+        """Return the scores of the agent's trace; see `Rubric.score_rollout`.
 
         Raises:
             AgentError: verifiers has not scored it.
         """
-        told = state.get("verifiers")
-        if told is None:
-            why = state["stop_condition"]
-            raise AgentError(f"the rollout was cut off ({why}) before verifiers could score it; give it more time")
-        taken = {*told["rewards"], "num_turns"}
-        metrics = {f"{name} (v1)" if name in taken else name: value for name, value in told["metrics"].items()}
-        reward = math.fsum(told["weights"][name] * value for name, value in told["rewards"].items())
-        extras = {"info": told["info"]} if told["info"] else {}
-        scores = Scores(reward, told["rewards"], told["weights"], metrics, extras)
+        result = state.get("verifiers")
+        if result is None:
+            reason = state["stop_condition"]
+            raise AgentError(f"the rollout was ended ({reason}) before verifiers could score it; raise its time limits")
+        used = {*result["rewards"], "num_turns"}
+        metrics = {f"{name} (v1)" if name in used else name: value for name, value in result["metrics"].items()}
+        reward = math.fsum(result["weights"][name] * value for name, value in result["rewards"].items())
+        extras = {"info": result["info"]} if result["info"] else {}
+        scores = Scores(reward, result["rewards"], result["weights"], metrics, extras)
         return merge_scores([scores, await super().score_rollout(state)])
 
 
 def _workers(
     settings: Mapping[str, Any], taskset: str, python: str | None, folder: str | None, seconds: float
 ) -> Workers:
-    env = {name: value for name, value in os.environ.items() if python is None or name not in NOT_THEIRS}
+    env = {name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES}
     if python is not None:
         env["PATH"] = os.pathsep.join([str(Path(python).absolute().parent), env.get("PATH", os.defpath)])
-    if folder is not None:  # for the servers of tools, too
+    if folder is not None:  # also for tool servers
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [folder, env.get("PYTHONPATH")]))
-    for name in ("NO_PROXY", "no_proxy"):  # what is set for the way out must not be in the way in
+    for name in ("NO_PROXY", "no_proxy"):  # the worker connects to this machine, not through a proxy
         env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
     paths = None if python is None and folder is None else [folder] if folder is not None else []
     return Workers(
@@ -232,14 +235,15 @@ def _workers(
     )
 
 
-def _told_by(workers: Workers, taskset: str) -> dict[str, Any]:
+def _load(workers: Workers, taskset: str) -> dict[str, Any]:
+    """Start the worker; return its description of the taskset."""
     try:
         workers.start()
     except RemoteError as error:
         if error.type == "ModuleNotFoundError" and "verifiers" in str(error.args[0]):
             raise ConfigError(
-                f"TasksetEnv needs verifiers 0.4 or newer, where the taskset is ({error.args[0]}): pip install 'verifiers>=0.4', "
-                "and where that is not this Python's environment, give the other's with python="
+                f"TasksetEnv needs verifiers 0.4 or newer ({error.args[0]}): pip install 'verifiers>=0.4',  "
+                "or pass the interpreter of another virtual environment with python="
             ) from error
         raise ConfigError(f"the taskset '{taskset}' did not load: {error.type}: {error.args[0]}") from error
     except Error as error:
@@ -248,7 +252,7 @@ def _told_by(workers: Workers, taskset: str) -> dict[str, Any]:
 
 
 async def _stop(state: State, condition: str) -> None:
-    """Have the episode end, and scored as it stands."""
+    """End the episode and have it scored as it is."""
     worker, number = state["episode"]
     with suppress(RemoteError, WorkerError):
-        await worker.ask("stop", number=number, condition=condition)
+        await worker.request("stop", number=number, condition=condition)

@@ -1,4 +1,4 @@
-"""What the worker of a `TasksetEnv` does: verifiers v1 plays and scores episodes of a taskset, many at once. Knows no rove."""
+"""Worker of `TasksetEnv`: verifiers v1 runs and scores episodes of a taskset, concurrently. It does not import rove."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import json
 import socket
 import struct
 import sys
-import traceback
 from contextlib import suppress
+from traceback import format_exc, format_exception
 from typing import Any
 
 import verifiers.v1 as vf  # pyright: ignore[reportMissingImports]
@@ -20,16 +20,15 @@ from verifiers.v1.harnesses.null.harness import NullHarness  # pyright: ignore[r
 from verifiers.v1.harnesses.utils.launch import CHAT_PROGRAM_SOURCE  # pyright: ignore[reportMissingImports]
 
 LENGTH = struct.Struct("<I")
-KEPT = 8000
-"""Characters of a traceback."""
-CANCEL_SECONDS = 10.0
-"""For an episode that is not wanted any more to free what it holds."""
+MAX_TRACEBACK_CHARS = 8000
+CANCEL_TIMEOUT_S = 10.0
+"""Time limit for releasing the resources of a canceled episode."""
 NO_KEY = "ROVE_NO_KEY"
-"""Name of an environment variable that nobody sets: the key is in the URL."""
+"""Name of an unset environment variable: the API key is in the URL."""
 
 
 class Loaded:
-    """The environment of this process, which of its agents the model plays, and its tasks: to train on, and to evaluate on."""
+    """The environment of this process, the agent that is the model, and the tasks by whether they are for training."""
 
     env: Any
     agent: str
@@ -44,21 +43,21 @@ def setup(
     agent: str | None,
     timeout_seconds: float | None,
 ) -> dict[str, Any]:
-    """Load the taskset and all of its tasks; what the owner must know of them."""
+    """Load the taskset and all of its tasks; return their description."""
     settings = {**env, "taskset": taskset}
     kind = vf.env_config_type(taskset["id"], env.get("id", ""))
     roles = {
         name: field.default for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)
     }
-    given = {name: dict(settings.get(name) or {}) for name in roles}
-    Loaded.agent = _agent(roles, given, agent)
-    served = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], given[name])]
+    overrides = {name: dict(settings.get(name) or {}) for name in roles}
+    Loaded.agent = _model_agent(roles, overrides, agent)
+    other_roles = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], overrides[name])]
     for name, default in roles.items():
-        settings[name] = _placed(default, given[name], taskset["id"])
-        if name in served:
-            settings[name]["model"] = name  # which tells its requests from those of the agent
+        settings[name] = _with_local_defaults(default, overrides[name], taskset["id"])
+        if name in other_roles:
+            settings[name]["model"] = name  # identifies its requests
     if timeout_seconds is not None:
-        settings[Loaded.agent]["timeout"] = {"rollout": timeout_seconds, **given[Loaded.agent].get("timeout", {})}
+        settings[Loaded.agent]["timeout"] = {"rollout": timeout_seconds, **overrides[Loaded.agent].get("timeout", {})}
     Loaded.env = vf.load_environment(vf.resolve_env_config(settings))
     _no_retries(Loaded.env.config, list(roles))
     views = [Loaded.env.taskset]
@@ -66,14 +65,14 @@ def setup(
         views.append(vf.load_taskset(vf.taskset_config_type(taskset["id"])(**{**taskset, **eval_taskset})))
     selected = [view.select(vf.SelectConfig(**select)) for view in views]
     if not all(view.bounded for view in selected):
-        raise ValueError(f"the taskset '{taskset['id']}' never ends; say how many of its tasks with num_examples=")
+        raise ValueError(f"the taskset '{taskset['id']}' is infinite; limit its tasks with num_examples=")
     loaded = [list(view) for view in selected]
     if not all(loaded):
         raise ValueError(f"the taskset '{taskset['id']}' has no tasks with these settings")
     Loaded.tasks = {True: loaded[0], False: loaded[-1]}
     return {
         "agent": Loaded.agent,
-        "model_roles": served,
+        "model_roles": other_roles,
         "count": {"train": len(loaded[0]), "eval": len(loaded[-1])},
         "names": [hook.__name__ for kind in ("reward", "metric") for hook in loaded[0][0].hooks(kind)],
         "file": sys.modules[type(Loaded.env.taskset).__module__].__file__,
@@ -82,36 +81,36 @@ def setup(
 
 
 def serve(connection: socket.socket, module: Any) -> None:
-    """Answer calls, many at once, until the other end is gone."""
+    """Answer calls, concurrently, until the connection is closed."""
     asyncio.run(_RpcServer().serve(connection))
 
 
 class _RpcServer:
-    """Episodes by number, and the conversation about them."""
+    """Runs episodes, and answers calls about them."""
 
     def __init__(self) -> None:
         self.traces: dict[int, list[Any]] = {}
-        self.plays: dict[int, asyncio.Task[Any]] = {}
+        self.episodes: dict[int, asyncio.Task[Any]] = {}
         self.replies: set[asyncio.Task[None]] = set()
         self.failure: BaseException | None = None
-        self.ready, self.over, self.left = asyncio.Event(), asyncio.Event(), asyncio.Event()
+        self.ready, self.closing, self.closed = asyncio.Event(), asyncio.Event(), asyncio.Event()
 
     async def serve(self, connection: socket.socket) -> None:
-        """Answer, with what the environment shares between episodes at hand until `tear_down`."""
+        """Answer calls; resources that episodes share are available until `tear_down`."""
         reader, self.writer = await asyncio.open_connection(sock=connection)
         reading = asyncio.create_task(self._read(reader))
-        over = asyncio.create_task(self.over.wait())
+        closing = asyncio.create_task(self.closing.wait())
         try:
             async with Loaded.env.serving():
-                # Each episode has an endpoint of its own, and so a client, which a server that all share would keep.
+                # Each episode has its own endpoint and client; a shared interception server would reuse the first.
                 Loaded.env._interception = None
                 self.ready.set()
-                await asyncio.wait([reading, over], return_when=asyncio.FIRST_COMPLETED)
+                await asyncio.wait([reading, closing], return_when=asyncio.FIRST_COMPLETED)
         except Exception as error:
             self.failure = error
-        over.cancel()
+        closing.cancel()
         self.ready.set()
-        self.left.set()
+        self.closed.set()
         await reading
 
     async def _read(self, reader: asyncio.StreamReader) -> None:
@@ -127,88 +126,86 @@ class _RpcServer:
 
     async def _reply(self, number: int, name: str, args: dict[str, Any]) -> None:
         try:
-            body = _encoded({"id": number, "result": await getattr(self, name)(**args)})
+            body = _encode({"id": number, "result": await getattr(self, name)(**args)})
         except Exception as error:
-            body = _encoded({"id": number, "error": described(error)})
+            body = _encode({"id": number, "error": error_to_dict(error)})
         self.writer.write(LENGTH.pack(len(body)) + body)
         await self.writer.drain()
 
     async def ping(self) -> None:
-        """Nothing but a sign of life."""
+        """Show that the worker responds."""
 
     async def tear_down(self) -> None:
-        """Let go of what the episodes share."""
-        self.over.set()
-        await self.left.wait()
+        """Release the resources that episodes share."""
+        self.closing.set()
+        await self.closed.wait()
 
     async def rows(self, train: bool, start: int, stop: int) -> list[dict[str, Any]]:
-        """Some of the tasks as rows."""
+        """Return some of the tasks as rows."""
         return [_row(task, place) for place, task in enumerate(Loaded.tasks[train][start:stop], start)]
 
-    async def play(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, Any]:
-        """Play and score an episode, whose models are asked for at an address; what is to be known of it."""
+    async def run_episode(self, number: int, train: bool, place: int, key: str, base_url: str) -> dict[str, Any]:
+        """Run and score an episode whose agents call models at `base_url`; return its result."""
         await self.ready.wait()
         if self.failure is not None:
             raise self.failure
         task = Loaded.tasks[train][place]
         if task.key != key:
-            raise ValueError(
-                f"task {place} of the taskset is another one than when its rows were read: is load() random?"
-            )
+            raise ValueError(f"task {place} of the taskset is not the one of the row; make load() deterministic")
         client = vf.EvalClientConfig(base_url=base_url, api_key_var=NO_KEY)
         context = vf.ModelContext(model="rove", client=client)
         traces = self.traces[number] = []
-        playing = Loaded.env.run_episode(task, context, on_trace=traces.append, on_discard=traces.remove)
-        self.plays[number] = asyncio.create_task(playing)
+        episode = Loaded.env.run_episode(task, context, on_trace=traces.append, on_discard=traces.remove)
+        self.episodes[number] = asyncio.create_task(episode)
         try:
-            return _told(await self.plays[number])
+            return _result_of(await self.episodes[number])
         finally:
-            del self.traces[number], self.plays[number]
+            del self.traces[number], self.episodes[number]
 
     async def stop(self, number: int, condition: str) -> None:
-        """Let the agent's part of an episode end here: it is scored as it stands."""
+        """End the agent's part of an episode, which is then scored as it is."""
         for trace in self.traces.get(number, ()):
             if trace.agent.name == Loaded.agent:
                 trace.stop(condition)
 
     async def cancel(self, number: int) -> None:
-        """End an episode that is not wanted any more."""
-        playing = self.plays.get(number)
-        if playing is not None:
-            playing.cancel()
-            await asyncio.wait([playing], timeout=CANCEL_SECONDS)
+        """Cancel an episode."""
+        episode = self.episodes.get(number)
+        if episode is not None:
+            episode.cancel()
+            await asyncio.wait([episode], timeout=CANCEL_TIMEOUT_S)
 
 
-def _agent(roles: dict[str, Any], given: dict[str, Any], chosen: str | None) -> str:
-    """The role that the model plays."""
-    unset = [name for name in roles if not _has_model(roles[name], given[name])]
-    if chosen is None and len(unset) != 1:
+def _model_agent(roles: dict[str, Any], overrides: dict[str, Any], selected: str | None) -> str:
+    """Return the role of the model."""
+    unset = [name for name in roles if not _has_model(roles[name], overrides[name])]
+    if selected is None and len(unset) != 1:
         raise ValueError(
-            f"{len(roles)} agents play in this environment ({', '.join(roles)}); say with agent= which of them the model is"
+            f"this environment has {len(roles)} agents ({', '.join(roles)}); select the model's with agent="
         )
-    agent = chosen or unset[0]
+    agent = selected or unset[0]
     if agent not in roles:
         raise ValueError(f"this environment has no agent '{agent}'; expected one of {', '.join(roles)}")
     return agent
 
 
-def _has_model(default: Any, given: dict[str, Any]) -> bool:
-    return any(given.get(name) or getattr(default, name) for name in ("model", "client"))
+def _has_model(default: Any, overrides: dict[str, Any]) -> bool:
+    return any(overrides.get(name) or getattr(default, name) for name in ("model", "client"))
 
 
-def _placed(default: Any, given: dict[str, Any], taskset_id: str) -> dict[str, Any]:
-    """The settings of a role, on this machine unless told otherwise, and without a shell unless one is asked for."""
+def _with_local_defaults(default: Any, overrides: dict[str, Any], taskset_id: str) -> dict[str, Any]:
+    """Return the settings of a role: by default on this machine and without a shell."""
     if isinstance(default.runtime, vf.PrimeConfig):
-        given.setdefault("runtime", {"type": "subprocess"})
+        overrides.setdefault("runtime", {"type": "subprocess"})
     if default.harness is None and default_agent_harness(taskset_id).id == "bash":
-        given.setdefault("harness", {"id": "null"})
-    return given
+        overrides.setdefault("harness", {"id": "null"})
+    return overrides
 
 
 def _no_retries(config: Any, roles: list[str]) -> None:
     for owner in (config, *(getattr(config, name) for name in roles)):
         if owner.retries.max_retries:
-            raise ValueError("retries would put the steps of several attempts into one rollout; leave them to rove")
+            raise ValueError("retries would record several attempts in one rollout; set max_retries to 0, rove retries")
 
 
 def _row(task: Any, place: int) -> dict[str, Any]:
@@ -229,18 +226,24 @@ def _row(task: Any, place: int) -> dict[str, Any]:
     }
 
 
-def _told(episode: Any) -> dict[str, Any]:
-    """What the agent's trace says, if all went well."""
+def _result_of(episode: Any) -> dict[str, Any]:
+    """Return the agent's scores and stop condition, or the error of the episode."""
     traces = [trace for trace in episode.traces if trace.agent.name == Loaded.agent]
     if not Loaded.env.complete(episode):
         errors = [*episode.errors, *(error for trace in (*traces, *episode.traces) for error in trace.errors)]
         if not errors:
-            raise ValueError("the environment says that this episode is not complete, and not why")
+            raise ValueError("the environment reports an incomplete episode without a reason")
         error = errors[0]
-        return {"error": {"type": error.type, "message": error.message, "traceback": (error.traceback or "")[-KEPT:]}}
+        return {
+            "error": {
+                "type": error.type,
+                "message": error.message,
+                "traceback": (error.traceback or "")[-MAX_TRACEBACK_CHARS:],
+            }
+        }
     if len(traces) != 1:
         raise ValueError(
-            f"'{Loaded.agent}' played {len(traces)} times in this episode; a rollout has one reward, so it must play once"
+            f"'{Loaded.agent}' ran {len(traces)} times in this episode; a rollout has one reward, so it must run once"
         )
     [trace] = traces
     missing = [name for name, value in (*trace.rewards.items(), *trace.metrics.items()) if value is None]
@@ -258,7 +261,7 @@ def _told(episode: Any) -> dict[str, Any]:
     }
 
 
-async def _chat_here(
+async def _chat_in_process(
     self: Any,
     ctx: Any,
     trace: Any,
@@ -269,7 +272,7 @@ async def _chat_here(
     data: Any,
     tool_interception_url: str | None = None,
 ) -> Any:
-    """`NullHarness.launch` in this process: its program is a conversation that runs nothing of the model's."""
+    """Replace `NullHarness.launch`: run its program, which does not execute output of the model, in this process."""
     system_prompt, prompt = self.resolve_prompt(data)
     servers = {name: {"url": url, "timeout": self.config.tool_timeout} for name, url in mcp_urls.items()}
     initial = None
@@ -299,37 +302,37 @@ async def _chat_here(
         await program["main"]()
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
-        return vf.ProgramResult(code, "", traceback.format_exc())
+        return vf.ProgramResult(code, "", format_exc())
     except Exception:
-        return vf.ProgramResult(1, "", traceback.format_exc())
+        return vf.ProgramResult(1, "", format_exc())
     return vf.ProgramResult(0, "", "")
 
 
 _PROGRAM = compile(CHAT_PROGRAM_SOURCE, "null_harness", "exec")
-_launched, _prepared = NullHarness.launch, NullHarness.setup
+_original_launch, _original_setup = NullHarness.launch, NullHarness.setup
 
 
 async def _launch(self: Any, ctx: Any, trace: Any, runtime: Any, *args: Any, **kwargs: Any) -> Any:
-    launch = _chat_here if isinstance(runtime.config, vf.SubprocessConfig) else _launched
+    launch = _chat_in_process if isinstance(runtime.config, vf.SubprocessConfig) else _original_launch
     return await launch(self, ctx, trace, runtime, *args, **kwargs)
 
 
 async def _setup(self: Any, runtime: Any) -> None:
     if not isinstance(runtime.config, vf.SubprocessConfig):
-        await _prepared(self, runtime)
+        await _original_setup(self, runtime)
 
 
 NullHarness.launch, NullHarness.setup = _launch, _setup
 
 
-def described(error: BaseException) -> dict[str, str]:
-    """An exception as data."""
-    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
-    return {"type": type(error).__name__, "message": str(error), "traceback": text[-KEPT:]}
+def error_to_dict(error: BaseException) -> dict[str, str]:
+    """Return an exception in the form in which it is sent."""
+    text = "".join(format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "traceback": text[-MAX_TRACEBACK_CHARS:]}
 
 
-def _encoded(frame: dict[str, Any]) -> bytes:
+def _encode(frame: dict[str, Any]) -> bytes:
     with suppress(ValueError):
         return json.dumps(frame, allow_nan=False).encode()
-    said = "the taskset gave a score that is no finite number"
-    return json.dumps({"id": frame["id"], "error": described(ValueError(said))}).encode()
+    message = "the taskset returned a score that is not a finite number"
+    return json.dumps({"id": frame["id"], "error": error_to_dict(ValueError(message))}).encode()

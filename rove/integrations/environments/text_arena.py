@@ -1,4 +1,4 @@
-"""The games of TextArena, each in a process of its own."""
+"""Games of TextArena, each in its own process."""
 
 from __future__ import annotations
 
@@ -18,46 +18,50 @@ from rove.core.protocols import Client
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
-from rove.integrations.environments.libraries import require_library
+from rove.integrations import require_library
 from rove.rubrics import Rubric
 from rove.workers import Worker, Workers
 
 WORKER = Path(__file__).with_name("text_arena_worker.py")
 SYSTEM_PROMPT = "You play a text game. Answer with your move, in the form that the game asks for, such as [4]."
-MEMORY = 2 << 30
-"""Bytes that a game may take."""
+MEMORY_BYTES = 2 << 30
+"""Memory that a game may allocate."""
 
 
 def random_bracket(messages: Messages, state: State, rng: random.Random) -> str:
-    """A move in the brackets that the game showed last ("Available Moves: '[0]', '[2]'"): the same for the same words in the
-    same example, so that siblings meet the same opponent."""
-    shown = text_of(messages[-1])
-    moves = re.findall(r"'(\[[^\[\]'\n]{1,40}\])'", shown) or re.findall(r"\[[\w ,.:-]{1,40}\]", shown)
-    return random.Random(f"{state['info']['seed']}:{shown}").choice(moves or ["[0]"])
+    """Choose a move in the brackets of the last message ("Available Moves: '[0]', '[2]'").
+
+    The choice depends only on the message and the example, so that all rollouts of a group meet the same opponent.
+    """
+    message = text_of(messages[-1])
+    moves = re.findall(r"'(\[[^\[\]'\n]{1,40}\])'", message) or re.findall(r"\[[\w ,.:-]{1,40}\]", message)
+    return random.Random(f"{state['info']['seed']}:{message}").choice(moves or ["[0]"])
 
 
 class TextArenaEnv(MultiTurnEnv):
-    """A game of TextArena: every turn of the model is a move, and what is new since then the reply.
+    """A game of TextArena: every turn of the model is a move, and the response what has happened since.
 
-    Each game runs in a process of its own, since the library draws from Python's global generator, and some games never
-    come back: a call that takes longer than `call_seconds` fails its rollout with a `WorkerError`. The siblings of a group
-    play the same game in the same role. The reward `game_reward` is the model's own: with several players −1…1 brought to
-    0…1, alone cut to 0…1; 0 where the game did not end. Metrics: `raw_reward`, `finished`, `invalid_move` (the game was
-    lost by one). In the state: `game` (rewards and what TextArena tells of the players, once it is over).
+    Each game runs in its own process, since the library uses Python's global random generator and some games hang: a call that
+    takes longer than `call_seconds` fails its rollout with a `WorkerError`. All rollouts of a group have the same game and the
+    same position in it. The reward `game_reward` is the model's: with several players −1…1 scaled to 0…1, alone clipped to 0…1;
+    0 if the game did not end. Metrics: `raw_reward`, `finished`, `invalid_move` (the game was lost by one). State key: `game`
+    (rewards and TextArena's info about the players, after the end).
+
+        env = rove.TextArenaEnv("TicTacToe-v0", num_train_examples=100)
 
     Args:
-        game: its id, such as "TicTacToe-v0".
-        num_train_examples, num_eval_examples: games in the datasets; without evaluation games the training games are
-            evaluated.
-        feedback_fn: what a game says → what the model reads. Default: the same.
-        seed: of the games.
-        num_players: default: as few as the game is made for.
-        opponent: who plays the other roles: a client, whose words are kept in the record's `roles`, or a scripted player.
-            Default: a move from the brackets that the game has shown (`random_bracket`).
-        call_seconds: wall time of one call of the game.
-        offline: whether games that want the network are refused it.
-        python: interpreter of another virtual environment, which has TextArena; this one needs not have it then.
-        Everything else: see `MultiTurnEnv`. `max_turns` is 100 unless given.
+        game: id of the game, such as "TicTacToe-v0".
+        num_train_examples, num_eval_examples: games in the datasets; without evaluation games, evaluation uses the training
+            games.
+        feedback_fn: text of the game → text for the model. Default: unchanged.
+        seed: seed of the games.
+        num_players: default: the minimum for the game.
+        opponent: the other players: a client, whose messages are recorded in the record's `model_roles`, or a scripted policy.
+            Default: a random move in the brackets that the game has shown (`random_bracket`).
+        call_seconds: time limit of one call of the game.
+        offline: whether network access is refused to games.
+        python: interpreter of another virtual environment with TextArena, which then is not needed in this one.
+        Everything else: see `MultiTurnEnv`. The default of `max_turns` is 100.
 
     Raises:
         ConfigError: TextArena is not installed, or an argument is out of range.
@@ -82,7 +86,7 @@ class TextArenaEnv(MultiTurnEnv):
         if python is None:
             require_library("textarena", "textarena", type(self).__name__)
         self.game, self.feedback_fn = game, feedback_fn
-        self.workers = Workers(WORKER, {"offline": offline}, python=python, memory_bytes=MEMORY, name="textarena")
+        self.workers = Workers(WORKER, {"offline": offline}, python=python, memory_bytes=MEMORY_BYTES, name="textarena")
         opponent = opponent or random_bracket
         self.opponent_client: Client = (
             opponent if isinstance(opponent, Client) else ScriptedClient(opponent, "opponent")
@@ -102,42 +106,42 @@ class TextArenaEnv(MultiTurnEnv):
     def _rows(self, count: int, seed: str) -> Iterator[dict[str, Any]]:
         for position in range(count):
             number = derive_seed(seed, position)
-            yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "role": number >> 32}}
+            yield {"question": f"Play {self.game}.", "info": {"seed": number % (1 << 31), "seat": number >> 32}}
 
     async def setup_state(self, state: State, **kwargs: Any) -> None:
-        """Begin the game, and let others move who are before the model."""
+        """Begin the game, and let the players before the model move."""
         await self.workers.ensure_started()
         if self.game not in self.workers.setup_result:
             raise ConfigError(f"TextArena has no game '{self.game}'; {nearest(self.game, self.workers.setup_result)}")
         worker = await self.workers.open()
         state.update(worker=worker, game=None, views={})
         info = {"game": self.game, "seed": state["info"]["seed"], "num_players": self.num_players}
-        begun = await worker.call("begin", self.call_seconds, **info)
-        state["role"] = state["info"]["role"] % begun["num_players"]
-        state["num_players"] = begun["num_players"]
-        told = await self._until_our_turn(state, begun)
-        state["prompt"] = [*state["prompt"][:-1], UserMessage(told)]
+        first = await worker.call("begin", self.call_seconds, **info)
+        state["player"] = state["info"]["seat"] % first["num_players"]
+        state["num_players"] = first["num_players"]
+        turn = await self._advance_to_model(state, first)
+        state["prompt"] = [*state["prompt"][:-1], UserMessage(turn)]
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str:
         """Make the model's move, then the others'."""
         worker: Worker = state["worker"]
-        return await self._until_our_turn(
+        return await self._advance_to_model(
             state, await worker.call("act", self.call_seconds, action=text_of(messages[-1]))
         )
 
-    async def _until_our_turn(self, state: State, told: dict[str, Any]) -> str:
-        """What the model reads when it is to move; where the game ends before, what it reads then is the last word."""
-        while not told.get("done") and told["player"] != state["role"]:
-            move = await self._ask_other(state, told["player"], told["text"])
-            told = await state["worker"].call("act", self.call_seconds, action=move)
-        if not told.get("done"):
-            return self.feedback_fn(told["text"])
-        state["game"] = told
-        last = self.feedback_fn(told["seen"].get(str(state["role"]), ""))
+    async def _advance_to_model(self, state: State, turn: dict[str, Any]) -> str:
+        """Let the other players move; return the model's observation at its next move, or at the end of the game."""
+        while not turn.get("done") and turn["player"] != state["player"]:
+            move = await self._opponent_move(state, turn["player"], turn["text"])
+            turn = await state["worker"].call("act", self.call_seconds, action=move)
+        if not turn.get("done"):
+            return self.feedback_fn(turn["text"])
+        state["game"] = turn
+        last = self.feedback_fn(turn["observations"].get(str(state["player"]), ""))
         state["final_env_response"] = f"{last}\nThe game is over.".lstrip("\n")
         return state["final_env_response"]
 
-    async def _ask_other(self, state: State, player: int, text: str) -> str:
+    async def _opponent_move(self, state: State, player: int, text: str) -> str:
         view: Messages = state["views"].setdefault(player, [])
         view.append(UserMessage(text))
         answer = text_of(await query(state, view, self.opponent_client, role=f"player {player}"))
@@ -152,17 +156,17 @@ class TextArenaEnv(MultiTurnEnv):
 
     @teardown
     async def end_workers(self) -> None:
-        """End the process that the games' processes come from."""
+        """End the fork server of the games' processes."""
         await self.workers.aclose()
 
 
 def raw_reward(state: State) -> float:
-    """What the game gave the model."""
-    return float(state["game"]["rewards"].get(str(state["role"]), 0.0)) if state["game"] else 0.0
+    """The game's reward for the model."""
+    return float(state["game"]["rewards"].get(str(state["player"]), 0.0)) if state["game"] else 0.0
 
 
 def game_reward(state: State) -> float:
-    """The same, brought to 0…1; 0 where the game did not end."""
+    """The reward, scaled to 0…1; 0 if the game did not end."""
     if not state["game"]:
         return 0.0
     raw = raw_reward(state)
@@ -170,11 +174,11 @@ def game_reward(state: State) -> float:
 
 
 def finished(state: State) -> float:
-    """1 where the game came to its end."""
+    """1 if the game ended."""
     return float(state["game"] is not None)
 
 
 def invalid_move(state: State) -> float:
-    """1 where the model lost by a move that was none."""
-    info = state["game"]["info"].get(str(state["role"]), {}) if state["game"] else {}
+    """1 if the model lost by an invalid move."""
+    info = state["game"]["info"].get(str(state["player"]), {}) if state["game"] else {}
     return float(bool(info.get("invalid_move")))

@@ -1,4 +1,4 @@
-"""What a worker of `TextArenaEnv` does: it plays one game. The library draws from Python's global generator."""
+"""Worker of `TextArenaEnv`: runs one game. The library uses Python's global random generator."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from typing import Any
 import textarena  # pyright: ignore[reportMissingImports]
 from textarena.envs.registration import ENV_REGISTRY  # pyright: ignore[reportMissingImports]
 
-MOST_PLAYERS = 8
+MAX_PLAYERS = 8
 
 
 def setup(offline: bool = True) -> dict[str, str]:
-    """The ids of the games there are, and the code each is made of: variants have that in common.
+    """Return the ids of the games, and the code of each, which variants share.
 
-    Games that would download something fail at once where that is not wanted.
+    With `offline`, games that would download something fail at once.
     """
     if offline:
         for name in ("connect", "connect_ex"):
@@ -31,9 +31,10 @@ class Session:
     """One game."""
 
     def begin(self, game: str, seed: int, num_players: int | None = None) -> dict[str, Any]:
-        """Make and reset it; who is to move and what they see (see `_turn`), and how many play.
+        """Create and reset the game; return the first turn (see `_turn`) and the number of players.
 
-        Without `num_players`: as few as the game is made for, but two where it is not made for one.
+        Args:
+            num_players: default: the minimum for the game, but two if it is not for one player.
         """
         if num_players is not None:
             self._reset(game, seed, num_players)
@@ -42,18 +43,18 @@ class Session:
         return {**self._turn(), "num_players": num_players}
 
     def act(self, action: str) -> dict[str, Any]:
-        """A move of whoever is to move. Once the game is over: the rewards by player, and what is told of them."""
+        """Make a move. Return the next turn, or at the end the rewards, info and observations by player."""
         done, _ = self.game.step(action=action)
         if not done:
             return {**self._turn(), "done": False}
-        rewards, told = self.game.close()
-        kept = {str(player): _plain(info) for player, info in (told or {}).items()}
-        seen = {str(player): self._text(player, log) for player, log in self.base.state.observations.items()}
-        # Some games give the reason of an invalid move where its reward belongs.
+        rewards, info_of = self.game.close()
+        infos = {str(player): _plain(info) for player, info in (info_of or {}).items()}
+        observations = {str(player): self._text(player, log) for player, log in self.base.state.observations.items()}
+        # Some games return the reason of an invalid move instead of its reward.
         rewards = {
             str(player): -1.0 if isinstance(value, str) else float(value) for player, value in (rewards or {}).items()
         }
-        return {"done": True, "rewards": rewards, "info": kept, "seen": seen}
+        return {"done": True, "rewards": rewards, "info": infos, "observations": observations}
 
     def _reset(self, game: str, seed: int, num_players: int) -> None:
         self._make(game)
@@ -61,14 +62,14 @@ class Session:
 
     def _make(self, game: str) -> None:
         self.game = self.base = textarena.make(game)
-        while isinstance(self.base, textarena.Wrapper):  # its wrappers would repeat all that was ever said
+        while isinstance(self.base, textarena.Wrapper):  # its wrappers would repeat the whole history
             self.base = self.base.env
 
     def _reset_for_fewest(self, game: str, seed: int) -> int:
         self._make(game)
         alone = "SinglePlayerState(" in inspect.getsource(sys.modules[type(self.base).__module__])
         failure: Exception | None = None
-        for number in [1] if alone else range(2, MOST_PLAYERS + 1):
+        for number in [1] if alone else range(2, MAX_PLAYERS + 1):
             try:
                 self._reset(game, seed, number)
             except Exception as error:
@@ -83,7 +84,7 @@ class Session:
         return {"player": player, "text": self._text(player, log)}
 
     def _text(self, player: int, log: Any) -> str:
-        """What is new to a player: their own words left out, those of others with who said them."""
+        """Return what is new to a player: messages of others with their names, without the player's own."""
         if isinstance(log, str):
             return log
         lines: list[str] = []
@@ -96,9 +97,9 @@ class Session:
 
 
 def _plain(info: Any) -> dict[str, Any]:
-    """What of a player's info is a text, a number or a bool."""
+    """Return the entries of a player's info that are strings, numbers or booleans."""
     return {str(key): value for key, value in dict(info).items() if isinstance(value, (str, int, float, bool))}
 
 
 def _refuse(*_: Any, **__: Any) -> Any:
-    raise OSError("this game wants the network, which workers of TextArenaEnv do not have unless offline=False")
+    raise OSError("this game needs network access, which TextArenaEnv refuses unless offline=False")

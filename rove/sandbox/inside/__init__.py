@@ -1,8 +1,8 @@
-"""What runs on the other side of the wall: standard library only, never imported by rove's own process.
+"""The code that runs in the sandbox: it uses only the standard library, and rove's own process never imports it.
 
-The processes of a sandbox, each started by the one before:
+Each process starts the next one:
 
-    zygote        one per backend; has imported what sessions need, lives in the room of read-only files, forks sessions
-    supervisor    one per session, the first process of its own process namespace; runs one call after the other
-    Python, bash  what the model's code runs in, forked from the supervisor
+    zygote        one per backend: has imported the modules of sessions, sees only read-only files, forks sessions
+    supervisor    one per session, the first process of its process namespace: runs one call after the other
+    Python, bash  run the model's code, forked from the supervisor
 """

@@ -1,117 +1,152 @@
-"""A conversation with one process: a question, what it prints meanwhile, an answer, and a time limit."""
+"""One call of a process in a sandbox: a request, its output, an answer and a time limit."""
 
 from __future__ import annotations
 
+import math
 import os
 import resource
+import select
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
-from .clip import Clipped
 from .frames import read_frame, write_frame
-from .host_calls import ANSWER, ASKED, FAILED, REQUEST
-from .polling import readable
+from .host_calls import ANSWER, FAILED, QUESTION, REQUEST
 
-ASKING_SECONDS = 0.001
-"""What a question to the host takes of the time of a call at least; how long the host takes beyond that does not count."""
+HOST_CALL_COST_S = 0.001
+"""Time that a host call takes of the call's time limit; it bounds the number of host calls. Time beyond it does not count."""
+
+
+class Clipped:
+    """Keeps the start and the end of a stream of bytes.
+
+    Args:
+        limit: Maximum number of bytes to keep.
+    """
+
+    def __init__(self, limit: int):
+        self.head, self.tail, self.limit, self.total = bytearray(), bytearray(), limit, 0
+
+    def add(self, piece: bytes) -> None:
+        """Add bytes."""
+        self.total += len(piece)
+        available = self.limit - self.limit // 2 - len(self.head)
+        if available > 0:
+            self.head += piece[:available]
+            piece = piece[available:]
+        self.tail += piece
+        if len(self.tail) > 2 * self.limit + 65536:
+            del self.tail[: len(self.tail) - self.limit // 2]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether bytes were dropped."""
+        return self.total > self.limit
+
+    def text(self) -> str:
+        """Return the kept bytes as text, with a note where bytes are missing; at most `limit` characters plus the note."""
+        if not self.truncated:
+            return (self.head + self.tail).decode(errors="replace")
+        tail = self.tail[len(self.tail) - self.limit // 2 :]
+        note = f"\n... [{self.total - self.limit} bytes left out] ...\n"
+        return self.head.decode(errors="replace") + note + tail.decode(errors="replace")
 
 
 class HostGoneError(Exception):
-    """Nobody is there any more to ask."""
+    """The host has closed its connection."""
 
 
 class Child:
-    """A process and the pipes to it: output always, questions and answers for Python."""
+    """A process and the pipes to it: output always, requests and answers for Python."""
 
     def __init__(self, conversation: bool):
         self.pid = 0
         self.output, self.output_end = os.pipe()
-        self.theirs: tuple[int, ...] = ()
-        self.ours: tuple[int, ...] = (self.output,)
+        self.child_fds: tuple[int, ...] = ()
+        self.own_fds: tuple[int, ...] = (self.output,)
         self.unread = bytearray()
         if conversation:
-            (asked, ask), (answer, answered) = os.pipe(), os.pipe()
-            self.theirs = (asked, answered)
-            self.ours = (self.output, ask, answer)
-        for fd in self.ours:
+            (request_out, request_in), (answer_out, answer_in) = os.pipe(), os.pipe()
+            self.child_fds = (request_out, answer_in)
+            self.own_fds = (self.output, request_in, answer_out)
+        for fd in self.own_fds:
             os.set_blocking(fd, False)
 
-    def take_over(self) -> None:
-        """In the process itself: take its ends as standard streams, and close whatever else is open."""
-        nothing = os.open(os.devnull, os.O_RDONLY)
-        for fd, source in ((0, nothing), (1, self.output_end), (2, self.output_end)):
+    def take_fds(self) -> None:
+        """In the child: install its ends as standard streams and close all other file descriptors."""
+        null = os.open(os.devnull, os.O_RDONLY)
+        for fd, source in ((0, null), (1, self.output_end), (2, self.output_end)):
             os.dup2(source, fd)
         low = 3
-        for fd in sorted(self.theirs):
+        for fd in sorted(self.child_fds):
             os.closerange(low, fd)
             low = fd + 1
         os.closerange(low, resource.getrlimit(resource.RLIMIT_NOFILE)[0])
 
-    def hand_over(self) -> None:
-        """Close what only the process needs."""
-        for fd in (self.output_end, *self.theirs):
+    def close_child_fds(self) -> None:
+        """In the supervisor: close the child's ends."""
+        for fd in (self.output_end, *self.child_fds):
             os.close(fd)
 
     def close(self) -> None:
         """Close the supervisor's ends."""
-        for fd in self.ours:
+        for fd in self.own_fds:
             os.close(fd)
-        self.ours = ()
+        self.own_fds = ()
 
 
 class Call:
-    """One question to a child: write it, read what is printed, until there is an answer, an end, or no time left.
+    """One request to a child: write it and read output until there is an answer, the child ends, or the time is over.
 
     Args:
-        child: whom to ask.
-        question: what; empty where no answer is expected.
-        number: of the call.
-        limits: fields of `rove.sandbox.SandboxLimits`.
-        deadline: when its time is over.
-        host: where the host writes and reads: what the child asks meanwhile is asked there.
+        child: The process.
+        request: The request; empty if no answer is expected.
+        number: Number of the call.
+        limits: Fields of `rove.sandbox.SandboxLimits`.
+        deadline: End of the call's time, by `time.monotonic`.
+        host: File descriptors of the connection to the host, for host calls of the code.
     """
 
     def __init__(
-        self, child: Child, question: bytes, number: int, limits: dict[str, Any], deadline: float, host: tuple[int, int]
+        self, child: Child, request: bytes, number: int, limits: dict[str, Any], deadline: float, host: tuple[int, int]
     ):
-        self.child, self.question, self.number, self.deadline, self.host = child, question, number, deadline, host
-        self.limit, self.most = limits["output_chars"], limits["message_bytes"]
-        self.asked: str | None = None
+        self.child, self.request, self.number, self.deadline, self.host = child, request, number, deadline, host
+        self.limit, self.max_message_bytes = limits["output_chars"], limits["message_bytes"]
+        self.pending_call: str | None = None
         self.output = Clipped(self.limit)
         self.outcome = ""
         self.failed, self.text, self.cut = False, "", False
 
     @property
     def truncated(self) -> bool:
-        """Whether something was left out."""
+        """Whether output or the answer was shortened."""
         return self.output.truncated or self.cut
 
     def run(self, wake: int, over: Callable[[], bool]) -> None:
-        """Sets `outcome`: "answered", "ended", "late", or "garbled" where what came is no answer.
+        """Set `outcome`: "answered", "ended", "late", or "garbled" if the answer is malformed.
 
         Args:
-            wake: becomes readable when a process ended.
-            over: whether the child has ended.
+            wake: Becomes readable when a process ends.
+            over: Returns whether the child has ended.
 
         Raises:
-            HostGoneError: the child asks the host, and the host is gone.
+            HostGoneError: The host is gone during a host call.
         """
         reading = {self.child.output: self._read_output, wake: lambda: bool(_read(wake)) or True}
-        if self.question:
-            reading[self.child.ours[2]] = self._read_answer
+        if self.request:
+            reading[self.child.own_fds[2]] = self._read_answer
         while not self.outcome:
             ended = over()
-            if self.asked is not None and not ended:
-                self._ask_host(reading)
-            left = self.deadline - time.monotonic()
-            if left <= 0 or ended:
-                if ended and self.number and len(self.child.ours) > 1:
+            if self.pending_call is not None and not ended:
+                self._call_host(reading)
+            remaining = self.deadline - time.monotonic()
+            if remaining <= 0 or ended:
+                if ended and self.number and len(self.child.own_fds) > 1:
                     self._read_answer()
                 self.outcome = self.outcome or ("ended" if ended else "late")
                 break
-            writing = [self.child.ours[1]] if self.question else []
-            ready = readable(list(reading), left, writing)
+            writing = [self.child.own_fds[1]] if self.request else []
+            ready = readable(list(reading), remaining, writing)
             for fd in ready & reading.keys():
                 if not reading[fd]():
                     del reading[fd]
@@ -119,33 +154,33 @@ class Call:
                 self._write()
         self._drain()
 
-    def _ask_host(self, reading: dict[int, Callable[[], bool]]) -> None:
-        """Pass a question on and what is said to it back; meanwhile the call's time stands still."""
+    def _call_host(self, reading: dict[int, Callable[[], bool]]) -> None:
+        """Pass a host call on and its reply back; the call's time limit is suspended until then."""
         began = time.monotonic()
         requests, answers = self.host
-        write_frame(answers, {"asked": self.asked, "left": max(0.0, self.deadline - began)})
-        self.asked = None
-        read_answer = reading.pop(self.child.ours[2])  # one question at a time
+        write_frame(answers, {"host_call": self.pending_call, "left": max(0.0, self.deadline - began)})
+        self.pending_call = None
+        read_answer = reading.pop(self.child.own_fds[2])  # one host call at a time
         while requests not in (ready := readable([requests, *reading])):
             for fd in ready:
                 if not reading[fd]():
                     del reading[fd]
-        reading[self.child.ours[2]] = read_answer
-        told = read_frame(requests)
-        if told is None:
+        reading[self.child.own_fds[2]] = read_answer
+        message = read_frame(requests)
+        if message is None:
             raise HostGoneError
-        reply = told["reply"].encode(errors="replace")
-        self.question += REQUEST.pack(self.number, -1, len(reply)) + reply
-        self.deadline += max(0.0, time.monotonic() - began - ASKING_SECONDS)
+        reply = message["reply"].encode(errors="replace")
+        self.request += REQUEST.pack(self.number, -1, len(reply)) + reply
+        self.deadline += max(0.0, time.monotonic() - began - HOST_CALL_COST_S)
         self._read_unread()
 
     def _write(self) -> None:
         try:
-            self.question = self.question[os.write(self.child.ours[1], self.question) :]
+            self.request = self.request[os.write(self.child.own_fds[1], self.request) :]
         except BlockingIOError:
             return
         except BrokenPipeError:
-            self.question = b""
+            self.request = b""
 
     def _read_output(self) -> bool:
         piece = _read(self.child.output)
@@ -153,7 +188,7 @@ class Call:
         return piece != b""
 
     def _read_answer(self) -> bool:
-        piece = _read(self.child.ours[2])
+        piece = _read(self.child.own_fds[2])
         self.child.unread += piece or b""
         self._read_unread()
         if piece == b"":
@@ -162,33 +197,56 @@ class Call:
 
     def _read_unread(self) -> None:
         unread = self.child.unread
-        while not self.outcome and self.asked is None and len(unread) >= ANSWER.size:
+        while not self.outcome and self.pending_call is None and len(unread) >= ANSWER.size:
             number, kind, length = ANSWER.unpack_from(unread)
-            if length > (self.most if kind == ASKED else self.limit + 16):
+            if length > (self.max_message_bytes if kind == QUESTION else self.limit + 16):
                 self.outcome = "garbled"
             if len(unread) < ANSWER.size + length:
                 break
-            said = unread[ANSWER.size : ANSWER.size + length].decode(errors="replace")
+            text = unread[ANSWER.size : ANSWER.size + length].decode(errors="replace")
             del unread[: ANSWER.size + length]
-            if number != self.number:  # code wrote it into the pipe itself, or it is of a call that code answered so
+            if (
+                number != self.number
+            ):  # written into the pipe by the code itself, or left over from a call that code has answered this way
                 continue
-            if kind == ASKED:
-                self.asked = said
+            if kind == QUESTION:
+                self.pending_call = text
             else:
                 self.outcome, self.failed = "answered", kind == FAILED
-                self.text, self.cut = said, length > self.limit
+                self.text, self.cut = text, length > self.limit
 
     def _drain(self) -> None:
-        """What was printed before the answer is in the pipe already; what a background process prints on is not waited for."""
-        left = 1 << 20
-        while left > 0 and (piece := _read(self.child.output)):
+        """Read output that is already in the pipe, up to 1 MiB: a background process may print forever."""
+        remaining = 1 << 20
+        while remaining > 0 and (piece := _read(self.child.output)):
             self.output.add(piece)
-            left -= len(piece)
+            remaining -= len(piece)
 
 
 def _read(fd: int) -> bytes | None:
-    """What there is to read; None = nothing yet, b"" = nothing ever."""
+    """Return available bytes; None = null yet, b"" = closed."""
     try:
         return os.read(fd, 1 << 16)
     except BlockingIOError:
         return None
+
+
+def readable(reading: Iterable[int], seconds: float | None = None, writing: Iterable[int] = ()) -> set[int]:
+    """Wait until one of `reading` is readable or one of `writing` is writable, or its other end is closed.
+
+    It uses poll(2), because select(2) fails for file descriptors above 1023.
+
+    Args:
+        reading: File descriptors, none of them also in `writing`.
+        seconds: Maximum time to wait, rounded up to milliseconds; None = no limit.
+        writing: File descriptors.
+
+    Returns:
+        The file descriptors that are ready; an empty set after the time limit.
+    """
+    poller = select.poll()
+    for fd in reading:
+        poller.register(fd, select.POLLIN)
+    for fd in writing:
+        poller.register(fd, select.POLLOUT)
+    return {fd for fd, _ in poller.poll(None if seconds is None else math.ceil(seconds * 1000))}

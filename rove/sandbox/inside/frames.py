@@ -1,4 +1,4 @@
-"""Messages over a stream of bytes: four bytes of length, then JSON."""
+"""Messages over a byte stream: four bytes of length, then JSON."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ LENGTH = struct.Struct("<I")
 
 
 def write_frame(fd: int, message: dict[str, Any]) -> None:
-    """Write a message whole; blocks while the other side does not read."""
+    """Write a message; blocks while the other side does not read."""
     body = json.dumps(message).encode()
     write_all(fd, LENGTH.pack(len(body)) + body)
 
 
 def read_frame(fd: int) -> dict[str, Any] | None:
-    """The next message; None when the other side is gone."""
+    """Return the next message; None at the end of the stream."""
     head = read_all(fd, LENGTH.size)
     body = read_all(fd, LENGTH.unpack(head)[0]) if head else None
     return json.loads(body) if body else None
 
 
 def write_all(fd: int, data: bytes) -> None:
-    """Write all of `data`; blocks as long as it takes."""
+    """Write all of `data`, however long it takes."""
     view = memoryview(data)
     while view:
         view = view[os.write(fd, view) :]
 
 
 def read_all(fd: int, count: int) -> bytes | None:
-    """Read exactly `count` bytes; None where the stream ends before."""
+    """Return exactly `count` bytes; None if the stream ends before."""
     data = bytearray()
     while len(data) < count:
         piece = os.read(fd, min(count - len(data), 1 << 20))

@@ -1,4 +1,4 @@
-"""The calls of Linux that Python 3.11 has no name for. Every one raises OSError with what was tried."""
+"""Linux system calls that Python 3.11 does not offer. Each raises OSError with the attempted operation."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ CLONE = {"x86_64": 56, "aarch64": 220}
 
 libc = ctypes.CDLL(None, use_errno=True)
 locked_libc = ctypes.PyDLL(None, use_errno=True)
-"""The same with Python's lock held through the call."""
+"""The same library, but calls keep Python's lock."""
 
 
 def _checked(result: int, what: str) -> int:
@@ -33,15 +33,15 @@ def _checked(result: int, what: str) -> int:
 
 
 def unshare(flags: int) -> None:
-    """Leave the namespaces in `flags` for new ones."""
+    """Move to new namespaces."""
     _checked(libc.unshare(flags), f"unshare({flags:#x})")
 
 
 def clone(flags: int) -> int:
-    """Fork into new namespaces: 0 in the child, its number in the parent.
+    """Fork into new namespaces; return 0 in the child, its process id in the parent.
 
-    What `os.fork` has Python do in a child is left out, at a third of the cost: there is one thread, which holds the lock on
-    both sides, so that the child's Python is the parent's as it was. What the child forks itself it forks with `os.fork`.
+    It skips what `os.fork` makes Python do in the child, at a third of the cost. This is safe here: the process has one thread,
+    which holds Python's lock in both processes, so that the child's interpreter is an exact copy. The child forks with `os.fork`.
     """
     words = [ctypes.c_long(word) for word in (CLONE[platform.machine()], flags | signal.SIGCHLD, 0, 0, 0, 0)]
     return _checked(locked_libc.syscall(*words), f"clone({flags:#x})")
@@ -55,18 +55,18 @@ def mount(source: str, target: str, kind: str, flags: int = 0, options: str = ""
 
 
 def detach(target: str) -> None:
-    """Take a mount out of the tree, whoever still uses it."""
+    """Unmount, even if the mount is in use."""
     _checked(libc.umount2(target.encode(), DETACH), f"umount {target}")
 
 
 def pivot_root(new: str, old: str) -> None:
-    """Make `new` the root; the old one is then mounted on `old`."""
+    """Make `new` the root and mount the old root on `old`."""
     number = PIVOT_ROOT[platform.machine()]
     _checked(libc.syscall(ctypes.c_long(number), new.encode(), old.encode()), "pivot_root")
 
 
 def prctl(option: int, *values: int | ctypes.c_void_p) -> None:
-    """prctl(2); arguments that are not given are 0."""
+    """Call prctl(2); missing arguments are 0."""
     full = [ctypes.c_ulong(value) if isinstance(value, int) else value for value in (*values, 0, 0, 0, 0)[:4]]
     _checked(libc.prctl(option, *full), f"prctl({option})")
 
@@ -85,11 +85,11 @@ def set_oom_score(score: int) -> None:
 
 
 def drop_capabilities() -> None:
-    """Give up all capabilities, for good and for whatever is executed later."""
+    """Drop all capabilities irrevocably, also for programs that are executed later."""
     for capability in range(64):
         try:
             prctl(CAPBSET_DROP, capability)
-        except OSError:  # EINVAL: past the last one; EPERM: not ours to drop, and so not ours
+        except OSError:  # EINVAL: no further capability exists; EPERM: we do not have it
             break
     prctl(CAP_AMBIENT, CAP_AMBIENT_CLEAR_ALL)
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)

@@ -1,7 +1,8 @@
-"""The room that sessions live in: read-only files of this machine's Python, nothing else of its disk.
+"""The isolated environment of sessions: read-only files of this machine's Python, and nothing else of its disk.
 
-The zygote moves in once (`move_in`); every session is forked into its own namespaces (`spaces`), gets a folder
-(`furnish`), and gives up its rights (`lock`). What the kernel refuses is noted, not raised: the host decides what will do.
+The zygote enters it once (`enter_jail`). Each session is forked into namespaces of its own (`namespace_flags`), gets a folder
+(`mount_session`) and drops its privileges (`drop_privileges`). Features that the kernel refuses are recorded in `missing`;
+the host decides whether they are required.
 """
 
 from __future__ import annotations
@@ -25,11 +26,11 @@ SYSTEM = (
     "/etc/localtime",
 )
 DEVICES = ("null", "zero", "full", "random", "urandom")
-BASE = "/tmp"
-"""Where the room is built, in a mount namespace of its own; there is a folder of this name on every Linux."""
+NEW_ROOT = "/tmp"
+"""Where the new root is built, in a separate mount namespace; every Linux has this folder."""
 FOLDER = "/session"
-"""The one place where a session can write; /tmp and /dev/shm lead there."""
-FILES = {
+"""The only writable folder of a session; /tmp and /dev/shm link to it."""
+GENERATED_FILES = {
     "/etc/passwd": f"sandbox:x:65534:65534::{FOLDER}:/bin/bash\n",
     "/etc/hosts": "127.0.0.1 localhost\n",
 }
@@ -42,12 +43,12 @@ SESSION_SPACES = {
 }
 
 
-class Room:
-    """What this machine lets us enforce.
+class Jail:
+    """The isolation that this machine can enforce.
 
     Args:
-        paths: further files and folders to show, read-only.
-        without: features to leave off, as if the kernel did not have them (for tests).
+        paths: Additional files and folders that sessions may read.
+        without: Features to disable as if the kernel lacked them (for tests).
     """
 
     def __init__(self, paths: Iterable[str], without: Iterable[str] = ()):
@@ -57,44 +58,48 @@ class Room:
         self.is_root = self.user[0] == 0
 
     def has(self, feature: str) -> bool:
-        """Whether a feature is in force."""
+        """Return whether a feature is available."""
         return feature not in self.missing
 
     def enter_namespaces(self) -> None:
-        """Before the zygote is forked into them: one for all processes, and for whoever is not root one for rights."""
+        """Enter a process namespace for all sessions, and without root a user namespace; call this before forking the zygote."""
         if not self.is_root:
-            self._attempt("own user", self._enter_user)
+            self._try("own user", self._enter_user)
             if not self.has("own user"):
                 self.missing |= dict.fromkeys(SESSION_SPACES, "needs root or a user namespace")
-        self._attempt("processes", lambda: kernel.unshare(kernel.NEW_PID))
+        self._try("processes", lambda: kernel.unshare(kernel.NEW_PID))
 
-    def move_in(self, uid: int | None) -> None:
-        """Build the room and make it the root. `uid`: of a session, to see whether it can be had."""
+    def enter_jail(self, uid: int | None) -> None:
+        """Build the file system and make it the root.
+
+        Args:
+            uid: User id of a session, to test whether it can be used.
+        """
         os.umask(0o022)
-        self._attempt("files", self._build)
+        self._try("files", self._build)
         for name in ("network", "ipc", "names"):
-            self._attempt(name, lambda flag=SESSION_SPACES[name]: in_child(lambda: kernel.unshare(flag)))
-        self._attempt("system calls", lambda: in_child(_filter))
+            self._try(name, lambda flag=SESSION_SPACES[name]: in_child(lambda: kernel.unshare(flag)))
+        self._try("system calls", lambda: in_child(_filter))
         if uid is not None:
-            self._attempt("own user", lambda: in_child(lambda: os.setresuid(uid, uid, uid)))
+            self._try("own user", lambda: in_child(lambda: os.setresuid(uid, uid, uid)))
         elif self.has("own user"):
-            self._attempt("own count", lambda: in_child(self._enter_user))
+            self._try("own count", lambda: in_child(self._enter_user))
 
     @property
-    def spaces(self) -> int:
-        """The namespaces that a session gets of its own, as flags of clone(2)."""
+    def namespace_flags(self) -> int:
+        """Namespaces of a session as flags of clone(2)."""
         flags = 0
         for name, flag in SESSION_SPACES.items():
             flags |= flag if self.has(name) else 0
         nested = not self.is_root and self.has("own user") and self.has("own count")
-        # the number of processes is counted per user and user namespace
+        # RLIMIT_NPROC counts per user and user namespace: a nested one gives each session a count of its own
         return flags | (kernel.NEW_USER if nested else 0)
 
-    def furnish(self, limits: dict[str, Any], uid: int | None) -> None:
-        """In the first process of a session: a folder of its own, of bounded size, and a /proc that shows nothing else."""
-        if self.spaces & kernel.NEW_USER:
+    def mount_session(self, limits: dict[str, Any], uid: int | None) -> None:
+        """In the first process of a session: mount its folder, which has a size limit, and a /proc of its own processes."""
+        if self.namespace_flags & kernel.NEW_USER:
             self._map_user()
-        with contextlib.suppress(OSError):  # it has joined its groups by now: they are the root of what it sees
+        with contextlib.suppress(OSError):  # the session has joined its groups: they become the root that it sees
             kernel.unshare(kernel.NEW_CGROUP)
         if self.has("files"):
             owner = self.user if uid is None else (uid, uid)
@@ -110,8 +115,8 @@ class Room:
                 return kernel.mount("proc", "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC, options)
         kernel.mount("none", "/proc", "tmpfs", kernel.RDONLY)
 
-    def lock(self, uid: int | None) -> None:
-        """Give up every right, for good."""
+    def drop_privileges(self, uid: int | None) -> None:
+        """Drop all privileges irrevocably."""
         if uid is not None:
             os.setgroups([])
             os.setresgid(uid, uid, uid)
@@ -138,30 +143,32 @@ class Room:
     def _build(self) -> None:
         kernel.unshare(kernel.NEW_NS)
         kernel.mount("none", "/", "", kernel.REC | kernel.PRIVATE)
-        shown = sorted({*SYSTEM, *self.paths, *(f"/dev/{name}" for name in DEVICES)})  # folders before what is in them
-        sources = {path: (_opened(path), _link(path)) for path in shown if os.path.lexists(path)}
-        kernel.mount("room", BASE, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755")
+        visible = sorted(
+            {*SYSTEM, *self.paths, *(f"/dev/{name}" for name in DEVICES)}
+        )  # folders come before their contents
+        sources = {path: (_open_path(path), _link_target(path)) for path in visible if os.path.lexists(path)}
+        kernel.mount("room", NEW_ROOT, "tmpfs", kernel.NOSUID | kernel.NODEV, "mode=755")
         for path, (fd, link) in sources.items():
             _show(fd, path, link)
             os.close(fd)
         for name in (FOLDER, "/proc", "/etc", "/dev"):
-            os.makedirs(BASE + name, exist_ok=True)
-        os.symlink(FOLDER, BASE + "/dev/shm")
-        if not os.path.lexists(BASE + "/tmp"):  # some of the paths may be there
-            os.symlink(FOLDER, BASE + "/tmp")
-        os.symlink("/proc/self/fd", BASE + "/dev/fd")
-        for name, text in FILES.items():
-            if not os.path.lexists(BASE + name):
-                _write(BASE + name, text)
-        kernel.mount("none", BASE, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
-        with contextlib.suppress(OSError):  # refused where the container masks parts of /proc
-            kernel.mount("proc", BASE + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
-        os.chdir(BASE)
+            os.makedirs(NEW_ROOT + name, exist_ok=True)
+        os.symlink(FOLDER, NEW_ROOT + "/dev/shm")
+        if not os.path.lexists(NEW_ROOT + "/tmp"):  # unless a visible path is below it
+            os.symlink(FOLDER, NEW_ROOT + "/tmp")
+        os.symlink("/proc/self/fd", NEW_ROOT + "/dev/fd")
+        for name, text in GENERATED_FILES.items():
+            if not os.path.lexists(NEW_ROOT + name):
+                _write(NEW_ROOT + name, text)
+        kernel.mount("none", NEW_ROOT, "", kernel.REMOUNT | kernel.RDONLY | kernel.NOSUID | kernel.NODEV)
+        with contextlib.suppress(OSError):  # fails in containers that mask parts of /proc
+            kernel.mount("proc", NEW_ROOT + "/proc", "proc", kernel.NOSUID | kernel.NODEV | kernel.NOEXEC)
+        os.chdir(NEW_ROOT)
         kernel.pivot_root(".", ".")
         kernel.detach(".")
         os.chdir("/")
 
-    def _attempt(self, feature: str, action: Callable[[], object]) -> None:
+    def _try(self, feature: str, action: Callable[[], object]) -> None:
         if self.has(feature):
             try:
                 action()
@@ -170,10 +177,10 @@ class Room:
 
 
 def in_child(action: Callable[[], object]) -> None:
-    """Try something in a process that ends right after.
+    """Run an action in a child process that ends afterwards.
 
     Raises:
-        OSError: it failed.
+        OSError: The action failed.
     """
     pid = os.fork()
     if not pid:
@@ -196,8 +203,8 @@ def _filter() -> None:
 
 
 def _show(fd: int, path: str, link: str | None) -> None:
-    """Show an opened file or folder under its own path; a symbolic link as what it is."""
-    target, source = BASE + path, f"/proc/self/fd/{fd}"
+    """Mount an opened file or folder under its own path; recreate a symbolic link."""
+    target, source = NEW_ROOT + path, f"/proc/self/fd/{fd}"
     if os.path.lexists(target):
         return
     os.makedirs(os.path.dirname(target), exist_ok=True)
@@ -209,17 +216,17 @@ def _show(fd: int, path: str, link: str | None) -> None:
     else:
         os.close(os.open(target, os.O_CREAT | os.O_WRONLY, 0o644))
     kernel.mount(source, target, "", kernel.BIND)
-    # what a mount forbids already may not be allowed again in a user namespace
-    kept = os.statvfs(target).f_flag & (os.ST_NODEV | os.ST_NOSUID | os.ST_NOEXEC)
-    kept |= 0 if path.startswith("/dev/") else kernel.NODEV
-    kernel.mount("none", target, "", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID | kept)
+    # a user namespace may not clear restrictions that a mount already has
+    kept_flags = os.statvfs(target).f_flag & (os.ST_NODEV | os.ST_NOSUID | os.ST_NOEXEC)
+    kept_flags |= 0 if path.startswith("/dev/") else kernel.NODEV
+    kernel.mount("none", target, "", kernel.REMOUNT | kernel.BIND | kernel.RDONLY | kernel.NOSUID | kept_flags)
 
 
-def _opened(path: str) -> int:
+def _open_path(path: str) -> int:
     return os.open(path, os.O_PATH | os.O_CLOEXEC | os.O_NOFOLLOW)
 
 
-def _link(path: str) -> str | None:
+def _link_target(path: str) -> str | None:
     return os.readlink(path) if os.path.islink(path) else None
 
 

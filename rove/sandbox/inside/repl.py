@@ -1,4 +1,4 @@
-"""The Python that a model's code runs in: one namespace, one piece of code after the other."""
+"""The Python interpreter that runs a model's code: cells in one shared namespace."""
 
 from __future__ import annotations
 
@@ -13,49 +13,53 @@ from typing import Any
 
 from . import host_calls
 from .frames import read_all, write_all
-from .host_calls import ANSWER, REQUEST, Asking
+from .host_calls import ANSWER, REQUEST, HostCaller
 
 
-def serve(requests: int, answers: int, limit: int, most: int) -> None:
-    """Answer calls until the supervisor is gone. `limit`: most bytes of an answer; `most`: of a question to the host."""
-    host = Asking(requests, answers, most)
+def serve(requests: int, answers: int, limit: int, max_request_bytes: int) -> None:
+    """Answer calls until the supervisor is gone.
+
+    Args:
+        requests, answers: File descriptors of the connection.
+        limit: Maximum bytes of an answer.
+        max_request_bytes: Maximum bytes of a host call.
+    """
+    host = HostCaller(requests, answers, max_request_bytes)
     main = sys.modules["__main__"] = ModuleType("__main__")
-    space = vars(main)
-    space["__builtins__"] = builtins
+    namespace = vars(main)
+    namespace["__builtins__"] = builtins
     while head := read_all(requests, REQUEST.size):
         number, names, length = REQUEST.unpack(head)
         body = read_all(requests, max(names, 0) + length) or b""
-        if names < 0:  # a reply that nobody waits for any more
+        if names < 0:  # a late reply to an interrupted host call
             continue
         host.number = number
-        space |= host.functions(body[:names].decode())
-        failed, text = answer(body[names:].decode(errors="replace"), f"<cell {number}>", space)
-        if os.getpid() != host.owner:  # code that forked and came back twice: only the first may answer
+        namespace |= host.functions(body[:names].decode())
+        failed, text = answer(body[names:].decode(errors="replace"), f"<cell {number}>", namespace)
+        if os.getpid() != host.owner:  # the code forked and returned in both processes: only the parent may answer
             os._exit(0)
         host.end()
         flush()
-        said = text.encode(errors="replace")
-        if len(said) > limit:
-            said = said[: limit // 2] + b" ... " + said[-limit // 2 :]
-        write_all(answers, ANSWER.pack(number, failed, len(said)) + said)
+        encoded = text.encode(errors="replace")
+        if len(encoded) > limit:
+            encoded = encoded[: limit // 2] + b" ... " + encoded[-limit // 2 :]
+        write_all(answers, ANSWER.pack(number, failed, len(encoded)) + encoded)
 
 
-def answer(code: str, name: str, space: dict[str, Any]) -> tuple[bool, str]:
-    """Run code in a namespace. Whether it went wrong, and the traceback, or the last expression's value as `repr` has it."""
+def answer(code: str, name: str, namespace: dict[str, Any]) -> tuple[bool, str]:
+    """Run code; return whether it failed, and the traceback or the `repr` of the last expression."""
     try:
         body, last = compiled(code, name)
         linecache.cache[name] = (len(code), None, [f"{line}\n" for line in code.splitlines()], name)
-        exec(body, space)
-        value = eval(last, space) if last else None
+        exec(body, namespace)
+        value = eval(last, namespace) if last else None
         return False, "" if value is None else repr(value)
-    except (
-        BaseException
-    ) as error:  # SystemExit and KeyboardInterrupt too: a cell that calls exit() ends, its Python stays
-        return True, told(error, name)
+    except BaseException as error:  # also SystemExit: exit() ends the cell, not the interpreter
+        return True, format_error(error, name)
 
 
 def compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
-    """The statements, and apart from them the expression that they end with."""
+    """Compile the statements, and separately the expression at their end."""
     tree = ast.parse(code, name)
     last = None
     if tree.body and isinstance(tree.body[-1], ast.Expr):
@@ -63,8 +67,8 @@ def compiled(code: str, name: str) -> tuple[CodeType, CodeType | None]:
     return compile(tree, name, "exec"), last
 
 
-def told(error: BaseException, name: str) -> str:
-    """A traceback that begins in the model's own code."""
+def format_error(error: BaseException, name: str) -> str:
+    """Return a traceback that starts in the model's code."""
     trace = error.__traceback__
     while trace and trace.tb_frame.f_code.co_filename != name:
         trace = trace.tb_next
@@ -74,16 +78,16 @@ def told(error: BaseException, name: str) -> str:
 
 
 def open_streams() -> None:
-    """Python's streams anew, over the file descriptors that are theirs now."""
-    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - they stay open as long as the process
+    """Open Python's standard streams on the current file descriptors."""
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115 - open until the process ends
     sys.stdout = open(1, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
     sys.stderr = open(2, "w", encoding="utf-8", errors="backslashreplace", buffering=1, closefd=False)  # noqa: SIM115
 
 
 def flush() -> None:
-    """Push out what was printed, whatever the code has made of its streams."""
+    """Flush standard output and error, which the code may have replaced."""
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
-        except Exception:  # closed or replaced by the code: nothing to push
+        except Exception:  # closed or replaced by the code
             continue

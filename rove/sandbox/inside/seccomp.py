@@ -1,9 +1,9 @@
-"""A filter of system calls: what no program in a sandbox needs is refused by the kernel.
+"""A seccomp filter: the kernel refuses system calls that no program in a sandbox needs.
 
-It is a list of what is refused, not of what is allowed: libraries that nobody here has seen have to run. What it takes
-away is what reaches beyond the process (other processes' memory, mounts, namespaces, the clock, the kernel itself), the
-network, memory that no limit counts (anonymous files, System V and POSIX queues and segments), and what sessions and the
-host would share through files that all can read: locks, leases, watches, and the machine's asynchronous I/O.
+It lists refused calls, not allowed ones, because unknown libraries must run. It refuses calls that reach beyond the process
+(memory of other processes, mounts, namespaces, clocks, the kernel), the network, memory without limits (anonymous files,
+System V and POSIX queues and segments), and what sessions and the host could share through readable files: locks, leases,
+watches, and the machine's asynchronous I/O.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import struct
 
 from . import kernel
 
-# name: (x86_64, aarch64); None where the machine has no such call. From 424 on all machines share their numbers.
+# name: (x86_64, aarch64); None = the architecture has no such call. From 424 on the numbers are the same.
 REFUSED: dict[str, tuple[int | None, int | None]] = {
     "ptrace": (101, 117),
     "process_vm_readv": (310, 270),
@@ -92,17 +92,17 @@ REFUSED: dict[str, tuple[int | None, int | None]] = {
     "accept": (43, 202),
     "accept4": (288, 242),
 }
-"""`socketpair` stays: asyncio and multiprocessing talk to themselves over it."""
+"""`socketpair` is allowed: asyncio and multiprocessing need it within a process tree."""
 
 ARCHITECTURES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}
 CLONE, CLONE3 = (56, 220), 435
 NAMESPACES = 0x7E020080
-"""Flags of clone(2) that ask for new namespaces."""
+"""Flags of clone(2) that create namespaces."""
 
 LOAD, EQUAL, AT_LEAST, ANY_BIT, RETURN = 0x20, 0x15, 0x35, 0x45, 0x06
 FCNTL = (72, 25)
 SHARED_FCNTL = (1024, 1026)
-"""F_SETLEASE, F_NOTIFY: commands of fcntl(2) that reach others through a file that all can read."""
+"""F_SETLEASE, F_NOTIFY: commands of fcntl(2) that affect other processes through a readable file."""
 
 ALLOW, KILL, REFUSE = 0x7FFF0000, 0x80000000, 0x00050000
 NUMBER, ARCHITECTURE, FIRST_ARGUMENT, SECOND_ARGUMENT = 0, 4, 16, 24
@@ -110,10 +110,10 @@ X32 = 0x40000000
 
 
 def program(machine: str) -> bytes:
-    """The filter as the kernel reads it.
+    """Return the filter in the kernel's format: struct sock_filter, whose jumps count skipped instructions.
 
     Raises:
-        OSError: there is no table for this kind of machine.
+        OSError: The architecture has no table.
     """
     if machine not in ARCHITECTURES:
         raise OSError(errno.ENOSYS, f"seccomp: no table of system calls for {machine}")
@@ -121,9 +121,9 @@ def program(machine: str) -> bytes:
     lines = [
         (LOAD, 0, 0, ARCHITECTURE),
         (EQUAL, 1, 0, architecture),
-        (RETURN, 0, 0, KILL),  # another machine's numbers (32 bits) would pass a filter for this one's
+        (RETURN, 0, 0, KILL),  # 32-bit calls have other numbers and would pass the filter below
         (LOAD, 0, 0, NUMBER),
-        (AT_LEAST, 0, 1, X32),
+        (AT_LEAST, 0, 1, X32),  # the x32 variants of calls, whose numbers would pass the filter as well
         (RETURN, 0, 0, REFUSE | errno.ENOSYS),
     ]
     for numbers in REFUSED.values():
@@ -131,12 +131,8 @@ def program(machine: str) -> bytes:
         if number is not None:
             lines += [(EQUAL, 0, 1, number), (RETURN, 0, 0, REFUSE | errno.EPERM)]
     lines += [
-        (
-            EQUAL,
-            0,
-            1,
-            CLONE3,
-        ),  # its flags are behind a pointer, which a filter cannot read: libraries fall back to clone
+        # clone3 has its flags behind a pointer, which a filter cannot read; with ENOSYS libraries fall back to clone
+        (EQUAL, 0, 1, CLONE3),
         (RETURN, 0, 0, REFUSE | errno.ENOSYS),
         (EQUAL, 0, 3, CLONE[column]),
         (LOAD, 0, 0, FIRST_ARGUMENT),
@@ -154,10 +150,10 @@ def program(machine: str) -> bytes:
 
 
 def install() -> None:
-    """Put the filter on this process and all it starts. Needs `no_new_privs` or privileges.
+    """Install the filter for this process and its children; needs `no_new_privs` or privileges.
 
     Raises:
-        OSError: the kernel has no filters, or the machine no table.
+        OSError: The kernel has no seccomp, or the architecture no table.
     """
     code = program(platform.machine())
     buffer = ctypes.create_string_buffer(code, len(code))

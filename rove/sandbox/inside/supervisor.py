@@ -1,7 +1,7 @@
-"""The first process of a session: takes one call after the other, and can stop everything else there is in the session.
+"""The first process of a session: it runs one call after the other and can stop all other processes of the session.
 
-It holds no secrets and shares no file with what it starts, so that code can only ever speak for itself: what comes back
-from it is text, clipped here while it is read, and whatever it leaves behind dies with the session.
+It holds no secrets and shares no file with its children, so that code can affect only its own session: results are text,
+shortened while it is read, and everything that code leaves behind ends with the session.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ from .calls import Call, Child, HostGoneError
 from .frames import read_frame, write_frame
 from .host_calls import REQUEST
 
-FAILED = 70
-"""Exit status of a process that could not do what it was started for."""
-GRACE = 0.5
-"""Seconds that killed processes get to be gone."""
+START_FAILED = 70
+"""Exit status of a child that could not start its task."""
+KILL_WAIT_S = 0.5
+"""Time for killed processes to end, in seconds."""
 
 
 class Supervisor:
     """Serves one session.
 
     Args:
-        requests, answers: where the host writes and reads.
-        limits: fields of `rove.sandbox.SandboxLimits`.
-        folder: the session's own, which relative paths start from.
-        alone: whether every other process that this one may signal belongs to the session.
+        requests, answers: File descriptors of the connection to the host.
+        limits: Fields of `rove.sandbox.SandboxLimits`.
+        folder: The session's folder; relative paths start there.
+        alone: Whether every other process that this one may signal belongs to the session.
     """
 
     def __init__(self, requests: int, answers: int, limits: dict[str, Any], folder: str, alone: bool):
@@ -47,11 +47,11 @@ class Supervisor:
         self.wake, self._alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
 
     def serve(self) -> None:
-        """Answer until the host is gone."""
-        signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)  # a call that waits notices who ended
+        """Answer requests until the host closes the connection."""
+        signal.set_wakeup_fd(self._alarm, warn_on_full_buffer=False)  # wakes up a call that waits, when a process ends
         signal.signal(signal.SIGCHLD, lambda *_: self.starting or self._reap())
-        if os.getpid() != 1:  # without a namespace that ends with this process it ends the others by itself
-            signal.signal(signal.SIGTERM, lambda *_: self._leave())
+        if os.getpid() != 1:  # no process namespace: nothing else kills the session's processes
+            signal.signal(signal.SIGTERM, lambda *_: self._exit())
         kinds: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
             "python": self._python,
             "bash": self._bash,
@@ -66,46 +66,44 @@ class Supervisor:
                 answer = kinds[request["kind"]](request)
             except HostGoneError:
                 break
-            except (
-                Exception
-            ) as error:  # no file of that name, no process to be had: said of this call, the session goes on
+            except Exception as error:  # for example no such file or no more processes: only this call fails
                 answer = {"error": f"{type(error).__name__}: {error}"}
             write_frame(self.answers, answer | {"seconds": time.monotonic() - began})
-        self._leave()
+        self._exit()
 
-    def _leave(self) -> NoReturn:
+    def _exit(self) -> NoReturn:
         self._stop_all()
         os._exit(0)
 
     def _python(self, request: dict[str, Any]) -> dict[str, Any]:
-        python, restarted = self._living_python()
+        python, restarted = self._ensure_python()
         self.calls += 1
         code = request["code"].encode(errors="replace")
         names = " ".join(request["functions"]).encode()
-        question = REQUEST.pack(self.calls, len(names), len(code)) + names + code
-        call = self._run(python, request, question)
+        payload = REQUEST.pack(self.calls, len(names), len(code)) + names + code
+        call = self._run(python, request, payload)
         if call.outcome == "answered":
-            return self._told(call, value=call.text, failed=call.failed, restarted=restarted)
-        cause = "wrote what is no answer" if call.outcome == "garbled" else ""
+            return self._result(call, value=call.text, failed=call.failed, restarted=restarted)
+        cause = "wrote a malformed answer" if call.outcome == "garbled" else ""
         if call.outcome == "ended":
             cause = _cause(self._end_of(python))
         self._stop_all()
         if call.outcome == "late":
-            return self._late(call, request)
-        return self._told(call, error=f"Python {cause}", restarted=True)
+            return self._timeout_result(call, request)
+        return self._result(call, error=f"Python {cause}", restarted=True)
 
-    def _living_python(self) -> tuple[Child, bool]:
-        """The Python of the session, and whether it is a new one because the old one ended where nobody saw it."""
-        unseen = self.python is not None and self.python.pid in self.ended
-        if unseen:
+    def _ensure_python(self) -> tuple[Child, bool]:
+        """Return the session's Python, and whether it had died between calls and was restarted."""
+        restarted = self.python is not None and self.python.pid in self.ended
+        if restarted:
             self._stop_all()
         if self.python is None:
             self.python = self._start_python()
-        return self.python, unseen
+        return self.python, restarted
 
     def _end_of(self, child: Child) -> int | None:
-        """Exit status of a process whose pipes are closed; None where it lives on without them."""
-        deadline = time.monotonic() + GRACE / 2
+        """Return the exit status of a process that closed its pipes; None if it still runs."""
+        deadline = time.monotonic() + KILL_WAIT_S / 2
         while child.pid not in self.ended and time.monotonic() < deadline:
             time.sleep(0.001)
         return self.ended.get(child.pid)
@@ -117,21 +115,21 @@ class Supervisor:
         child.close()
         if call.outcome == "late":
             self._stop_all()
-            return self._late(call, request)
+            return self._timeout_result(call, request)
         code = os.waitstatus_to_exitcode(status)
-        return self._told(call, exit_code=code if code >= 0 else 128 - code)
+        return self._result(call, exit_code=code if code >= 0 else 128 - code)
 
-    def _run(self, child: Child, request: dict[str, Any], question: bytes = b"") -> Call:
+    def _run(self, child: Child, request: dict[str, Any], payload: bytes = b"") -> Call:
         deadline = time.monotonic() + request["seconds"]
-        call = Call(child, question, self.calls, self.limits, deadline, (self.requests, self.answers))
+        call = Call(child, payload, self.calls, self.limits, deadline, (self.requests, self.answers))
         call.run(self.wake, lambda: child.pid in self.ended)
         return call
 
-    def _told(self, call: Call, **more: Any) -> dict[str, Any]:
+    def _result(self, call: Call, **more: Any) -> dict[str, Any]:
         return {"output": call.output.text(), "truncated": call.truncated, **more}
 
-    def _late(self, call: Call, request: dict[str, Any]) -> dict[str, Any]:
-        return self._told(call, error=f"stopped after {request['seconds']:g} s", timed_out=True, restarted=True)
+    def _timeout_result(self, call: Call, request: dict[str, Any]) -> dict[str, Any]:
+        return self._result(call, error=f"stopped after {request['seconds']:g} s", timed_out=True, restarted=True)
 
     def _put(self, request: dict[str, Any]) -> dict[str, Any]:
         path = os.path.join(self.folder, request["path"])
@@ -155,14 +153,16 @@ class Supervisor:
         def body(child: Child) -> None:
             restrict(self.limits)
             repl.open_streams()
-            repl.serve(child.theirs[0], child.theirs[1], self.limits["output_chars"], self.limits["message_bytes"])
+            repl.serve(
+                child.child_fds[0], child.child_fds[1], self.limits["output_chars"], self.limits["message_bytes"]
+            )
 
         return self._start(body, conversation=True)
 
     def _start_bash(self, command: str) -> Child:
         def body(_: Child) -> None:
             restrict(self.limits)
-            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # by Python, and what is executed would inherit it
+            for ignored in (signal.SIGPIPE, signal.SIGXFSZ):  # ignored by Python; bash would inherit this
                 signal.signal(ignored, signal.SIG_DFL)
             os.execve("/bin/bash", ["bash", "-c", command], os.environ)
 
@@ -170,24 +170,24 @@ class Supervisor:
 
     def _start(self, body: Callable[[Child], None], conversation: bool) -> Child:
         child = Child(conversation)
-        self.starting = True  # one that ends before it is known would be taken for a grandchild, and waited for in vain
+        self.starting = True  # otherwise `_reap` could lose the status of a child that ends before its pid is known
         try:
             pid = os.fork()
             if not pid:
-                self._become(child, body)
+                self._run_child(child, body)
             child.pid = pid
-            self.groups = {group for group in self.groups if _lives(group)} | {pid}
+            self.groups = {group for group in self.groups if _group_exists(group)} | {pid}
         except OSError:
             child.close()
             raise
         finally:
-            child.hand_over()
+            child.close_child_fds()
             self.starting = False
             self._reap()
         return child
 
-    def _become(self, child: Child, body: Callable[[Child], None]) -> NoReturn:
-        status = FAILED
+    def _run_child(self, child: Child, body: Callable[[Child], None]) -> NoReturn:
+        status = START_FAILED
         try:
             signal.set_wakeup_fd(-1)
             for handled in (signal.SIGCHLD, signal.SIGTERM):
@@ -195,7 +195,7 @@ class Supervisor:
             os.setsid()
             os.chdir(self.folder)
             os.environ.update(HOME=self.folder, TMPDIR=self.folder)
-            child.take_over()
+            child.take_fds()
             body(child)
             status = 0
         except BaseException as error:
@@ -205,14 +205,14 @@ class Supervisor:
             os._exit(status)
 
     def _stop_all(self) -> None:
-        """Kill every process of the session but this one, and wait until they are gone."""
+        """Kill every other process of the session and wait until they have ended."""
         if self.alone:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
         for group in self.groups:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(group, signal.SIGKILL)
-        deadline = time.monotonic() + GRACE
+        deadline = time.monotonic() + KILL_WAIT_S
         while self._reap() and time.monotonic() < deadline:
             time.sleep(0.001)
         if self.python:
@@ -222,22 +222,22 @@ class Supervisor:
         self.ended.clear()
 
     def _reap(self) -> bool:
-        """Take note of who ended. Whether anybody is left."""
+        """Record ended processes; return whether any is left."""
         try:
             while True:
                 pid, status = os.waitpid(-1, os.WNOHANG)
                 if not pid:
                     return True
-                if pid in self.groups:  # nobody asks how grandchildren ended
+                if pid in self.groups:  # the status of grandchildren is not needed
                     self.ended[pid] = status
         except ChildProcessError:
             return False
 
 
 def restrict(limits: dict[str, Any]) -> None:
-    """The limits of one process and its children; and files that the code makes are its own."""
+    """Apply the resource limits to this process and its children."""
     pairs = {
-        resource.RLIMIT_CORE: 1,  # 0 would still start a machine's program for core dumps, if it has one; 1 does not
+        resource.RLIMIT_CORE: 1,  # with 0 the kernel would still start a core dump program; with 1 it does not
         resource.RLIMIT_AS: limits["memory_bytes"],
         resource.RLIMIT_CPU: limits["cpu_seconds"],
         resource.RLIMIT_FSIZE: limits["file_bytes"],
@@ -248,19 +248,19 @@ def restrict(limits: dict[str, Any]) -> None:
         resource.RLIMIT_MSGQUEUE: 0,
         resource.RLIMIT_SIGPENDING: 256,
     }
-    for kind, most in pairs.items():
-        if most < 0:
+    for kind, soft in pairs.items():
+        if soft < 0:
             continue
         hard = resource.getrlimit(kind)[1]
-        most = most if hard == resource.RLIM_INFINITY else min(most, hard)
-        # of CPU time first a signal that says why, a second later the end
-        more = 1 if kind == resource.RLIMIT_CPU and most != hard else 0
-        resource.setrlimit(kind, (most, most + more))
+        soft = soft if hard == resource.RLIM_INFINITY else min(soft, hard)
+        # CPU time: SIGXCPU first, which names the reason, SIGKILL a second later
+        more = 1 if kind == resource.RLIMIT_CPU and soft != hard else 0
+        resource.setrlimit(kind, (soft, soft + more))
     kernel.prctl(kernel.SET_DUMPABLE, 1)
     kernel.set_oom_score(500)
 
 
-def _lives(group: int) -> bool:
+def _group_exists(group: int) -> bool:
     try:
         os.killpg(group, 0)
     except ProcessLookupError:

@@ -1,10 +1,10 @@
-"""One process per backend that has imported what sessions need and forks them, in milliseconds.
+"""A process per backend that has imported the modules of sessions and forks sessions within milliseconds.
 
-It is the first process of a namespace that holds all sessions: when it ends, whatever the reason, the kernel ends them.
-It speaks with the host over a socket of packets, each a JSON object:
+It is the first process of a process namespace that contains all sessions: when it ends, the kernel kills them.
+It exchanges JSON packets with the host over a socket:
 
     host → zygote   settings (first) · {"open": id, "uid", "limits"} with the session's socket and files of control groups
-                    · {"kill": id, "hard": whether at once}
+                    · {"kill": id, "hard": without asking the supervisor}
     zygote → host   {"missing": {feature: reason}} (first) · {"failed": id, "error"} · {"ended": id}
 """
 
@@ -24,9 +24,9 @@ import traceback
 from typing import Any, NoReturn
 
 from . import kernel
+from .calls import readable
 from .frames import write_frame
-from .namespaces import FOLDER, Room
-from .polling import readable
+from .namespaces import FOLDER, Jail
 from .supervisor import Supervisor
 
 PRELOADED = [
@@ -35,24 +35,24 @@ PRELOADED = [
     *("random", "re", "shutil", "sqlite3", "statistics", "string", "subprocess", "textwrap", "threading", "time"),
     *("typing", "uuid"),
 ]
-"""Imported before the first fork, so that sessions share them."""
+"""Modules imported before the first fork, so that sessions share their memory."""
 
 
 def main(control: int) -> None:
-    """Serve the host at the other end of a socket until it is gone."""
+    """Serve the host at the other end of a socket until it closes."""
     host = socket.socket(fileno=control)
     settings = json.loads(host.recv(1 << 20))
-    room = Room(settings["paths"], settings["without"])
+    jail = Jail(settings["paths"], settings["without"])
     try:
-        room.enter_namespaces()
+        jail.enter_namespaces()
         pid = os.fork()
         if pid:
             host.close()
             os.waitpid(pid, 0)
             os._exit(0)
         kernel.prctl(kernel.SET_PDEATHSIG, signal.SIGKILL)
-        room.move_in(settings["uid"])
-        sys.path[:] = [*sys.path[1:], *settings["python_path"]]  # the first one is where these modules are
+        jail.enter_jail(settings["uid"])
+        sys.path[:] = [*sys.path[1:], *settings["python_path"]]  # drop the folder of these modules
         os.environ.clear()
         os.environ.update(settings["environment"])
         for name in (*PRELOADED, *settings["preload"]):
@@ -61,22 +61,22 @@ def main(control: int) -> None:
         host.send(json.dumps({"broken": traceback.format_exc()[-8000:]}).encode())
         os._exit(1)
     gc.collect()
-    gc.freeze()  # a collection in a child would copy every page that all share
-    host.send(json.dumps({"missing": room.missing}).encode())
-    Zygote(host, room).serve()
+    gc.freeze()  # otherwise a collection in a child would copy all shared pages
+    host.send(json.dumps({"missing": jail.missing}).encode())
+    Zygote(host, jail).serve()
     os._exit(0)
 
 
 class Zygote:
     """Forks and kills sessions."""
 
-    def __init__(self, host: socket.socket, room: Room):
-        self.host, self.room = host, room
+    def __init__(self, host: socket.socket, jail: Jail):
+        self.host, self.jail = host, jail
         self.sessions: dict[int, tuple[int, int | None, str]] = {}
         """Process → session, its user, its folder."""
 
     def serve(self) -> None:
-        """Until the host is gone."""
+        """Serve until the host closes the socket."""
         wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
@@ -100,15 +100,15 @@ class Zygote:
             self._kill(session)
 
     def _open(self, message: dict[str, Any], fds: list[int]) -> None:
-        session, uid = message["open"], message["uid"] if self.room.has("own user") else None
+        session, uid = message["open"], message["uid"] if self.jail.has("own user") else None
         folder = FOLDER
         try:
-            if not self.room.has("files"):
+            if not self.jail.has("files"):
                 folder = tempfile.mkdtemp(prefix="rove-sandbox-")
-                os.chown(folder, *((uid, uid) if uid is not None else self.room.user))
-            pid = kernel.clone(self.room.spaces)
+                os.chown(folder, *((uid, uid) if uid is not None else self.jail.user))
+            pid = kernel.clone(self.jail.namespace_flags)
         except OSError as error:
-            self._tell({"failed": session, "error": str(error)})
+            self._send({"failed": session, "error": str(error)})
         else:
             if not pid:
                 self._session(message["limits"], uid, fds, folder)
@@ -117,19 +117,19 @@ class Zygote:
             os.close(fd)
 
     def _session(self, limits: dict[str, Any], uid: int | None, fds: list[int], folder: str) -> NoReturn:
-        """In the first process of a session."""
+        """Run the first process of a session."""
         connection, *groups = fds
         try:
             signal.set_wakeup_fd(-1)
             self.host.close()
-            for group in groups:  # who writes 0 joins, and so do its children
+            for group in groups:  # writing 0 moves this process, and its later children, into the group
                 os.write(group, b"0")
                 os.close(group)
             os.setsid()
             kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
-            kernel.set_oom_score(0)  # as root also the least that this process and its children can set
-            self.room.furnish(limits, uid)
-            self.room.lock(uid)
+            kernel.set_oom_score(0)  # as root this is also the minimum that the session can set later
+            self.jail.mount_session(limits, uid)
+            self.jail.drop_privileges(uid)
             alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)
             Supervisor(connection, connection, limits, folder, alone).serve()
         except BaseException:
@@ -139,10 +139,10 @@ class Zygote:
     def _kill(self, session: int, hard: bool = False) -> None:
         for pid, (number, uid, _) in self.sessions.items():
             if number == session:
-                if not self.room.has("processes") and uid is not None:
+                if not self.jail.has("processes") and uid is not None:
                     _kill_user(uid)
-                hard = hard or self.room.has("processes") or uid is not None
-                with contextlib.suppress(ProcessLookupError):  # a supervisor that is asked ends the others itself
+                hard = hard or self.jail.has("processes") or uid is not None
+                with contextlib.suppress(ProcessLookupError):  # on SIGTERM a supervisor ends its processes itself
                     os.kill(pid, signal.SIGKILL if hard else signal.SIGTERM)
 
     def _reap(self) -> None:
@@ -153,19 +153,19 @@ class Zygote:
                     return
                 if pid in self.sessions:
                     session, uid, folder = self.sessions.pop(pid)
-                    if not self.room.has("processes") and uid is not None:
+                    if not self.jail.has("processes") and uid is not None:
                         _kill_user(uid)
                     if folder != FOLDER:
                         shutil.rmtree(folder, ignore_errors=True)
-                    self._tell({"ended": session})
+                    self._send({"ended": session})
 
-    def _tell(self, message: dict[str, Any]) -> None:
-        with contextlib.suppress(OSError):  # the host is gone: the next read says so
+    def _send(self, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):  # the host is gone; the next read notices
             self.host.send(json.dumps(message).encode())
 
 
 def _kill_user(uid: int) -> None:
-    """Kill whatever runs under a user that only one session has."""
+    """Kill all processes of a user that only one session has: a child with this user signals everything it may."""
     pid = os.fork()
     if not pid:
         try:

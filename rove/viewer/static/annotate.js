@@ -1,7 +1,7 @@
-// What people say of runs and rollouts: tags and notes.
+// Tags and notes of runs and rollouts.
 
 import { el, replace, say } from "./dom.js";
-import { send } from "./ask.js";
+import { send } from "./api.js";
 
 const LONGEST = 40;
 
@@ -36,7 +36,7 @@ export function annotations(about, found) {
 }
 
 function tagsOf(state, change) {
-  const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `take the tag ${tag} away`, on: { click: () => change({ remove: [tag] }, `no longer tagged ${tag}`) } }, tag, " ×");
+  const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `remove the tag ${tag}`, on: { click: () => change({ remove: [tag] }, `removed the tag ${tag}`) } }, tag, " ×");
   return [state.tags.length > 0 && el("div", { class: "chips" }, state.tags.map(chip)), tagForm(state.known, (tag) => change({ add: [tag] }, `tagged ${tag}`))];
 }
 
@@ -45,9 +45,9 @@ function noteOf(state, change) {
   text.value = state.draft;
   const submit = (event) => {
     event.preventDefault();
-    change({ note: text.value }, "the note is kept");
+    change({ note: text.value }, "note saved");
   };
-  return el("form", { class: "noting", on: { submit } }, text, el("button", { type: "submit", "data-key": "keep note" }, "Keep the note"));
+  return el("form", { class: "noting", on: { submit } }, text, el("button", { type: "submit", "data-key": "keep note" }, "Save note"));
 }
 
 /** A field for one more tag; `value` and `typed` keep what is being typed where the page is drawn anew meanwhile. */

@@ -1,4 +1,4 @@
-// Boards: what environments say of how a rollout looks (rove/core/renderings.py): data only: rows of cells, each a text and a look.
+// Renderings (rove/core/renderings.py) are data only: rows of cells, each with a text and a look.
 
 import { el } from "./dom.js";
 
@@ -20,7 +20,7 @@ export function drawn(environment, text, board) {
   return found ? { text: without(text, found), drawing: draw(found) } : { text, drawing: null };
 }
 
-/** A board as an element; `choose(move)` is called when one of the moves `legal` (null = any free cell) is clicked. */
+/** A rendering as an element; `choose(move)` is called when one of the moves `legal` (null = any free cell) is clicked. */
 export function draw({ rows }, choose = null, legal = null) {
   const shown = rows.slice(0, MOST).map((row) => row.slice(0, MOST).map(([text, look]) => [String(text).slice(0, LONGEST), LOOKS.has(look) ? look : "plain"]));
   const drawing = el(

@@ -1,4 +1,4 @@
-// Small drawings in SVG. All of them say in words what they show, and can be used from the keyboard.
+// Small SVG charts, with text alternatives and keyboard support.
 
 import { el, svg } from "./dom.js";
 import { NONE, number } from "./format.js";
@@ -72,7 +72,7 @@ export function histogram(told, title, picked = () => false, pick = null) {
  * Curves over steps.
  *
  * @param title what they are of
- * @param series [{ name, points: [[x, y], …], band: [[x, low, high], …], colour: 0…7, marks }]
+ * @param series [{ name, points: [[x, y], …], band: [[x, low, high], …], color: 0…7, marks }]
  * @param pick called with the series and the x of a point that is clicked
  */
 export function curves(title, series, pick = null) {
@@ -93,7 +93,7 @@ export function curves(title, series, pick = null) {
       tabindex: 0,
       role: "img",
       "data-key": title,
-      "aria-label": `${title}: ${words.join("; ")}${pick ? ". Arrow keys choose a step, Enter shows its rollouts" : ""}`,
+      "aria-label": `${title}: ${words.join("; ")}${pick ? ". Arrow keys select a step, Enter shows its rollouts" : ""}`,
     },
     axes(ticks, y, left, right, x),
     drawn.map((one) => [band(one, x, y), line(one, x, y)]),
@@ -121,19 +121,19 @@ function axes(ticks, y, left, right, x) {
 function line(one, x, y) {
   const points = one.points.filter((point) => Number.isFinite(point[1])).map((point) => `${x(point[0])},${y(point[1])}`);
   const dots = one.marks || points.length === 1;
-  const shown = one.points.map((point) => dots && svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 2.5, class: `dot c${one.colour}` }));
-  return [svg("polyline", { points: points.join(" "), class: `line c${one.colour}` }), shown];
+  const shown = one.points.map((point) => dots && svg("circle", { cx: x(point[0]), cy: y(point[1]), r: 2.5, class: `dot c${one.color}` }));
+  return [svg("polyline", { points: points.join(" "), class: `line c${one.color}` }), shown];
 }
 
 function band(one, x, y) {
   if (!one.band?.length) return null;
   const upper = one.band.map((at) => `${x(at[0])},${y(at[2])}`);
   const lower = one.band.map((at) => `${x(at[0])},${y(at[1])}`).reverse();
-  return svg("polygon", { points: [...upper, ...lower].join(" "), class: `band c${one.colour}` });
+  return svg("polygon", { points: [...upper, ...lower].join(" "), class: `band c${one.color}` });
 }
 
 function legend(series) {
-  const entries = series.map((one) => el("li", {}, el("span", { class: `key c${one.colour}`, "aria-hidden": "true" }), one.name));
+  const entries = series.map((one) => el("li", {}, el("span", { class: `key c${one.color}`, "aria-hidden": "true" }), one.name));
   return el("ul", { class: "legend" }, entries);
 }
 
@@ -149,7 +149,7 @@ function follow(picture, cursor, told, drawn, x, y, pick) {
       .filter(([, point]) => point !== undefined);
     cursor.replaceChildren(
       svg("line", { x1: x(at), x2: x(at), y1: EDGE.top, y2: HEIGHT - EDGE.bottom, class: "at" }),
-      ...seen.map(([one, point]) => svg("circle", { cx: x(at), cy: y(point[1]), r: 3.5, class: `dot c${one.colour}` })),
+      ...seen.map(([one, point]) => svg("circle", { cx: x(at), cy: y(point[1]), r: 3.5, class: `dot c${one.color}` })),
     );
     told.textContent = `step ${number(at)}: ${seen.map(([, point]) => number(point[1])).join(" · ")}`;
     return seen;

@@ -1,7 +1,7 @@
 // Is one run better than another?
 
 import { el, cell, replace, table } from "./dom.js";
-import { address, ask, changed } from "./ask.js";
+import { address, ask, changed } from "./api.js";
 import { message } from "./chat.js";
 import { NONE, caveats, limits, number, plain, range, signed } from "./format.js";
 
@@ -17,7 +17,7 @@ export async function comparePage(main, params, signal) {
     main,
     el("h1", {}, "Is one run better than another?"),
     choose(runs, a, others, params),
-    found.length ? found.map((one, i) => comparison(one, a, others[i], params)) : el("p", { class: "note" }, "Choose the run to compare with."),
+    found.length ? found.map((one, i) => comparison(one, a, others[i], params)) : el("p", { class: "note" }, "Select the run to compare with."),
     pair,
   );
   if (pair && !params.get("seen")) document.getElementById("pair").scrollIntoView();
@@ -53,11 +53,11 @@ function comparison(found, a, b, params) {
     { class: "comparison", "aria-label": `${a} and ${b}` },
     el("p", { class: `verdict ${verdict}` }, found.verdict),
     swapped && el("p", {}, swapped),
-    found.reading && el("p", { class: "bad" }, "One of the runs is still being read; open this page again in a moment."),
+    found.reading && el("p", { class: "bad" }, "A run is still being read; reload this page in a moment."),
     found.notes.map((note) => el("p", { class: "note" }, note)),
     differences(found, a, b),
     caveats([found.main, ...found.others]) && el("p", { class: "note" }, caveats([found.main, ...found.others])),
-    el("div", { class: "tools" }, el("label", {}, "Examples that moved most, by ", select)),
+    el("div", { class: "tools" }, el("label", {}, "Largest changes per example, by ", select)),
     movers(found, a, b, params),
   );
 }
@@ -106,7 +106,7 @@ function movers(found, a, b, params) {
       cell("key", el("code", {}, one.example_key)),
     );
   });
-  return rows.length ? table(["example", a, b, "difference", "key"], rows, "movers") : el("p", {}, "No example moved.");
+  return rows.length ? table(["example", a, b, "difference", "key"], rows, "movers") : el("p", {}, "No example changed.");
 }
 
 /** The last message of a rollout's prompt. */
@@ -121,7 +121,7 @@ async function sideBySide(a, others, params, signal) {
   const columns = shown.map(([about, found], i) =>
     el(
       "section",
-      { class: "sibling", "aria-label": about.name },
+      { class: "member", "aria-label": about.name },
       el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", el("b", {}, found.error ? NONE : number(found.reward))),
       found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, null, found.renderings[found.prompt.length + place])),
     ),

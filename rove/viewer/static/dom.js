@@ -1,4 +1,4 @@
-// Elements from plain values. Whatever a run says becomes text, never HTML: nothing here parses any.
+// Elements from plain values. Data of a run becomes text, never HTML.
 
 import { NONE } from "./format.js";
 

@@ -1,4 +1,4 @@
-// Numbers and times for people.
+// Format numbers and times.
 
 export const NONE = "–";
 

@@ -1,6 +1,6 @@
-// Things that happen again and again while a page is shown.
+// Repeat actions while a page is shown.
 
-/** Call `act` every so many milliseconds until `signal`, but not while the page is hidden; what fails is tried again. */
+/** Call `act` every so many milliseconds until `signal`, but not while the page is hidden; failed calls are repeated. */
 export function every(milliseconds, act, signal) {
   const timer = setInterval(async () => {
     if (document.hidden) return;

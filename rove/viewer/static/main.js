@@ -1,7 +1,7 @@
-// Which page is shown.
+// Routing between pages.
 
 import { el, replace, say } from "./dom.js";
-import { address, here } from "./ask.js";
+import { address, here } from "./api.js";
 import { comparePage } from "./compare.js";
 import { rolloutPage } from "./rollout.js";
 import { rolloutsPage } from "./rollouts.js";
@@ -23,7 +23,7 @@ let shown = "";
 /** Pages are functions of an element, the parameters and a signal that is given when the page is left. */
 async function go() {
   const { page, params } = here();
-  const { show, title } = PAGES[page] ?? { show: nowhere, title: "Nothing here" };
+  const { show, title } = PAGES[page] ?? { show: nowhere, title: "Page not found" };
   leave.abort();
   leave = new AbortController();
   const { signal } = leave;
@@ -54,7 +54,7 @@ function trail(page, title, params) {
 }
 
 function nowhere(main) {
-  replace(main, el("h1", {}, "Nothing here"), el("p", {}, el("a", { href: "#/" }, "All runs")));
+  replace(main, el("h1", {}, "Page not found"), el("p", {}, el("a", { href: "#/" }, "All runs")));
 }
 
 document.getElementById("skip").addEventListener("click", (event) => {

@@ -4,7 +4,7 @@ import { el } from "./dom.js";
 import { curves, histogram } from "./charts.js";
 import { counted, limits, number } from "./format.js";
 
-export const COLOURS = 8;
+export const COLORS = 8;
 /** Steps whose groups are drawn. */
 export const LAST = 10;
 const POINTS = 500;
@@ -16,28 +16,28 @@ const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
 const under = (prefix) => (name) => name.startsWith(`${prefix}/`);
 
 /**
- * What is drawn together: a title, and which metrics, told apart by `label` where there are several (`named`: also where there
- * is one). `most`: the largest size that a metric may come to, `least`: what it comes to at some step. Titles are unique.
+ * Charts: a unique title and its metrics, with a `label` if there are several (`named`: also for one). `most`: the maximum
+ * of the metric, `least`: a value that it reaches at some step.
  */
 const PANELS = [
   { title: "reward", metric: (name) => name === "reward/mean", spread: true },
   { title: "held-out reward", metric: held, label: (name) => name.split("/")[1], named: true, marks: true },
   { title: "loss", metric: (name) => name === "loss" || name === "validation_loss", label: last },
   { title: "reward functions", metric: (name) => under("reward")(name) && name !== "reward/mean", label: (name) => name.slice(7), named: true },
-  { title: "groups without spread", derive: (row) => ratio(row["groups/zero_spread"], row["groups/all"]) },
+  { title: "zero-advantage groups", derive: (row) => ratio(row["groups/zero_spread"], row["groups/all"]) },
   { title: "entropy (nats per token)", metric: (name) => name === "entropy/all/mean" },
   { title: "KL between sampler and trainer", metric: (name) => name === "mismatch_kl/all/mean" || name === "kl/mean" || name === "reference_kl/mean", label: first },
-  { title: "ratio to the sampler", metric: (name) => name === "ratio/mean" },
-  { title: "largest ratio to the sampler", metric: (name) => name === "ratio/max" },
+  { title: "importance ratio", metric: (name) => name === "ratio/mean" },
+  { title: "largest importance ratio", metric: (name) => name === "ratio/max" },
   { title: "gradient norm", metric: (name) => name === "optim/grad_norm" },
   { title: "length (tokens per rollout)", metric: (name) => name === "length/mean" },
   { title: "metrics", metric: under("metrics"), label: (name) => name.slice(8), named: true, most: 1 },
   { title: "metrics above 1", metric: under("metrics"), label: (name) => name.slice(8), named: true, least: 1 },
   { title: "truncated and failed rollouts", metric: (name) => name === "rollouts/truncated" || name === "rollouts/failed", label: last },
   { title: "staleness (steps)", metric: under("off_policy"), label: last },
-  { title: "idle (share of the time)", metric: under("idle"), label: last, named: true },
+  { title: "idle (share of time)", metric: under("idle"), label: last, named: true },
   { title: "groups in queues", metric: under("queue"), label: last },
-  { title: "vLLM's probe (nats off)", metric: (name) => name === "sampler/probe_difference" },
+  { title: "parity check with vLLM (nats)", metric: (name) => name === "sampler/probe_difference" },
   { title: "throughput (trained tokens per second)", derive: (row) => ratio(row.tokens, busy(row)) },
   { title: "seconds per step", metric: under("time"), label: last, named: true },
   { title: "learning rate", metric: (name) => name === "optim/lr" },
@@ -54,7 +54,7 @@ function busy(row) {
 /**
  * Everything that is drawn of some runs.
  *
- * @param runs [{ name, colour, rows, steps, groups }]: rows of metrics, and answers of /api/metrics and /api/groups
+ * @param runs [{ name, color, rows, steps, groups }]: rows of metrics, and answers of /api/metrics and /api/groups
  * @param pick called with the run and the step of a point that is clicked
  */
 export function panels(runs, pick = null) {
@@ -72,7 +72,7 @@ export function alerts(run, target = null) {
   return el("section", { class: "alerts" }, el("h2", {}, `Alerts of ${run.name}`), el("ul", {}, rows));
 }
 
-/** A chart of all its curves; of several runs one for each metric, so that colours tell the runs apart. */
+/** A chart of all its curves; of several runs one for each metric, so that colors tell the runs apart. */
 function drawPanel(panel, runs, pick) {
   const series = metricsOf(panel, runs).flatMap((metric) => runs.map((run) => curveOf(panel, metric, run)));
   const drawn = series.filter((one) => one.points.length > 0);
@@ -84,8 +84,8 @@ function drawPanel(panel, runs, pick) {
 
 function chart(panel, title, drawn, labels, runs, pick) {
   const name = ({ label, run }) => (runs.length > 1 ? run.name : labels.length > 1 || panel.named ? label : title);
-  const colour = ({ label, run }) => (runs.length > 1 ? run.colour : labels.indexOf(label) % COLOURS);
-  return curves(title, drawn.map((one) => ({ ...one, name: name(one), colour: colour(one) })), pick);
+  const color = ({ label, run }) => (runs.length > 1 ? run.color : labels.indexOf(label) % COLORS);
+  return curves(title, drawn.map((one) => ({ ...one, name: name(one), color: color(one) })), pick);
 }
 
 /** The names of a panel's metrics in any of the runs; what it derives by itself has none. */
@@ -105,7 +105,7 @@ function curveOf(panel, metric, run) {
     label: panel.label ? panel.label(metric) : panel.title,
     points: thinned(rows.map((row) => [row.step, value(row)])),
     band: thinnedBand(panel.spread ? spreadOf(run) : panel.marks ? intervals(rows, metric) : []),
-    marks: panel.marks || rows.length * 2 < run.rows.length, // between points that are far apart nothing is known
+    marks: panel.marks || rows.length * 2 < run.rows.length, // the curve between distant points is unknown
   };
 }
 
@@ -138,8 +138,8 @@ function solveRates(run, single) {
   const share = Math.round((run.groups.dead / run.groups.groups) * 100);
   return el(
     "div",
-    { class: `chart c${run.colour}` },
+    { class: `chart c${run.color}` },
     histogram(run.groups, title),
-    el("p", { class: "note" }, `${counted(run.groups.groups, "group")} of the last ${LAST} steps, ${share} % without spread`),
+    el("p", { class: "note" }, `${counted(run.groups.groups, "group")} of the last ${LAST} steps, ${share} % with zero advantage`),
   );
 }

@@ -1,7 +1,7 @@
-// A game: what was said, what you are asked, how it ended.
+// A game: the conversation, your prompt, the result.
 
 import { el, replace, say, table } from "./dom.js";
-import { ask } from "./ask.js";
+import { ask } from "./api.js";
 import { draw, drawn } from "./boards.js";
 import { message, textOf } from "./chat.js";
 import { number, plain } from "./format.js";
@@ -17,7 +17,7 @@ async function follow() {
       if (state.number !== after) show(state);
       after = state.number;
     } catch {
-      replace(main, el("h1", {}, "The table is closed"), el("p", {}, "Start it again: rove play ENV --web"));
+      replace(main, el("h1", {}, "The game server has stopped"), el("p", {}, "Restart it: rove play ENV --web"));
       await new Promise((resolve) => setTimeout(resolve, 1000));
       after = "";
     }
@@ -45,7 +45,7 @@ function show(state) {
       "div",
       { class: "split play" },
       el("section", { "aria-label": "Your role", class: "role" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
-      el("aside", { "aria-label": "What was said" }, el("h2", {}, "What was said"), said),
+      el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said),
     ),
   );
   if (state.asked && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
@@ -53,20 +53,20 @@ function show(state) {
 
 /** Where the person sits, in words; a role that is none of these is one that the environment asks by name. */
 function seated(role, model) {
-  return Object.hasOwn(ROLES, role) ? ROLES[role](model) : `you as ${role}, ${model} plays`;
+  return Object.hasOwn(ROLES, role) ? ROLES[role](model) : `you as ${role}, ${model} as the model`;
 }
 
 const ROLES = {
   opponent: (model) => `you against ${model}`,
   model: () => "you in the model's role",
-  none: (model) => `${model} plays, you watch`,
+  none: (model) => `${model}, you watch`,
 };
 
 function where(state) {
   if (state.error) return `The game failed: ${state.error.type}`;
   if (state.over) return ending(state);
   if (state.asked) return state.asked.role ? `Your turn as ${state.asked.role}` : "Your turn";
-  return state.role === "model" ? "One moment" : `${state.model} is thinking`;
+  return state.role === "model" ? "Waiting for the environment" : `${state.model} is responding`;
 }
 
 /** How it ended, in the environment's own last words where those say so. */
@@ -106,7 +106,7 @@ function buttons(legal, choose) {
 function roleForm({ asked, number: turn, env }) {
   const last = asked.messages.findLastIndex((one) => one.role === "assistant") + 1;
   const said = asked.messages.map((one, i) => message(one, env, `asked-${i}`));
-  const before = last ? el("details", {}, el("summary", {}, `what was said to ${asked.role} before`), said.slice(0, last)) : null;
+  const before = last ? el("details", {}, el("summary", {}, `earlier messages to ${asked.role}`), said.slice(0, last)) : null;
   const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer role", "data-focus": true });
   const submit = (event) => {
     event.preventDefault();
@@ -129,7 +129,7 @@ function answerForm(state) {
     event.preventDefault();
     send(null);
   };
-  const titles = (name) => (fields.length ? plain(name) : "Your answer, as the model would give it");
+  const titles = (name) => (fields.length ? plain(name) : "Your answer in the model's format");
   const form = el(
     "form",
     { on: { submit } },
@@ -149,7 +149,7 @@ function result(state) {
       { class: "tools" },
       el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: role.value }) } }, "Play again"),
       state.model_roles.length > 1 ? el("label", {}, "as ", role) : null,
-      state.kept ? el("span", {}, `kept in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Keep this game"),
+      state.kept ? el("span", {}, `saved in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Save this game"),
     ),
     rows.length ? table(["function", "value"], rows, "plain") : null,
   ];

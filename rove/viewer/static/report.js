@@ -1,11 +1,11 @@
-// A run as one page that needs nothing but itself: everything it shows is in the page already.
+// A run as one self-contained page: its data is embedded.
 
 import { el, replace, say, table } from "./dom.js";
 import { fold } from "./chat.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number } from "./format.js";
 import { alerts, panels } from "./panels.js";
-import { conversation, extras, outcome, times } from "./story.js";
+import { conversation, extras, outcome, times } from "./details.js";
 
 const main = document.getElementById("main");
 const data = JSON.parse(document.getElementById("data").textContent);
@@ -31,7 +31,7 @@ function shown() {
 }
 
 function training(run) {
-  const told = { name: "this run", colour: 0, ...run };
+  const told = { name: "this run", color: 0, ...run };
   return [alerts(told), el("div", { class: "charts" }, panels([told]))];
 }
 
@@ -73,7 +73,7 @@ function example(one) {
 function rollout(found) {
   const facts = [
     `example ${number(found.example_id)}, rollout ${found.rollout_index}`,
-    found.stop_condition && `ended by ${found.stop_condition}`,
+    found.stop_condition && `stop reason: ${found.stop_condition}`,
     counted(found.steps.length, "turn"),
     `${number(found.usage.completion_tokens)} tokens`,
   ];

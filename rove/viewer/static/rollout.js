@@ -1,11 +1,11 @@
-// One rollout: the chat, its siblings, its tokens, the record as it lies in the file.
+// One rollout: chat, group, tokens, raw record.
 
 import { el, replace, say } from "./dom.js";
 import { annotations } from "./annotate.js";
-import { address, ask, changed, filters } from "./ask.js";
+import { address, ask, changed, filters } from "./api.js";
 import { fold, message, pretty } from "./chat.js";
 import { NONE, bytes, counted, number, signed, versions } from "./format.js";
-import { conversation, extras, outcome, times } from "./story.js";
+import { conversation, extras, outcome, times } from "./details.js";
 import { tokenView } from "./tokens.js";
 
 const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
@@ -27,7 +27,7 @@ export async function rolloutPage(main, params, signal) {
 function head(about, found, params, tab) {
   const links = Object.entries(TABS)
     .filter(([name]) => name !== "tokens" || found.tokens.length)
-    .filter(([name]) => name !== "group" || found.siblings.length > 1)
+    .filter(([name]) => name !== "group" || found.members.length > 1)
     .map(([name, title]) => {
       const target = address("rollout", changed(params, { tab: name === "chat" ? null : name }));
       return el("a", { href: target, "data-key": `tab ${name}`, "aria-current": name === tab ? "page" : null }, title);
@@ -62,9 +62,9 @@ async function turn(params, by) {
   const chosen = [["run", params.get("run")], ...filters(params)];
   for (const name of ["sort", "order"]) if (params.get(name)) chosen.push([name, params.get(name)]);
   const at = Number(params.get("at") ?? params.get("line")) + by;
-  if (at < 0) return say("this is the first one");
+  if (at < 0) return say("this is the first rollout");
   const { rows } = await ask("rollouts", new URLSearchParams([...chosen, ["offset", at], ["limit", 1]]));
-  if (!rows.length) return say("this is the last one");
+  if (!rows.length) return say("this is the last rollout");
   location.hash = address("rollout", changed(params, { line: rows[0].line, at }));
 }
 
@@ -83,20 +83,20 @@ function focusTags(event) {
   field.focus();
 }
 
-// The chat and what is known beside it
+// The chat and its side panel
 
 function chat({ about, found, params }) {
   const whole = address("rollout", changed(params, { whole: "1" }));
-  const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are cut. ", el("a", { href: whole }, "Show them whole")) : null;
+  const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are shortened. ", el("a", { href: whole }, "Show full texts")) : null;
   return el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, cut, conversation(about.env, found)), el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
 }
 
 function facts(about, found, params) {
   return [
     outcome(found),
-    found.advantage !== null && found.siblings.length > 1 && el("p", { class: "note" }, `${signed(found.advantage)} against the mean of its ${found.siblings.length} siblings`),
+    found.advantage !== null && found.members.length > 1 && el("p", { class: "note" }, `${signed(found.advantage)} against the mean of its group (${found.members.length} rollouts)`),
     times(found),
-    siblings(found, params),
+    members(found, params),
     annotations(about, found),
     el("h2", {}, "More"),
     extras(found),
@@ -106,14 +106,14 @@ function facts(about, found, params) {
   ];
 }
 
-function siblings({ siblings, line }, params) {
-  if (siblings.length < 2) return null;
-  const links = siblings.map((row) => {
+function members({ members, line }, params) {
+  if (members.length < 2) return null;
+  const links = members.map((row) => {
     const text = row.error ? "failed" : number(row.reward);
     const target = address("rollout", changed(params, { line: row.line, at: null }));
     return el("li", {}, el("a", { href: target, "aria-current": row.line === line ? "true" : null, "aria-label": `rollout ${row.rollout}: ${text}` }, text));
   });
-  return [el("h2", {}, "Its group"), el("ul", { class: "siblings" }, links)];
+  return [el("h2", {}, "Group"), el("ul", { class: "members" }, links)];
 }
 
 /** A button that copies the request of the first turn as a command. */
@@ -125,7 +125,7 @@ function curl(about, found) {
     await navigator.clipboard.writeText(command);
     say("copied");
   };
-  return [el("button", { type: "button", on: { click: copy } }, "Copy as curl"), fold("the request of the first turn", command)];
+  return [el("button", { type: "button", on: { click: copy } }, "Copy as curl"), fold("first request", command)];
 }
 
 // The other views
@@ -136,21 +136,21 @@ async function group({ about, params, signal }) {
     const target = address("rollout", changed(params, { line: one.line, at: null, tab: null }));
     const result = one.error ? el("span", { class: "bad" }, "failed") : el("b", {}, number(one.reward));
     const parts = one.parts ?? (i ? null : undefined);
-    const note = i === 0 ? "the others are held against this one" : parts ? `parts in message ${parts[0] + 1}` : "the same";
+    const note = i === 0 ? "the reference" : parts ? `differs from message ${parts[0] + 1} on` : "the same";
     return el(
       "section",
-      { class: "sibling", "aria-label": `rollout ${one.rollout}` },
+      { class: "member", "aria-label": `rollout ${one.rollout}` },
       el("h2", {}, el("a", { href: target }, `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
       one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null, one.renderings[one.prompt.length + place])),
     );
   });
-  const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more sibling")} not shown`) : null;
+  const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more rollout")} not shown`) : null;
   return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, rollouts[0].renderings[rollouts[0].prompt.length - 1])), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
 }
 
 function tokens({ found, params }) {
-  return tokenView(found, params, (colour) => (location.hash = address("rollout", changed(params, { colour }))));
+  return tokenView(found, params, (color) => (location.hash = address("rollout", changed(params, { color }))));
 }
 
 async function raw({ about, params, signal }) {

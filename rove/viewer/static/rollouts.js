@@ -1,8 +1,8 @@
-// The rollouts of a run: what to choose them by, and a page of rows.
+// The rollouts of a run: filters and a page of rows.
 
 import { el, cell, replace, table } from "./dom.js";
 import { tagList } from "./annotate.js";
-import { address, ask, changed, filters } from "./ask.js";
+import { address, ask, changed, filters } from "./api.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
 import { every, whole } from "./live.js";
@@ -10,7 +10,7 @@ import { searchBox } from "./search.js";
 
 const FACETS = ["env", "stop", "error", "truncated", "superseded"];
 const SAID = ["tag", "noted"];
-const NAMES = { tag: "tag", noted: "with a note", env: "environment", stop: "ended by", error: "error", truncated: "truncated", superseded: "repeated later" };
+const NAMES = { tag: "tag", noted: "with a note", env: "environment", stop: "stop reason", error: "error", truncated: "truncated", superseded: "superseded" };
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
 const PAGE = 50;
@@ -26,7 +26,7 @@ export async function rolloutsPage(main, params, signal) {
   const draw = async () => {
     const found = await whole(() => rowsOf(params, about, signal), show, signal);
     if (signal.aborted) return found;
-    Object.assign(last, await choicesOf(params, about, signal)); // takes longer; until then those of before are shown
+    Object.assign(last, await choicesOf(params, about, signal)); // slower; the previous choices are shown until then
     show(found);
     return found;
   };
@@ -101,7 +101,7 @@ function shown(about, found, params) {
     el(
       "div",
       { class: "split" },
-      el("aside", { "aria-label": "Choose rollouts" }, chips(params), el("details", { class: "choose", open: WIDE.matches }, el("summary", {}, "Choose by"), el("div", { class: "choices" }, choices(found, params)))),
+      el("aside", { "aria-label": "Filter rollouts" }, chips(params), el("details", { class: "choose", open: WIDE.matches }, el("summary", {}, "Filter by"), el("div", { class: "choices" }, choices(found, params)))),
       el("section", { "aria-label": "Rollouts" }, list(about, found, params), unreadable(found.bad)),
     ),
   ];
@@ -113,20 +113,20 @@ function reading(progress) {
     const part = Math.round((progress.bytes / progress.size) * 100);
     return el("p", { class: "note", role: "status" }, `reading the run: ${part} % of ${bytes(progress.size)}`);
   }
-  return waiting ? el("p", { class: "note" }, `the last line is not whole yet (${bytes(waiting)}): it is being written, or was torn when the run died`) : null;
+  return waiting ? el("p", { class: "note" }, `the last line is incomplete (${bytes(waiting)}): it is being written, or the run was killed while writing it`) : null;
 }
 
 /** What is chosen, each to be taken back. */
 function chips(params) {
   const chosen = filters(params);
-  if (!chosen.length) return el("p", { class: "note" }, "Click a bar or a value to choose rollouts.");
+  if (!chosen.length) return el("p", { class: "note" }, "Click a bar or a value to filter rollouts.");
   const signs = { is: "=", from: "≥", to: "<" };
   const chips = chosen.map(([key, value]) => {
     const [kind, name] = key.split(/\.(.*)/s);
     const words = `${NAMES[name] ?? plain(name)} ${signs[kind]} ${value === "" ? "none" : isNaN(value) ? value : number(Number(value))}`;
     const others = chosen.filter((one) => one[0] === key && one[1] !== value).map((one) => one[1]);
     const take = () => go(params, { [key]: others.length ? others : null });
-    return el("button", { type: "button", class: "chip", "data-key": `chip ${key} ${value}`, "aria-label": `take back ${words}`, on: { click: take } }, words, " ×");
+    return el("button", { type: "button", class: "chip", "data-key": `chip ${key} ${value}`, "aria-label": `remove filter ${words}`, on: { click: take } }, words, " ×");
   });
   const none = Object.fromEntries(chosen.map(([key]) => [key, null]));
   return el("div", { class: "chips" }, chips, el("button", { type: "button", class: "chip", "data-key": "all", on: { click: () => go(params, none) } }, "all rollouts"));
@@ -181,14 +181,14 @@ function pickBar(name, bar, was, params) {
 // The rows
 
 function list(about, found, params) {
-  if (!found.total) return el("p", {}, found.progress.size ? "No rollout is like that." : "This run has no rollouts.");
+  if (!found.total) return el("p", {}, found.progress.size ? "No rollout matches." : "This run has no rollouts.");
   const offset = Number(params.get("offset") ?? 0);
   const scores = about.scores.slice(0, 5);
   const columns = [
     ["line", "rollout"],
     ["reward", "reward"],
     ...scores.map((name) => [`score.${name}`, plain(name)]),
-    ["stop", "ended by"],
+    ["stop", "stop reason"],
     ["turns", "turns"],
     ["completion_tokens", "tokens"],
     ["seconds", "time"],
@@ -216,10 +216,10 @@ function line(about, row, scores, params, place) {
     "tr",
     {},
     cell("rollout", el("a", { href: target, "data-key": `row ${row.line}` }, title)),
-    cell("asked", el("span", { class: "asked" }, row.asked || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
+    cell("prompt", el("span", { class: "asked" }, row.asked || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
     cell("reward", result),
     scores.map((name) => cell(plain(name), number(row.scores[name]))),
-    cell("ended by", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),
+    cell("stop reason", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),
     cell("turns", number(row.turns)),
     cell("tokens", number(row.completion_tokens)),
     cell("time", seconds(row.seconds)),

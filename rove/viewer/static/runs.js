@@ -2,7 +2,7 @@
 
 import { el, cell, replace, table } from "./dom.js";
 import { tagForm, tagList } from "./annotate.js";
-import { address, ask, changed, send } from "./ask.js";
+import { address, ask, changed, send } from "./api.js";
 import { sparkbars, sparkline } from "./charts.js";
 import { NONE, ago, counted, interval, number } from "./format.js";
 import { every } from "./live.js";
@@ -55,7 +55,7 @@ function shown({ folder, runs, annotate, draw }, params) {
 }
 
 function empty() {
-  const hint = "No runs in this folder yet. One begins with: rove eval tictactoe -m scripted:teacher";
+  const hint = "No runs in this folder yet. Start one: rove eval tictactoe -m scripted:teacher";
   return el("p", {}, hint);
 }
 
@@ -80,7 +80,7 @@ function tools(params, runs, picked, inside) {
     el("label", {}, "Kind ", choice("kind", "all kinds", kinds, params)),
     tags.length ? el("label", {}, "Tag ", choice("tag", "any", tags, params)) : null,
     inside ? el("label", {}, el("input", show), counted(inside, "measurement"), " of training runs") : null,
-    picked.length ? compareLinks(runs, picked, params) : el("span", { class: "note" }, "tick runs to compare them"),
+    picked.length ? compareLinks(runs, picked, params) : el("span", { class: "note" }, "select runs to compare them"),
   );
 }
 
@@ -105,8 +105,8 @@ function tagging(runs, picked, draw) {
     }
   };
   const alert = el("span", { class: "bad", role: "alert" });
-  const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `take the tag ${tag} away`, on: { click: () => change({ remove: [tag] }) } }, tag, " ×");
-  const field = tagForm(tagsOf(runs), (tag) => change({ add: [tag] }), "Tag picked runs", typed, (text) => (typed = text));
+  const chip = (tag) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `remove the tag ${tag}`, on: { click: () => change({ remove: [tag] }) } }, tag, " ×");
+  const field = tagForm(tagsOf(runs), (tag) => change({ add: [tag] }), "Tag selected runs", typed, (text) => (typed = text));
   return el("div", { class: "tools" }, field, there.map(chip), alert);
 }
 
@@ -121,7 +121,7 @@ function compareLinks(runs, picked, params) {
     `${picked.length} picked`,
     scored.length > 1 && el("a", { class: "button", href: address("compare", { a: scored[0], b: scored.slice(1) }) }, "Compare"),
     trained.length > 1 && el("a", { class: "button", href: address("training", { run: trained }) }, "Overlay"),
-    el("button", { type: "button", "data-key": "nothing", on: { click: nothing } }, "Pick none"),
+    el("button", { type: "button", "data-key": "nothing", on: { click: nothing } }, "Clear selection"),
   );
 }
 

@@ -1,7 +1,7 @@
-// Looking for a text in all rollouts of a run, hits shown as they are found.
+// Search all rollouts of a run; hits appear while the search runs.
 
 import { el, replace } from "./dom.js";
-import { address, changed, stream } from "./ask.js";
+import { address, changed, stream } from "./api.js";
 import { bytes, counted, number } from "./format.js";
 
 let last = null;
@@ -47,7 +47,7 @@ async function search(mine, params) {
         hits.append(hit(mine.run, told, params));
       }
       const read = told.bytes === undefined ? "" : ` in ${bytes(told.bytes)}`;
-      progress.textContent = `${counted(count, "rollout")}${read}${told.done ? (count >= 200 ? ", and no further: that is enough" : "") : " so far"}`;
+      progress.textContent = `${counted(count, "rollout")}${read}${told.done ? (count >= 200 ? "; stopped after 200 hits" : "") : " so far"}`;
     }
   } catch (error) {
     progress.textContent = signal.aborted ? `stopped after ${counted(count, "rollout")}` : error.message;

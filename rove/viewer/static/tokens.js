@@ -1,46 +1,46 @@
-// The tokens of a rollout, coloured by what training knows of them.
+// The tokens of a rollout, colored by training statistics.
 
 import { el } from "./dom.js";
-import { address, changed } from "./ask.js";
+import { address, changed } from "./api.js";
 import { counted, number, signed, versions } from "./format.js";
 
-/** By what value a token gets which of the colours p0, p1, …: the first whose test it passes. */
+/** By what value a token gets which of the colors p0, p1, …: the first whose test it passes. */
 const SCALES = {
   logprob: { of: ({ logprob }) => logprob, ends: [0.9, 0.6, 0.3, 0.1, 0.02], within: (value, end) => Math.exp(value) >= end, told: (end) => `≥ ${end * 100} %`, rest: "less" },
   entropy: { of: ({ entropy }) => entropy, ends: [0.05, 0.2, 0.5, 1, 2], within: (value, end) => value <= end, told: (end) => `≤ ${end} nats`, rest: "more" },
   ratio: { of: ({ ratio }) => ratio, ends: [0.01, 0.05, 0.1, 0.2, 0.5], within: (value, end) => Math.abs(value - 1) <= end, told: (end) => `within ${end * 100} %`, rest: "further" },
 };
 
-const COLOURS = {
-  logprob: { title: "log-probability", words: "the darker, the less likely the sampled token was" },
-  entropy: { title: "entropy", words: "the darker, the less sure the model was of what to say next", trained: true },
-  advantage: { title: "advantage", words: "what each trained token is pushed by: more likely, or less" },
-  mask: { title: "loss mask", words: "what is marked is trained; prompts and replies are not" },
-  version: { title: "version of the weights", words: "the darker, the older the weights that sampled it" },
-  ratio: { title: "trainer-to-sampler ratio", words: "the darker, the further the trainer's probability was from the sampler's before the step", trained: true },
+const COLORS = {
+  logprob: { title: "log-probability", words: "darker: the sampled token was less likely" },
+  entropy: { title: "entropy", words: "darker: the model was less certain", trained: true },
+  advantage: { title: "advantage", words: "whether training makes the token more or less likely" },
+  mask: { title: "loss mask", words: "marked tokens are trained; prompts and replies are not" },
+  version: { title: "policy version", words: "darker: older weights sampled the token" },
+  ratio: { title: "trainer-to-sampler ratio", words: "darker: the trainer's probability before the step differs more from the sampler's", trained: true },
 };
 
 /**
  * @param found an answer of /api/rollout
- * @param params of the page's address, which say the colour
+ * @param params of the page's address, which say the color
  * @param choose called with another one
  */
 export function tokenView(found, params, choose) {
   const among = known(found.tokens.flatMap((turn) => turn.versions));
-  const offered = Object.entries(COLOURS).filter(([name]) => name !== "version" || among.at(-1) > 0);
-  const kind = offered.some(([name]) => name === params.get("colour")) ? params.get("colour") : "logprob";
+  const offered = Object.entries(COLORS).filter(([name]) => name !== "version" || among.at(-1) > 0);
+  const kind = offered.some(([name]) => name === params.get("color")) ? params.get("color") : "logprob";
   const select = el(
     "select",
-    { "data-key": "colour", on: { change: (event) => choose(event.target.value) } },
+    { "data-key": "color", on: { change: (event) => choose(event.target.value) } },
     offered.map(([name, { title }]) => el("option", { value: name, selected: name === kind }, title)),
   );
   const turns = found.tokens.map((turn) => ({ ...turn, advantage: turn.trained?.advantage ?? found.advantage, said: sampledOf(turn) }));
   const spelled = turns.some((turn) => turn.said.some(({ text }) => text !== null));
   return [
-    el("div", { class: "tools" }, el("label", {}, "Colour by ", select), el("span", { class: "note" }, COLOURS[kind].words)),
+    el("div", { class: "tools" }, el("label", {}, "Color by ", select), el("span", { class: "note" }, COLORS[kind].words)),
     el("p", {}, summary(turns.flatMap((turn) => turn.said), found.advantage)),
-    COLOURS[kind].trained && !turns.some((turn) => turn.trained) ? missing(found, params) : null,
-    spelled ? null : el("p", { class: "note" }, "The texts of tokens are not known: there is no tokenizer in this folder of runs, or rove's extra `train` is not installed. Shown are their ids."),
+    COLORS[kind].trained && !turns.some((turn) => turn.trained) ? missing(found, params) : null,
+    spelled ? null : el("p", { class: "note" }, "Token texts are unavailable: this folder of runs has no tokenizer, or rove's extra `train` is not installed. Token ids are shown instead."),
     key(kind, among),
     turns.map((turn, i) => turnView(turn, i, kind, among)),
   ];
@@ -69,25 +69,25 @@ function summary(tokens, advantage) {
     const known = tokens.map((token) => token[name]).filter((value) => value !== undefined);
     if (known.length) told.push(`mean ${words} ${number(known.reduce((a, b) => a + b, 0) / known.length)}`);
   }
-  if (advantage !== null) told.push(`reward less its siblings' mean ${signed(advantage)}`);
+  if (advantage !== null) told.push(`reward minus group mean ${signed(advantage)}`);
   return told.join(", ");
 }
 
 /** Why this cannot be told of this rollout, and of which it can. */
 function missing(found, params) {
-  if (found.step === null) return el("p", { class: "note" }, "Only training knows entropies and ratios; this rollout was not trained on.");
-  if (!found.kept.length) return el("p", { class: "note" }, "Nothing was kept of this step's tokens: the run had token_stats = 0, or took no optimizer step here.");
+  if (found.step === null) return el("p", { class: "note" }, "Entropies and ratios exist only for trained rollouts; this rollout was not trained on.");
+  if (!found.kept.length) return el("p", { class: "note" }, "This step has no token statistics: the run had log_token_stats = 0, or took no optimizer step here.");
   const links = found.kept.map((row) => {
     const target = address("rollout", changed(params, { line: row.line, at: null }));
     return [" ", el("a", { href: target }, `example ${number(row.example)}, rollout ${row.rollout}`)];
   });
-  return el("p", { class: "note" }, `Of each step training keeps this of a few rollouts (token_stats), and this is none of them. Those of step ${found.step}:`, links);
+  return el("p", { class: "note" }, `Training records token statistics of a few rollouts per step (log_token_stats), not of this one. Those of step ${found.step}:`, links);
 }
 
 function turnView(turn, place, kind, among) {
   const prompt = turn.prompt.map(([id, text]) => token(id, text, "given", "prompt, not trained"));
   const sampled = turn.said.map((one) => token(one.id, one.text, look(kind, one, turn.advantage, among), words(one, among)));
-  const fresh = turn.fresh && place ? " (does not go on from the turn before: a sequence of its own)" : "";
+  const fresh = turn.fresh && place ? " (does not extend the previous turn: a separate sequence)" : "";
   const by = among.at(-1) > 0 ? el("small", {}, ` ${versions(turn.versions)}`) : null;
   const advantage = turn.trained ? el("p", { class: "note" }, `advantage ${signed(turn.advantage)}`) : null;
   return el(
@@ -95,7 +95,7 @@ function turnView(turn, place, kind, among) {
     { class: "turn" },
     el("h2", {}, `Turn ${place + 1}`, by, fresh),
     el("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${place + 1}` }, prompt, sampled),
-    turn.left_out ? el("p", { class: "note" }, `${counted(turn.left_out, "token")} left out`) : null,
+    turn.left_out ? el("p", { class: "note" }, `${counted(turn.left_out, "token")} omitted`) : null,
     advantage,
   );
 }
@@ -103,7 +103,7 @@ function turnView(turn, place, kind, among) {
 function words({ logprob, trainer, entropy, ratio, version }, among) {
   const told = logprob === undefined ? [] : [`log-probability ${number(logprob)}, probability ${number(Math.exp(logprob))}`];
   if (trainer !== undefined) told.push(`trainer's log-probability ${number(trainer)}, ratio ${number(ratio)}, entropy ${number(entropy)}`);
-  if (version !== undefined && among.at(-1) > 0) told.push(`version ${number(version)} of the weights`);
+  if (version !== undefined && among.at(-1) > 0) told.push(`policy version ${number(version)}`);
   return told.join("; ");
 }
 
@@ -137,7 +137,7 @@ function key(kind, among) {
     : {
         mask: [["trained", "trained"], ["given", "not trained"]],
         version: among.map((version) => [age(version, among), `version ${number(version)}`]),
-        advantage: [["good", "better than its siblings"], ["poor", "worse"], ["sampled", "the same"], ["given", "not trained"]],
+        advantage: [["good", "above the group mean"], ["poor", "below"], ["sampled", "equal"], ["given", "not trained"]],
       }[kind];
   return el("p", { class: "tokenkey" }, entries.map(([look, words]) => [el("span", { class: `token ${look}` }, words), " "]));
 }

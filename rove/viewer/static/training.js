@@ -1,17 +1,17 @@
-// Training as it goes: curves over steps of one run or several, new points without a reload.
+// Training curves of one or more runs, updated without a reload.
 
 import { el, replace, table } from "./dom.js";
-import { address, ask } from "./ask.js";
+import { address, ask } from "./api.js";
 import { counted, number } from "./format.js";
 import { every } from "./live.js";
-import { COLOURS, LAST, alerts, panels } from "./panels.js";
+import { COLORS, LAST, alerts, panels } from "./panels.js";
 
 const PERIOD = 2000;
 
 export async function trainingPage(main, params, signal) {
-  const names = [...new Set(params.getAll("run"))].slice(0, COLOURS);
-  if (!names.length) throw new Error("no run is given; choose one from the table of runs");
-  const runs = names.map((name, i) => ({ name, colour: i, rows: [], life: 0, alerts: [], steps: [], status: "", groups: null }));
+  const names = [...new Set(params.getAll("run"))].slice(0, COLORS);
+  if (!names.length) throw new Error("no run is selected; choose one in the table of runs");
+  const runs = names.map((name, i) => ({ name, color: i, rows: [], life: 0, alerts: [], steps: [], status: "", groups: null }));
   const draw = async () => {
     const news = await Promise.all(runs.map((run) => follow(run, signal)));
     if (!signal.aborted && news.some((one) => one)) replace(main, shown(runs, signal));
@@ -48,7 +48,7 @@ function shown(runs) {
       ],
     ),
     runs.map((run) => run.why && el("p", { class: "why" }, single ? `Stopped: ${run.why}` : `${run.name} stopped: ${run.why}`)),
-    steps.length ? el("p", {}, `No step of ${steps.join(", ")} has been taken yet.`) : null,
+    steps.length ? el("p", {}, `${steps.join(", ")}: no step finished yet.`) : null,
     runs.map((run) => run.bad && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alerts cannot be read`)),
     runs.map((run) => alerts(run, (step) => stepAddress(run, step))),
     el("div", { class: "charts" }, panels(runs, (run, step) => run.steps.length && (location.hash = stepAddress(run, step)))),
@@ -61,6 +61,6 @@ function stepAddress(run, step) {
 }
 
 function legend(runs) {
-  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("span", { class: `key c${run.colour}`, "aria-hidden": "true" }), " ", el("a", { href: address("training", { run: run.name }) }, run.name)), el("td", {}, run.status), el("td", {}, number(run.rows.length))));
+  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("span", { class: `key c${run.color}`, "aria-hidden": "true" }), " ", el("a", { href: address("training", { run: run.name }) }, run.name)), el("td", {}, run.status), el("td", {}, number(run.rows.length))));
   return table(["run", "status", "steps"], rows, "plain");
 }

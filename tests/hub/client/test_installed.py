@@ -21,7 +21,7 @@ from rove.core.errors import ConfigError, HubError
 from rove.envs import loading
 from rove.hub.client import installed
 from rove.hub.client.hub import Hub
-from rove.hub.client.installed import Installed, all_installed, find, home, load, uninstall
+from rove.hub.client.installed import Installed, all_installed, environment_folder, find, load, uninstall
 from rove.hub.client.installing import fetch, look_up, place
 from rove.hub.package.names import Reference, parse_reference
 
@@ -90,7 +90,7 @@ def test_two_of_the_same_module_name_are_each_themselves(shelf: Path, finders: N
     assert (alice.env_id, bob.env_id) == ("alice/doubling", "bob/doubling")
     assert alice.identity != bob.identity
     assert loading.environment_version("alice/doubling") != loading.environment_version("bob/doubling")
-    assert loading.environment_file("bob/doubling").is_relative_to(home(Reference("bob", "doubling")))
+    assert loading.environment_file("bob/doubling").is_relative_to(environment_folder(Reference("bob", "doubling")))
 
 
 def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: None) -> None:
@@ -107,7 +107,7 @@ def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: 
 def test_one_is_checked_by_its_wheel(shelf: Path) -> None:
     [package] = _packages("alice/doubling")
     assert package.kind == "wheel" and package.path.suffix == ".whl"
-    assert package.path.is_relative_to(home(parse_reference("alice/doubling")))
+    assert package.path.is_relative_to(environment_folder(parse_reference("alice/doubling")))
 
 
 def test_wrong_arguments_are_told_as_ever(shelf: Path, finders: None) -> None:
@@ -137,7 +137,7 @@ def test_all_of_them_are_listed_and_damage_is_told(shelf: Path, finders: None) -
             loading.environment_file("bob/doubling")
     finally:
         file.write_bytes(kept)
-    record = home(Reference("bob", "doubling")) / installed.RECORD
+    record = environment_folder(Reference("bob", "doubling")) / installed.RECORD
     whole = record.read_bytes()
     record.write_bytes(b"{")
     try:
@@ -152,7 +152,9 @@ def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_pat
     publish(shelf / "hub", owner="carol")
     put(shelf / "hub", "carol/doubling", tmp_path)
     assert uninstall(Reference("carol", "doubling")).version == "1.0"
-    assert find(Reference("carol", "doubling")) is None and not home(Reference("carol", "doubling")).exists()
+    assert (
+        find(Reference("carol", "doubling")) is None and not environment_folder(Reference("carol", "doubling")).exists()
+    )
     with pytest.raises(HubError, match=r"carol/doubling is not installed; installed: alice/doubling@1\.0, bob"):
         uninstall(Reference("carol", "doubling"))
     assert find(Reference("alice", "doubling")) is not None
@@ -172,7 +174,7 @@ print("done", flush=True)
 def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", version="2.0", module=code("Double", 2, 4.0))
     script = KILLED.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))
-    here = home(Reference("alice", "doubling"))
+    here = environment_folder(Reference("alice", "doubling"))
     for seconds in (0.3, 1.0):
         process = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, TrustError
-from rove.hub.client.listings import HubFile
+from rove.hub.client.hub import HubFile
 from rove.hub.client.lock import Locked, check_locked, read_lock, write_lock
 from rove.hub.package.names import RESERVED
 
@@ -48,12 +48,12 @@ def test_no_file_holds_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ("schema = 1", "schema = 2", "has schema 2; this rove reads 1"),
+        ("schema = 1", "schema = 2", "has schema 2, but this version of rove reads 1"),
         ("schema = 1", "", "has schema None"),
         ("schema = 1", "schema = ", "settings file"),
-        ('version = "1.0"', 'version = "../.."', "cannot be a version"),
-        ('owner = "alice"', 'owner = "../alice"', "cannot be an owner's name"),
-        ("doubling-1.0-py3", "../../x", "cannot be the name of a package's file"),
+        ('version = "1.0"', 'version = "../.."', "is not a valid version"),
+        ('owner = "alice"', 'owner = "../alice"', "is not a valid owner name"),
+        ("doubling-1.0-py3", "../../x", "is not a valid name for a package file"),
         ("cd" * 32, "cd" * 31, "expected a SHA-256"),
         ("size = 900", 'size = "900"', "Expected `int`"),
         ("hub =", "hubs =", "unknown field `hubs`"),
@@ -72,9 +72,9 @@ def test_what_differs_is_named() -> None:
     file = Path("rove.lock")
     check_locked(DOUBLING, DOUBLING.manifest, [WHEEL], file)
     other = HubFile(filename=WHEEL.filename, sha256="ef" * 32, size=900)
-    with pytest.raises(TrustError, match=r"alice/doubling@1\.0 is not what rove\.lock says: its manifest differs"):
+    with pytest.raises(TrustError, match=r"alice/doubling@1\.0 does not match rove\.lock: its manifest differs"):
         check_locked(DOUBLING, "00" * 32, [WHEEL], file)
-    with pytest.raises(TrustError, match=r"says: doubling-1\.0-py3-none-any\.whl differs"):
+    with pytest.raises(TrustError, match=r"does not match .*: doubling-1\.0-py3-none-any\.whl differs"):
         check_locked(DOUBLING, DOUBLING.manifest, [other], file)
     with pytest.raises(TrustError, match=r"its manifest, doubling-1\.0-py3-none-any\.whl differ\."):
         check_locked(DOUBLING, "00" * 32, [], file)

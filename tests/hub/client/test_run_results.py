@@ -65,11 +65,11 @@ def test_figures_settings_and_rollouts_from_worst_to_best(tmp_path: Path, packag
 
 
 def test_only_a_finished_evaluation_of_this_code(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
-    with pytest.raises(RunError, match="is not the code of doubling 1.0; evaluate in the environment as it is now"):
+    with pytest.raises(RunError, match="whose code differs from doubling 1.0; evaluate the current version"):
         results_of(evaluated(tmp_path, "other", code(weight=0.5)), *package)
     path = evaluated(tmp_path)
     Run(path).reopen()
-    with pytest.raises(RunError, match="is not complete; the same `rove eval` again"):
+    with pytest.raises(RunError, match="is not complete; run the same `rove eval` command again"):
         results_of(path, *package)
     file = path / "config.toml"
     file.write_text(file.read_text().replace('kind = "eval"', 'kind = "rl"'))

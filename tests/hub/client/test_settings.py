@@ -21,7 +21,7 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_flag_wins_over_a_variable_over_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert hub_of() is None
-    with pytest.raises(ConfigError, match="--hub URL_OR_FOLDER, set ROVE_HUB, or keep one with `rove hub login"):
+    with pytest.raises(ConfigError, match="--hub URL_OR_FOLDER, set ROVE_HUB, or run `rove hub login"):
         needed_hub()
     keep("https://kept/", None)
     assert hub_of() == "https://kept"

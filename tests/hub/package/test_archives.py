@@ -93,7 +93,7 @@ def test_a_wheel_that_was_streamed_passes(tmp_path: Path):
             archive.writestr(path, data)
     assert check_wheel(put(pipe.content)).module == "my_sums"
     after = pipe.content.index(b"PK\7\x08")
-    with pytest.raises(PackageError, match="another file in its index"):
+    with pytest.raises(PackageError, match="differs between its index"):
         check_wheel(put(pipe.content[: after + 4] + b"\0\0" + pipe.content[after + 6 :]))
 
 
@@ -107,24 +107,24 @@ def nested(depth: int) -> bytes:
 @pytest.mark.parametrize(
     ("more", "words"),
     [
-        ({"../evil.py": b""}, "leads out of the archive"),
-        ({"a/../../evil.py": b""}, "leads out of the archive"),
+        ({"../evil.py": b""}, "leaves the archive"),
+        ({"a/../../evil.py": b""}, "leaves the archive"),
         ({"/etc/evil": b""}, "is absolute"),
         ({"C:/evil": b""}, "is absolute"),
         ({"a//b": b""}, "an empty part"),
         ({"./a": b""}, "an empty part"),
         ({"a\\..\\evil.py": b""}, "a backslash"),
-        ({"a\tb": b""}, "cannot be seen"),
-        ({"a\u202eb": b""}, "cannot be seen"),
+        ({"a\tb": b""}, "invisible"),
+        ({"a\u202eb": b""}, "invisible"),
         ({"my_sums.py ": b""}, "space"),
-        ({"a./b": b""}, "ends with a dot"),
+        ({"a./b": b""}, "trailing dot"),
         ({"x" * 241: b""}, "more than 240 characters"),
-        ({"my_sums/CON.py": b""}, "the name of a device on Windows"),
-        ({"my_sums/nul": b""}, "the name of a device on Windows"),
-        ({"my_sums/aux.tar.txt": b""}, "the name of a device on Windows"),
-        ({"my_sums/COM1 .txt": b""}, "the name of a device on Windows"),
-        ({"my_sums/lpt\u00b9.txt": b""}, "the name of a device on Windows"),
-        ({"con/__init__.py": b""}, "the name of a device on Windows"),
+        ({"my_sums/CON.py": b""}, "a device name on Windows"),
+        ({"my_sums/nul": b""}, "a device name on Windows"),
+        ({"my_sums/aux.tar.txt": b""}, "a device name on Windows"),
+        ({"my_sums/COM1 .txt": b""}, "a device name on Windows"),
+        ({"my_sums/lpt\u00b9.txt": b""}, "a device name on Windows"),
+        ({"con/__init__.py": b""}, "a device name on Windows"),
         ({"my_sums/what?.txt": b""}, "a character that Windows does not allow"),
         ({"my_sums/a.txt|b": b""}, "a character that Windows does not allow"),
         ({"my_sums/a.txt:stream": b""}, "is absolute"),
@@ -132,12 +132,12 @@ def nested(depth: int) -> bytes:
         ({"MY_SUMS.py": MODULE}, "the same file on some systems"),
         ({"my_sum\u017f.py": b""}, "the same file on some systems"),
         ({"data": b"", "data/a": b""}, "both a file and a folder"),
-        ({"data/bomb.bin": bytes(60 << 20)}, "times its size: it is a bomb"),
-        ({"a.gz": gzip.compress(ZEROS)}, "it is a bomb"),
-        ({"a.bz2": bz2.compress(ZEROS)}, "it is a bomb"),
-        ({"a.xz": lzma.compress(ZEROS)}, "it is a bomb"),
-        ({"a.zip": zipped({"a": ZEROS})}, "it is a bomb"),
-        ({"a.zip": zipped({"b.gz": gzip.compress(ZEROS)})}, "it is a bomb"),
+        ({"data/bomb.bin": bytes(60 << 20)}, "times its size; it is a decompression bomb"),
+        ({"a.gz": gzip.compress(ZEROS)}, "it is a decompression bomb"),
+        ({"a.bz2": bz2.compress(ZEROS)}, "it is a decompression bomb"),
+        ({"a.xz": lzma.compress(ZEROS)}, "it is a decompression bomb"),
+        ({"a.zip": zipped({"a": ZEROS})}, "it is a decompression bomb"),
+        ({"a.zip": zipped({"b.gz": gzip.compress(ZEROS)})}, "it is a decompression bomb"),
         ({"a.zip": nested(4)}, "more than 2 deep"),
         ({"evil.pth": b"import os"}, "whenever Python starts"),
         ({"sitecustomize.py": b""}, "would hide"),
@@ -145,7 +145,7 @@ def nested(depth: int) -> bytes:
         ({"json/tool.py": b""}, "would hide"),
         ({"numpy/__init__.py": b""}, "would hide"),
         ({"numpy/data": b""}, "would hide"),
-        ({"my-data/rows": b""}, "cannot be a module's name"),
+        ({"my-data/rows": b""}, "is not a valid module name"),
         ({"evil.cpython-311-x86_64-linux-gnu.so": b""}, "compiled code"),
         ({"data/__init__.pyc": b""}, "compiled code"),
         ({"my_sums-1.0.data/scripts/pip": b""}, "outside of the modules"),
@@ -157,9 +157,9 @@ def nested(depth: int) -> bytes:
         ({"my_sums-1.0.dist-info/entry_points.txt": b"[rove.environments\n"}, "has the line"),
         ({"other-1.0.dist-info/METADATA": b""}, "2 folders"),
         ({"other.py": MODULE}, "'other' is not named like the package 'my-sums'"),
-        ({"my_sums.py": b"def (:"}, "my_sums.py is no Python"),
-        ({"my_sums.py": b"\0"}, "my_sums.py is no Python"),
-        ({"my_sums.py": b"(" * 10_000}, "my_sums.py is no Python"),
+        ({"my_sums.py": b"def (:"}, "my_sums.py cannot be parsed as Python"),
+        ({"my_sums.py": b"\0"}, "my_sums.py cannot be parsed as Python"),
+        ({"my_sums.py": b"(" * 10_000}, "my_sums.py cannot be parsed as Python"),
         ({"my_sums.py": b"x = 1\n"}, "my_sums.py has none"),
         (
             {"my_sums-1.0.dist-info/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: false\nTag: cp311-cp311-linux\n"},
@@ -180,15 +180,15 @@ def nested(depth: int) -> bytes:
         ({"my_sums-1.0.dist-info/METADATA": b"\xff\xfe"}, "metadata"),
         (
             {"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: a\nName: b\nVersion: 1\n"},
-            "metadata cannot be used",
+            "metadata is invalid",
         ),
         ({"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: api\nVersion: 1\n"}, "reserved"),
         ({"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: my-sums\nVersion: 1+local\n"}, "local part"),
         (
             {"my_sums-1.0.dist-info/METADATA": b"Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"},
-            "METADATA says other 1.0",
+            "METADATA describes other 1.0",
         ),
-        ({"my_sums-1.0.dist-info/METADATA": b"x" * (limits.METADATA + 1)}, "at most 1,048,576"),
+        ({"my_sums-1.0.dist-info/METADATA": b"x" * (limits.MAX_METADATA_BYTES + 1)}, "at most 1,048,576"),
     ],
     ids=lambda value: next(iter(value))[:30] if isinstance(value, dict) else "",
 )
@@ -223,10 +223,10 @@ def test_links_and_devices_are_refused(tmp_path: Path, mode: int, words: str):
 def test_too_many_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wheel, source = put_wheel(tmp_path), put_source(tmp_path)
     for limit, value, words in (
-        ("FILES", 2, "more than 2 files"),
-        ("FILE", 20, "at most 20"),
-        ("UNPACKED", 100, "more than 100 bytes"),
-        ("ARCHIVE", 100, "expected 1 to 100"),
+        ("MAX_FILES", 2, "more than 2 files"),
+        ("MAX_FILE_BYTES", 20, "at most 20"),
+        ("MAX_UNPACKED_BYTES", 100, "more than 100 bytes"),
+        ("MAX_ARCHIVE_BYTES", 100, "expected 1 to 100"),
     ):
         with monkeypatch.context() as patch:
             patch.setattr(limits, limit, value)
@@ -245,8 +245,8 @@ def test_too_many_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: p
         (lambda zip: zip + b"more", "after its end"),
         (lambda zip: zip[:-2] + b"\4\0more", "after its end"),
         (lambda zip: b"not a zip", "not a zip"),
-        (lambda zip: renamed_in_index(zip, "my_sums.py", "my_sumz.py"), "another file in its index"),
-        (lambda zip: renamed_in_index(zip, "my_sums.py", "my_s\0ms.py"), "cannot be seen"),
+        (lambda zip: renamed_in_index(zip, "my_sums.py", "my_sumz.py"), "differs between its index"),
+        (lambda zip: renamed_in_index(zip, "my_sums.py", "my_s\0ms.py"), "invisible"),
         (lambda zip: zip.replace(b"PK\3\4", b"PK\3\5", 1), "broken zip"),
         (lambda zip: zip[:60] + b"\xff\xff" + zip[62:], "broken zip"),
     ],
@@ -276,7 +276,7 @@ def located(zip: bytes) -> bytes:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(extra, "fields that only some programs read"), (located, "does not fit the file")]
+    ("spoil", "words"), [(extra, "fields that only some programs read"), (located, "does not match the file")]
 )
 def test_zips_with_more_than_one_word_for_a_thing_are_refused(tmp_path: Path, spoil: Any, words: str):
     wheel = put_wheel(tmp_path)
@@ -296,9 +296,9 @@ def test_a_file_twice_is_refused(tmp_path: Path):
 @pytest.mark.parametrize(
     ("old", "new", "words"),
     [
-        (b"my_sums.py,sha256=", b"my_sums.py,sha256=A", "not the file that its RECORD lists"),
+        (b"my_sums.py,sha256=", b"my_sums.py,sha256=A", "does not match its RECORD"),
         (b"my_sums.py,", b"my_sumz.py,", "RECORD"),
-        (b"RECORD,,", b"RECORD,,\nghost.py,,", "is in its RECORD only"),
+        (b"RECORD,,", b"RECORD,,\nghost.py,,", "is listed in its RECORD, but missing"),
         (b"RECORD,,", b"RECORD,,\nmy_sums.py,,", "twice"),
         (b"RECORD,,", b"RECORD,,0", "does not list itself"),
         (b"RECORD,,", b"RECORD", "cannot be read"),
@@ -315,7 +315,7 @@ def test_records_that_lie_are_refused(tmp_path: Path, old: bytes, new: bytes, wo
 
 
 def test_a_file_without_a_record_is_refused(tmp_path: Path):
-    with pytest.raises(PackageError, match=r"'more\.py' is not in its RECORD"):
+    with pytest.raises(PackageError, match=r"'more\.py' is not listed in its RECORD"):
         check_wheel(put_wheel(tmp_path, {**with_record(wheel_files()), "more.py": b""}))
 
 
@@ -329,7 +329,7 @@ def test_a_file_without_a_record_is_refused(tmp_path: Path):
     ],
 )
 def test_a_wheel_is_called_what_its_metadata_says(tmp_path: Path, name: str):
-    with pytest.raises(PackageError, match=r"such a wheel is my_sums-1\.0-py3-none-any\.whl"):
+    with pytest.raises(PackageError, match=r"expected the file name my_sums-1\.0-py3-none-any\.whl"):
         check_wheel(put_wheel(tmp_path, name=name))
 
 
@@ -363,9 +363,9 @@ def test_a_source_archive_is_read(tmp_path: Path):
 @pytest.mark.parametrize(
     ("more", "kinds", "words"),
     [
-        ({"my_sums-1.0/../../evil": b""}, {}, "leads out"),
+        ({"my_sums-1.0/../../evil": b""}, {}, "leaves the archive"),
         ({"/etc/evil": b""}, {}, "is absolute"),
-        ({"other/a": b""}, {}, "outside of the folder my_sums-1.0/"),
+        ({"other/a": b""}, {}, "outside the folder my_sums-1.0/"),
         ({"my_sums-1.0/MY_SUMS.PY": b""}, {}, "the same file"),
         ({"my_sums-1.0/a": b"/etc/passwd"}, {"my_sums-1.0/a": tarfile.SYMTYPE}, "is a link"),
         ({"my_sums-1.0/a": b"my_sums-1.0/my_sums.py"}, {"my_sums-1.0/a": tarfile.LNKTYPE}, "is a link"),
@@ -376,13 +376,17 @@ def test_a_source_archive_is_read(tmp_path: Path):
         ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.GNUTYPE_LONGNAME}, "an entry of type"),
         ({"my_sums-1.0/a": b""}, {"my_sums-1.0/a": tarfile.XGLTYPE}, "an entry of type"),
         ({"my_sums-1.0/data/": b"1"}, {}, "whose name ends with a slash"),
-        ({"my_sums-1.0/nul.txt": b""}, {}, "the name of a device on Windows"),
-        ({"my_sums-1.0/a ": b""}, {}, "ends with a space"),
+        ({"my_sums-1.0/nul.txt": b""}, {}, "a device name on Windows"),
+        ({"my_sums-1.0/a ": b""}, {}, "trailing space"),
         ({"my_sums-1.0": b""}, {}, "both a file and a folder"),
         ({"my_sums-1.0/PKG-INFO": METADATA + b"Requires-Dist: a; " + b"(" * 2_000}, {}, "at most 500"),
-        ({"my_sums-1.0/a": ZEROS}, {}, "it is a bomb"),
-        ({"my_sums-1.0/a.gz": gzip.compress(ZEROS)}, {}, "it is a bomb"),
-        ({"my_sums-1.0/PKG-INFO": b"Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"}, {}, "PKG-INFO says other"),
+        ({"my_sums-1.0/a": ZEROS}, {}, "it is a decompression bomb"),
+        ({"my_sums-1.0/a.gz": gzip.compress(ZEROS)}, {}, "it is a decompression bomb"),
+        (
+            {"my_sums-1.0/PKG-INFO": b"Metadata-Version: 2.1\nName: other\nVersion: 1.0\n"},
+            {},
+            "PKG-INFO describes other",
+        ),
     ],
 )
 def test_source_archives_that_are_refused(tmp_path: Path, more: dict[str, bytes], kinds: dict[str, bytes], words: str):
@@ -395,11 +399,11 @@ def test_tars_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path):
     long = tarred({**source_files(), "my_sums-1.0/" + "x" * 180: b""}, form=tarfile.PAX_FORMAT)
     for content, words in (
         (good + b"more", "after its end"),
-        (good[:-9], "cut off"),
+        (good[:-9], "truncated"),
         (gzip.compress(gzip.decompress(good) + b"more"), "after its end"),
         (gzip.compress(b"x" * 512), "broken tar"),
-        (tarred(source_files(), form=tarfile.GNU_FORMAT), "another format than ustar"),
-        (gzip.compress(gzip.decompress(good)[:600]), "cut off"),
+        (tarred(source_files(), form=tarfile.GNU_FORMAT), "not in ustar format"),
+        (gzip.compress(gzip.decompress(good)[:600]), "truncated"),
         (b"not a tar", "not a gzipped tar"),
         (good + good, "after its end"),
         (long, "an entry of type"),
@@ -439,10 +443,10 @@ def test_a_package_is_what_its_manifest_says(tmp_path: Path):
         check_package(manifest, wheel)
     alone = msgspec.structs.replace(manifest, files=manifest.files[:1])
     assert check_package(alone, wheel).readme == README
-    with pytest.raises(PackageError, match="is not in the manifest"):
+    with pytest.raises(PackageError, match="is not listed in the manifest"):
         check_package(alone, wheel, source)
     wheel.write_bytes(zipped(with_record({**wheel_files(), "more.json": b""})))
-    with pytest.raises(PackageError, match="is not the file that was promised"):
+    with pytest.raises(PackageError, match="is not the expected file"):
         check_package(manifest, wheel, source)
     with pytest.raises(PackageError, match="its content is"):
         check_package(msgspec.structs.replace(manifest, files=[described(wheel), manifest.files[1]]), wheel, source)

@@ -151,7 +151,7 @@ def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
     assert built.manifest.dependencies == ["verifiers>=0.1.3"]
     assert "correct" in built.manifest.metrics
     assert any("no scripted policies" in warning for warning in built.warnings)
-    assert any("no licence" in warning for warning in built.warnings)
+    assert any("no license" in warning for warning in built.warnings)
     assert verify(built.folder).wheel.module == "v0_sums"
 
 
@@ -198,9 +198,9 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
     assert manifest.policies == {"good": PolicyScores(reward=0.5, n=2)}
     assert (manifest.reward_range, manifest.seeds) == ((0.0, 0.5), [0])
     assert warnings[:3] == [
-        "player 'bad' failed in 3 of 3 rollouts: ValueError: lost",
-        "player 'good' failed in 1 of 3 rollouts: X: y",
-        "player 'good' got 1, outside of the reward_range that pyproject.toml says",
+        "policy 'bad' failed in 3 of 3 rollouts: ValueError: lost",
+        "policy 'good' failed in 1 of 3 rollouts: X: y",
+        "policy 'good' had reward 1, outside the reward_range in pyproject.toml",
     ]
     manifest, _ = described(tmp_path, facts)
     assert manifest.reward_range == (0.0, 1.0)

@@ -117,7 +117,7 @@ def test_files_that_run_or_hide_others_are_refused(path: str):
 
 def test_a_folder_called_like_a_file_is_refused():
     files = {path: data for path, data in wheel_files().items() if path.startswith(INFO)}
-    with pytest.raises(PackageError, match="cannot be a module's name"):
+    with pytest.raises(PackageError, match="is not a valid module name"):
         check_contents({**files, "my_sums.py/__init__.py": MODULE}, INFO, "my-sums", "a.whl")
 
 

@@ -9,7 +9,7 @@ import pytest
 from tiers import first_quick
 
 from rove.core.errors import PackageError
-from rove.hub.package.facts import Score, play
+from rove.hub.package.facts import Score, measure
 
 HEAD = """
 import rove as vf
@@ -43,7 +43,7 @@ PLAIN = f"""
 def test_players_metrics_and_the_network_are_seen(tmp_path: Path):
     (tmp_path / "my_env.py").write_text(HEAD + PLAIN)
     (tmp_path / "my_words.py").write_text("")
-    facts = play(tmp_path, "my_env")
+    facts = measure(tmp_path, "my_env")
     assert facts.policies["good"] == Score(rewards=[1.0, 1.0, 1.0])
     assert facts.policies["bad"] == Score(rewards=[], failed=3, error="ValueError: lost its mind")
     assert "correct" in facts.metrics
@@ -53,7 +53,7 @@ def test_players_metrics_and_the_network_are_seen(tmp_path: Path):
 def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
     body = f"    return vf.EnvGroup([vf.ToolEnv(tools=[double], {ROWS}), vf.PythonEnv({ROWS})], env_names=['a', 'b'])\n"
     (tmp_path / "my_env.py").write_text(HEAD + body)
-    facts = play(tmp_path, "my_env", python=sys.executable)
+    facts = measure(tmp_path, "my_env", python=sys.executable)
     assert {"double", "python"} <= set(facts.tools)
     assert (facts.policies, facts.network, facts.sandbox) == ({}, False, True)
 
@@ -73,4 +73,4 @@ def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
 def test_what_cannot_be_loaded_is_told(tmp_path: Path, body: str, words: str):
     (tmp_path / "my_env.py").write_text(HEAD + "    " + body)
     with pytest.raises(PackageError, match=words):
-        play(tmp_path, "my_env", seconds=5.0 if "sleep" in body else 60.0)
+        measure(tmp_path, "my_env", seconds=5.0 if "sleep" in body else 60.0)

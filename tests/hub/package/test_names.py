@@ -50,11 +50,11 @@ def test_names_are_normalised_as_pip_does(text: str):
 @given(st.text(max_size=70))
 def test_a_version_that_passes_is_safe_and_a_fixed_point(text: str):
     try:
-        version = names.normalise_version(text)
+        version = names.normalize_version(text)
     except ConfigError:
         return
     assert re.fullmatch(r"[0-9a-z.!]+", version)
-    assert names.normalise_version(version) == names.check_version(version) == version
+    assert names.normalize_version(version) == names.check_version(version) == version
 
 
 @settings(max_examples=50)
@@ -76,14 +76,14 @@ def test_owners_that_are_refused(bad: str):
     "bad", ["", "-a", "a-", "a b", "a/b", "..", "\u212aey", "ta\u0455k", "a" * 65, "Simple", "a\n", "a@1"]
 )
 def test_names_that_are_refused(bad: str):
-    with pytest.raises(ConfigError, match="environment's name"):
+    with pytest.raises(ConfigError, match="environment name"):
         names.normalise_name(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "one", "1.0+local", "1.0/..", "1" * 65, "1.0\u0661x", "latest"])
 def test_versions_that_are_refused(bad: str):
     with pytest.raises(ConfigError, match="version"):
-        names.normalise_version(bad)
+        names.normalize_version(bad)
 
 
 def test_what_must_be_normalised_says_how():
@@ -91,7 +91,7 @@ def test_what_must_be_normalised_says_how():
         names.check_name("My_Task")
     with pytest.raises(ConfigError, match="write '1.0b0'"):
         names.check_version("v1.0-Beta")
-    with pytest.raises(ConfigError, match=r"leave '\+mine' out"):
+    with pytest.raises(ConfigError, match=r"remove '\+mine'"):
         names.check_version("1.0+mine")
 
 

@@ -67,7 +67,7 @@ def test_which_api_it_is_written_for(source: bytes, api: str):
 )
 def test_verifiers_v1_is_another_api(source: bytes):
     with pytest.raises(
-        PackageError, match=r"written for verifiers v1, which has another API: rove answers for 0\.1\.0"
+        PackageError, match=r"written for verifiers v1, which has another API; rove provides the API of 0\.1\.0"
     ):
         check_api(read_code({"m/a.py": source}))
     check_api(read_code({"m/a.py": source, "m/b.py": b"from rove import TasksetEnv"}))
@@ -90,7 +90,7 @@ def test_data_sources_are_found():
 
 
 def test_what_is_no_python_is_told():
-    with pytest.raises(PackageError, match=r"m/a\.py is no Python"):
+    with pytest.raises(PackageError, match=r"m/a\.py cannot be parsed as Python"):
         read_code({"m/a.py": b"def ("})
 
 

@@ -40,7 +40,7 @@ def test_the_key_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert [each.name for each in file.parent.iterdir()] == ["signing.key"]
     assert public_key(load_key()) == public
     content = file.read_bytes()
-    with pytest.raises(ConfigError, match="exists already"):
+    with pytest.raises(ConfigError, match="already exists"):
         make_key()
     assert file.read_bytes() == content
 
@@ -61,17 +61,17 @@ def test_what_is_signed_is_known_again(key: Any):
 def test_any_changed_byte_is_seen(key: Any, place: int, change: int):
     signature, changed = sign(CONTENT, key), bytearray(CONTENT)
     changed[place] ^= change
-    with pytest.raises(PackageError, match="was changed"):
+    with pytest.raises(PackageError, match="was modified"):
         check_signature(bytes(changed), signature)
 
 
 def test_another_key_is_refused(tmp_path: Path, key: Any):
     other = make_key(tmp_path / "other.key")
     for keys in ([other], []):
-        with pytest.raises(PackageError, match="none of its owner's"):
+        with pytest.raises(PackageError, match="not one of the owner's keys"):
             check_signature(CONTENT, sign(CONTENT, key), keys)
     forged = {**json.loads(sign(CONTENT, key)), "key": other}
-    with pytest.raises(PackageError, match="was changed"):
+    with pytest.raises(PackageError, match="was modified"):
         check_signature(CONTENT, json.dumps(forged).encode(), [other])
 
 
@@ -87,23 +87,23 @@ def test_what_is_no_signature_is_refused(key: Any):
         json.dumps({**good, "key": base64.b64encode(bytes(31)).decode()}).encode(),
         json.dumps({"key": good["key"]}).encode(),
     ):
-        with pytest.raises(PackageError, match="no signature that can be read"):
+        with pytest.raises(PackageError, match="manifest.sig cannot be parsed"):
             check_signature(CONTENT, bad)
 
 
 def test_keys_that_are_refused(tmp_path: Path):
     file = tmp_path / "signing.key"
-    with pytest.raises(ConfigError, match="make one: rove hub key"):
+    with pytest.raises(ConfigError, match="create one with rove hub key"):
         load_key(file)
     make_key(file)
     file.chmod(0o640)
-    with pytest.raises(ConfigError, match=r"mode is 640\); run chmod 600"):
+    with pytest.raises(ConfigError, match=r"mode 640\); run chmod 600"):
         load_key(file)
     file.chmod(0o600)
     file.write_bytes(b"not a key")
-    with pytest.raises(ConfigError, match="holds no key"):
+    with pytest.raises(ConfigError, match="does not contain a readable key"):
         load_key(file)
     plain = (serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption())
     file.write_bytes(x25519.X25519PrivateKey.generate().private_bytes(*plain))
-    with pytest.raises(ConfigError, match="another kind"):
+    with pytest.raises(ConfigError, match="not an Ed25519 key"):
         load_key(file)

@@ -61,7 +61,7 @@ async def test_a_version_never_changes_and_yanking_is_told(asking: Asking, tmp_p
     parts = package(tmp_path / "p")
     assert (await asking.upload("acme/my-sums/1.0", parts)).status == 201
     again = await asking.upload("acme/my-sums/1.0", parts)
-    assert (again.status, "never changes" in again.error) == (409, True)
+    assert (again.status, "cannot be changed" in again.error) == (409, True)
     yank = "/api/environments/acme/my-sums/1.0/yank"
     assert (await asking.ask("POST", yank, "acme", json={"reason": "wrong rewards"})).status == 200
     assert (await asking.get("/acme/my-sums/index.json"))["versions"][0]["yanked"] == "wrong rewards"
@@ -200,7 +200,7 @@ async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: P
         loop.call_soon_threadsafe(done.set)
 
     monkeypatch.setattr(Store, "count", failing)
-    monkeypatch.setattr(app, "FLUSH_SECONDS", 0.02)
+    monkeypatch.setattr(app, "FLUSH_INTERVAL_S", 0.02)
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
         await asking.ask("GET", "/acme/my-sums/1.0/my_sums-1.0.tar.gz")

@@ -23,8 +23,8 @@ async def test_a_check_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch:
     parts = package(tmp_path / "p")
     pool = Checkers()
     try:
-        monkeypatch.setattr(checkers, "SECONDS", 0.0)
-        with pytest.raises(Refused, match="took too much time or memory") as refused:
+        monkeypatch.setattr(checkers, "CHECK_TIMEOUT_S", 0.0)
+        with pytest.raises(Refused, match="exceeded its time or memory limit") as refused:
             await pool.check(put(tmp_path / "slow", parts), "acme", "my-sums", "1.0", [])
         assert refused.value.status == 422
         monkeypatch.undo()

@@ -88,7 +88,7 @@ async def test_a_version_that_is_another_one_there_is_told_and_ours_kept(there: 
     (site / "acme/my-sums/index.json").write_bytes(msgspec.json.encode(index))
     before = listing(here.folder)
     done = await mirrored(site, here)
-    assert "something else than what is here" in done.problems[0] and manifest.description == "Other"
+    assert "a different version with this number" in done.problems[0] and manifest.description == "Other"
     assert listing(here.folder) == before
 
 
@@ -108,18 +108,18 @@ async def test_signatures_and_keys_stay(there: Store, here: Store, tmp_path: Pat
         done = await mirrored(asking.url, here)
         assert done.new == 2 and len(done.problems) == 2  # 1.0 and 1.1 are not signed, as acme's have to be here
         assert catalogue.keys(here, "acme") == [public]
-        file = catalogue.find(here, "acme", "my-sums", "2.0", "manifest.sig")
+        file = catalogue.find_file(here, "acme", "my-sums", "2.0", "manifest.sig")
         assert file.path.read_bytes() == signed["signature"]
         there.add_owner("acme", [make_key(tmp_path / "new")])
         done = await mirrored(asking.url, here)
-        assert "'acme' has other keys" in done.problems[0]
+        assert "'acme' has different keys" in done.problems[0]
         assert catalogue.keys(here, "acme") == [public]
 
 
 async def test_an_owner_is_ours_or_mirrored_never_both(there: Store, here: Store, tmp_path: Path):
     here.add_owner("acme")
     done = await mirrored(_exported(there, tmp_path), here)
-    assert done.new == 1 and "'acme' is an owner of this hub itself" in done.problems[0]
+    assert done.new == 1 and "'acme' is an owner of this hub; environments" in done.problems[0]
     with pytest.raises(ConfigError, match="'zeta' is mirrored from"):
         make_token(here.database, "zeta")
     with pytest.raises(ConfigError, match="'zeta' is mirrored from"):
@@ -127,5 +127,5 @@ async def test_an_owner_is_ours_or_mirrored_never_both(there: Store, here: Store
 
 
 def test_a_hub_is_not_mirrored_into_itself(here: Store):
-    with pytest.raises(ConfigError, match="data folder itself"):
+    with pytest.raises(ConfigError, match="this hub's data folder"):
         check_source(str(here.folder), here)

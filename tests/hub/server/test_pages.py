@@ -19,13 +19,11 @@ from yarl import URL
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
 from rove.hub.server.errors import Refused
-from rove.hub.server.pages import front
-from rove.hub.server.pages.frame import POLICY
-from rove.hub.server.pages.leaderboard import measured, rows_of, scale_of
-from rove.hub.server.pages.readme import LONGEST, readme_html
+from rove.hub.server.pages.html import MAX_README_CHARS, POLICY, readme_html
+from rove.hub.server.pages.leaderboard import rows_of, scale_of, with_interval
 from rove.hub.server.pages.run import examples_html
-from rove.hub.server.pages.site import Site
-from rove.hub.server.pages.summaries import Estimate, Summary, read_summary
+from rove.hub.server.pages.site import PAGE_SIZE, Site
+from rove.hub.server.results import Estimate, Summary, read_summary
 from rove.hub.server.store import Store
 
 TAGS = frozenset(
@@ -139,8 +137,8 @@ def test_no_readme_acts(source: str):
 
 @pytest.mark.parametrize("piece", first_quick(["[", "![", "*a_", "> ", "[a](", "|a"]))
 def test_a_long_readme_is_cut(piece: str):
-    page = inert(readme_html(piece * LONGEST))
-    assert len(page.text) <= LONGEST + 100
+    page = inert(readme_html(piece * MAX_README_CHARS))
+    assert len(page.text) <= MAX_README_CHARS + 100
     readme_html.cache_clear()
 
 
@@ -149,8 +147,8 @@ def test_texts_of_manifests_and_runs_are_text(site: Site, store: Store):
     for page in (
         site.environment("zeta", "evil"),
         site.run("zeta", "evil", row),
-        site.everything(),
-        site.found(Query()),
+        site.index_page(),
+        site.search_page(Query()),
     ):
         elements = Elements(page)
         assert len(elements.all("script")) == 1 and not any(
@@ -225,14 +223,14 @@ def test_a_summary_without_an_interval():
 
 
 def test_intervals_of_new_and_old_summaries_are_shown():
-    assert measured(Estimate(0.5, low=0.25, high=0.625, caveat="few")) == "0.500 [0.250, 0.625]*"
-    assert measured(Estimate(0.5, half_width=0.25)) == "0.500 [0.250, 0.750]"
-    assert measured(Estimate(0.5)) == "0.500"
+    assert with_interval(Estimate(0.5, low=0.25, high=0.625, caveat="few")) == "0.500 [0.250, 0.625]*"
+    assert with_interval(Estimate(0.5, half_width=0.25)) == "0.500 [0.250, 0.750]"
+    assert with_interval(Estimate(0.5)) == "0.500"
     assert Estimate(low=0.1).limits is Estimate(half_width=0.1).limits is None
 
 
 def test_the_list_has_what_is_public(site: Site):
-    page = Elements(site.everything())
+    page = Elements(site.index_page())
     assert [one["href"] for one in page.all("a") if (one["href"] or "").count("/") == 3] == [
         "./acme/my-sums/",
         "./zeta/chess/",
@@ -240,30 +238,37 @@ def test_the_list_has_what_is_public(site: Site):
     ]
     assert "secret" not in page.text and "hidden" not in page.text and "3 environments" in page.text
     assert "data-whole" in page.all("ul")[-1]
-    assert "secret" in Elements(site.found(Query(), "acme")).text
+    assert "secret" in Elements(site.search_page(Query(), "acme")).text
 
 
 def test_the_list_is_searched(site: Site, monkeypatch: pytest.MonkeyPatch):
-    page = Elements(site.found(Query(q="SUMS two", tag="math")))
+    page = Elements(site.search_page(Query(q="SUMS two", tag="math")))
     assert "1 environment found" in page.text and "acme/my-sums" in page.text and "zeta/chess" not in page.text
     assert page.all("input")[0]["value"] == "SUMS two"
     assert [one["value"] for one in page.all("option") if "selected" in one] == ["math"]
-    assert "Nothing here" in Elements(site.found(Query(q="nobody"))).text
-    monkeypatch.setattr("rove.hub.server.pages.site.PAGE", 2)
-    first = Elements(site.found(Query()))
+    assert "No environments" in Elements(site.search_page(Query(q="nobody"))).text
+    monkeypatch.setattr("rove.hub.server.pages.site.PAGE_SIZE", 2)
+    first = Elements(site.search_page(Query()))
     assert {"href": "./?offset=2"} in first.all("a") and "data-whole" not in first.all("ul")[-1]
-    last = Elements(site.found(Query(offset=2)))
+    last = Elements(site.search_page(Query(offset=2)))
     assert "zeta/evil" in last.text and {"href": "./"} in last.all("a")
 
 
 def test_a_search_field_is_no_way_in(site: Site):
-    page = Elements(site.found(Query(q=EVIL, owner=EVIL, tag='"><script>')))
+    page = Elements(site.search_page(Query(q=EVIL, owner=EVIL, tag='"><script>')))
     assert len(page.all("script")) == 1 and page.all("input")[0]["value"] == EVIL
 
 
 def test_a_card_tells_what_there_is(site: Site):
     page = Elements(site.environment("acme", "my-sums"))
-    for words in ("0 to 1.200", "SUMS_KEY", "the network", "num_examples", "needed", "yanked: the answers were wrong"):
+    for words in (
+        "0 to 1.200",
+        "SUMS_KEY",
+        "network access",
+        "num_examples",
+        "required",
+        "yanked: the answers were wrong",
+    ):
         assert words in page.text
     assert (
         page.text.index("lab/large")
@@ -313,13 +318,13 @@ def test_facets_count_what_a_reader_sees(store: Store):
 
 
 def test_many_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.hub.server.pages.leaderboard.ROWS", 2)
+    monkeypatch.setattr("rove.hub.server.pages.leaderboard.MAX_ROWS", 2)
     store = made_hub(tmp_path / "hub")
     try:
         for i in range(3):
             push(store, "1.0", f"model-{i}", {"reward": {"mean": i}}, "zeta", "chess")
         page = Elements(Site(store, "h").environment("zeta", "chess"))
-        assert "1 of lower rewards are left out" in page.text and "model-0" not in page.text
+        assert "1 runs with lower rewards are not shown" in page.text and "model-0" not in page.text
     finally:
         store.close()
 
@@ -364,4 +369,4 @@ async def test_a_redirect_leads_nowhere_else(tmp_path: Path):
 
 
 def test_a_page_is_at_most_so_long():
-    assert front.PAGE <= catalogue.MOST
+    assert PAGE_SIZE <= catalogue.MAX_SEARCH_RESULTS

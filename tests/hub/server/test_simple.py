@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.hub.server import simple
-from rove.hub.server.catalogue import Released
-from rove.hub.server.simple import HTML, HTML_V1, JSON_V1, chosen
-from rove.hub.server.store import Kept
+from rove.hub.server.catalogue import StoredRelease
+from rove.hub.server.simple import HTML, HTML_V1, JSON_V1, negotiate
+from rove.hub.server.store import StoredFile
 
 PIP = f"{JSON_V1}, {HTML_V1}; q=0.1, text/html; q=0.01"
 
@@ -35,7 +35,7 @@ PIP = f"{JSON_V1}, {HTML_V1}; q=0.1, text/html; q=0.01"
     ],
 )
 def test_the_form_that_is_asked_for(accept: str, form: str | None):
-    assert chosen(accept) == form
+    assert negotiate(accept) == form
 
 
 class Links(html.parser.HTMLParser):
@@ -51,9 +51,12 @@ class Links(html.parser.HTMLParser):
             self.links.append(dict(attrs))
 
 
-def release(yanked: str | None, requires: str) -> Released:
-    files = [Kept("a_b-1!2.0-py3-none-any.whl", "wheel", "0" * 64, 5), Kept("manifest.json", "manifest", "1" * 64, 5)]
-    return Released("1!2.0", requires, "2026-01-01T00:00:00Z", yanked, files)
+def release(yanked: str | None, requires: str) -> StoredRelease:
+    files = [
+        StoredFile("a_b-1!2.0-py3-none-any.whl", "wheel", "0" * 64, 5),
+        StoredFile("manifest.json", "manifest", "1" * 64, 5),
+    ]
+    return StoredRelease("1!2.0", requires, "2026-01-01T00:00:00Z", yanked, files)
 
 
 @given(st.none() | st.text(max_size=30), st.sampled_from(["", ">=3.11", "<4,>=3.11"]))

@@ -57,11 +57,11 @@ def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(stor
 @pytest.mark.parametrize(
     ("name", "version", "status", "words"),
     [
-        ("my-sums", "1.0", 409, "acme/my-sums 1.0 is there already and never changes"),
-        ("my-sums", "1", 409, "acme/my-sums 1.0 is there already"),
-        ("m-ysums", "1.0", 409, "'m-ysums' can be confused with acme/my-sums"),
-        ("mysums", "2.0", 409, "'mysums' can be confused with acme/my-sums"),
-        ("rny-sums", "2.0", 409, "'rny-sums' can be confused with acme/my-sums"),
+        ("my-sums", "1.0", 409, "acme/my-sums 1.0 already exists and cannot be changed"),
+        ("my-sums", "1", 409, "acme/my-sums 1.0 already exists"),
+        ("m-ysums", "1.0", 409, "'m-ysums' is too similar to the existing acme/my-sums"),
+        ("mysums", "2.0", 409, "'mysums' is too similar to the existing acme/my-sums"),
+        ("rny-sums", "2.0", 409, "'rny-sums' is too similar to the existing acme/my-sums"),
     ],
 )
 def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, status: int, words: str):
@@ -76,7 +76,7 @@ def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, s
 def test_owners_cannot_be_confused_and_have_to_be_there(store: Store):
     assert not store.add_owner("acme", ["key"])
     assert catalogue.keys(store, "acme") == ["key"]
-    with pytest.raises(Refused, match="'acrne' can be confused with the owner 'acme'"):
+    with pytest.raises(Refused, match="'acrne' is too similar to the owner 'acme'"):
         store.add_owner("acrne")
     with pytest.raises(Refused, match="no owner 'nobody'"):
         add(store, "nobody")
@@ -160,18 +160,18 @@ def test_an_environment_can_begin_hidden_and_who_may_only_upload_cannot_show_it(
 
 def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
     (tmp_path / "letter.txt").write_text("dear")
-    with pytest.raises(ConfigError, match="holds something else than a hub"):
+    with pytest.raises(ConfigError, match="is not a hub's data folder"):
         Store(tmp_path)
     assert [path.name for path in tmp_path.iterdir()] == ["letter.txt"]
     (tmp_path / "hub").mkdir()
     (tmp_path / "hub/hub.sqlite").write_bytes(b"no database" * 100)
-    with pytest.raises(ConfigError, match="cannot be used as the tables of a hub"):
+    with pytest.raises(ConfigError, match="cannot be used as a hub's database"):
         Store(tmp_path / "hub")
 
 
 def test_tables_of_a_newer_rove_are_refused(store: Store):
     store.database._connection().execute("PRAGMA user_version = 99")
-    with pytest.raises(ConfigError, match="of a newer rove"):
+    with pytest.raises(ConfigError, match="by a newer rove"):
         Store(store.folder)
 
 

@@ -1,4 +1,4 @@
-"""My task: a shop whose prices only a tool knows; say here what yours is."""
+"""My task: a shop whose prices only a tool knows. Describe your own task here."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ CENTS = {"apple": 40, "cherry": 5, "lemon": 65, "melon": 250, "pear": 75, "plum"
 
 
 def price(fruit: str) -> int:
-    """What one piece costs.
+    """Return the price of one piece.
 
     Args:
         fruit: such as apple
@@ -21,34 +21,34 @@ def price(fruit: str) -> int:
         Cents.
     """
     if fruit not in CENTS:
-        raise ValueError(f"no {fruit} here; there are {', '.join(CENTS)}")  # the model is told
+        raise ValueError(f"no {fruit} here; there are {', '.join(CENTS)}")  # the model sees this message
     return CENTS[fruit]
 
 
 def multiply(a: int, b: int) -> int:
-    """The product of two numbers."""
+    """Return the product of two numbers."""
     return a * b
 
 
 def correct(completion: vf.Messages, answer: str) -> float:
-    """1 when the last message is the right number."""
-    last = completion[-1]  # a tool's, where the rollout ended at max_turns
+    """Return 1 if the last message is the right number."""
+    last = completion[-1]  # a tool message if the rollout ended at max_turns
     return float(last.role == "assistant" and str(last.content).strip() == answer)
 
 
 def looked_up(completion: vf.Messages, info: dict[str, Any]) -> float:
-    """1 when a tool has said the price."""
+    """Return 1 if a tool returned the price."""
     return float(any(m.role == "tool" and m.content == str(CENTS[info["fruit"]]) for m in completion))
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """A player that asks both tools, then answers: rove eval my_task -m scripted:oracle."""
-    said = messages[-1].content
+    """A scripted policy that calls both tools, then answers: rove eval my_task -m scripted:oracle."""
+    result = messages[-1].content
     if len(state["trajectory"]) == 0:
         return _call("price", fruit=state["info"]["fruit"])
     if len(state["trajectory"]) == 1:
-        return _call("multiply", a=int(said), b=state["info"]["count"])
-    return said
+        return _call("multiply", a=int(result), b=state["info"]["count"])
+    return result
 
 
 def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
@@ -56,7 +56,7 @@ def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
     return vf.AssistantMessage(None, tool_calls=[{"id": f"call_{tool}", "type": "function", "function": function}])
 
 
-# No question is in both: what is measured must not have been trained on.
+# Training and evaluation questions are disjoint.
 PAIRS = [(fruit, count) for fruit in CENTS for count in range(2, 100)]
 random.Random("split").shuffle(PAIRS)
 HELD_OUT, TRAINED = PAIRS[:100], PAIRS[100:]
@@ -74,12 +74,12 @@ def _rows(pairs: list[tuple[str, int]], count: int, seed: int) -> list[dict[str,
 
 
 def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6) -> vf.Environment:
-    """Questions that take two tools: at most 488 to train on, and 100 others to evaluate on.
+    """Return an environment with questions that need two tools: at most 488 for training, and 100 others for evaluation.
 
     Args:
-        num_examples: questions in the dataset.
-        seed: which of them.
-        max_turns: most model turns.
+        num_examples: Number of questions.
+        seed: Random seed that chooses them.
+        max_turns: Maximum model turns.
     """
     rubric = vf.Rubric([correct])
     rubric.add_metric(looked_up)

@@ -1,39 +1,185 @@
-"""Pieces of HTML. Whatever is shown passes through `text`, which escapes it; nothing else may."""
+"""HTML building blocks of the hub's pages. Every value that is shown is escaped by `text`."""
 
 from __future__ import annotations
 
 import html
-from collections.abc import Iterable, Sequence
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from functools import lru_cache
+from importlib import resources
+from typing import Any, NamedTuple
+from urllib.parse import quote, urlencode
+
+from markdown_it import MarkdownIt
+from markdown_it.token import Token
+
+from rove.hub.package.manifest import WEB
 
 
 def text(value: Any) -> str:
-    """A value as harmless text."""
+    """Return a value as escaped text."""
     return html.escape(str(value))
 
 
 def short(value: float) -> str:
-    """One measured value, in four digits and no more than it needs."""
+    """Format a number with up to four significant digits."""
     return f"{value:.4g}"
 
 
 def tag(name: str, content: str, kind: str = "") -> str:
-    """An element around content that is HTML already."""
+    """Wrap HTML content in an element."""
     return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
 
 
 def block(value: str) -> str:
-    """A text as it stands, spaces and lines kept."""
+    """Return preformatted text."""
     return tag("pre", text(value))
 
 
-def fold(title: str, content: str, kind: str = "") -> str:
-    """HTML that is shown when its title, HTML too, is clicked."""
+def collapsible(title: str, content: str, kind: str = "") -> str:
+    """Return content that a click on its title shows; both are HTML."""
     return f'<details class="{kind}"><summary>{title}</summary>{content}</details>'
 
 
 def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") -> str:
-    """A table of cells that are HTML already; columns after the first are numbers."""
+    """Return a table; cells are HTML."""
     titles = "".join(tag("th", text(title)) for title in head)
     body = "\n".join(tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows)
     return tag("div", tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind), "wide")
+
+
+POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; form-action 'self'; "
+    "base-uri 'none'; frame-ancestors 'none'"
+)
+"""Content security policy: pages run and load only the files of `static_files`."""
+KINDS = {".css": "text/css", ".js": "text/javascript", ".svg": "image/svg+xml"}
+STATIC = {
+    "pieces.css": "rove.hub.server.pages.static",
+    "icon.svg": "rove.viewer.static",
+    "hub.css": "rove.hub.server.pages.static",
+    "hub.js": "rove.hub.server.pages.static",
+}
+"""Files that pages load, and the package that contains each."""
+
+
+class PageLocation(NamedTuple):
+    """Location of a page. Its links are relative, so a hub works under any path and from a local folder."""
+
+    depth: int = 0
+    """Number of folders below the hub's root."""
+    leaf: str = ""
+    """File name of a folder's page: "index.html" in an export, which must work without a web server."""
+
+    @property
+    def root(self) -> str:
+        """Relative address of the hub's root."""
+        return "../" * self.depth or "./"
+
+    def front(self, **query: str | int) -> str:
+        """Return the address of the list of environments, filtered by `query`."""
+        chosen = {key: value for key, value in query.items() if value}
+        return f"{self.root}{self.leaf}" + (f"?{urlencode(chosen)}" if chosen else "")
+
+    def environment(self, owner: str, name: str) -> str:
+        """Return the address of an environment's page."""
+        return f"{self.root}{quote(owner)}/{quote(name)}/{self.leaf}"
+
+    def file(self, *parts: str) -> str:
+        """Return the address of a file of the hub."""
+        return self.root + "/".join(map(quote, parts))
+
+
+def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
+    """Render a whole page.
+
+    Args:
+        title: Title of the page.
+        hub: Name of the hub.
+        place: Location of the page.
+        trail: Breadcrumbs below the hub: text and address; the address of the page itself is "".
+        body: HTML of the content.
+    """
+    steps = [(hub, place.front() if trail else ""), *trail]
+    way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)
+    policy = POLICY.rpartition("; ")[0]  # browsers accept frame-ancestors only in a header
+    content = "\n".join(body)
+    return f"""<!doctype html>
+<html lang="en"><head><meta charset="utf-8"><title>{text(title)}</title>
+<meta name="viewport" content="width=device-width, initial-scale=1">
+<meta http-equiv="Content-Security-Policy" content="{policy}">
+<meta name="referrer" content="no-referrer">
+<link rel="icon" href="{place.file("static", "icon.svg")}">
+<link rel="stylesheet" href="{place.file("static", "pieces.css")}">
+<link rel="stylesheet" href="{place.file("static", "hub.css")}">
+<script defer src="{place.file("static", "hub.js")}"></script>
+</head><body data-root="{place.root}">
+<a class="skip" href="#main">Skip to the content</a>
+<header><nav aria-label="Breadcrumb"><ol>{way}</ol></nav></header>
+<main id="main" tabindex="-1">
+{content}
+</main></body></html>
+""".encode(errors="replace")
+
+
+def link(address: str, content: str, kind: str = "") -> str:
+    """Return a link around HTML content."""
+    return f'<a href="{text(address)}"{f""" class="{kind}" """ if kind else ""}>{content}</a>'
+
+
+def entry_facts(entry: Mapping[str, Any], place: PageLocation) -> Iterator[str]:
+    """Yield an environment's tags, then its API, license, date and downloads."""
+    for name in entry["tags"]:
+        yield link(place.front(tag=name), text(name), "chip") + " "
+    count = entry["downloads"]
+    items = (
+        f"for {entry['compatibility']}",
+        entry["licence"],
+        f"updated {entry['updated'][:10]}",
+        f"{count:,} download{'s' * (count != 1)}",
+    )
+    yield tag("span", text(" · ".join(filter(None, items))))
+
+
+def static_files() -> dict[str, bytes]:
+    """Return the files that pages load, by name."""
+    return {name: (resources.files(package) / name).read_bytes() for name, package in STATIC.items()}
+
+
+MAX_README_CHARS = 50_000
+"""Maximum number of characters rendered: the time to parse Markdown can grow quadratically."""
+HEADING_SHIFT = 2
+"""Number of levels by which headings are lowered, because the page has headings above them."""
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["table", "strikethrough"])
+
+
+@lru_cache(maxsize=256)
+def readme_html(source: str) -> str:
+    """Render a README without active content: embedded HTML is shown as text, images as their description.
+
+    Args:
+        source: Markdown (CommonMark with tables), truncated to `MAX_README_CHARS`.
+    """
+    tokens = _MARKDOWN.parse(source[:MAX_README_CHARS])
+    for token in tokens:
+        if token.tag in ("h1", "h2", "h3", "h4", "h5", "h6"):
+            token.tag = f"h{min(6, int(token.tag[1]) + HEADING_SHIFT)}"
+        token.attrs.pop("style", None)  # of table cells; the content security policy blocks inline styles
+        if token.children is not None:
+            token.children = list(_without_active_parts(token.children))
+    return _MARKDOWN.renderer.render(tokens, _MARKDOWN.options, {})
+
+
+def _without_active_parts(tokens: Sequence[Token]) -> Iterator[Token]:
+    """Replace links that are not web links by their text, and images by their description."""
+    is_web_link: list[bool] = []
+    for token in tokens:
+        if token.type == "link_open":
+            is_web_link.append(str(token.attrs.get("href", "")).lower().startswith(WEB))
+            token.attrSet("rel", "nofollow noopener noreferrer")
+        if token.type == "image":
+            yield Token("text", "", 0, content=f"[{token.content or 'image'}]")
+        elif not token.type.startswith("link_") or is_web_link[-1]:
+            yield token
+        if token.type == "link_close":
+            is_web_link.pop()

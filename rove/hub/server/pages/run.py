@@ -1,94 +1,206 @@
-"""A run behind a row of the leaderboard: its figures, some of its rollouts, its settings."""
+"""The page of a run: its scores, some of its rollouts, and its settings."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from rove.hub.server.pages.chat import told_html
-from rove.hub.server.pages.frame import Place, frame, link
-from rove.hub.server.pages.html import block, table, tag, text
-from rove.hub.server.pages.leaderboard import Row, drawn, measured, scale_of
-from rove.hub.server.pages.summaries import Estimate, Summary, read_example
-from rove.viewer.html import cut, shown
+import msgspec
 
-FUNCTIONS = 100
-"""Reward functions and metrics in the table, at most."""
-EXAMPLES = 10
-"""Rollouts on a page, at most."""
-LONGEST = 20_000
-"""Characters of settings, or of what is no rollout."""
-DEPTH = 4
-"""OWNER/NAME/VERSION/runs/."""
+from rove.core.messages import ROLES
+from rove.core.records import ErrorInfo, RolloutRecord, Scores
+from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, short, table, tag, text
+from rove.hub.server.pages.leaderboard import Row, interval_svg, scale_of, with_interval
+from rove.hub.server.results import Estimate, Summary, read_example
+from rove.viewer.html import cut, excerpt, shown
+
+MAX_MESSAGE_CHARS = 8_000
+"""Maximum characters shown of one text."""
+MAX_ROLLOUT_CHARS = 120_000
+"""Maximum characters shown of one rollout, divided among its messages."""
+MIN_MESSAGE_CHARS = 200
+"""Lower bound of each message's share of `MAX_ROLLOUT_CHARS`."""
+PREVIEW_CHARS = 80
+"""Characters of collapsed text that its title previews."""
+
+_THINKING = re.compile(r"\s*<think>(.*?)</think>", re.DOTALL)
 
 
-def run_page(hub: str, reference: tuple[str, str], row: Row, told: Mapping[str, Any], leaf: str) -> bytes:
-    """The page of a run.
+def rollout_html(record: RolloutRecord) -> str:
+    """Render a rollout: scores or error, then its messages."""
+    messages = [*record.prompt, *record.completion]
+    limit = max(MIN_MESSAGE_CHARS, min(MAX_MESSAGE_CHARS, MAX_ROLLOUT_CHARS // max(1, len(messages))))
+    parts = [_scores(record.scores) if record.scores else "", _error(record.error, limit) if record.error else ""]
+    if record.answer:
+        parts.append(tag("p", tag("b", "answer") + " " + text(cut(record.answer, limit))))
+    if record.info:
+        parts.append(collapsible("info", block(cut(_pretty(record.info), limit))))
+    extras = {**(record.scores.extras if record.scores else {}), **_roles(record)}
+    parts += [collapsible(text(name), block(cut(_pretty(value), limit))) for name, value in extras.items()]
+    parts += [_message(message, limit) for message in record.prompt]
+    parts.append(tag("p", "start of the rollout" if record.completion else "no response from the model", "line"))
+    parts += [_message(message, limit) for message in record.completion]
+    return "".join(parts)
+
+
+def _roles(record: RolloutRecord) -> dict[str, Any]:
+    """Return the responses of each model role; judges are left out, their replies are in the scores' extras."""
+    judges = record.scores.extras if record.scores else {}
+    return {
+        f"role {role}": [message for step in steps for message in step.completion]
+        for role, steps in record.model_roles.items()
+        if role not in judges
+    }
+
+
+def _scores(scores: Scores) -> str:
+    rows = [
+        (text(name), short(value), short(weight := scores.weights.get(name, 0.0)), short(weight * value))
+        for name, value in scores.rewards.items()
+    ]
+    rows += [(text(name), short(value), "metric", "") for name, value in scores.metrics.items()]
+    return table(("function", "value", "weight", "contribution"), rows) if rows else ""
+
+
+def _error(error: ErrorInfo, limit: int) -> str:
+    html = tag("p", f"{tag('b', text(f'{error.phase}: {error.type}'))} {text(cut(error.message, limit))}", "bad")
+    if error.attempts:
+        html += collapsible("earlier attempts", block(cut("\n".join(error.attempts), limit)))
+    return html + (collapsible("traceback", block(cut(error.traceback, limit))) if error.traceback else "")
+
+
+def _message(message: Mapping[str, Any], limit: int) -> str:
+    role = str(message.get("role"))
+    name = " ".join(str(message[field]) for field in ("name", "tool_call_id") if message.get(field))
+    content = _content(message.get("content"))
+    inside = [_reasoning(str(message[f]), limit) for f in ("reasoning_content", "reasoning") if message.get(f)][:1]
+    reasoning = _THINKING.match(content) if role == "assistant" else None
+    if reasoning:
+        inside.append(_reasoning(reasoning[1], limit))
+        content = content[reasoning.end() :].lstrip("\n")
+    if content:
+        inside.append(block(cut(content, limit)))
+    if message.get("refusal"):
+        inside.append(tag("p", "refusal: " + text(cut(str(message["refusal"]), limit)), "bad"))
+    calls = message.get("tool_calls") or []
+    inside += [_tool_call(call, limit) for call in (calls if isinstance(calls, list) else [calls])]
+    header = tag("div", text(role) + (" " + tag("small", text(name)) if name else ""), "who")
+    return tag("div", header + tag("div", "".join(inside), "said"), f"message {role if role in ROLES else 'other'}")
+
+
+def _content(content: Any) -> str:
+    """Return the text of a message; other content parts appear as their type."""
+    if not isinstance(content, list):
+        return "" if content is None else str(content)
+    return "\n".join(
+        part if isinstance(part, str) else str(part.get("text") or f"[{part.get('type', 'part')}, not shown]")
+        for part in content
+    )
+
+
+def _reasoning(reasoning: str, limit: int) -> str:
+    title = f"reasoning {tag('small', text(excerpt(reasoning, PREVIEW_CHARS)))}"
+    return collapsible(title, block(cut(reasoning.strip("\n"), limit)), "thought")
+
+
+def _tool_call(call: Any, limit: int) -> str:
+    function = call.get("function") if isinstance(call, Mapping) else None
+    if not isinstance(function, Mapping):
+        return collapsible("tool call", block(cut(_pretty(call), limit)), "call")
+    given = function.get("arguments")
+    preview = given if isinstance(given, str) else _pretty(given)
+    title = f"{tag('b', text(function.get('name')))} {tag('small', text(excerpt(preview, PREVIEW_CHARS)))}"
+    return collapsible(f"tool call {title}", block(cut(_pretty(given), limit)), "call")
+
+
+def _pretty(value: Any) -> str:
+    """Return indented JSON of a value; a string that contains JSON is parsed first."""
+    if isinstance(value, str):
+        try:
+            value = msgspec.json.decode(value)
+        except msgspec.DecodeError:
+            return value
+    return json.dumps(value, indent=2, ensure_ascii=False, default=str)
+
+
+MAX_FUNCTIONS = 100
+"""Maximum number of reward functions and metrics in the table."""
+MAX_ROLLOUTS = 10
+"""Maximum number of rollouts per page."""
+MAX_JSON_CHARS = 20_000
+"""Maximum characters shown of settings and of entries that are not rollouts."""
+PAGE_DEPTH = 4
+"""Folders above the page: OWNER/NAME/VERSION/runs/."""
+
+
+def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, Any], leaf: str) -> bytes:
+    """Render the page of a run.
 
     Args:
-        hub: the hub's name.
-        reference: owner and name of the environment.
-        row: the run's row on the leaderboard.
-        told: all that was pushed.
-        leaf: see `Place`.
+        hub: Name of the hub.
+        reference: Owner and name of the environment.
+        row: The run's row of the leaderboard.
+        pushed: The pushed document.
+        leaf: See `PageLocation`.
     """
-    place, (owner, name) = Place(DEPTH, leaf), reference
+    place, (owner, name) = PageLocation(PAGE_DEPTH, leaf), reference
     trail = [(f"{owner}/{name}", place.environment(owner, name)), (row.model, "")]
     what = f"in {owner}/{name} {row.version}, pushed {row.uploaded[:10]}"
-    sha256 = told.get("sha256")
+    sha256 = pushed.get("sha256")
     body = [
         tag("h1", text(row.model)),
         tag("p", text(what), "note"),
-        *figures(row.summary),
+        *_scores_section(row.summary),
         tag("h2", "Rollouts"),
-        tag("p", "Some that were pushed with the run, from its lowest reward to its highest.", "note"),
-        *(examples_html(told.get("examples")) or [tag("p", "None.")]),
+        tag("p", "A selection, lowest reward first.", "note"),
+        *(examples_html(pushed.get("examples")) or [tag("p", "None.")]),
         tag("h2", "Settings"),
-        block(_json(told.get("settings"))) if told.get("settings") else tag("p", "None were pushed."),
-        tag("p", link(f"{row.id}.json", "All of it as JSON")),
-        tag("p", "Its rollouts have the SHA-256 " + tag("code", text(sha256))) if isinstance(sha256, str) else "",
+        block(_json(pushed.get("settings"))) if pushed.get("settings") else tag("p", "None were pushed."),
+        tag("p", link(f"{row.id}.json", "Download as JSON")),
+        tag("p", "SHA-256 of the rollouts: " + tag("code", text(sha256))) if isinstance(sha256, str) else "",
     ]
     return frame(f"{row.model} · {owner}/{name} · {hub}", hub, place, trail, body)
 
 
-def examples_html(told: Any, opened: bool = False) -> list[str]:
-    """Rollouts that were pushed with a run, each folded under a line.
+def examples_html(pushed: Any, is_open: bool = False) -> list[str]:
+    """Render the rollouts pushed with a run, each collapsed.
 
     Args:
-        told: `examples` of what was pushed.
-        opened: whether the first is not folded.
+        pushed: The field `examples` of the pushed document.
+        is_open: Whether the first rollout is expanded.
     """
-    shown_ones = told[:EXAMPLES] if isinstance(told, list) else []
-    return [_example(one, opened and not number) for number, one in enumerate(shown_ones)]
+    shown_ones = pushed[:MAX_ROLLOUTS] if isinstance(pushed, list) else []
+    return [_example(one, is_open and not number) for number, one in enumerate(shown_ones)]
 
 
-def _example(told: Any, opened: bool) -> str:
-    record = read_example(told)
+def _example(pushed: Any, is_open: bool) -> str:
+    record = read_example(pushed)
     try:
-        content = told_html(record) if record else block(_json(told))
-    except (RecursionError, ValueError):  # of JSON that is nested too deeply
-        record, content = None, block("this cannot be shown")
-    title = tag("b", "no rollout as rove writes it")
+        content = rollout_html(record) if record else block(_json(pushed))
+    except (RecursionError, ValueError):  # JSON nested too deeply
+        record, content = None, block("cannot be displayed")
+    title = tag("b", "not a rollout record")
     if record:
-        ended = f"ended by {record.stop_condition}" if record.stop_condition else "a rollout"
+        ended = f"stopped by {record.stop_condition}" if record.stop_condition else "rollout"
         title = tag("b", shown(record.reward), "reward") + tag(
             "span", text(ended + ", truncated" * record.is_truncated)
         )
-    return f'<details class="rollout"{" open" if opened else ""}><summary>{title}</summary>{content}</details>'
+    return f'<details class="rollout"{" open" if is_open else ""}><summary>{title}</summary>{content}</details>'
 
 
-def _json(told: Any) -> str:
+def _json(pushed: Any) -> str:
     try:
-        return cut(json.dumps(told, indent=2, ensure_ascii=False), LONGEST)
+        return cut(json.dumps(pushed, indent=2, ensure_ascii=False), MAX_JSON_CHARS)
     except (RecursionError, ValueError):
-        return "this cannot be shown"
+        return "cannot be displayed"
 
 
-def figures(summary: Summary) -> Iterator[str]:
-    """The numbers of a summary: what was scored, reward and reward functions with their intervals, how rollouts ended."""
+def _scores_section(summary: Summary) -> Iterator[str]:
+    """Yield the numbers of a summary: reward, scores with intervals, stop conditions and errors."""
     numbers = [
-        (measured(summary.reward), "reward, 95 % interval"),
+        (with_interval(summary.reward), "reward, 95 % interval"),
         (f"{shown(summary.scored)} / {shown(summary.rollouts)}", "rollouts scored"),
         (shown(summary.examples), "examples"),
         (shown(summary.prompt_tokens), "prompt tokens"),
@@ -96,25 +208,27 @@ def figures(summary: Summary) -> Iterator[str]:
     ]
     yield tag("div", "".join(tag("div", tag("b", text(n)) + tag("span", what), "card") for n, what in numbers), "cards")
     yield tag("h2", "Scores")
-    counted = {name: one for name, one in list(summary.functions.items())[:FUNCTIONS] if one.weight}
+    counted = {name: one for name, one in list(summary.functions.items())[:MAX_FUNCTIONS] if one.weight}
     lines = {"reward": summary.reward, **counted}
     scale = scale_of(lines.values())
-    rows = [_line(name, one, drawn(name, one, scale)) for name, one in lines.items()]
+    rows = [_score_row(name, one, interval_svg(name, one, scale)) for name, one in lines.items()]
     chances = {"pass@": summary.any_of, "pass^": summary.all_of}
     rows += [
-        _line(f"{kind}{k}", one, "") for kind, found in chances.items() for k, one in list(found.items())[:FUNCTIONS]
+        _score_row(f"{kind}{k}", one, "")
+        for kind, found in chances.items()
+        for k, one in list(found.items())[:MAX_FUNCTIONS]
     ]
-    rows += [_line(n, one, "") for n, one in list(summary.functions.items())[:FUNCTIONS] if not one.weight]
-    noted = dict.fromkeys(one.caveat for one in (*lines.values(), *summary.functions.values()) if one.caveat)
+    rows += [_score_row(n, one, "") for n, one in list(summary.functions.items())[:MAX_FUNCTIONS] if not one.weight]
+    caveats = dict.fromkeys(one.caveat for one in (*lines.values(), *summary.functions.values()) if one.caveat)
     yield table(("score", "mean, 95 % interval", scale.ends, "weight"), rows, "scores")
-    if noted:
-        yield tag("p", text(cut(f"* {'; '.join(noted)}", LONGEST)))
-    for title, found in (("Ended by", summary.stops), ("Failed with", summary.errors)):
+    if caveats:
+        yield tag("p", text(cut(f"* {'; '.join(caveats)}", MAX_JSON_CHARS)))
+    for title, found in (("Stopped by", summary.stops), ("Failed with", summary.errors)):
         if found:
-            counts = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:FUNCTIONS])
+            counts = ", ".join(f"{name} ({count:,})" for name, count in list(found.items())[:MAX_FUNCTIONS])
             yield tag("p", text(f"{title} {counts}."))
 
 
-def _line(name: str, one: Estimate, picture: str) -> tuple[str, ...]:
+def _score_row(name: str, one: Estimate, picture: str) -> tuple[str, ...]:
     weight = "" if one.weight is None else f"{one.weight:g}" if one.weight else "metric"
-    return text(name), measured(one), picture, weight
+    return text(name), with_interval(one), picture, weight

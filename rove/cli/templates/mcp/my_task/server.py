@@ -1,4 +1,4 @@
-"""A server of the Model Context Protocol; any other program that speaks it can use it, too: `python server.py`."""
+"""An MCP server with one tool; other MCP clients can use it too: `python server.py`."""
 
 from __future__ import annotations
 
@@ -16,17 +16,17 @@ ROOMS = ["attic", "barn", "cellar", "garden", "hall", "kitchen", "loft", "study"
 
 
 def room_of(name: str) -> str:
-    """Where somebody is; nobody could guess it."""
+    """Return a person's room, which the model cannot guess."""
     return ROOMS[hashlib.sha256(name.encode()).digest()[0] % len(ROOMS)]
 
 
 def make_server() -> Any:
-    """The server, with one tool."""
+    """Return the server."""
     server = MCPServer("house")
 
     @server.tool()
     async def find(name: str) -> str:
-        """In which room somebody is."""
+        """Return the room in which a person is."""
         return room_of(name)
 
     return server

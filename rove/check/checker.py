@@ -1,0 +1,302 @@
+"""Check a package: build it, install it into a virtual environment, read its code, run scripted rollouts, give a verdict."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Callable, Mapping, Sequence
+from email.message import Message
+from email.parser import HeaderParser
+from pathlib import Path
+from typing import Any, Literal
+
+import msgspec
+
+from rove import compat
+from rove.check.package_files import Package, as_wheel, module_of, texts_of
+from rove.check.rollouts import Limited, RolloutResults, run_rollouts
+from rove.check.rules import OTHER_API, SUPPORTED_VERSIONS, V1, Deviation, deviations, generation
+from rove.check.source_reader import Reading, read
+from rove.compat.verifiers import errors as v0_errors
+from rove.compat.verifiers.release import newest_allowed, project_requirements
+from rove.core.errors import ConfigError
+from rove.remote.venv import make_venv
+from rove.statistics.reward_errors import broken_reward
+
+Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
+RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")
+PLACEHOLDER = "rove-check"
+"""Placeholder value for an unset key, so that the check can continue past it."""
+FIND_TIMEOUT_S = 60.0
+MODULE = re.compile(r"No module named '([\w.]+)'|needs the package (\w+)|pip install '?(rove\[\w+\])")
+KEY = re.compile(r"\b[A-Z][A-Z0-9_]*_(?:KEY|TOKEN|SECRET)\b")
+WORD = re.compile(r"\w+")
+KEY_ERROR = re.compile(r"KeyError: '([A-Z][A-Z0-9_]+)'")
+ARGUMENT = re.compile(r"missing \d+ required (?:positional|keyword-only) arguments?: (.*?) \(")
+NETWORK = re.compile(
+    r"name resolution|Connection ?error|Connection refused|Max retries exceeded|Couldn't reach|Cannot connect to host"
+    r"|Network is unreachable|LocalEntryNotFound|OfflineMode|cannot find the (?:requested|appropriate) .*cache|Hub\b",
+    re.IGNORECASE,
+)
+FILE = re.compile(r"No such file or directory: '([^']+)'|FileNotFoundError: ([^\n]+)")
+DATA = re.compile(r"DatasetNotFoundError|doesn't exist on the Hub")
+"""Patterns of errors about missing files and datasets."""
+WHEEL = re.compile(r"^\S+\.whl cannot")
+MACHINE_PATH = re.compile(r"(?:/[^\s/'\"]+)+/(?:site-packages|rove-alone-\w+|lib/python[\d.]+)/(?:site-packages/)?")
+FIND_MODULES = (
+    "import importlib.util as u, json, sys; "
+    "print(json.dumps([n for n in json.load(sys.stdin) if n not in sys.modules and u.find_spec(n) is None]))"
+)
+
+
+class Report(msgspec.Struct):
+    """Result of checking a package."""
+
+    package: str
+    status: Status = "runs unchanged"
+    why: str = ""
+    """The missing requirement, or the reason why the package cannot run."""
+    generation: str = ""
+    """The API generation: "G0" to "G3", "verifiers v1", "rove" or "neither"."""
+    names: dict[str, list[str]] = {}
+    """API → its names that the package uses."""
+    lacking: dict[str, str] = {}
+    """Names of verifiers that rove does not provide → explanation."""
+    deviations: list[Deviation] = []
+    keys: dict[str, str] = {}
+    """Environment variables that the package reads → "set", "not set" or "not set, optional"."""
+    missing_modules: list[str] = []
+    """Imported modules that are not installed with the package."""
+    extras: list[str] = []
+    """Extras of the package, which may provide missing modules."""
+    rollouts: RolloutResults = msgspec.field(name="played", default_factory=RolloutResults)
+    placeholders: list[str] = []
+    """Unset keys that had a placeholder value during the rollouts."""
+
+    @property
+    def verdict(self) -> str:
+        """The status with its reason."""
+        return f"{self.status}{': ' if self.status == 'cannot run' else ' '}{self.why}" if self.why else self.status
+
+    @property
+    def runs(self) -> bool:
+        """Whether the package runs, with or without deviations."""
+        return self.status in RUNS
+
+
+def check(
+    package: Package,
+    env_args: Mapping[str, Any] | None = None,
+    limited: Limited | None = None,
+    on_stage: Callable[[str], None] = lambda stage: None,
+) -> Report:
+    """Check a package: its API, its requirements, and scripted rollouts.
+
+    Never raises because of the package. The package sees this process's environment variables, including API keys, so its
+    requests to endpoints may cost money.
+
+    Args:
+        env_args: Arguments of its `load_environment`.
+        limited: Limits of the check.
+        on_stage: Called with the name of each stage.
+    """
+    report = Report(package.name)
+    with tempfile.TemporaryDirectory(prefix="rove-check-") as name:
+        folder = Path(name).resolve()
+        try:
+            _check(package, report, folder, (env_args or {}, limited or Limited(), on_stage))
+        except ConfigError as error:
+            _judge(report, str(error))
+        except Exception as error:  # one package must not stop the check of the others
+            report.status, report.why = "cannot run", f"the check itself failed: {type(error).__name__}: {error}"
+        places = (f"{folder}/", f"{package.path.parent}/")
+        report.why = _without_paths(places, report.why)
+        rollouts = report.rollouts
+        rollouts.unloaded = _without_paths(places, rollouts.unloaded)
+        rollouts.swallowed = [_without_paths(places, one) for one in rollouts.swallowed]
+        rollouts.failures = [
+            msgspec.structs.replace(one, message=_without_paths(places, one.message)) for one in rollouts.failures
+        ]
+    return report
+
+
+def _check(package: Package, report: Report, folder: Path, given: tuple[Any, Limited, Callable[[str], None]]) -> None:
+    env_args, limited, on_stage = given
+    on_stage("reading")
+    reading = read(texts_of(package))
+    needs = _requirements(package)
+    _record_reading(report, reading, needs)
+    if report.generation == V1:
+        return _judge(report, OTHER_API)
+    python = None
+    if package.kind != "module":
+        on_stage("building")
+        wheel = as_wheel(package, folder, limited.install_seconds)
+        texts = texts_of(wheel)
+        reading = read(texts)
+        _record_reading(report, reading, _requirements(wheel) or needs)
+        report.extras = sorted(_metadata(wheel.path).get_all("Provides-Extra", []))
+        module = module_of(wheel, texts)
+        on_stage("installing")
+        python = make_venv(folder / "venv", [str(wheel.path)], limited.install_seconds, compat.PROVIDED_VERSIONS)
+    else:
+        module = module_of(package, {})
+    report.missing_modules = _missing(python, reading)
+    where = (module, env_args, package.env_dir, python)
+    on_stage("running rollouts")
+    report.rollouts = run_rollouts(*where, {}, limited, "rove.compat:install_replacement")
+    _judge(report, report.rollouts.unloaded)
+    if report.why.startswith(("the key ", "the keys ")):
+        needed = {name for name, value in report.keys.items() if value == "not set"}
+        report.placeholders = sorted({*_unset_keys(report, report.why), *needed})
+        variables = dict.fromkeys(report.placeholders, PLACEHOLDER)
+        again = run_rollouts(*where, variables, limited, "rove.compat:install_replacement")
+        if not again.unloaded:
+            report.rollouts = again
+    _judge_rollouts(report)
+
+
+def _record_reading(report: Report, reading: Reading, needs: Sequence[str]) -> None:
+    """Add names, generation, deviations and keys to the report; `needs` are the package's requirements."""
+    report.names = {api: sorted(names) for api, names in reading.names.items() if names}
+    report.generation = generation(reading.features, newest_allowed(needs))
+    if "verifiers" in report.names and report.generation != V1:
+        report.deviations = deviations(reading.features)
+        reasons = {name: compat.missing_reason(name) for name in report.names["verifiers"]}
+        report.lacking = {name: reason for name, reason in reasons.items() if reason}
+    unset = {True: "not set", False: "not set, optional"}
+    report.keys = {
+        name: "set" if name in os.environ else unset[needed] for name, needed in sorted(reading.keys.items())
+    }
+
+
+def _judge_rollouts(report: Report) -> None:
+    """Set the verdict from the rollouts."""
+    rollouts = report.rollouts
+    if report.status in ("needs", "cannot run"):
+        return
+    if rollouts.failures and rollouts.failed == rollouts.rollouts:
+        first = rollouts.failures[0]
+        return _judge(report, f"{first.type}: {first.message}", "every rollout failed: ")
+    if rollouts.broken:
+        name, error = next(iter(rollouts.broken.items()))
+        return _judge_reward(report, name, error)
+    if "verifiers" in report.names and rollouts.failures:
+        features = {"rollout:error"}
+        if any(one.phase != "model" and not hasattr(v0_errors, one.type) for one in rollouts.failures):
+            features.add("rollout:own error")
+        report.deviations += [one for one in deviations(features) if one not in report.deviations]
+    if report.deviations:
+        report.status = "runs with deviations"
+
+
+def _judge_reward(report: Report, name: str, error: str) -> None:
+    """Set the verdict of a package with a reward function that raised in every rollout."""
+    _judge(report, error)
+    if report.status == "cannot run":
+        report.why = broken_reward(name, _one_line(error))
+
+
+def _judge(report: Report, error: str, before: str = "") -> None:
+    """Set the verdict that an error message implies; without an error, change nothing."""
+    if not error:
+        return
+    report.status, keys = "needs", _unset_keys(report, error)
+    if module := MODULE.search(error):
+        name = next(filter(None, module.groups()))
+        report.why = f"the module {name.split('.')[0]}, which it does not install"
+        report.why += f" (its extras: {', '.join(report.extras)})" if report.extras else ""
+        if name.split(".")[0] == compat.NAME:
+            report.status, report.why = "cannot run", f"rove does not provide {name}"
+    elif keys:
+        report.why = f"the {'keys' if len(keys) > 1 else 'key'} {', '.join(keys)}"
+    elif argument := ARGUMENT.search(error):
+        report.why = f"the argument {argument[1]} (-a)"
+    elif "depends on verifiers" in error:
+        report.status, report.why = (
+            "cannot run",
+            f"it requires verifiers other than {SUPPORTED_VERSIONS}: {_one_line(error)}",
+        )
+    elif resource := _missing_resource(error):
+        report.why = f"{resource}: {before}{_one_line(error)}"
+    else:
+        details = {one for one in report.lacking.values() if one not in error}
+        report.status, report.why = "cannot run", "; ".join([f"{before}{_one_line(error)}", *sorted(details)])
+
+
+def _missing_resource(error: str) -> str:
+    """Return "data" or "the network" if an error is about them; "" otherwise, and for failed installations."""
+    if "cannot be installed" in error or "cannot be built" in error:
+        return ""
+    if FILE.search(error) or DATA.search(error):
+        return "data"
+    return "the network" if NETWORK.search(error) else ""
+
+
+def _unset_keys(report: Report, error: str) -> list[str]:
+    """Return the unset variables named in an error, preferring those that the package reads."""
+    known = [name for name in WORD.findall(error) if name in report.keys]
+    return [name for name in dict.fromkeys(known or _keys_in(error)) if name not in os.environ]
+
+
+def _keys_in(error: str) -> list[str]:
+    return list(dict.fromkeys([*KEY_ERROR.findall(error), *KEY.findall(error)]))
+
+
+def _one_line(error: str) -> str:
+    """Return an error in one line: its first line, plus the installer's reason if that line ends in a colon."""
+    lines = [line.strip() for line in error.splitlines() if line.strip()]
+    more = [next((line for line in lines if "depends on" in line), lines[-1])] if lines[0].endswith(":") else []
+    return WHEEL.sub("it cannot", " ".join([lines[0], *(line for line in more if line != lines[0])]))
+
+
+def _without_paths(places: Sequence[str], error: str) -> str:
+    """Remove paths of temporary folders and of this machine from an error."""
+    error = MACHINE_PATH.sub("", error)
+    for place in places:
+        error = error.replace(place, "")
+    return error
+
+
+def _requirements(package: Package) -> list[str]:
+    """Return a package's declared requirements; none for a source distribution, whose wheel is read later."""
+    if package.kind == "wheel":
+        return _metadata(package.path).get_all("Requires-Dist", [])
+    return (
+        []
+        if package.kind == "sdist"
+        else project_requirements(package.path / "x" if package.path.is_dir() else package.path)
+    )
+
+
+def _metadata(wheel: Path) -> Message:
+    try:
+        with zipfile.ZipFile(wheel) as archive:
+            [name] = [name for name in archive.namelist() if name.endswith(".dist-info/METADATA")]
+            return HeaderParser().parsestr(archive.read(name).decode("utf-8", "replace"))
+    except (OSError, ValueError, zipfile.BadZipFile) as error:
+        raise ConfigError(f"{wheel.name} is not a valid wheel: {error}") from error
+
+
+def _missing(python: str | None, reading: Reading) -> list[str]:
+    """Return imported modules that are not installed, except optional imports."""
+    wanted = sorted(name for name, needed in reading.imports.items() if needed)
+    if not wanted:
+        return []
+    try:
+        done = subprocess.run(
+            [python or sys.executable, "-c", FIND_MODULES],
+            input=json.dumps(wanted),
+            capture_output=True,
+            text=True,
+            timeout=FIND_TIMEOUT_S,
+            check=True,
+        )
+        return json.loads(done.stdout.splitlines()[-1])
+    except (subprocess.SubprocessError, OSError, ValueError, IndexError):
+        return []

@@ -1,0 +1,262 @@
+"""Scripted rollouts of an environment in a worker process."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import msgspec
+
+from rove.clients.scripted import ScriptedClient
+from rove.core.config import check_positive
+from rove.core.digest import derive_seed
+from rove.core.errors import ConfigError, Error
+from rove.core.messages import AssistantMessage, Message, Messages, text_of
+from rove.core.protocols import Limits
+from rove.core.records import Outcome, RolloutRecord
+from rove.core.state import State
+from rove.remote import IsolatedEnv
+from rove.rollouts.evaluate import generate
+from rove.rollouts.runner import plan
+from rove.statistics.reward_errors import RewardErrors
+
+TAG = re.compile(r"<([a-zA-Z_]\w*)>")
+REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}
+MAX_TOOL_CALLS = 6
+"""Maximum number of tools that the `tools` policy calls before it answers."""
+JUNK = 'Zażółć <answer> \\boxed{ {"a": [1, 2 ```python\nprint(</think>\x00\t' + "🦆" * 40
+
+
+def unsure(messages: Messages, state: State, rng: Any) -> str:
+    """Give no answer."""
+    return "I do not know."
+
+
+def answer(messages: Messages, state: State, rng: Any) -> str:
+    """Give the row's answer in the tags named in the prompt; without tags, after a reasoning block and in a box."""
+    text = str(state.get("answer") or "yes")
+    shown = "\n".join(text_of(message) for message in messages if message["role"] != "assistant")
+    tags = dict.fromkeys(TAG.findall(shown))
+    if tags:
+        return "\n".join(f"<{tag}>{'scripted' if tag.lower() in REASONING_TAGS else text}</{tag}>" for tag in tags)
+    return f"<think>scripted</think>\nThe answer is \\boxed{{{text}}}"
+
+
+def bare(messages: Messages, state: State, rng: Any) -> str:
+    """Give the row's answer without any markup."""
+    return str(state.get("answer") or "yes")
+
+
+def junk(messages: Messages, state: State, rng: Any) -> str:
+    """Give text that breaks naive parsers."""
+    return JUNK
+
+
+def tools(messages: Messages, state: State, rng: Any) -> str | Message:
+    """Call each tool once, with values that fit its schema, then answer."""
+    known: Sequence[Mapping[str, Any]] = state.get("tools") or []
+    turn = len(state["trajectory"])
+    if turn >= min(MAX_TOOL_CALLS, len(known)):
+        return answer(messages, state, rng)
+    function = known[turn]["function"]
+    arguments = json.dumps(fitting(function.get("parameters") or {}))
+    call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return AssistantMessage(None, tool_calls=[call])
+
+
+PROBE_POLICIES: dict[str, Callable[[Messages, State, Any], Any]] = {
+    "answer": answer,
+    "bare": bare,
+    "junk": junk,
+    "tools": tools,
+    "unsure": unsure,
+}
+
+
+def fitting(schema: Mapping[str, Any]) -> Any:
+    """Return a small value that fits a JSON schema."""
+    for name in ("default", "const"):
+        if name in schema:
+            return schema[name]
+    for name in ("enum", "examples"):
+        if schema.get(name):
+            return schema[name][0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return fitting(schema[name][0])
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else str(kind)
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        needed = schema.get("required", list(properties))
+        return {name: fitting(properties[name]) for name in needed if name in properties}
+    if kind == "array":
+        return [fitting(schema.get("items") or {})] if schema.get("minItems") else []
+    return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")
+
+
+REWARD_FAILED = re.compile(r"Error calling reward function (.*)")
+"""Log line of v0 when a reward function raises; v0 then counts the reward as 0."""
+CALL_PREFIX = re.compile(r"^\w+\(\{.*?\}\): ")
+"""Prefix of a dead worker's error: the call with the rollout's number, which differs between rollouts."""
+MAX_ERROR_CHARS = 300
+"""Maximum characters kept of an error message."""
+
+
+class Limited(msgspec.Struct, frozen=True, kw_only=True):
+    """Limits of a check.
+
+    Raises:
+        ConfigError: A value is not positive.
+    """
+
+    num_examples: int = 2
+    max_turns: int = 30
+    """Maximum turns per rollout."""
+    install_seconds: float = 900.0
+    """Time limit for installing the package with its dependencies."""
+    start_seconds: float = 120.0
+    """Time limit for loading the environment, and again for its dataset."""
+    hang_seconds: float = 30.0
+    """Kill the environment when it is unresponsive for this many seconds."""
+    play_seconds: float = 300.0
+    """Time limit for all rollouts."""
+
+    def __post_init__(self) -> None:
+        check_positive(self, *self.__struct_fields__)
+
+
+class Failure(msgspec.Struct, frozen=True, order=True):
+    """An error that ended rollouts."""
+
+    phase: str
+    type: str
+    message: str
+    times: int = 1
+
+
+class RolloutResults(msgspec.Struct):
+    """Results of the scripted rollouts of a package."""
+
+    policies: list[str] = []
+    own_policies: bool = False
+    """Whether the policies are the environment's own."""
+    rollouts: int = 0
+    failed: int = 0
+    rewards: dict[str, float] = {}
+    """Policy → mean reward of its rollouts that did not fail."""
+    metrics: list[str] = []
+    """Names of reward functions and metrics."""
+    failures: list[Failure] = []
+    """Most frequent first."""
+    swallowed: list[str] = []
+    """Exceptions of reward functions that were counted as reward 0."""
+    broken: dict[str, str] = {}
+    """Reward function → its error, for functions that raised in every rollout."""
+    unloaded: str = ""
+    """Error of loading the environment or its dataset; "" if it loaded."""
+
+
+def run_rollouts(
+    module: str,
+    env_args: Mapping[str, Any],
+    env_dir: Path | None,
+    python: str | None,
+    variables: Mapping[str, str],
+    limited: Limited,
+    prepare: str,
+) -> RolloutResults:
+    """Load an environment and run every scripted policy on its first examples; errors become part of the result."""
+    results = RolloutResults()
+    try:
+        env = IsolatedEnv(
+            module,
+            env_args,
+            env_dir,
+            python,
+            start_seconds=limited.start_seconds,
+            hang_seconds=limited.hang_seconds,
+            rows_seconds=limited.start_seconds,
+            prepare=prepare,
+            variables=variables,
+        )
+    except ConfigError as error:
+        results.unloaded = str(error)
+        return results
+    try:
+        asyncio.run(_run(env, results, limited))
+    except Error as error:
+        results.unloaded = f"its dataset cannot be read: {error}"
+    finally:
+        env.workers.close()
+    return results
+
+
+async def _run(env: IsolatedEnv, results: RolloutResults, limited: Limited) -> None:
+    policies = env.policies or PROBE_POLICIES
+    results.policies, results.own_policies = sorted(policies), bool(env.policies)
+    names = results.policies
+    examples = env.examples(limited.num_examples)
+    seeds = {
+        derive_seed(job.seed, job.key, job.index): job.index for jobs in plan(examples, len(names)) for job in jobs
+    }
+    records: list[RolloutRecord] = []
+    swallowed: dict[str, None] = {}
+
+    def collect(record: RolloutRecord | Outcome) -> None:
+        assert isinstance(record, RolloutRecord)
+        records.append(record)
+        for line in env.workers.recent_output:
+            if found := REWARD_FAILED.search(line):
+                swallowed[found[1]] = None
+
+    def respond(messages: Messages, state: State, rng: Random) -> Any:
+        return policies[names[seeds[state["seed"]]]](messages, state, rng)
+
+    given: dict[str, Any] = {"num_examples": limited.num_examples, "rollouts_per_example": len(names)}
+    limits = Limits(max_turns=limited.max_turns, timeout_seconds=limited.play_seconds / 2)
+    try:
+        async with asyncio.timeout(limited.play_seconds):
+            await generate(env, ScriptedClient(respond), limits=limits, on_record=collect, **given)
+    except TimeoutError:
+        missing = limited.num_examples * len(names) - len(records)
+        timeout = Failure("rollout", "TimeoutError", f"did not end within {limited.play_seconds:g} s", missing)
+        _summarize(results, records, [timeout])
+    else:
+        _summarize(results, records, [])
+    results.swallowed = sorted(swallowed)
+
+
+def _summarize(results: RolloutResults, records: list[RolloutRecord], more: list[Failure]) -> None:
+    """Count errors and average rewards; drop the `tools` policy if the environment has no tools."""
+    if not results.own_policies and not any(record.tools for record in records):
+        unused = results.policies.index("tools")
+        records = [record for record in records if record.rollout_index != unused]
+    else:
+        unused = -1
+    errors = RewardErrors()
+    failed: Counter[tuple[str, str, str]] = Counter()
+    values: dict[str, list[float]] = {}
+    metrics: dict[str, None] = {}
+    for record in records:
+        errors.add(record)
+        if record.error is not None:
+            message = CALL_PREFIX.sub("", record.error.message)[:MAX_ERROR_CHARS]
+            failed[record.error.phase, record.error.type, message] += 1
+        if record.scores is not None:
+            values.setdefault(results.policies[record.rollout_index], []).append(record.scores.reward)
+            metrics |= dict.fromkeys([*record.scores.rewards, *record.scores.metrics])
+    results.failures = [*(Failure(*what, times) for what, times in failed.most_common()), *more]
+    results.failed = sum(failure.times for failure in results.failures)
+    results.rollouts = len(records) + sum(failure.times for failure in more)
+    results.rewards = {name: round(sum(got) / len(got), 4) for name, got in sorted(values.items())}
+    results.metrics = sorted(metrics)
+    results.broken = errors.broken
+    if unused >= 0:
+        results.policies = [name for name in results.policies if name != "tools"]

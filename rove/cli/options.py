@@ -1,0 +1,120 @@
+"""Options and settings that several commands share, examples in help texts, and confirmation questions."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any, TypeVar
+
+import click
+
+from rove.core.config import load, parse_value
+from rove.core.errors import ConfigError
+
+T = TypeVar("T")
+
+YES_FLAG = "--yes"
+"""Flag of every command: answer all questions with yes."""
+SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
+"""click settings of commands that take `@ file.toml` and `--key value`."""
+
+base_url_option = click.option(
+    "-b", "--base-url", help="URL of an OpenAI-compatible endpoint, such as http://localhost:8000/v1."
+)
+api_key_var_option = click.option(
+    "-k", "--api-key-var", help="Environment variable that holds the API key.  [default: OPENAI_API_KEY]"
+)
+endpoints_option = click.option(
+    "-e", "--endpoints", help="File of named endpoints.  [default: endpoints.toml, configs/endpoints.toml]"
+)
+env_args_option = click.option("-a", "--env-args", help="Environment arguments as a JSON object.")
+max_tokens_option = click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.")
+trust_option = click.option(
+    "--trust-remote-code",
+    is_flag=True,
+    default=None,
+    help="Run Python files that the model folder contains.  [default: refuse such a model]",
+)
+isolated_option = click.option(
+    "--isolated", is_flag=True, default=None, help="Run ENV in a separate process, which may crash or hang safely."
+)
+isolated_python_option = click.option(
+    "--isolated-python", help="Python interpreter for --isolated.  [default: create a virtual environment]"
+)
+ray_option = click.option(
+    "--ray",
+    metavar="ADDRESS",
+    is_flag=False,
+    flag_value="local",
+    help="Run rollouts in actors of this Ray cluster: HOST:PORT, auto or local (the default without ADDRESS).",
+)
+overwrite_option = click.option(
+    "--overwrite", is_flag=True, default=None, help="Discard an earlier run in this folder."
+)
+json_option = click.option("--json", "as_json", is_flag=True, help="Print the result as JSON.")
+
+
+FLAG_SETTINGS = {
+    "isolated": "isolation.enabled",
+    "isolated_python": "isolation.python",
+    "loss": "loss.kind",
+    "ray": "ray.address",
+}
+"""Flags that are shorter than the dotted name of their setting."""
+
+
+def examples(*lines: str, note: str = "") -> str:
+    """Return the end of a command's help: a note, then the section Examples."""
+    return (f"{note}\n\n" if note else "") + "\b\nExamples:\n" + "\n".join(f"  {line}" for line in lines)
+
+
+def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) -> T:
+    """Return a command's settings, from its named flags and the remaining words.
+
+    Args:
+        bare: The setting that a word without a flag stands for.
+    """
+    flags = {opt.lstrip("-").replace("-", "_") for param in ctx.command.params for opt in param.opts if opt[:2] == "--"}
+    named = {FLAG_SETTINGS.get(name, name): value for name, value in named.items()}
+    for word in ctx.args:
+        if word.startswith("-") and not word.startswith("--") and not isinstance(parse_value(word), (int, float)):
+            raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")
+    return load(kind, named, list(ctx.args), bare, flags)
+
+
+def json_object(text: str | None, flag: str) -> dict[str, Any] | None:
+    """Return the value of a flag that takes a JSON object.
+
+    Raises:
+        ConfigError: The value is not a JSON object.
+    """
+    if text is None:
+        return None
+    value = parse_value(text)
+    if not isinstance(value, dict):
+        raise ConfigError(f"{flag} takes a JSON object like '{{\"seed\": 1}}', got {text!r}")
+    return value
+
+
+class _Confirmation:
+    assume_yes = False
+
+
+def assume_yes(yes: bool) -> None:
+    """Set whether all questions are answered with yes."""
+    _Confirmation.assume_yes = yes
+
+
+def confirmed(question: str, otherwise: str) -> bool:
+    """Ask the user a yes/no question in the terminal; with --yes, return True without asking.
+
+    Args:
+        otherwise: Advice for the error message if there is no terminal.
+
+    Raises:
+        ConfigError: There is no terminal to ask in.
+    """
+    if _Confirmation.assume_yes:
+        return True
+    if not (sys.stdin.isatty() and sys.stderr.isatty()):
+        raise ConfigError(f"{question} There is no terminal to ask in: {otherwise}")
+    return click.confirm(question, err=True)

@@ -1,0 +1,377 @@
+"""Worker processes forked from a fork server that has loaded their code."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import itertools
+import json
+import os
+import select
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager, suppress
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+
+from rove.core.errors import RemoteError, WorkerError
+from rove.workers.worker import CallHandler, Worker
+
+START_TIMEOUT_S = 60.0
+EXIT_STATUS_TIMEOUT_S = 2.0
+"""Maximum wait for the exit status of a worker whose connection is closed."""
+MAX_STATUSES = 10_000
+"""Maximum exit statuses that are stored."""
+MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
+"""Output of the workers that is stored for error messages: the last lines, each up to this length."""
+INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR", "VIRTUAL_ENV")
+"""Environment variables that workers get by default: code that reads a model's output must not see API keys."""
+PROGRAM = Path(__file__).with_name("fork_server_main.py")
+BOOT = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
+SINGLE_THREADED = {"OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "MKL_NUM_THREADS": "1"}
+"""A fork does not copy threads, so thread pools of numerical libraries would hang in workers."""
+
+
+class Workers:
+    """Worker processes for one Python module, forked within milliseconds from a fork server that has loaded it.
+
+    The module's `setup(**args)`, if there is one, runs once, before the first fork. A worker answers calls, one at a time,
+    with the methods of the module's `Session()`; a module with `serve(connection, module)` implements the protocol itself.
+    What workers print does not disturb the protocol. All processes end with this one, even if it is killed.
+
+        workers = Workers(Path("scorer.py"), max_workers=4)
+        async with workers.acquire() as worker:
+            score = await worker.call("score", timeout=5.0, answer="42")
+
+    Args:
+        module: file of the module.
+        args: arguments of `setup`; JSON must be able to represent them.
+        python: interpreter. Default: this one, with its `sys.path`.
+        paths: put first on the workers' `sys.path`.
+        max_workers: maximum workers that `acquire` hands out at a time. Default: the number of cores, at most 8.
+        env: environment variables. Default: `INHERITED_VARIABLES` of this process.
+        memory_bytes: memory that a worker may allocate in addition to what the module takes. Default: no limit.
+        start_seconds: maximum seconds for loading the module.
+        name: name in error messages. Default: the module's name.
+    """
+
+    def __init__(
+        self,
+        module: Path,
+        args: Mapping[str, Any] | None = None,
+        *,
+        python: str | None = None,
+        paths: Sequence[str] | None = None,
+        max_workers: int | None = None,
+        env: Mapping[str, str] | None = None,
+        memory_bytes: int | None = None,
+        start_seconds: float = START_TIMEOUT_S,
+        name: str = "",
+    ):
+        self.module, self.args, self.python, self.memory_bytes = module, dict(args or {}), python, memory_bytes
+        if paths is None:
+            paths = [path for path in sys.path if path] if python is None else []
+        self.paths = list(paths)
+        inherited = {name: os.environ[name] for name in INHERITED_VARIABLES if name in os.environ}
+        self.env = inherited if env is None else dict(env)
+        self.max_workers = min(8, os.cpu_count() or 1) if max_workers is None else max_workers
+        self.start_seconds = start_seconds
+        self.name = name or module.stem
+        self.setup_result: Any = None
+        """Return value of the module's `setup`."""
+        self._start_lock = threading.Lock()
+        self._server: _ForkServer | None = None
+        self._numbers = itertools.count(1)
+        self._servers: dict[int, _ForkServer] = {}
+        """Number of a worker → the fork server that it came from."""
+        self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
+        self._slots = weakref.WeakKeyDictionary()
+        self._idle: list[Worker] = []
+
+    def start(self) -> None:
+        """Start the fork server and wait until it has loaded the module; `open` and `acquire` do so as well.
+
+        Raises:
+            WorkerError: it ended, or took too long.
+            RemoteError: the module raised.
+        """
+        with self._start_lock:
+            if self._server is None or self._server.is_closed:
+                server = _ForkServer(self)
+                try:
+                    self.setup_result = server.wait_until_loaded(self.start_seconds)
+                except BaseException:
+                    server.close()
+                    raise
+                self._server = server  # only now: other threads fork from it as soon as they see it
+
+    async def ensure_started(self) -> None:
+        """Like `start`, without blocking the event loop."""
+        if self._server is None or self._server.is_closed:
+            await asyncio.to_thread(self.start)
+
+    async def open(self, handler: CallHandler | None = None) -> Worker:
+        """Fork a new worker; `max_workers` does not apply.
+
+        Args:
+            handler: handles calls that the worker makes.
+
+        Raises:
+            WorkerError, RemoteError: see `start`.
+        """
+        await self.ensure_started()
+        ours, theirs = socket.socketpair()
+        number = self.fork(theirs)
+        kill, exit_report = functools.partial(self.kill, number), functools.partial(self.exit_report, number)
+        return Worker(ours, kill, exit_report, handler)
+
+    def fork(self, connection: socket.socket) -> int:
+        """Fork a worker that communicates over this connection, which is closed here. The fork server must be running.
+
+        Returns:
+            The worker's number, for `kill` and `exit_report`.
+        """
+        server = self._server
+        assert server is not None
+        number = next(self._numbers)
+        self._servers[number] = server
+        self._servers.pop(number - MAX_STATUSES, None)
+        with connection:
+            server.fork(number, connection)
+        return number
+
+    def kill(self, number: int) -> None:
+        """Kill a worker and the processes that it has started."""
+        if number in self._servers:
+            self._servers[number].kill(number)
+
+    async def exit_report(self, number: int) -> str:
+        """Return how a worker ended and the last lines that were printed, for an error message."""
+        return await self._servers[number].exit_report(number) if number in self._servers else ""
+
+    @asynccontextmanager
+    async def acquire(self) -> AsyncIterator[Worker]:
+        """Hold one of at most `max_workers` workers. Unless it is closed, it is reused afterward, in the state it has then.
+
+        Raises:
+            WorkerError, RemoteError: see `start`.
+        """
+        loop = asyncio.get_running_loop()
+        async with self._slots.setdefault(loop, asyncio.Semaphore(self.max_workers)):
+            for orphan in [idle for idle in self._idle if idle.loop.is_closed()]:
+                self._idle.remove(orphan)
+                orphan.close()
+            worker = next((idle for idle in self._idle if idle.loop is loop and not idle.is_closed), None)
+            if worker is None:
+                worker = await self.open()
+            else:
+                self._idle.remove(worker)
+            try:
+                yield worker
+            finally:
+                if not worker.is_closed:
+                    self._idle.append(worker)
+
+    def call_sync(self, name: str, /, timeout: float | None = None, **args: Any) -> Any:
+        """Make one call in a new worker from synchronous code; see `Worker.call`."""
+
+        async def call() -> Any:
+            worker = await self.open()
+            try:
+                return await worker.call(name, timeout, **args)
+            finally:
+                worker.close()
+
+        with ThreadPoolExecutor(1) as thread:  # this thread may already run an event loop
+            return thread.submit(asyncio.run, call()).result()
+
+    @property
+    def recent_output(self) -> list[str]:
+        """The last lines that the fork server and its workers have printed."""
+        return list(self._server.recent_output) if self._server is not None else []
+
+    async def aclose(self) -> None:
+        """Like `close`, without blocking the event loop."""
+        for worker in self._idle:
+            if worker.loop is asyncio.get_running_loop():
+                worker.close()
+        await asyncio.to_thread(self.close)
+
+    def close(self) -> None:
+        """End the fork server and every worker. The next `open` starts it again."""
+        self._idle.clear()  # each one notices the end of its process in its own event loop
+        with self._start_lock:
+            if self._server is not None:
+                self._server.close()
+                self._server = None
+
+
+class _ForkServer:
+    """Connection to the process that loads the module and forks workers."""
+
+    def __init__(self, workers: Workers):
+        self.name = workers.name
+        self.control, theirs = socket.socketpair()
+        command = [workers.python or sys.executable, "-X", "utf8", "-c", BOOT, str(PROGRAM), str(theirs.fileno())]
+        try:
+            self.process = subprocess.Popen(
+                command,
+                pass_fds=[theirs.fileno()],
+                env={**SINGLE_THREADED, **workers.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,  # Ctrl-C must not reach it
+            )
+        except OSError as error:
+            self.control.close()
+            raise WorkerError(f"{workers.name}: cannot start {command[0]}: {error}") from error
+        finally:
+            theirs.close()
+        self.is_closed = False
+        self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
+        self._send_lock = threading.Lock()
+        self._statuses: dict[int, int] = {}
+        self._load_result: dict[str, Any] | None = None
+        self._load_finished = threading.Event()
+        # Where `close` is never called: the process ends when the control socket is closed.
+        self._finalize = weakref.finalize(self, _end, self.control, self.process)
+        settings = {
+            "paths": workers.paths,
+            "module": str(workers.module),
+            "args": workers.args,
+            "memory_bytes": workers.memory_bytes,
+        }
+        # A proxy, so that the thread does not keep this object alive.
+        args = (weakref.proxy(self), self.control, self.process.stdout)
+        threading.Thread(target=_ForkServer._listen, args=args, daemon=True).start()
+        with suppress(OSError):  # it ended at once: `wait_until_loaded` reports it
+            self.control.sendall(msgspec.json.encode(settings) + b"\n")
+
+    def wait_until_loaded(self, timeout_s: float) -> Any:
+        """Return the result of `setup`.
+
+        Raises:
+            WorkerError: the process ended, or took too long.
+            RemoteError: the module raised.
+        """
+        if not self._load_finished.wait(timeout_s):
+            raise WorkerError(f"{self.name} did not load within {timeout_s:g} s (start_seconds){self._last_lines()}")
+        if self._load_result is None:
+            _wait_for(lambda: self.process.poll() is not None)
+            status = describe_exit(self.process.poll())
+            raise WorkerError(f"{self.name} did not load: its process {status}{self._last_lines()}")
+        if "load_error" in self._load_result:
+            raise RemoteError(**self._load_result["load_error"])
+        return self._load_result["setup_result"]
+
+    def fork(self, number: int, connection: socket.socket) -> None:
+        """Fork a worker with this connection."""
+        message = json.dumps({"fork": number}).encode() + b"\n"
+        with self._send_lock, suppress(OSError):  # the process has ended, and the worker's connection with it
+            socket.send_fds(self.control, [message], [connection.fileno()])
+
+    def kill(self, number: int) -> None:
+        """Kill a worker and the processes that it has started."""
+        with self._send_lock, suppress(OSError):
+            self.control.sendall(json.dumps({"kill": number}).encode() + b"\n")
+
+    async def exit_report(self, number: int) -> str:
+        """Return how a worker ended and the last lines that were printed."""
+        deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
+        while number not in self._statuses and not self.is_closed and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        status = self._statuses.get(number)
+        return (f" ({describe_exit(status)})" if status is not None else "") + self._last_lines()
+
+    def close(self) -> None:
+        """End the process and every worker."""
+        self.is_closed = True
+        self._finalize()
+
+    def _last_lines(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self.recent_output)
+        return f"; its last lines:\n{lines}" if lines else ""
+
+    def _listen(self, control: socket.socket, output: IO[bytes]) -> None:
+        """Read messages and output until the process ends. Output is read before the messages that followed it."""
+        control_fd, output_fd = control.fileno(), output.fileno()
+        if control_fd < 0:  # closed already
+            return
+        os.set_blocking(output_fd, False)
+        poller = select.poll()
+        for fd in (control_fd, output_fd):
+            poller.register(fd, select.POLLIN)
+        buffer, line = b"", b""
+        with suppress(OSError, ValueError, ReferenceError), output:
+            while ready := {fd for fd, _ in poller.poll()}:
+                line, at_end = self._read_output(output_fd, line)
+                if at_end and output_fd in ready:
+                    poller.unregister(output_fd)
+                if control_fd in ready:  # raises if it has been closed
+                    chunk = control.recv(1 << 16)
+                    if not chunk:
+                        break
+                    *lines, buffer = (buffer + chunk).split(b"\n")
+                    for message in map(json.loads, lines):
+                        self._receive(message)
+        with suppress(ReferenceError):
+            self.is_closed = True
+            self._load_finished.set()
+
+    def _read_output(self, output_fd: int, line: bytes) -> tuple[bytes, bool]:
+        """Store what has been printed; return the incomplete last line, and whether the output has ended."""
+        while True:
+            try:
+                chunk = os.read(output_fd, 1 << 16)
+            except BlockingIOError:
+                return line, False
+            *lines, line = (line + chunk).split(b"\n")
+            line = line[:MAX_LINE_CHARS]
+            for complete in [*lines, b"" if chunk else line]:
+                if text := complete[:MAX_LINE_CHARS].decode(errors="replace").strip():
+                    self.recent_output.append(text)
+            if not chunk:
+                return b"", True
+
+    def _receive(self, message: dict[str, Any]) -> None:
+        if "exited" in message:
+            self._statuses[message["exited"]] = message["status"]
+            self._statuses.pop(message["exited"] - MAX_STATUSES, None)
+        else:
+            self._load_result = message
+            self._load_finished.set()
+
+
+def describe_exit(status: int | None) -> str:
+    """Return how a process ended, as a phrase for an error message."""
+    if status is None:
+        return "does not answer"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
+
+
+def _wait_for(condition: Callable[[], bool], timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not condition() and time.monotonic() < deadline:
+        time.sleep(0.005)
+
+
+def _end(control: socket.socket, process: subprocess.Popen[bytes]) -> None:
+    with suppress(OSError):
+        control.shutdown(socket.SHUT_RDWR)  # also wakes the listening thread
+    control.close()
+    with suppress(subprocess.TimeoutExpired):
+        process.wait(0.5)  # time to end its workers
+    with suppress(ProcessLookupError, PermissionError):
+        os.killpg(process.pid, signal.SIGKILL)
+    process.wait()

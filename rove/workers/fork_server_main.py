@@ -1,0 +1,266 @@
+"""The fork server's program: it loads a module once and forks a process for every worker.
+
+It is run by path and uses only the standard library, so that any interpreter can run it. Its sockets:
+
+    control socket, JSON lines    settings (first) · {"fork": n} with the worker's socket · {"kill": n}
+                                  ← {"setup_result": …} or {"load_error": error} (first) · {"exited": n, "status": exit status}
+    worker's socket, JSON frames  {"id", "call": name, "args": {…}}   ← {"id", "result"} or {"id", "error"}
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib.util
+import json
+import os
+import select
+import signal
+import socket
+import struct
+import sys
+import traceback
+from typing import Any
+
+LENGTH = struct.Struct("<I")
+MAX_TRACEBACK_CHARS = 8000
+SET_PDEATHSIG = 1
+SET_CHILD_SUBREAPER = 36
+
+
+def main(control_fd: int) -> None:
+    """Load the module, report the result, then fork and kill workers until the control socket is closed."""
+    control = socket.socket(fileno=control_fd)
+    messages = MessageReader(control)
+    [(settings, _)] = messages.receive() or [({}, None)]
+    sys.path[:] = [*settings["paths"], *(path for path in sys.path if path not in settings["paths"])]
+    try:
+        module = _load(settings["module"])
+        setup_result = module.setup(**settings["args"]) if hasattr(module, "setup") else None
+        loaded = _encode({"setup_result": setup_result})
+    except BaseException as error:  # SystemExit, too
+        control.sendall(_encode({"load_error": error_to_dict(error)}) + b"\n")
+        os._exit(1)
+    inherit_orphans()
+    gc.collect()
+    gc.freeze()  # garbage collection in a fork would copy every shared page
+    control.sendall(loaded + b"\n")
+    _ForkServer(control, messages, module, settings["memory_bytes"]).serve()
+    os._exit(0)
+
+
+class _ForkServer:
+    """Forks and kills workers."""
+
+    def __init__(self, control: socket.socket, messages: MessageReader, module: Any, memory_bytes: int | None):
+        self.control, self.messages, self.module, self.memory_bytes = control, messages, module, memory_bytes
+        self.workers: dict[int, int] = {}
+        """Process id → number of the worker."""
+
+    def serve(self) -> None:
+        """Handle messages and exits of workers until the control socket is closed."""
+        wake, wake_writer = os.pipe()
+        for end in (wake, wake_writer):
+            os.set_blocking(end, False)
+        signal.set_wakeup_fd(wake_writer, warn_on_full_buffer=False)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        poller = select.poll()  # select.select is limited to file descriptors below 1024
+        for fd in (self.control.fileno(), wake):
+            poller.register(fd, select.POLLIN)
+        while True:
+            ready = {fd for fd, _ in poller.poll()}
+            if wake in ready:
+                with contextlib.suppress(BlockingIOError):
+                    os.read(wake, 4096)
+                self._reap()
+            if self.control.fileno() in ready:
+                received = self.messages.receive()
+                if received is None:
+                    break
+                for message, connection in received:
+                    if connection is not None:
+                        self._fork(message["fork"], connection)
+                    else:
+                        self._kill(message["kill"])
+        self._end()
+
+    def _fork(self, number: int, connection: int) -> None:
+        try:
+            pid = os.fork()
+        except OSError:  # the parent notices that the socket is closed
+            os.close(connection)
+            return
+        if pid:
+            with contextlib.suppress(OSError):  # parent and child both set it: the group exists whichever runs first
+                os.setpgid(pid, pid)
+            os.close(connection)
+            self.workers[pid] = number
+            return
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            with contextlib.suppress(OSError):
+                os.setpgid(0, 0)
+            die_with_parent()
+            inherit_orphans()  # then the fork server inherits them when the worker ends
+            self.control.close()
+            if self.memory_bytes:
+                limit_memory(self.memory_bytes)
+            serve = getattr(self.module, "serve", None) or serve_session
+            serve(socket.socket(fileno=connection), self.module)
+        except BaseException:
+            traceback.print_exc()
+        os._exit(0)
+
+    def _kill(self, number: int) -> None:
+        for pid in [pid for pid, other in self.workers.items() if other == number]:
+            kill_group(pid)
+
+    def _reap(self) -> None:
+        with contextlib.suppress(ChildProcessError):
+            while True:
+                pid, status = os.waitpid(-1, os.WNOHANG)
+                if not pid:
+                    return
+                number = self.workers.pop(pid, None)
+                if number is not None:
+                    kill_group(pid)  # the processes that it has started
+                    self._kill_orphans()
+                    message = {"exited": number, "status": os.waitstatus_to_exitcode(status)}
+                    with contextlib.suppress(OSError):
+                        self.control.sendall(_encode(message) + b"\n")
+
+    def _end(self) -> None:
+        for pid in self.workers:
+            kill_group(pid)
+        for pid in self.workers:
+            with contextlib.suppress(ChildProcessError):
+                os.waitpid(pid, 0)
+        self._kill_orphans()
+
+    def _kill_orphans(self) -> None:
+        """Kill processes that ended workers left behind in other process groups: the fork server has inherited them."""
+        with contextlib.suppress(OSError):
+            with open(f"/proc/self/task/{os.getpid()}/children") as children:
+                inherited = set(map(int, children.read().split())) - self.workers.keys()
+            for pid in inherited:
+                kill_group(pid)
+
+
+def serve_session(connection: socket.socket, module: Any) -> None:
+    """Answer calls, one after another, with the methods of `module.Session()` until the connection is closed."""
+    session = module.Session()
+    while (frame := read_frame(connection)) is not None:
+        reply = {"id": frame["id"]}
+        try:
+            reply["result"] = getattr(session, frame["call"])(**frame["args"])
+            body = _encode(reply)
+        except BaseException as error:  # SystemExit, too
+            reply.pop("result", None)
+            body = _encode({**reply, "error": error_to_dict(error)})
+        connection.sendall(LENGTH.pack(len(body)) + body)
+
+
+def read_frame(connection: socket.socket) -> Any:
+    """Return the next message, None when the connection is closed."""
+    head = _read(connection, LENGTH.size)
+    body = _read(connection, LENGTH.unpack(head)[0]) if head else None
+    return json.loads(body) if body else None
+
+
+def error_to_dict(error: BaseException) -> dict[str, str]:
+    """Return an exception in the form in which it is sent."""
+    text = "".join(traceback.format_exception(type(error), error, error.__traceback__))
+    return {"type": type(error).__name__, "message": str(error), "traceback": text[-MAX_TRACEBACK_CHARS:]}
+
+
+def kill_group(pid: int) -> None:
+    """Kill all processes of a process group."""
+    with contextlib.suppress(OSError):
+        os.killpg(pid, signal.SIGKILL)
+
+
+def die_with_parent() -> None:
+    """Have this process killed when its parent ends (Linux only)."""
+    _control_process(SET_PDEATHSIG, signal.SIGKILL)
+
+
+def inherit_orphans() -> None:
+    """Become the parent of processes that ended children have started (Linux only)."""
+    _control_process(SET_CHILD_SUBREAPER, 1)
+
+
+def _control_process(option: int, value: int) -> None:
+    try:
+        import ctypes
+
+        ctypes.CDLL(None).prctl(option, value)
+    except (ImportError, OSError, AttributeError):
+        return
+
+
+def limit_memory(additional_bytes: int) -> None:
+    """Make allocations fail that exceed the current size by more than this (Linux only)."""
+    try:
+        import resource
+
+        with open("/proc/self/statm") as sizes:
+            used = int(sizes.read().split()[0]) * resource.getpagesize()
+        resource.setrlimit(resource.RLIMIT_AS, (used + additional_bytes, used + additional_bytes))
+    except (ImportError, OSError, ValueError):
+        return
+
+
+def _load(file: str) -> Any:
+    spec = importlib.util.spec_from_file_location("worker_module", file)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    sys.modules["worker_module"] = module
+    spec.loader.exec_module(module)
+    return module
+
+
+class MessageReader:
+    """Reads JSON lines and the file descriptors sent with them from a socket."""
+
+    def __init__(self, connection: socket.socket):
+        self.connection = connection
+        self.data = b""
+        self.descriptors: list[int] = []
+
+    def receive(self) -> list[tuple[Any, int | None]] | None:
+        """Wait for messages; return None when the connection is closed."""
+        while b"\n" not in self.data:
+            chunk, descriptors, _, _ = socket.recv_fds(self.connection, 1 << 16, 64)
+            if not chunk:
+                return None
+            self.data += chunk
+            self.descriptors += descriptors
+        *lines, self.data = self.data.split(b"\n")
+        messages = [json.loads(line) for line in lines]
+        return [(message, self.descriptors.pop(0) if "fork" in message else None) for message in messages]
+
+
+def _encode(value: Any) -> bytes:
+    return json.dumps(value, allow_nan=False, default=_convert_numpy).encode()
+
+
+def _convert_numpy(value: Any) -> Any:
+    if hasattr(value, "tolist"):
+        return value.tolist()
+    raise TypeError(f"a {type(value).__name__} cannot be sent as JSON")
+
+
+def _read(connection: socket.socket, count: int) -> bytes | None:
+    data = bytearray()
+    while len(data) < count:
+        chunk = connection.recv(min(count - len(data), 1 << 20))
+        if not chunk:
+            return None
+        data += chunk
+    return bytes(data)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]))

@@ -1,0 +1,33 @@
+"""The import alias of this process, which its worker processes have to install as well."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class ImportAlias:
+    """A library that this process imports under another name; see `rove.compat`.
+
+    Args:
+        setup: "module:function" that installs the alias in a worker process.
+        provided_versions: distributions that need not be installed where the alias is, with the versions that it provides.
+    """
+
+    setup: str
+    provided_versions: Mapping[str, tuple[str, ...]]
+
+
+_active: ImportAlias | None = None
+
+
+def active_import_alias() -> ImportAlias | None:
+    """Return the alias that is installed in this process, if any."""
+    return _active
+
+
+def set_import_alias(alias: ImportAlias | None) -> None:
+    """Record which alias is installed in this process; None after it has been removed."""
+    global _active
+    _active = alias

@@ -190,8 +190,7 @@ def load_adapter(
         loaded = load_model(base, device, dtype, trust_remote_code)
     except ConfigError as error:
         raise ConfigError(
-            f"the base model of the adapter in {folder}: {error}; where it is, stands in {folder / ADAPTER_CONFIG} as "
-            "base_model_name_or_path"
+            f"the base model of the adapter in {folder}: {error}; set base_model_name_or_path in {folder / ADAPTER_CONFIG}"
         ) from error
     check_base(folder, base)
     merge_adapter(loaded.model, folder)

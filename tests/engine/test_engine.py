@@ -306,7 +306,7 @@ async def test_a_prompt_that_is_only_scored_may_fill_the_context(arch: str):
 
 async def test_sampling_it_does_not_have_is_refused():
     loaded = tiny_model()
-    with pytest.raises(ConfigError, match="does not have beams"):
+    with pytest.raises(ConfigError, match="does not support beams"):
         await engine_of(loaded).generate([5], SamplingParams(extra={"beams": 2}))
     with pytest.raises(ConfigError, match=r"tokens \[9999\]; expected ids from 0 to"):
         await engine_of(loaded).generate([5], SamplingParams(logit_bias={9999: 1.0}))

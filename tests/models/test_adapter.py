@@ -334,14 +334,14 @@ def spoil(folder: Path, what: str) -> None:
 @pytest.mark.parametrize(
     ("what", "said"),
     [
-        ("base gone", "no such folder.*stands in .*adapter_config.json as base_model_name_or_path"),
+        ("base gone", "expected a folder.*set base_model_name_or_path in .*adapter_config.json"),
         ("no base", "has no base_model_name_or_path"),
         ("torn", "adapter_config.json cannot be read"),
         ("no weights", "cannot be put into its base model.*adapter_model.safetensors"),
         ("torn weights", "cannot be put into its base model"),
         ("other shape", "cannot be put into its base model.*size mismatch"),
-        ("some missing", "of another model than its base: '.*lora_"),
-        ("other model", "of another model than its base|cannot be put into its base"),
+        ("some missing", "does not fit its base model: .*'.*lora_"),
+        ("other model", "does not fit its base model|cannot be put into its base"),
         (
             "other weights",
             r"was trained on another model \(folder#\w+\) than .*/base \(folder#\w+\).*delete .*base.txt",

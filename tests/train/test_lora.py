@@ -18,6 +18,7 @@ from rove.models import load
 from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, clone_model, load_model, trainable_parameters
 from rove.train.batch import micro_batches
+from rove.train.config import LoRAConfig
 from rove.train.learner import Learner
 from rove.train.lora import adapter_dropout, add_lora
 from rove.train.losses import cross_entropy
@@ -287,4 +288,4 @@ def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.Mon
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
     with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):
-        settings(lora_rank=2).check()
+        settings(lora=LoRAConfig(rank=2)).check()

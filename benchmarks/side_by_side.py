@@ -140,7 +140,7 @@ async def publish(name: str, folder: Path, work: Path, url: str, token: str) -> 
         assert await hub.upload(Reference(owner, short, built.manifest.version), parts)
 
 
-async def install(name: str, work: Path, url: str) -> Installed:
+async def install_one(name: str, work: Path, url: str) -> Installed:
     """As `rove install` does."""
     owner, _, short = name.partition("/")
     async with Hub(url) as hub:
@@ -223,7 +223,7 @@ async def main() -> None:
                 rows[name].append(seconds() - before)
             for name in packages:
                 before = seconds()
-                await install(name, work, url)
+                await install_one(name, work, url)
                 rows[name].append(seconds() - before)
         finally:
             process.terminate()

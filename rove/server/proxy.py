@@ -205,7 +205,7 @@ class _AgentQueue(RequestQueue):
             msgspec.structs.replace(one, request=msgspec.structs.replace(one.request, tool_choice=None))
             for one in parsed.choices
         ]
-        return super().admit(msgspec.structs.replace(parsed, questions=questions))
+        return super().admit(msgspec.structs.replace(parsed, choices=questions))
 
     async def cancel_and_wait(self) -> None:
         """Cancel all requests and wait until they have ended."""

@@ -173,7 +173,7 @@ class RequestQueue:
             msgspec.structs.replace(question, request=msgspec.structs.replace(question.request, model=model))
             for question in parsed.choices
         ]
-        return msgspec.structs.replace(parsed, model=model, questions=questions)
+        return msgspec.structs.replace(parsed, model=model, choices=questions)
 
     def check_ids(self, ids: Sequence[int]) -> None:
         """Check token ids here, because an invalid id would fail a whole batch of the engine.

@@ -230,7 +230,7 @@ def check_known(asked: ServingRequest) -> ServingRequest:
                 question, request=msgspec.structs.replace(request, sampling_params=sampling)
             )
         questions.append(question)
-    return msgspec.structs.replace(asked, questions=questions)
+    return msgspec.structs.replace(asked, choices=questions)
 
 
 def expand_choices(question: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:

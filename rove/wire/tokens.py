@@ -47,7 +47,7 @@ def read_request(body: Any) -> ServingRequest:
     options = read_body(body, _Body)
     sampling = sampling_of(body, options, logprobs=options.logprobs, prompt_logprobs=options.prompt_logprobs)
     questions = expand_choices(ChoiceRequest(Request([], sampling), options.prompt_ids), options.n)
-    return ServingRequest.of(options, questions, options.logprobs or 0, by_token=True)
+    return ServingRequest.of(options, questions, options.logprobs or 0, is_token_stream=True)
 
 
 def response_body(

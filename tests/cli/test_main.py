@@ -144,7 +144,7 @@ def test_version(rove: Rove):
         (["play", "tictactoe", "--watch"], "--watch needs a model"),
         (["demo", "reverse_text"], "environment 'reverse_text' has no demo"),
         (["init", "My Task"], "cannot be a package name"),
-        (["init", "json"], "would hide the one that Python or rove needs"),
+        (["init", "json"], "would hide a module that Python or rove needs"),
         (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp exclude each other; choose one"),
     ],
 )

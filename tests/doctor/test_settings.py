@@ -112,9 +112,9 @@ def test_datasets():
     ("count", "different", "over", "status", "seen"),
     [
         (2000, 2000, {}, OK, "2,000 rows, each used 1.6 times"),
-        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them played, each used 1 times"),
-        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 40 different ones, each used 24 times"),
-        (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them played, only 20 different ones for 32 groups a step"),
+        (2000, 2000, {"steps": 30}, OK, "2,000 rows, 960 of them used, each used 1 times"),
+        (2000, 40, {"steps": 30}, WARN, "2,000 rows, 960 of them used, only 40 different ones, each used 24 times"),
+        (2000, 20, {"steps": 30}, WARN, "2,000 rows, 960 of them used, only 20 different ones for 32 groups a step"),
         (2000, 40, {"steps": 1, "shuffle": True}, WARN, "2,000 rows, only 40 different ones, each used 0.8 times"),
         (50, 40, {"steps": 30}, OK, "50 rows, 40 different ones, each used 24 times"),
         (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),

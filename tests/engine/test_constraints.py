@@ -201,7 +201,7 @@ def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: Sampling
         (as_outputs(regex="a(b"), "not possible: .*unclosed group"),
         (as_outputs(grammar="start: nowhere"), "not possible: .*nowhere"),
         (as_outputs(regex=r"[^\s\S]"), "not possible: no text matches it; expected"),
-        (as_json({"$ref": "#"}), "not possible: there is nothing"),
+        (as_json({"$ref": "#"}), "not possible: no text matches it"),
         (as_outputs(json="{"), "JSON schema .* is not valid"),
         (as_outputs(regex="a", choice=["b"]), "expected exactly one of"),
         (as_outputs(choice=[]), "expected exactly one of"),

@@ -230,7 +230,7 @@ def test_tools_to_include_must_exist() -> None:
         ({"mcp_servers": [command(), command()]}, "two servers named 'test'"),
         ({"scope": "group"}, "scope is 'group'"),
         ({"call_timeout": 0}, "call_timeout is 0; expected more than 0"),
-        ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "give a function that makes it"),
+        ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "pass a function that creates it"),
     ],
 )
 def test_invalid_arguments_are_reported_at_once(options: dict[str, Any], said: str) -> None:

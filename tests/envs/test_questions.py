@@ -160,7 +160,7 @@ def test_eval_states_the_scorer_resumes_and_rescores(rove: Rove, tmp_path: Path)
     assert folder.name.startswith("q.jsonl--scripted-teacher--")
     again = rove(*words, "-n", "4", "--json")
     assert json.loads(again.out)["reward"]["mean"] == 1.0
-    assert "has 2 rollouts already" in again.err
+    assert "already has 2 rollouts" in again.err
     rescored = rove("rescore", str(folder), "-a", '{"scorer": "numeric"}', "--json")
     assert json.loads(rescored.out)["functions"]["numeric"]["mean"] == 1.0
     assert rove("export", str(folder), "-o", "rows.jsonl").status == 0

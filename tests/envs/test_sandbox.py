@@ -145,7 +145,7 @@ def test_keywords_are_limits():
         ({"timeout_per_command_seconds": -1}, "seconds is -1"),
         (
             {"pip_install_packages": "nonesuch"},
-            "packages has 'nonesuch', which is not installed here; pip install none",
+            "packages has 'nonesuch', which is not installed; pip install none",
         ),
         ({"pip_install_packages": ["numpy==1.0"]}, "has 'numpy==1.0'; expected names without versions"),
         ({"unsafe": True, "backend": Counting()}, "unsafe and backend are both given"),

@@ -276,7 +276,7 @@ async def test_tokens_in_and_tokens_out():
         assert second["ids"] == (await at.here(5, messages=ASK)).tokens.completion_ids
         for bad, reason in (
             ({"prompt_ids": []}, "prompt_ids"),
-            ({"prompt_ids": [99999]}, "99999 is no token id"),
+            ({"prompt_ids": [99999]}, "99999 is not a token id"),
             ({"prompt_ids": ["a"]}, "prompt_ids"),
             ({"stream": 3}, "stream"),
             ({"beams": 2}, "beams"),
@@ -527,7 +527,7 @@ REFUSED: list[tuple[dict[str, Any], str]] = [
     ({"structured_outputs": {"regex": "("}}, "not possible"),
     ({"structured_outputs": {"grammar": "start: nothing"}}, "not possible"),
     ({"structured_outputs": {"choice": []}}, "expected exactly one"),
-    ({"structured_outputs": {"json": {"$ref": "#"}}}, "nothing that fits"),
+    ({"structured_outputs": {"json": {"$ref": "#"}}}, "no text matches it"),
     (TWO_FORMS, "expected one"),
     ({"tool_choice": "required"}, "tool_choice is required without tools; expected"),
     ({"max_tokens": "many"}, 'int.*max_tokens.*given: "many"'),
@@ -628,7 +628,7 @@ async def test_tools_go_through_the_chat_template():
         create: Any = at.sdk.chat.completions.create
         tokenizer: Any = at.client.renderer.tokenizer
         shows, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content }}"
-        with pytest.raises(openai.BadRequestError, match="no way to call"):
+        with pytest.raises(openai.BadRequestError, match="no known format of tool calls"):
             await create(model="tiny", messages=ASK, tools=[tool])
         tokenizer.chat_template = shows
         status, plain = await post(at.http, "/tokenize", {"messages": ASK})
@@ -658,7 +658,7 @@ def left_behind(at: Served, app: Any) -> dict[str, int]:
         "rows": len(engine._runner.active()),
         "under way": queue.metrics.under_way,
         "queued": queue.metrics.queued,
-        "sampled": sum(not row.request.future.done() for row in engine._sampled),
+        "sampled": sum(not row.request.future.done() for row in engine._sampler_rows),
         "free places": queue._slots._value,
     }
 

@@ -330,7 +330,7 @@ def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: st
 
 
 def test_an_environment_without_lines_is_told_before_anything_is_trained(tmp_path: Path, envs: str):
-    with pytest.raises(ConfigError, match="'heldout_letters' cannot be played line by line"):
+    with pytest.raises(ConfigError, match="'heldout_letters' does not support exhaustive evaluation"):
         train(tmp_path, with_evaluations(envs, table(kind="exhaustive")), two_turns())
     assert metrics_of(tmp_path) == []
 

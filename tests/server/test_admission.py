@@ -116,7 +116,7 @@ async def test_an_open_env_server_refuses_foreign_pages():
                 assert reply.status == 403
         async with session.post(f"{url}/reset", data="{}", headers={"Content-Type": "text/plain"}) as reply:
             assert reply.status == 415
-        assert server.limit.in_use == 0
+        assert server.limit.active == 0
         async with session.ws_connect(f"{url}/ws", headers={"Origin": url}) as ws:
             await ws.send_json({"type": "state"})
             assert (await ws.receive_json())["type"] == "state"

@@ -10,7 +10,17 @@ import rove
 
 ROOT = Path(__file__).resolve().parents[1]
 MODULES = sorted((ROOT / "rove").rglob("*.py"))
-WITHOUT_TESTS = {"inside", "pages", "environments", "every", "my_task", "multi_turn", "single_turn", "tools"}
+WITHOUT_TESTS = {
+    "verifiers",
+    "inside",
+    "pages",
+    "environments",
+    "every",
+    "my_task",
+    "multi_turn",
+    "single_turn",
+    "tools",
+}
 """Folders whose modules are tested together with those above."""
 EXAMPLES = sorted(p for p in (ROOT / "environments").rglob("*.py") if "tests" not in p.parts)
 

@@ -219,7 +219,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
 
     with opened(data, new=True) as store:
         owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
-        for file in store.enter():
+        for file in store.recover():
             console.print(
                 f"{file} is missing or damaged; restore it from a backup",
                 style="red",
@@ -284,7 +284,7 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
             return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
 
     with opened(data, new=True) as store:
-        store.enter()
+        store.recover()
         done = run_async(run(store))
     if as_json:
         print_json(done._asdict())

@@ -42,7 +42,6 @@ async def run_groups(
     admitted immediately.
 
     Args:
-        env: The environment.
         client: Client of the model.
         groups: Groups of jobs, see `plan`.
         model: Name of the model, for endpoints that serve several.

@@ -142,8 +142,7 @@ def make_tool(
             unknown hidden parameter.
 
     Example:
-        def add(a: int, b: int) -> int:
-            return a + b
+        def add(a: int, b: int) -> int: ...
 
         env = rove.ToolEnv(tools=[make_tool(add, description="Add two numbers.")], dataset=dataset)
     """

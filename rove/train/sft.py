@@ -143,10 +143,8 @@ def train_sft(
     """Fine-tune a model on the rollouts that pass the filter, from the run's last checkpoint if it has one.
 
     Args:
-        config: Settings.
         records: Rollouts to train on.
         loaded: Model to train, in place.
-        run: Started run folder.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
         on_alert: Called with every new alert.
         on_progress: Called with the progress of tokenization and within a step.
@@ -163,15 +161,11 @@ def train_sft(
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     training, held_out = split(loaded.renderer, read_conversations(records, config), config, on_progress)
-    client = EngineClient.from_model(loaded) if config.evaluation else None
-    evaluations = HeldOutEvaluations(
-        config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
-    )
+    evaluations = _evaluations(config, loaded, run, on_progress)
     step = resume(group, run)
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
-    per_epoch = max(1, len(training) // config.batch_size)
-    total = per_epoch * config.epochs
+    total = max(1, len(training) // config.batch_size) * config.epochs
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         while step < total and stopped is None:
@@ -200,9 +194,19 @@ def train_sft(
         group.close()
         callbacks.close()
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
+    return _save_final(run, loaded, {**counts, **_best(history, goal)})
+
+
+def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:
+    client = EngineClient.from_model(loaded) if config.evaluation else None
+    return HeldOutEvaluations(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
+
+
+def _save_final(run: Run, loaded: LoadedModel, summary: Mapping[str, Any]) -> Path:
+    """Save the best weights as the final model and complete the run."""
     restore_weights(run.path / "checkpoints" / "best", loaded)
     final = run.save_final(loaded.save)
-    run.finish({**counts, **_best(history, goal)})
+    run.finish(summary)
     return final
 
 

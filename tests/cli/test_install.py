@@ -141,7 +141,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
 def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
     rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(install, "place_here", lambda *words: None)
+    monkeypatch.setattr(install, "install_into_current", lambda *words: None)
     assert rove("install", "alice/doubling", "--yes", "--lock", "--into-current")[0] == 0
     assert 'name = "doubling"' in Path("rove.lock").read_text()
     monkeypatch.setattr(install, "confirmed", lambda *words: False)

@@ -118,7 +118,7 @@ def test_a_model_that_is_not_there_leaves_no_run_folder(rove: Rove, made: Path, 
 def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):
     done = rove(*rl(made, "--lora.dropout", "0.1", "--run-dir", "runs/mine"))
     assert done.status == 2
-    assert "lora_dropout is 0.1, but lora_rank is 0" in done.err
+    assert "lora.dropout is 0.1, but lora.rank is 0" in done.err
     assert not Path("runs/mine").exists()
 
 

@@ -39,7 +39,7 @@ def load_environment(count=64, broken=False, policies=True):
         raise RuntimeError("no letters today")
     said = {"brief": lambda messages, state, rng: "4", "wrong": lambda messages, state, rng: 1 / 0}
     rows = [{"question": f"{n % 9}"} for n in range(count)]
-    return Letters(dataset=rows, rubric=vf.Rubric([even]), max_turns=2, policies=said if players else {})
+    return Letters(dataset=rows, rubric=vf.Rubric([even]), max_turns=2, policies=said if policies else {})
 '''
 
 
@@ -75,7 +75,7 @@ def load_environment(without=(), unsafe=False):
             "memory_bytes bounds each process by itself",
             "run as root",
         ),
-        ({"without": ["network"]}, FAIL, "code reaches whatever the machine reaches", "unsafe=True"),
+        ({"without": ["network"]}, FAIL, "code reaches the machine's network", "unsafe=True"),
     ],
 )
 async def test_what_a_sandbox_lacks_is_found(folder: Path, args: Any, status: str, seen: str, advice: str):
@@ -87,7 +87,7 @@ async def test_what_a_sandbox_lacks_is_found(folder: Path, args: Any, status: st
 async def test_all_of_it(folder: Path):
     told: list[tuple[str, int, int]] = []
     config = RLConfig(env="letters", env_dir=str(folder), model=str(folder / "model"), max_tokens=6)
-    findings = [one async for one in check_training(config, 3, watch=lambda *words: told.append(words))]
+    findings = [one async for one in check_training(config, 3, on_progress=lambda *words: told.append(words))]
     assert not failed(findings)
     names = [finding.name for finding in findings]
     assert names[:2] == ["settings", "batch"]

@@ -92,7 +92,7 @@ def test_decode_attention(
             slots.append(slot)
         for slot in slots[1:]:
             if len(pasts[0]) >= 1 and (same := min(common, slot.filled, slots[0].filled)):
-                slot.join(slots[0], same)
+                slot.share_prefix(slots[0], same)
         pool.make_contiguous(slots)
         seen = torch.empty(len(lengths), heads.queries, heads.size, dtype=dtype)
         ops.attend(

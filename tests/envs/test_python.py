@@ -102,7 +102,7 @@ def test_packages_that_are_declared_can_be_imported_and_others_cannot():
 
 
 def test_a_missing_package_is_reported_at_the_start():
-    with pytest.raises(vf.ConfigError, match="'nonesuch', which is not installed here; pip install nonesuch"):
+    with pytest.raises(vf.ConfigError, match="'nonesuch', which is not installed; pip install nonesuch"):
         vf.PythonEnv(dataset=rows(1), pip_install_packages="json nonesuch")
 
 

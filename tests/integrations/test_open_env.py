@@ -191,7 +191,7 @@ def test_an_action_can_be_a_tool_call() -> None:
     assert record.prompt[0]["content"].startswith("Guess a number.\n\nAct by calling the tool act.")
     told = [message["content"] for message in record.completion if message["role"] != "assistant"]
     assert told[0] == "That is no action. Act by calling the tool act."
-    assert "there is no tool 'gues'" in told[1] and "no JSON" in told[2] and "not a digit" in told[3]
+    assert "there is no tool 'gues'" in told[1] and "not JSON" in told[2] and "not a digit" in told[3]
     secret = record.info["seed"] % 10
     assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5

@@ -261,7 +261,7 @@ def test_without_ray_the_error_says_how_to_install_it(monkeypatch: pytest.Monkey
 
 @pytest.mark.parametrize("address", ["nowhere", "ray://head:10001", "head:", ":6379"])
 def test_an_address_is_one(address: str) -> None:
-    with pytest.raises(ConfigError, match="expected HOST:PORT of the cluster's head"):
+    with pytest.raises(ConfigError, match="expected HOST:PORT as"):
         on_ray._check_reachable(address)
 
 

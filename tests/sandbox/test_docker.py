@@ -99,7 +99,7 @@ async def test_an_engine_that_refuses_is_told(tmp_path: Path) -> None:
 
 def test_without_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(ConfigError, match="no docker or podman on PATH"):
+    with pytest.raises(ConfigError, match="docker or podman is not on PATH"):
         DockerBackend()
     with pytest.raises(ConfigError, match="max_sessions"):
         DockerBackend(max_sessions=0)

@@ -186,7 +186,7 @@ def test_an_adapter_that_is_not_taken_is_merged(
 def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr("vllm_server.merge", lambda model, folder: model)
+    monkeypatch.setattr("vllm_server.merge_adapter", lambda model, folder: model)
     with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
         train(tmp_path / "run", served(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
 

@@ -199,7 +199,7 @@ async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: P
         count(store, downloads)
         loop.call_soon_threadsafe(done.set)
 
-    monkeypatch.setattr(Store, "count", failing)
+    monkeypatch.setattr(Store, "add_downloads", failing)
     monkeypatch.setattr(app, "FLUSH_INTERVAL_S", 0.02)
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
@@ -214,7 +214,7 @@ async def test_uploads_are_closed_whatever_counting_does(tmp_path: Path, monkeyp
         raise RuntimeError("count")
 
     closed: list[bool] = []
-    monkeypatch.setattr(Store, "count", broken)
+    monkeypatch.setattr(Store, "add_downloads", broken)
     monkeypatch.setattr(app.Uploads, "close", closing(closed, app.Uploads.close))
     with pytest.raises(RuntimeError, match="count"):
         async with hub(tmp_path / "hub") as asking:

@@ -7,7 +7,7 @@ import random
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
@@ -146,8 +146,7 @@ def train_sft(
         records: Rollouts to train on.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
-        on_alert: Called with every new alert.
-        on_progress: Called with the progress of tokenization and within a step.
+        on_alert, on_progress: Called with every new alert, and with the progress of tokenization and within a step.
         ranks: Processes that train together; this is the first, the others call `follow_sft`.
 
     Returns:
@@ -193,8 +192,8 @@ def train_sft(
     finally:
         group.close()
         callbacks.close()
-    counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step}
-    return _save_final(run, loaded, {**counts, **_best(history, goal)})
+    counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step, **_best(history, goal)}
+    return _save_final(run, loaded, counts)
 
 
 def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:

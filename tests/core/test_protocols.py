@@ -84,7 +84,7 @@ def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))
 def test_room_after_a_prompt(ids: list[int], context: int):
     if len(ids) >= context:
-        with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the model's context {context}"):
+        with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the context is {context}"):
             available_tokens(ids, 10, context)
     else:
         assert available_tokens(ids, 10, context) == context - len(ids)

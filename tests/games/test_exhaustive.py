@@ -126,7 +126,7 @@ def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
     result = result_of("optimal")
     [missed] = Goals(checks={"wins in two": 0.9}).missed(result)
     assert missed.text == "wins in two 0 of 1, goal 90 %"
-    with pytest.raises(vf.ConfigError, match="no reward function or metric is called 'loss'; did you mean 'lost'"):
+    with pytest.raises(vf.ConfigError, match="unknown reward function or metric 'loss'; did you mean 'lost'"):
         Goals(never=["loss"]).missed(result)
     with pytest.raises(vf.ConfigError, match="did you mean 'won'"):
         Goals(expected={"wonn": 0.9}).missed(result)

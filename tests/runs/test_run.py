@@ -51,12 +51,12 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
     with pytest.raises(RunError) as caught:
         start(tmp_path, other, kind="rl")
     assert str(caught.value).splitlines() == [
-        f"{tmp_path} holds a different run; what differs:",
-        "  kind: there 'eval', now 'rl'",
-        "  model: there 'm', now None",
-        "  sampling.temperature: there 1.0, now 0.5",
-        "  seed: there None, now 1",
-        "Give another --run-dir, or --overwrite to throw the old one away",
+        f"{tmp_path} holds a different run; differences:",
+        "  kind: was 'eval', now 'rl'",
+        "  model: was 'm', now None",
+        "  sampling.temperature: was 1.0, now 0.5",
+        "  seed: was None, now 1",
+        "Pass another --run-dir, or --overwrite to delete the old run",
     ]
     assert (tmp_path / "config.toml").read_bytes() == before
 
@@ -99,7 +99,7 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ZeroDivisionError), start(tmp_path):
-        monkeypatch.setattr("rove.runs.unfinished.atomic_write", full)
+        monkeypatch.setattr("rove.runs.run.atomic_write", full)
         raise ZeroDivisionError
     monkeypatch.undo()
     with start(tmp_path):
@@ -125,7 +125,7 @@ def test_fresh_throws_the_old_run_away(tmp_path):
 
 def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         start(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
@@ -133,7 +133,7 @@ def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
 def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
     (tmp_path / "config.toml").write_text('title = "my site"')
     for overwrite in (False, True):
-        with pytest.raises(RunError, match="is no run folder"):
+        with pytest.raises(RunError, match="is not a run folder"):
             start(tmp_path, overwrite=overwrite)
     assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
 

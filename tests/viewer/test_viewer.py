@@ -105,8 +105,8 @@ def test_counts_are_followed_by_what_a_rollout_takes() -> None:
     assert counts_line(summary).splitlines() == [
         "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
         "tokens per rollout: 1,500 prompt, 200 completion; response: 0.25 s (p90 0.25 s, p99 0.25 s)",
-        "a rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
-        "[dim]20 scored examples, about 150 are needed to tell two such runs 0.02 apart (unpaired)[/dim]",
+        "rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
+        "[dim]20 scored examples, about 150 per run are needed to detect a difference of 0.02 (unpaired)[/dim]",
     ]
 
 

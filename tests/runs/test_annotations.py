@@ -100,7 +100,7 @@ def test_what_makes_no_sense_is_refused(tmp_path: Path):
         Change(note="x")
     with pytest.raises(ValueError, match="expected at most 20,000"):
         Change(note="x" * (MAX_NOTE_CHARS + 1), rollout=ONE)
-    with pytest.raises(ValueError, match="at once"):
+    with pytest.raises(ValueError, match="in one change"):
         Change([str(i) for i in range(100)])
     assert not (tmp_path / FILE).exists()
 

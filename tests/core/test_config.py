@@ -303,13 +303,13 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"named": {"a": {"every": None}}}, "settings: named[...].every: Expected `int`, got `null`"),
     ],
 )
-def test_what_is_wrong_inside_tables_is_told_with_its_place(values: dict[str, Any], message: str):
+def test_errors_inside_tables_name_the_setting(values: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as caught:
         convert(Whole, values)
     assert str(caught.value) == message
 
 
-def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
+def test_a_list_given_as_flags_is_refused_with_the_json_form():
     """`--vllm.args --enforce-eager` is one flag without a value, and another that nobody knows."""
 
     class Outer(msgspec.Struct):
@@ -321,7 +321,7 @@ def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
         read("toy", "--tags")
 
 
-def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():
+def test_a_command_flag_in_a_file_is_refused():
     with pytest.raises(ConfigError, match="'dry_run' is a flag of the command, not a setting; pass --dry-run"):
         convert(Whole, {"dry_run": True}, {"dry_run"})
 

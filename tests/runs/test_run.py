@@ -78,17 +78,17 @@ def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (KeyboardInterrupt(), "interrupted by the user"),
         (RunError("the server is gone\nits log: oh no"), "the server is gone\nits log: oh no"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_ends_a_run_is_kept_until_it_goes_on(tmp_path, error, told):
+def test_the_stop_reason_is_recorded_until_resume(tmp_path, error, reported):
     with pytest.raises(type(error)), start(tmp_path) as run:
         raise error
-    assert run.why_stopped() == told
+    assert run.why_stopped() == reported
     with start(tmp_path) as run:
         assert run.why_stopped() == ""
     assert run.why_stopped() == ""
@@ -106,7 +106,7 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         pass  # nobody holds it
 
 
-def test_somebody_elses_error_is_not_the_runs(tmp_path):
+def test_an_error_of_another_process_is_not_recorded(tmp_path):
     with start(tmp_path), pytest.raises(RunError, match="another process"), Run(tmp_path) as second:
         second.start("eval", {}, IDENTITY)
     assert Run(tmp_path).why_stopped() == ""
@@ -130,7 +130,7 @@ def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
+def test_a_folder_with_a_foreign_config_is_refused(tmp_path):
     (tmp_path / "config.toml").write_text('title = "my site"')
     for overwrite in (False, True):
         with pytest.raises(RunError, match="is not a run folder"):

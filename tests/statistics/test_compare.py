@@ -1,4 +1,4 @@
-"""Is B better than A: what counts, what is told, and how often it is told wrongly."""
+"""Is B better than A: what counts, what is reported, and how often it is reported wrongly."""
 
 from __future__ import annotations
 
@@ -228,7 +228,7 @@ def test_a_value_that_some_rollouts_lack_counts_where_it_is():
     assert found.others[0].examples == 10
 
 
-def test_weights_and_functions_that_differ_are_told():
+def test_differing_weights_and_functions_are_noted():
     a = [outcome(str(i), 1.0, win=1.0, format=1.0, old=1.0) for i in range(3)]
     b = [outcome(str(i), 1.0, weights={"win": 0.5}, win=1.0, format=1.0, new=1.0) for i in range(3)]
     assert compare(a, b).notes == [

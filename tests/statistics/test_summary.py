@@ -180,7 +180,7 @@ def test_a_group_of_eight_has_each_k_once():
     assert list(summary["pass@k"]) == ["1", "2", "4", "8"]
 
 
-def test_what_passes_is_told_by_the_threshold_and_rounding_does_not_decide():
+def test_the_pass_threshold_tolerates_rounding():
     below = 0.7 + 0.2 + 0.1
     assert below < 1.0
     records = [outcome("a", below), outcome("b", 0.5)]
@@ -189,7 +189,7 @@ def test_what_passes_is_told_by_the_threshold_and_rounding_does_not_decide():
     assert tally_of(*records, pass_threshold=1.2)["pass@k"]["1"]["mean"] == 0.0
 
 
-def test_cost_is_told_with_a_price_only():
+def test_cost_requires_a_price():
     records = [scored("a", 1.0), scored("b", 0.0), failed()]
     assert "cost" not in tally_of(*records)
     cost = tally_of(*records, price=Price(input=3.0, output=15.0))["cost"]

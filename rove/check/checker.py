@@ -26,7 +26,7 @@ from rove.compat.verifiers import errors as v0_errors
 from rove.compat.verifiers.release import newest_allowed, project_requirements
 from rove.core.errors import ConfigError
 from rove.remote.venv import make_venv
-from rove.statistics.reward_errors import broken_reward
+from rove.statistics.summary import broken_reward
 
 Status = Literal["runs unchanged", "runs with deviations", "needs", "cannot run"]
 RUNS: tuple[Status, ...] = ("runs unchanged", "runs with deviations")

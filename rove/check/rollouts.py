@@ -24,7 +24,7 @@ from rove.core.state import State
 from rove.remote import IsolatedEnv
 from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
-from rove.statistics.reward_errors import RewardErrors
+from rove.statistics.summary import RewardErrors
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}

@@ -57,7 +57,7 @@ from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
 from rove.statistics import Price
-from rove.statistics.reward_errors import broken_reward
+from rove.statistics.summary import broken_reward
 from rove.viewer.format import number
 
 

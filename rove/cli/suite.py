@@ -31,7 +31,7 @@ from rove.envs.loading import environment_defaults
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
-from rove.statistics.reward_errors import broken_reward
+from rove.statistics.summary import broken_reward
 from rove.viewer.format import caveats, interval, number
 
 if TYPE_CHECKING:

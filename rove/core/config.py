@@ -1,4 +1,4 @@
-"""Settings from a TOML file, dotted flags and named flags, merged left to right into a typed struct."""
+"""Merge settings from TOML files, dotted flags and named flags into a typed struct."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rove.core.renamed_settings import rename_hint, upgrade
 T = TypeVar("T")
 
 RUN_CONFIG = {"kind", "identity", "config"}
-"""Tables of a run folder's config.toml; `@ runs/…/config.toml` uses its settings again."""
+"""Tables of a run folder's config.toml; `@ runs/…/config.toml` reuses its settings."""
 
 
 def load(
@@ -31,14 +31,14 @@ def load(
     Args:
         kind: A msgspec struct.
         named: Values of named flags by the dotted name of their setting; None = not given. They take precedence.
-        extra: Remaining words: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
-            `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later words take
+        extra: Remaining arguments: `@ file.toml` (or `@file.toml`), `--dotted.key value`, `--dotted.key=value`, `--no-flag`, and
+            `--flag` alone for true. Values are parsed as JSON if possible, except for text settings. Later arguments take
             precedence; lists are replaced, tables are merged.
-        bare: Setting of one word without a flag; it takes precedence over files.
-        flags: Names of flags that are not settings, to suggest after a misspelt one.
+        bare: Setting of the positional argument, which takes precedence over files.
+        flags: Names of flags that are not settings, for suggestions after a misspelled name.
 
     Raises:
-        ConfigError: a file that cannot be read, an unknown key, or a value of the wrong type.
+        ConfigError: A file cannot be read, a key is unknown or missing, or a value has the wrong type.
     """
     values: dict[str, Any] = {}
     alone: dict[str, Any] = {}
@@ -56,7 +56,7 @@ def load(
         elif bare and bare not in alone:
             alone[bare] = word
         else:
-            raise ConfigError(f"unexpected argument '{word}'; settings are given as --key value or @ file.toml")
+            raise ConfigError(f"unexpected argument '{word}'; pass settings as --key value or @ file.toml")
     merge(values, alone)
     for key, value in named.items():
         if value is not None:
@@ -66,8 +66,8 @@ def load(
     if missing:
         ways = [bare.upper() if name == bare else f"--{name.replace('_', '-')} …" for name in missing]
         raise ConfigError(
-            f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; give {' and '.join(ways)}, or a file "
-            f"that has {'them' if len(missing) > 1 else 'it'}: @ settings.toml"
+            f"missing setting{'s' if len(missing) > 1 else ''}: {', '.join(missing)}; pass {' and '.join(ways)}, or a file "
+            f"that contains {'them' if len(missing) > 1 else 'it'}: @ settings.toml"
         )
     return convert(kind, values, flags)
 
@@ -80,7 +80,7 @@ def _check_known(kind: Any, values: Iterable[str], flags: Iterable[str]) -> None
         if (hint := rename_hint(key)) is not None:
             raise ConfigError(f"unknown setting '{key}': {hint}")
         if key in flags:
-            raise ConfigError(f"'{key}' is a flag of the command, not a setting: give --{key.replace('_', '-')}")
+            raise ConfigError(f"'{key}' is a flag of the command, not a setting; pass --{key.replace('_', '-')}")
         raise ConfigError(f"unknown setting '{key}'; {nearest(key, {*names, *flags})}")
 
 
@@ -94,10 +94,10 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     Args:
         kind: A msgspec struct.
         values: Values by name.
-        flags: Further names to suggest after a misspelt one.
+        flags: Further names for suggestions after a misspelled name.
 
     Raises:
-        ConfigError: an unknown or missing key, or a value of the wrong type.
+        ConfigError: A key is unknown or missing, or a value has the wrong type.
     """
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
@@ -112,13 +112,13 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
 
 
 def _explained(message: str, values: Any, kind: Any) -> str:
-    """Return msgspec's message with the given value, or with the known name nearest to an unknown one."""
+    """Return msgspec's message with the given value, or with a suggestion for an unknown name."""
     problem, _, path = message.partition(" - at `$")
     steps = re.findall(r"\.\.\.|[^.\[\]`]+", path)
     info = msgspec.inspect.type_info(kind)
     for step in steps:
         info = _below(info, step)
-        if "..." not in steps:  # msgspec's name for any key of a table
+        if "..." not in steps:  # stands for any key of a table in msgspec
             values = values[int(step)] if isinstance(values, list) else values[step]
     where = path.rstrip("`").lstrip(".")
     if "..." in steps:
@@ -153,7 +153,7 @@ def check_positive(settings: Any, *names: str) -> None:
     """Check that settings are positive or None.
 
     Raises:
-        ConfigError: one of them is 0 or negative.
+        ConfigError: One of them is 0 or negative.
     """
     for name in names:
         value = getattr(settings, name)
@@ -165,7 +165,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
     """Return the content of a TOML file.
 
     Raises:
-        ConfigError: the file does not exist or is not TOML.
+        ConfigError: The file does not exist or is not TOML.
     """
     try:
         return tomllib.loads(Path(path).read_text(encoding="utf-8"))
@@ -178,7 +178,7 @@ def read_toml(path: str | Path) -> dict[str, Any]:
 def merge(base: dict[str, Any], over: Mapping[str, Any]) -> dict[str, Any]:
     """Merge `over` into `base` in place: tables are merged, other values are replaced."""
     for key, value in over.items():
-        if isinstance(value, Mapping):  # copied, so that merging more into `base` never changes `over`
+        if isinstance(value, Mapping):  # copied, so later merges into `base` do not change `over`
             below = base.get(key)
             base[key] = merge(below if isinstance(below, dict) else {}, value)
         else:
@@ -201,7 +201,7 @@ def _next(words: list[str], what: str) -> str:
 
 
 def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
-    """Return key and value of one flag; the value is taken from `words` unless it follows "=" or there is none."""
+    """Return the key and value of a flag; takes the value from `words` unless it follows "=" or is absent."""
     key, equals, text = word.partition("=")
     name = key.replace("-", "_")
     if not equals:
@@ -233,9 +233,9 @@ def _is_text(info: Any) -> bool:
 
 
 def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
-    """Refuse a list setting without a value; the next word, which begins like a flag, may have been meant as its value."""
+    """Refuse a list setting without a value; the next argument, which starts like a flag, may be the intended value."""
     if _lists_texts(_setting_type(kind, key)):
-        raise ConfigError(f"--{key} takes a list, in JSON: --{key} {_as_list(words[0] if words else 'a value')}")
+        raise ConfigError(f"--{key} expects a JSON list: --{key} {_as_list(words[0] if words else 'a value')}")
 
 
 def _lists_texts(info: Any) -> bool:

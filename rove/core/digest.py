@@ -21,7 +21,7 @@ _PLAIN = (int, float, str, bytes, bool, type(None))
 
 
 def digest_files(files: Iterable[Path]) -> str:
-    """Return a hash of files as 12 hexadecimal digits: of names and contents, for files over 16 MB of 16 pieces."""
+    """Return a hash of file names and contents as 12 hexadecimal digits; files over 16 MB are sampled at 16 places."""
     digest = hashlib.blake2b(digest_size=6)
     for file in sorted(files):
         size = file.stat().st_size
@@ -38,7 +38,7 @@ def digest_code(function: Any) -> str:
     for target in (function, type(function)):
         try:
             text = inspect.getsource(target)
-        except (OSError, TypeError):  # built in, or typed into an interpreter
+        except (OSError, TypeError):  # a builtin or interactive code
             code = getattr(target, "__code__", None)
             text = (
                 ""
@@ -51,13 +51,13 @@ def digest_code(function: Any) -> str:
 
 
 def digest_model(model: str | Path) -> str:
-    """Return a model's name; for a folder, a hash of its weights and tokenizer, for an adapter followed by that of its base."""
+    """Return a model's name, or for a folder a hash of its weights and tokenizer; adapters include the digest of their base."""
     folder = Path(model).expanduser()
     if not folder.is_dir():
         return str(model)
     patterns = ("*.safetensors", "*.bin", "*.json", "*.jinja", "*.txt", "*.model")
     files = (file for pattern in patterns for file in folder.glob(pattern))
-    # base.txt is left out: the digest of the base follows anyway.
+    # base.txt is excluded because the digest of the base is appended.
     name = "folder#" + digest_files(file for file in files if file.name != ADAPTER_BASE)
     base = adapter_base(folder)
     return name if base is None else f"{name} on {digest_model(base)}"
@@ -67,7 +67,7 @@ def adapter_base(folder: str | Path) -> str | None:
     """Return the base model of the adapter in a folder, a path or a name on the Hub; None if there is no adapter.
 
     Raises:
-        ConfigError: adapter_config.json cannot be read, or does not name the base model.
+        ConfigError: adapter_config.json cannot be read or does not name the base model.
     """
     file = Path(folder).expanduser() / ADAPTER_CONFIG
     if not file.is_file():
@@ -82,10 +82,10 @@ def adapter_base(folder: str | Path) -> str | None:
 
 
 def check_base(folder: str | Path, base: str | Path) -> None:
-    """Check that a model is the one that an adapter was trained on, if the adapter's folder says so (PEFT's do not).
+    """Check that an adapter was trained on a model, if its folder records the base (PEFT's do not).
 
     Raises:
-        ConfigError: it is another model.
+        ConfigError: The adapter was trained on another model.
     """
     file = Path(folder).expanduser() / ADAPTER_BASE
     if not file.is_file():
@@ -93,7 +93,7 @@ def check_base(folder: str | Path, base: str | Path) -> None:
     trained, now = file.read_text(encoding="utf-8").strip(), digest_model(base)
     if trained != now:
         raise ConfigError(
-            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); give the model that it was "
+            f"the adapter in {folder} was trained on another model ({trained}) than {base} ({now}); pass the model that it was "
             f"trained on. If both are equivalent (a copy in another precision), delete {file}"
         )
 
@@ -126,7 +126,7 @@ def differences(old: Mapping[str, Any], new: Mapping[str, Any], prefix: str = ""
         if isinstance(a, Mapping) and isinstance(b, Mapping):
             lines += differences(a, b, f"{prefix}{key}.")
         elif a != b:
-            lines.append(f"{prefix}{key}: there {a!r}, now {b!r}")
+            lines.append(f"{prefix}{key}: was {a!r}, now {b!r}")
     return lines
 
 

@@ -2,26 +2,26 @@
 
 Error
 ├── ConfigError             a setting, flag, file or name is wrong (also a ValueError)
-│   └── MissingKeyError     an environment variable that is needed is not set
-├── ModelError              the model gave no usable answer
+│   └── MissingKeyError     a required environment variable is not set
+├── ModelError              the model returned no usable response
 │   ├── InvalidModelResponseError
 │   │   └── EmptyModelResponseError
 │   └── OverlongPromptError the prompt does not fit the model's context (ends the rollout, truncated)
-├── ToolError               a tool call went wrong, and the environment wants the rollout to end
-│   ├── ToolParseError      the call cannot be read, or does not fit the tool
+├── ToolError               a tool call failed and the environment ends the rollout
+│   ├── ToolParseError      the call cannot be parsed or does not match the tool
 │   └── ToolCallError       the tool failed
-├── AgentError              a foreign agent failed
+├── AgentError              an external agent failed
 ├── InfraError              the endpoint or the machine failed, after bounded retries
-│   ├── SandboxError        a sandbox could not be started, or died and could not be replaced
+│   ├── SandboxError        a sandbox could not be started or replaced
 │   ├── MCPServerError      an MCP server could not be started, or ended
 │   └── WorkerError         a worker process could not be started, ended, or did not answer in time
 ├── RemoteError             code in a worker process raised
 ├── SandboxFileError        a file of a sandbox cannot be read or written
-├── LimitReachedError       a rollout has reached a limit (ends the rollout, which is scored as it stands)
+├── LimitReachedError       a rollout reached a limit (ends the rollout, which is then scored)
 ├── TooManyErrorsError      more rollouts failed than allowed
 ├── RunError                a run folder cannot be used
 ├── PackageError            an environment package, its manifest or its signature is invalid
-└── HubError                a hub refused a request, or does not have the package
+└── HubError                a hub rejected a request or does not have the package
     └── TrustError          a package does not match its hash, its signature or the lock file
 """
 
@@ -49,31 +49,31 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A setting, flag, file or name is wrong; the message says what was given, what was expected and how to fix it."""
+    """A setting, flag, file or name is wrong; the message has the given value, the expected value and a fix."""
 
 
 class MissingKeyError(ConfigError):
-    """An environment variable that is needed is not set."""
+    """A required environment variable is not set."""
 
 
 class ModelError(Error):
-    """The model gave no usable answer."""
+    """The model returned no usable response."""
 
 
 class InvalidModelResponseError(ModelError):
-    """The answer does not follow the API's format."""
+    """The response does not follow the API's format."""
 
 
 class EmptyModelResponseError(InvalidModelResponseError):
-    """The answer has neither text nor tool calls."""
+    """The response has neither text nor tool calls."""
 
 
 class OverlongPromptError(ModelError):
-    """The prompt does not fit the model's context; the rollout ends as truncated and is scored as it stands."""
+    """The prompt does not fit the model's context; the rollout ends as truncated and is scored."""
 
 
 class ToolError(Error):
-    """A tool call went wrong."""
+    """A tool call failed."""
 
 
 class ToolParseError(ToolError):
@@ -81,18 +81,18 @@ class ToolParseError(ToolError):
 
 
 class ToolCallError(ToolError):
-    """A tool failed; its own error is the cause."""
+    """A tool failed; its exception is the cause."""
 
 
 class AgentError(Error):
-    """A foreign agent failed, not the model; if it runs in this process, its own error is the cause."""
+    """An external agent failed, not the model; if it runs in this process, its exception is the cause."""
 
 
 class InfraError(Error):
     """The endpoint or the machine failed, after bounded retries: `attempts`."""
 
     status: int | None = None
-    """HTTP status of the last try, if there was one."""
+    """HTTP status of the last attempt, if there was one."""
 
     def __init__(self, message: str = "", attempts: Iterable[str] = ()):
         super().__init__(message)
@@ -100,7 +100,7 @@ class InfraError(Error):
 
 
 class SandboxError(InfraError):
-    """A sandbox (not the code in it) could not be started, or died and could not be replaced."""
+    """A sandbox (not the code in it) could not be started or replaced."""
 
 
 class MCPServerError(InfraError):
@@ -136,7 +136,7 @@ class SandboxFileError(Error):
 
 
 class LimitReachedError(Error):
-    """A rollout has reached a limit: it ends with this error's message as stop condition and is scored as it stands.
+    """A rollout reached a limit; it ends with this error's message as stop condition and is scored.
 
     Args:
         stop_condition: Name of the limit, such as "max_turns_reached".
@@ -153,14 +153,14 @@ class TooManyErrorsError(Error):
 
 
 class HubError(Error):
-    """A hub refused a request, or does not have the package; the message quotes the hub."""
+    """A hub rejected a request or does not have the package; the message quotes the hub."""
 
     status: int | None = None
     """HTTP status of the hub's response, if there was one."""
 
 
 class TrustError(HubError):
-    """A package does not match its hash, its owner's signature or the lock file; nothing was installed."""
+    """A package does not match its hash, its owner's signature or the lock file; rove installs no part of it."""
 
 
 class RunError(Error):
@@ -168,11 +168,11 @@ class RunError(Error):
 
 
 class PackageError(Error):
-    """An environment package, its manifest or its signature is invalid; nothing of it was used."""
+    """An environment package, its manifest or its signature is invalid; rove uses no part of it."""
 
 
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"
-"""Command that installs PyTorch without CUDA; README shows it too."""
+"""Command that installs PyTorch without CUDA; also in the README."""
 
 
 def missing_train_package(package: str, needed_for: str = "running or training a model in this process") -> ConfigError:
@@ -184,7 +184,7 @@ def missing_train_package(package: str, needed_for: str = "running or training a
 
 
 def as_json(value: object) -> str:
-    """Return a value as JSON for an error message; as Python prints it if JSON cannot represent it."""
+    """Return a value as JSON for an error message; as `str` if JSON cannot represent it."""
     try:
         return json.dumps(value, ensure_ascii=False, default=str)
     except (TypeError, ValueError, RecursionError):
@@ -192,7 +192,7 @@ def as_json(value: object) -> str:
 
 
 def nearest(name: str, options: Iterable[str]) -> str:
-    """Return a hint after a misspelt name: the closest option if there is one, else all of them."""
+    """Return a hint for a misspelled name: the closest option, or all of them if none is close."""
     known = sorted(options)
     close = difflib.get_close_matches(name.replace("-", "_"), known, n=1, cutoff=0.6)
     if close:
@@ -201,7 +201,7 @@ def nearest(name: str, options: Iterable[str]) -> str:
 
 
 class phase:
-    """Context manager that marks exceptions with the phase of a rollout in which they were raised; the innermost one counts.
+    """Context manager that marks exceptions with the phase of a rollout in which they were raised; the innermost phase applies.
 
     Example:
         >>> with phase("model"):
@@ -222,7 +222,7 @@ class phase:
 
 
 def phase_of(error: BaseException) -> str:
-    """Return the phase of a rollout in which an exception was raised (see `phase`); "rollout" if there is no mark."""
+    """Return the phase of a rollout in which an exception was raised (see `phase`); "rollout" if it is not marked."""
     return getattr(error, "rove_phase", "rollout")
 
 

@@ -1,4 +1,4 @@
-"""Chat messages in the OpenAI wire form, readable both as `m["role"]` and as `m.role`."""
+"""Chat messages in the OpenAI wire format, with access by `m["role"]` and `m.role`."""
 
 from __future__ import annotations
 
@@ -64,14 +64,14 @@ def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
     """Return a mapping, or a text with the role `role`, as a `Message`.
 
     Raises:
-        ConfigError: the mapping has no known role.
+        ConfigError: The mapping has no known role.
     """
     if isinstance(value, Message):
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
     if not isinstance(value, Mapping) or value.get("role") not in ROLES:
-        raise ConfigError(f"not a chat message: {value!r}; expected a dict with a 'role' out of {sorted(ROLES)}")
+        raise ConfigError(f"not a chat message: {value!r}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
 
@@ -79,10 +79,10 @@ def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | st
     """Return a text, one message or several as a list of messages; texts get the role `role`.
 
     Raises:
-        ConfigError: a message has no known role, or `value` is something else.
+        ConfigError: A message has no known role, or `value` is something else.
     """
     if isinstance(value, (str, Mapping)):
-        return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  a Mapping is not taken for an Iterable here
+        return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  pyright does not narrow Mapping here
     if not isinstance(value, Iterable):
         raise ConfigError(f"not chat messages: {value!r}; expected a text, a dict with a 'role', or a list of these")
     return [as_message(item, role) for item in value]

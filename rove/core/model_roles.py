@@ -1,4 +1,4 @@
-"""Other models that an environment consults: opponents, simulated users, judges. Their tokens are counted by role."""
+"""Model roles: other models that an environment queries, such as opponents, simulated users and judges."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ async def query(
     """Query another model from `setup_state`, `env_response` or a reward function.
 
     The step is recorded in `state["model_roles"][role]` and in the record's `model_roles`, in the order of the queries. It is not
-    part of the trajectory: it is not trained on and its tokens are not counted as the model's. The request's seed is derived
+    part of the trajectory: rove does not train on it and counts its tokens by role. The request's seed is derived
     from the rollout's seed, the role and the number of earlier queries. `state["role_clients"]`, if set, replaces the client:
     for example when a rollout is rescored, or with `--model-role`.
 
@@ -47,9 +47,10 @@ async def query(
 
     Args:
         state: The rollout's state.
-        messages: The conversation as this model sees it; a text is a user message, the model's own turns are the assistant's.
-        client: Client that answers, unless the role is replaced.
-        role: Name of the role, such as "opponent", "user" or "judge"; tokens are counted by it.
+        messages: The conversation from the perspective of this model, whose turns are assistant messages; a text is a user
+            message.
+        client: Client to use unless the role is replaced.
+        role: Name of the role, such as "opponent", "user" or "judge".
         model: Name of the model, for endpoints that serve several.
         sampling_args: Sampling parameters, or a dict with OpenAI's names.
         tools: Tools in OpenAI's form.
@@ -58,8 +59,8 @@ async def query(
         The assistant message of the other model.
 
     Raises:
-        ModelError, InfraError: the client failed; the error's phase is "role <name>".
-        ConfigError: the messages or the sampling arguments are invalid.
+        ModelError, InfraError: The client failed; the error's phase is "role <name>".
+        ConfigError: The messages or the sampling arguments are invalid.
     """
     with phase(f"role {role}"):
         conversation: list[dict[str, Any]] = list(as_messages(messages))
@@ -87,7 +88,7 @@ async def query(
 def record_query(
     state: State, role: str, request: Request, response: Response, seconds: float, number: int | None = None
 ) -> None:
-    """Record an answer of another role in the rollout's state.
+    """Record a response of a model role in the rollout's state.
 
     Args:
         number: Position of the query among those of the role, from 0. Default: the next one.
@@ -103,7 +104,7 @@ def record_query(
     )
     answered = _numbers(state, role).answered
     number = _next_number(state, role) if number is None else number
-    position = bisect(answered, number)  # an earlier query may be answered later
+    position = bisect(answered, number)  # responses may arrive out of order
     answered.insert(position, number)
     state.setdefault("model_roles", {}).setdefault(role, []).insert(position, step)
 

@@ -1,4 +1,4 @@
-"""The two interfaces that everything else implements: `Client` answers requests, `InferenceEngine` generates tokens."""
+"""Interfaces of models: `Client` answers requests, `InferenceEngine` generates tokens."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ class SamplingParams(msgspec.Struct, frozen=True):
     temperature: float | None = None
     """0 = greedy."""
     max_tokens: int | None = None
-    """Maximum tokens per response. 0 generates nothing, which engines can do to score a prompt (`prompt_logprobs`)."""
+    """Maximum tokens per response. 0 only scores the prompt (`prompt_logprobs`), on engines that support it."""
     top_p: float | None = None
-    """Sample from the likeliest tokens that together have this probability. 1 = off."""
+    """Sample from the most likely tokens with this cumulative probability. 1 = off."""
     seed: int | None = None
     """Seed sent to endpoints; the embedded engine uses `Request.seed` instead."""
     stop: list[str] | None = None
     """Texts that end the answer; they are not included in it."""
     top_k: int | None = None
-    """Sample from this many of the likeliest tokens. 0 or -1 = off."""
+    """Sample from this many of the most likely tokens. 0 or -1 = off."""
     min_p: float | None = None
     """Sample from tokens whose probability is at least this fraction of the highest one. 0 = off."""
     repetition_penalty: float | None = None
@@ -54,7 +54,7 @@ class SamplingParams(msgspec.Struct, frozen=True):
     ignore_eos: bool | None = None
     """Continue after the model's end-of-sequence tokens."""
     logprobs: int | None = None
-    """Return the log-probability of each sampled token and of this many of the likeliest tokens at its position."""
+    """Return the log-probability of each sampled token and of this many of the most likely tokens at its position."""
     prompt_logprobs: int | None = None
     """The same for the tokens of the prompt."""
     response_format: dict[str, Any] | None = None
@@ -155,7 +155,7 @@ def _check_ranges(sampling: SamplingParams) -> None:
 class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """Limits of one rollout, in addition to those of its environment. None = no limit.
 
-    A rollout that reaches a limit ends with that stop condition and is scored as it stands.
+    A rollout that reaches a limit ends with that stop condition and is scored.
 
     Example:
         >>> Limits(max_turns=5, timeout_seconds=60)
@@ -169,7 +169,7 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     max_total_tokens: int | None = None
     """Maximum sum of prompt and completion tokens over all turns; checked before each turn."""
     max_cost: float | None = None
-    """Maximum price of these tokens, in the currency of the price table; checked before each turn."""
+    """Maximum cost of these tokens, in the currency of the price table; checked before each turn."""
     timeout_seconds: float | None = None
     """Maximum wall time in seconds."""
 
@@ -193,9 +193,9 @@ class Token(msgspec.Struct, frozen=True):
     logprob: float
     """Log-probability under the sampling distribution."""
     top: list[tuple[int, float]] | None = None
-    """The likeliest ids at its position with their log-probabilities, if `SamplingParams.logprobs` requests them."""
+    """The most likely ids at its position with their log-probabilities, if `SamplingParams.logprobs` requests them."""
     text: str | None = None
-    """If stop texts were given: the new text that no stop text can remove any more."""
+    """With stop texts: the new text that can no longer be part of a stop text."""
 
 
 OnToken = Callable[[Token], None]
@@ -213,7 +213,7 @@ class Request(msgspec.Struct, frozen=True):
     model: str = ""
     tools: list[dict[str, Any]] | None = None
     tool_choice: ToolChoice | None = None
-    """Tools of which one must be called. None = the model need not call any."""
+    """Required tool call. None = tool calls are optional."""
     add_generation_prompt: bool = True
     """Whether the chat template ends the prompt with the beginning of the assistant's turn."""
     chat_template_kwargs: dict[str, Any] | None = None
@@ -223,9 +223,9 @@ class Request(msgspec.Struct, frozen=True):
     seed: int = 0
     """Random seed of this request, derived from the rollout's seed and the turn."""
     state: State | None = None
-    """The running rollout, for scripted policies; never sent over a wire."""
+    """State of the rollout, for scripted policies; never sent over a network."""
     text: str | None = None
-    """A raw text to continue without a chat template. `messages` then only say who wrote which part of it."""
+    """A raw text to continue without a chat template. `messages` then only mark the role of each part."""
     on_text: Callable[[str], None] | None = None
     """Called on the event loop with each new piece of the answer's text, by clients that stream. The pieces together are a
     prefix of the text."""
@@ -245,11 +245,11 @@ class Response(msgspec.Struct, frozen=True):
     attempts: list[str] = []
     """One line per failed attempt before this answer, oldest first."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each sampled token the likeliest ids at its position, if `SamplingParams.logprobs` requests them."""
+    """For each sampled token the most likely ids at its position, if `SamplingParams.logprobs` requests them."""
     prompt_logprobs: list[float] | None = None
     """Log-probability of each prompt token after the first, at temperature 1, if `SamplingParams.prompt_logprobs` requests it."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each of these tokens the likeliest ids at its position."""
+    """For each of these tokens the most likely ids at its position."""
 
     @staticmethod
     def of(message: Message, prompt_ids: list[int], made: Generation, finish_reason: str | None = None) -> Response:
@@ -291,8 +291,8 @@ class Client(Protocol):
         """Answer one request.
 
         Raises:
-            ModelError: the model gave no usable answer.
-            InfraError: the endpoint or the machine failed after all retries.
+            ModelError: The model returned no usable response.
+            InfraError: The endpoint or the machine failed after all retries.
         """
         ...
 
@@ -313,22 +313,22 @@ class Generation(msgspec.Struct, frozen=True):
     policy_version: int
     """Version of the weights that sampled the first token."""
     top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each token the likeliest ids at its position with their log-probabilities; None if not requested."""
+    """For each token the most likely ids at its position with their log-probabilities; None if not requested."""
     prompt_logprobs: list[float] | None = None
     """Log-probability of each prompt token after the first, at temperature 1; None if not requested."""
     prompt_top_logprobs: list[list[tuple[int, float]]] | None = None
-    """For each of these tokens the likeliest ids at its position."""
+    """For each of these tokens the most likely ids at its position."""
     text: str | None = None
     """Text of the ids, cut before the stop text that ended it; None if no stop texts were given."""
     stopped_by: str | int | None = None
     """The stop text or the token id that ended it."""
     version_spans: list[tuple[int, int]] = []
-    """If the weights changed meanwhile: each version, oldest first, and the number of tokens that it sampled."""
+    """If the weights changed during generation: each version, oldest first, and the number of tokens that it sampled."""
 
 
 @runtime_checkable
 class InferenceEngine(Protocol):
-    """Samples token ids after token ids, with weights that can be replaced at any time."""
+    """Generates token ids from token ids, with weights that can be replaced at any time."""
 
     @property
     def policy_version(self) -> int:
@@ -361,7 +361,7 @@ class InferenceEngine(Protocol):
     def update_weights(self, version: int, weights: Mapping[str, Any] | None = None) -> None:
         """Load new weights (None: they were changed in place) and drop caches of the old ones.
 
-        Running requests are refused, or finish with the cache that they have.
+        Running requests fail, or finish with their current cache.
         """
         ...
 
@@ -373,21 +373,21 @@ def available_tokens(prompt_ids: Sequence[int], vocab: int, context: int, min_ne
         prompt_ids: Tokens of the prompt.
         vocab: Size of the model's vocabulary.
         context: Maximum number of tokens of prompt and answer together.
-        least: Tokens that must fit after the prompt; 0 for a prompt that is only scored.
+        min_new_tokens: Tokens that must fit after the prompt; 0 to only score it.
 
     Raises:
-        ConfigError: the prompt is empty, or has a token that the model does not have.
-        OverlongPromptError: fewer than `least` tokens fit.
+        ConfigError: The prompt is empty or has a token outside the vocabulary.
+        OverlongPromptError: Fewer than `min_new_tokens` tokens fit.
     """
     if len(prompt_ids) == 0:
-        raise ConfigError("the prompt has no tokens; a model needs at least one to start from")
+        raise ConfigError("the prompt has no tokens; expected at least one")
     if min(prompt_ids) < 0 or max(prompt_ids) >= vocab:
         wrong = next(i for i in prompt_ids if not 0 <= i < vocab)
         raise ConfigError(f"the prompt has token {wrong}; expected ids from 0 to {vocab - 1}, the model's vocabulary")
-    room = context - len(prompt_ids)
-    if room < min_new_tokens:
+    available = context - len(prompt_ids)
+    if available < min_new_tokens:
         raise OverlongPromptError(
             f"the prompt has {len(prompt_ids)} tokens, the context is {context}; expected at most {context - min_new_tokens}: "
             "shorten the prompt"
         )
-    return room
+    return available

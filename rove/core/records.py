@@ -35,7 +35,7 @@ class StepTokens(msgspec.Struct, frozen=True):
     logprobs: list[float]
     """Log-probability of each sampled id under the sampling distribution (temperature applied)."""
     policy_version: int = 0
-    """Version of the weights that sampled the ids; the oldest one if they changed meanwhile."""
+    """Version of the weights that sampled the ids; the oldest one if they changed during the turn."""
     version_spans: list[tuple[int, int]] = []
     """If they changed: each version, oldest first, and the number of ids that it sampled."""
 
@@ -53,7 +53,7 @@ class StepTokens(msgspec.Struct, frozen=True):
 class TrajectoryStep(msgspec.Struct, frozen=True):
     """One model turn: the prompt and the answer.
 
-    Only the reward of a step can be changed, by the environment or by reward functions.
+    Only the reward of a step is mutable; environments and reward functions can set it.
 
     Example:
         >>> state["trajectory"][-1]["reward"] = 0.5

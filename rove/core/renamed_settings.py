@@ -1,4 +1,4 @@
-"""Former names of settings. Run folders that have them are upgraded when read; in a TOML file or a flag they are errors."""
+"""Former names of settings. rove upgrades them in run folders and rejects them in TOML files and flags."""
 
 from __future__ import annotations
 

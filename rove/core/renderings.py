@@ -1,4 +1,4 @@
-"""Pictures of a state as rows of cells: data, never HTML or code."""
+"""Renderings of a state as rows of cells, without HTML or code."""
 
 from __future__ import annotations
 
@@ -7,22 +7,22 @@ import msgspec
 from rove.core.errors import ConfigError
 
 CELL_STYLES = ("", "free", "first", "second", "right", "near", "wrong")
-"""Styles of a cell: plain, selectable, belonging to the first or the second side, right, nearly right, or wrong."""
+"""Cell styles: plain, selectable, first player, second player, correct, nearly correct, wrong."""
 MAX_SIZE = 40
 """Maximum number of rows, and of cells per row."""
 MAX_CELL_CHARS = 12
 
 
 class Rendering(msgspec.Struct, frozen=True):
-    """A state as rows of cells from top to bottom; a cell is a short text and a style, one of `LOOKS`.
+    """A state as rows of cells from top to bottom; a cell is a short text and one of `CELL_STYLES`.
 
-    When a person is to move, a "free" cell can be clicked, which sends its text as the move. Rows may differ in length.
+    On a person's turn, a click on a "free" cell sends its text as the move. Rows may differ in length.
 
     Example:
         >>> Rendering([[("X", "first"), ("2", "free")], [("O", "second"), ("4", "free")]])
 
     Raises:
-        ConfigError: more than `MAX_SIZE` rows or cells, a text longer than `MAX_CELL_CHARS`, or an unknown style.
+        ConfigError: More than `MAX_SIZE` rows or cells, a text longer than `MAX_CELL_CHARS`, or an unknown style.
     """
 
     rows: list[list[tuple[str, str]]]

@@ -1,4 +1,4 @@
-"""The working memory of one running rollout."""
+"""The mutable state of a rollout."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ INPUT_FIELDS = frozenset({"prompt", "answer", "info", "example_id", "task"})
 
 
 class State(dict[str, Any]):
-    """Mutable memory of one rollout, written by `setup_state` and `env_response` and read by rubrics.
+    """Mutable state of one rollout, written by `setup_state` and `env_response` and read by rubrics.
 
     `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. rove sets:
 
@@ -39,4 +39,4 @@ class State(dict[str, Any]):
 
     def get(self, key: str, default: Any = None) -> Any:
         """Return the value under `key`, falling through to the dataset row, or `default`."""
-        return self[key] if key in self else default  # noqa: SIM401  this is what get means here
+        return self[key] if key in self else default  # noqa: SIM401  dict.get would not read the input row

@@ -1,4 +1,4 @@
-"""Exhaustive evaluation: a model plays every game that its opponent's legal moves allow, with exact probabilities."""
+"""Exhaustive evaluation over the game tree: all games against all legal opponent moves, with exact probabilities."""
 
 from __future__ import annotations
 
@@ -76,7 +76,7 @@ class ExhaustiveResult(msgspec.Struct, frozen=True):
     """Summary of an exhaustive evaluation."""
 
     lines: int
-    """Games played."""
+    """Number of games."""
     conversations: int
     """Distinct conversations that the model answered."""
     counts: dict[str, int]
@@ -96,7 +96,7 @@ class Missed(NamedTuple):
 
 
 class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Goals of an exhaustive evaluation. Without goals nothing is missed.
+    """Goals of an exhaustive evaluation. Without goals, a result misses none.
 
     Example:
         >>> Goals(never=["lost", "invalid_move"], expected={"won": 0.97})
@@ -117,7 +117,7 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         """
         for name in (*self.never, *self.expected):
             if name not in result.counts:
-                raise ConfigError(f"no reward function or metric is called '{name}'; {nearest(name, result.counts)}")
+                raise ConfigError(f"unknown reward function or metric '{name}'; {nearest(name, result.counts)}")
         lines = [Missed(result.counts[name], f"{name} in {result.counts[name]} games") for name in self.never]
         means = [
             Missed(
@@ -166,7 +166,7 @@ class _Path:
     branches: list[tuple[str, ...]] = field(default_factory=list)
 
     async def opponent(self, view: str, legal: list[str], board: Rendering | None = None) -> str:
-        """Reply as the path says: an `Opponent` of the environment."""
+        """Return the next reply of the path (implements `Opponent`)."""
         depth = len(self.taken)
         move = self.given[depth] if depth < len(self.given) else legal[0]
         if depth >= len(self.given):
@@ -179,13 +179,13 @@ class _Path:
 async def play_all_games(
     env: Environment, client: Client, sampling: SamplingParams, model: str = "", seed: int = 0
 ) -> list[Line]:
-    """Play a two-player environment against every sequence of moves that the opponent could make.
+    """Run a two-player environment against every legal sequence of opponent moves.
 
-    Each distinct conversation is sent to the client once, so all games are consistent with one policy, at any temperature.
+    rove sends each distinct conversation to the client once, so all games follow one policy at any temperature.
 
     Args:
         env: An environment that supports exhaustive evaluation.
-        client: Answers the model's requests.
+        client: Client of the model.
         sampling: Sampling parameters; temperature 0 evaluates the greedy policy.
         model: Model name, for endpoints that serve several.
         seed: Random seed of a policy that samples.
@@ -262,10 +262,9 @@ async def measure_exhaustively(
     """Return the metrics of an exhaustive evaluation.
 
     Returns:
-        `lines`, the number of games; `lines/NAME`, in how many a reward function or metric is above 0; `reward/mean`,
-        `reward/NAME` and `metrics/NAME`, exact means against a uniformly random opponent; `checks/NAME`, the fraction of
-        situations that the model recognized; and `missed`, by how much it misses the goals: games, answers and percentage
-        points, summed.
+        `lines`, the number of games; `lines/NAME`, the number of games with a positive reward function or metric;
+        `reward/mean`, `reward/NAME` and `metrics/NAME`, exact means against a uniformly random opponent; `checks/NAME`, the
+        fraction of opportunities that the model took; `missed`, the summed shortfalls in games, answers and percentage points.
     """
     lines = await play_all_games(env, client, sampling_params, seed=seed)
     summary = summarize(env, lines)

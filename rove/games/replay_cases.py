@@ -1,4 +1,4 @@
-"""Replay cases: recorded games that the current model plays again, as regression tests."""
+"""Replay cases: recorded games that serve as regression tests of the current model."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from rove.rollouts.runner import Job
 OPPONENT = "opponent"
 """Model role under which a person's moves as the opponent are recorded."""
 MAX_EXAMPLES = 10_000
-"""Examples of the dataset that are searched for a game's example."""
+"""Maximum number of dataset examples to search for the example of a game."""
 
 
 class ReplayCase(NamedTuple):
@@ -48,13 +48,13 @@ async def run_replay_cases(
 ) -> AsyncIterator[ReplayCase]:
     """Replay recorded games one after another, each on its own example.
 
-    Where a person played the opponent, its recorded moves are repeated in positions that the replay reaches again; in other
-    positions a random legal move is used, seeded so that replays are reproducible. Where a person answered in a model role,
-    its recorded answers are repeated in the same conversations; otherwise the environment's own client answers.
+    If a person was the opponent, the replay repeats the recorded moves in recorded positions and uses reproducible random
+    legal moves in others. If a person answered in a model role, the replay repeats the recorded answers in recorded
+    conversations and queries the environment's client in others.
 
     Args:
         env: The environment; it is not changed.
-        client: Plays the model's role.
+        client: Client of the model.
         recorded: The games; failed ones are skipped.
         role: Name, or a pattern of names, of the model roles in which the person answered.
 
@@ -69,7 +69,7 @@ async def run_replay_cases(
         if row is None:
             raise RunError(
                 f"example {record.example_id} of a recorded game is not among the first {MAX_EXAMPLES:,} examples of "
-                f"'{env.env_id}'; pass the environment arguments (-a) that it was played with"
+                f"'{env.env_id}'; pass the environment arguments (-a) of the recorded game"
             )
         game = env_with_opponent(env, recorded_opponent(record)) if isinstance(env, MultiTurnEnv) else env
         jobs = [[Job(row, record.example_key, 0, 0)]]
@@ -80,7 +80,7 @@ async def run_replay_cases(
 
 
 def recorded_opponent(record: RolloutRecord) -> Opponent | None:
-    """Return an opponent that repeats a person's recorded moves; None if no person played the opponent."""
+    """Return an opponent that repeats a person's recorded moves; None if the opponent was not a person."""
     steps = record.model_roles.get(OPPONENT, [])
     moves: dict[str, Any] = {text_of(step.prompt[-1]): text_of(step.completion[-1]) for step in steps}
 
@@ -110,7 +110,7 @@ class RecordedRoles:
 
 
 class RecordedClient:
-    """A client that repeats recorded answers and passes unknown conversations on to another client.
+    """A client that repeats recorded answers and forwards unknown conversations to another client.
 
     Args:
         steps: The recorded conversations and answers.
@@ -126,7 +126,7 @@ class RecordedClient:
         return self.client.max_concurrent
 
     async def respond(self, request: Request) -> Response:
-        """Return the recorded answer, or a new one."""
+        """Return the recorded answer, or query the other client."""
         found = next((step for step in self.steps if step.prompt == request.messages), None)
         return await self.client.respond(request) if found is None else Response(as_message(found.completion[-1]))
 

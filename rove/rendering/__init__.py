@@ -1,1 +1,1 @@
-"""Messages to tokens and back: chat templates and the formats of tool calls."""
+"""Conversion between messages and tokens: chat templates and tool-call formats."""

@@ -1,6 +1,6 @@
-"""Convert messages (with the model's chat template) or texts to tokens and back; sampled tokens are never tokenized again.
+"""Convert messages (with the model's chat template) or texts to tokens and back, without retokenizing sampled tokens.
 
-Tool calls are parsed from the model's text and rendered in its format: see `rove.rendering.tool_calls`.
+`rove.rendering.tool_calls` parses tool calls from the model's text and writes them in its format.
 """
 
 from __future__ import annotations
@@ -19,15 +19,15 @@ from rove.rendering.tool_calls import Format, calls_of, format_of, read_calls, s
 
 T = TypeVar("T")
 SAMPLED = "sampled_text"
-"""Key of an assistant message with tool calls that has the original text of the model."""
+"""Key of an assistant message with tool calls: the original text of the model."""
 CACHE_SIZE = 1024
-"""Maximum entries of each cache of a renderer; rollouts of one group repeat conversations."""
+"""Maximum entries per cache; group members repeat conversations."""
 MAX_CACHED_LENGTH = 4096
-"""Bytes, characters or tokens; longer values are not cached."""
+"""Maximum length of a cached value in bytes, characters or tokens."""
 
 
 class Tokenizer(Protocol):
-    """The methods of a tokenizer that the renderer uses; a `transformers` fast tokenizer has them."""
+    """Tokenizer methods that the renderer uses, as in a `transformers` fast tokenizer."""
 
     bos_token_id: int | None
     eos_token_id: int | None
@@ -54,7 +54,7 @@ class Renderer:
 
     Args:
         tokenizer: Tokenizer; raw texts need no chat template.
-        stop_ids: Tokens that end the model's turn, in addition to the tokenizer's end-of-sequence token.
+        stop_ids: Tokens that end the model's turn in addition to the tokenizer's end-of-sequence token.
     """
 
     def __init__(self, tokenizer: Tokenizer, stop_ids: Sequence[int] = ()):
@@ -73,7 +73,7 @@ class Renderer:
 
     @property
     def tool_format(self) -> Format | None:
-        """Format of the model's tool calls; None if its template shows none that is known."""
+        """Tool-call format of the model; None if its template has no known format."""
         return format_of(self.template)
 
     def text(
@@ -88,22 +88,22 @@ class Renderer:
         The role "developer" becomes "system" if the template does not know it.
 
         Raises:
-            ConfigError: tools are given and the template has no known format of tool calls; a message has parts other than
-                text; there is no template, or it refuses these messages.
+            ConfigError: Tools are given but the template has no known tool-call format, a message has parts other than
+                text, there is no template, or the template rejects the messages.
         """
         if tools and self.tool_format is None:
             raise ConfigError(
-                "tools are given, but the model's chat template has no known format of tool calls "
-                "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model, or no tools"
+                "tools are given, but the model's chat template has no known tool-call format "
+                "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model or remove the tools"
             )
         if not self.template:
             raise ConfigError(
-                "the model has no chat template, so that it cannot read messages; let it continue a text: "
-                'message_type="completion", over HTTP /v1/completions'
+                "the model has no chat template, so it cannot read messages; use text completion: "
+                'message_type="completion", or /v1/completions over HTTP'
             )
         variables = {**(template_kwargs or {}), "add_generation_prompt": generation_prompt}
         key = self._key(messages, tools, variables)
-        return _remembered(self._texts, key, lambda: self._render(messages, tools, variables))
+        return _cached(self._texts, key, lambda: self._render(messages, tools, variables))
 
     def _key(self, messages: Sequence[Mapping[str, Any]], tools: Any, variables: Mapping[str, Any]) -> Hashable:
         """Return the cache key of a conversation; None if it is long or the template uses the current time."""
@@ -119,38 +119,38 @@ class Renderer:
         prepared = [self._as_rendered(message) for message in messages]
         try:
             return self.tokenizer.apply_chat_template(prepared, tools=tools or None, tokenize=False, **variables)
-        except Exception as error:  # a template is a program, often with checks of its own
+        except Exception as error:  # templates can raise any error
             roles = [message["role"] for message in messages]
             raise ConfigError(
-                f"the model's chat template refuses messages of the roles {', '.join(roles)}: {type(error).__name__}: {error}; "
-                "expected a conversation that it can write"
+                f"the model's chat template rejects messages with the roles {', '.join(roles)}: {type(error).__name__}: "
+                f"{error}; change the roles or their order to a conversation that the template supports"
             ) from error
 
     @cached_property
     def longest_token(self) -> int:
-        """Characters of the longest token; 0 where the tokenizer does not show its vocabulary."""
+        """Characters of the longest token; 0 if the tokenizer does not expose its vocabulary."""
         vocabulary = getattr(self.tokenizer, "get_vocab", dict)()
         return max(map(len, vocabulary), default=0)
 
     def check_length(self, text: str, context: int | None) -> None:
-        """Refuse a text that so many tokens cannot hold, before it is tokenised: of megabytes that takes seconds.
+        """Reject a text that cannot fit the context, before the slow tokenization of a large text.
 
         Raises:
-            OverlongPromptError: it has more characters than a context full of the longest token.
+            OverlongPromptError: The text has more characters than a context of the longest tokens.
         """
         if context is None or len(text) <= context or not self.longest_token:
             return
-        most = context * self.longest_token
-        if len(text) > most:
+        max_chars = context * self.longest_token
+        if len(text) > max_chars:
             raise OverlongPromptError(
-                f"the prompt has {len(text):,} characters, the model's context is {context:,} tokens of at most "
-                f"{self.longest_token} characters; expected fewer than {most:,} characters: shorten the prompt"
+                f"the prompt has {len(text):,} characters, but the model's context is {context:,} tokens of at most "
+                f"{self.longest_token} characters; shorten the prompt to {max_chars:,} characters or fewer"
             )
 
     def encode(self, text: str) -> list[int]:
-        """Ids of a text in which special tokens are already written out."""
+        """Return the ids of a text that already contains its special tokens."""
         key = text if len(text) <= MAX_CACHED_LENGTH else None
-        return [*_remembered(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
+        return [*_cached(self._encoded, key, lambda: self.tokenizer.encode(text, add_special_tokens=False))]
 
     def special_token(self, text: str) -> int | None:
         """Return the id of the special token with this text; None for any other text."""
@@ -158,9 +158,9 @@ class Renderer:
         return ids[0] if len(ids) == 1 and getattr(added.get(ids[0]), "special", False) else None
 
     def decode(self, ids: Sequence[int]) -> str:
-        """Text of ids, special tokens written out."""
+        """Return the text of ids, including special tokens."""
         listed = list(ids)
-        return _remembered(
+        return _cached(
             self._decoded,
             tuple(listed) if len(listed) <= MAX_CACHED_LENGTH else None,
             lambda: self.tokenizer.decode(listed, skip_special_tokens=False, clean_up_tokenization_spaces=False),
@@ -177,12 +177,12 @@ class Renderer:
     ) -> list[int]:
         """Return the ids of a conversation up to the model's turn.
 
-        If the conversation continues `previous`, its sampled ids are reused and only the rest is tokenized. Otherwise (the
-        template rewrites history, or the environment edited it) everything is tokenized, which starts a new branch.
+        If the conversation continues `previous`, reuse its sampled ids and tokenize only the rest. Otherwise (the template
+        rewrites history, or the environment edited it), tokenize everything, which starts a new branch.
 
         Raises:
-            ConfigError: see `text`.
-            OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
+            ConfigError: See `text`.
+            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         text = self.text(messages, tools, generation_prompt, template_kwargs)
         self.check_length(text, context)
@@ -195,7 +195,7 @@ class Renderer:
     def read(
         self, completion_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0
     ) -> Message:
-        """Return sampled ids as an assistant message, without the end-of-turn token; for the arguments see `message`."""
+        """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments."""
         return self.message(self.decode(self._without_end(completion_ids)), tools, before)
 
     def message(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0) -> Message:
@@ -203,24 +203,24 @@ class Renderer:
 
         Args:
             text: Text of the model.
-            tools: Available tools in chat form; without any, no calls are parsed.
+            tools: Available tools in chat form. Without tools, calls are not parsed.
             before: Number of prompt tokens, so that equal calls of different turns get different ids.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            beside, calls = read_calls(text, self.tool_format, names, before)
+            content, calls = read_calls(text, self.tool_format, names, before)
             if calls:
-                return AssistantMessage(beside or None, tool_calls=calls, **{SAMPLED: text})
+                return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
 
     def text_ids(self, text: str, previous: StepTokens | None = None, context: int | None = None) -> list[int]:
         """Return the ids of a raw text, after a beginning-of-sequence token if the tokenizer adds one.
 
-        If the text continues `previous`, its sampled ids are reused, except for a sampled end token, which is not part of the
-        text; the next turn then starts a new branch.
+        If the text continues `previous`, reuse its sampled ids, except for a sampled end token: it is not part of the text, so
+        the next turn starts a new branch.
 
         Raises:
-            OverlongPromptError: see `check_length`; only where `context`, the tokens that the model takes, is given.
+            OverlongPromptError: See `check_length`; only if `context`, the model's context length, is given.
         """
         self.check_length(text, context)
         begin = self.tokenizer.encode("", add_special_tokens=True)[:1]
@@ -233,8 +233,8 @@ class Renderer:
         return begin + self.encode(text)
 
     def read_text(self, prompt_ids: Sequence[int], completion_ids: Sequence[int]) -> Message:
-        """Return the text that sampled ids add to that of the prompt, as an assistant message."""
-        # Together, because some tokenizers drop a space at the start of what they decode.
+        """Return the text that sampled ids add to the prompt as an assistant message."""
+        # Decoded with the prompt, because some tokenizers drop a leading space.
         before, ids = self.decode(prompt_ids), self._without_end(completion_ids)
         whole = self.decode([*prompt_ids, *ids])
         return AssistantMessage(whole[len(before) :] if whole.startswith(before) else self.decode(ids))
@@ -244,13 +244,13 @@ class Renderer:
     ) -> list[tuple[list[int], list[bool]]]:
         """Return a finished conversation as (ids, mask) pairs; the mask is true on assistant messages and their end tokens.
 
-        The ids are those that sampling the conversation turn by turn would produce. A turn whose prompt does not extend the
-        previous turn starts another pair. Messages after the last assistant message are left out.
+        The ids equal those of sampling the conversation turn by turn. A turn whose prompt does not extend the previous turn
+        starts a new pair. Messages after the last assistant message are omitted.
 
         Args:
             messages: The conversation.
             tools: Tools in chat form.
-            said_at: Positions of the assistant messages to train on. Default: all.
+            sampled_messages: Positions of the assistant messages to train on. Default: all.
         """
         branches: list[tuple[list[int], list[bool]]] = []
         known = ""
@@ -271,33 +271,33 @@ class Renderer:
         return branches
 
     def _as_rendered(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message as the template has to see it so that its calls come out as the model writes them."""
-        message = self._in_words(message)
+        """Return a message in the form that makes the template render its calls as the model writes them."""
+        message = self._normalized(message)
         calls = calls_of(message)
         if not calls or message["role"] != "assistant":
             return message
         how, sampled = self.tool_format, message.get(SAMPLED)
         if how is not None and isinstance(sampled, str):
-            beside, written = read_calls(sampled, how, [call.name for call in calls])
-            if beside == text_of(message) and calls_of({"tool_calls": written}) == calls:
+            content, written = read_calls(sampled, how, [call.name for call in calls])
+            if content == text_of(message) and calls_of({"tool_calls": written}) == calls:
                 return {"role": "assistant", "content": sampled}  # unedited
         if how is not None and "tool_calls" not in self.template:
             return {"role": "assistant", "content": text_of(message) + how.write(calls)}
         given = [
-            {**parsed, "function": {"name": call.name, "arguments": call.arguments}}  # templates want no JSON text
+            {**parsed, "function": {"name": call.name, "arguments": call.arguments}}  # templates expect a mapping
             for parsed, call in zip(message["tool_calls"], calls, strict=True)
         ]
         return {**message, "content": message.get("content") or "", "tool_calls": given}
 
-    def _in_words(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
-        """A message with one text as its content, and a role that the template knows."""
+    def _normalized(self, message: Mapping[str, Any]) -> Mapping[str, Any]:
+        """Return a message with a single text as its content and a role that the template supports."""
         content = message.get("content")
         if isinstance(content, list):
             kinds = [part.get("type", "text") for part in content if not isinstance(part, str)]
             other = [kind for kind in kinds if kind != "text"]
             if other:
                 raise ConfigError(
-                    f"a message has a part of type '{other[0]}'; expected 'text': this model reads nothing else"
+                    f"a message has a part of type '{other[0]}'; expected 'text': this model supports text only"
                 )
             message = {**message, "content": text_of(message)}
         elif content is None:
@@ -311,7 +311,7 @@ class Renderer:
         return list(completion_ids[:-1] if ended else completion_ids)
 
     def _answer_text(self, prompt: str, messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
-        """What the model would have to sample to say the last message: its text and the end-of-turn token."""
+        """Return the text that the model would sample for the last message, with the end-of-turn token."""
         whole = self.text(messages, tools, generation_prompt=False)
         answer = whole[len(prompt) :] if whole.startswith(prompt) else str(messages[-1].get("content") or "")
         eos = self.tokenizer.eos_token_id
@@ -322,8 +322,8 @@ class Renderer:
         return answer + (ends[0] if ends else "")
 
 
-def _remembered(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
-    """Return the cached value of a key, or make and cache it, replacing the oldest; without a key, always make it."""
+def _cached(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:
+    """Return the cached value of a key, or compute and cache it, evicting the oldest; without a key, always compute it."""
     if key is None:
         return make()
     if key not in memory:
@@ -334,41 +334,41 @@ def _remembered(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T])
 
 
 class IncrementalDetokenizer:
-    """Decodes tokens one by one and reports each piece of text as soon as no further token can change it.
+    """A streaming detokenizer: reports each piece of text as soon as no further token can change it.
 
     The pieces together are a prefix of the text that `Renderer.read` (with `before`: `Renderer.read_text`) returns.
 
     Args:
         renderer: Renderer of the model.
-        tell: Called with each piece.
+        on_text: Called with each piece.
         before: Ids of the prompt, if its text is continued; some tokenizers decode the start of a text differently.
     """
 
-    def __init__(self, renderer: Renderer, tell: Callable[[str], None], before: Sequence[int] = ()):
+    def __init__(self, renderer: Renderer, on_text: Callable[[str], None], before: Sequence[int] = ()):
         self._renderer = renderer
-        self._tell = tell
+        self._on_text = on_text
         self._ids = list(before[-8:])
-        self._start = 0  # what is decoded begins here: a little before what is new, so that its cost does not grow
-        self._told = len(self._ids)
+        self._start = 0  # decoding starts shortly before the new tokens, so its cost stays constant
+        self._reported = len(self._ids)
 
     @staticmethod
     def of(renderer: Renderer, request: Request, before: Sequence[int] = ()) -> OnToken | None:
-        """Return the function to call with each token so that a request's callbacks are called; None if it has none.
+        """Return a token callback that calls the callbacks of a request; None if the request has none.
 
-        Text that may be part of a tool call is not reported.
+        It does not report text that may be part of a tool call.
         """
         on_token, on_text = request.on_token, request.on_text
         if on_text is None:
             return on_token
         if request.tools and renderer.tool_format is not None:
-            on_text = _beside_calls(on_text, renderer.tool_format)
-        speech = IncrementalDetokenizer(renderer, on_text, before)
+            on_text = _skip_calls(on_text, renderer.tool_format)
+        detokenizer = IncrementalDetokenizer(renderer, on_text, before)
         if on_token is None:
-            return speech
+            return detokenizer
 
         def both(token: Token) -> None:
             on_token(token)
-            speech(token)
+            detokenizer(token)
 
         return both
 
@@ -376,30 +376,30 @@ class IncrementalDetokenizer:
         """Process the next token."""
         if token.text is not None:  # the stop checker has already decoded it
             if token.text:
-                self._tell(token.text)
+                self._on_text(token.text)
             return
         self._ids.append(token.id)
-        if token.id in self._renderer.stop_ids:  # no part of the text if it is the last
+        if token.id in self._renderer.stop_ids:  # not part of the text if it is the last token
             return
-        known = self._renderer.decode(self._ids[self._start : self._told])
+        known = self._renderer.decode(self._ids[self._start : self._reported])
         text = self._renderer.decode(self._ids[self._start :])
-        if text.endswith("\ufffd") or not text.startswith(known):  # the rest of a character is still to come
+        if text.endswith("\ufffd") or not text.startswith(known):  # an incomplete character
             return
-        self._start, self._told = self._told, len(self._ids)
+        self._start, self._reported = self._reported, len(self._ids)
         if len(text) > len(known):
-            self._tell(text[len(known) :])
+            self._on_text(text[len(known) :])
 
 
-def _beside_calls(tell: Callable[[str], None], how: Format) -> Callable[[str], None]:
-    """Return a function for the pieces of an answer that passes on to `tell` only text that is certainly no tool call."""
+def _skip_calls(on_text: Callable[[str], None], how: Format) -> Callable[[str], None]:
+    """Return a callback for the pieces of a response that passes only text outside tool calls to `on_text`."""
     text, sent = "", 0
 
-    def hear(piece: str) -> None:
+    def receive(piece: str) -> None:
         nonlocal text, sent
         text += piece
         sure = sure_of(text, how)
         if sure > sent:
-            tell(text[sent:sure])
+            on_text(text[sent:sure])
             sent = sure
 
-    return hear
+    return receive

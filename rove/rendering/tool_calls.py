@@ -1,4 +1,4 @@
-"""Tool calls as models write them: to calls in chat form and back, for the chat templates in common use."""
+"""Parse and write tool calls in the formats of common chat templates."""
 
 from __future__ import annotations
 
@@ -15,71 +15,71 @@ from typing import Any, NamedTuple
 
 
 class Call(NamedTuple):
-    """A function a model wants called."""
+    """A parsed tool call."""
 
     name: str
     arguments: dict[str, Any]
 
 
 Parsed = tuple[str, list[Call]]
-"""The text beside the calls, and the calls."""
+"""The text outside the calls, and the calls."""
 
 
 class Format(NamedTuple):
-    """One way to write calls."""
+    """A tool-call format."""
 
     name: str
     parse: Callable[[str], Parsed]
-    """A text with at least the beginning of a call in it; raises `Malformed` unless all of it can be understood."""
+    """Parse a text that contains the start of a call; raises `MalformedCall` if any part of a call is invalid."""
     write: Callable[[Sequence[Call]], str]
-    """As the model would write them."""
+    """Write calls as the model does."""
     mark: re.Pattern[str]
-    """What in a chat template tells that its model writes calls this way."""
+    """Pattern that identifies the format in a chat template."""
     starts: re.Pattern[str]
-    """Where a call begins in an answer."""
+    """Pattern that matches the start of a call in a response."""
     marks: tuple[str, ...]
-    """The same but for bare calls, as plain texts."""
+    """The start markers as plain text, without those of bare calls."""
     bare: bool = False
-    """Whether a call looks like any other JSON, so that only the name of a known tool makes it one."""
+    """Whether a call is plain JSON, which counts as a call only if it names an available tool."""
 
 
-class Malformed(Exception):
-    """This is no call, whatever it looks like."""
+class MalformedCall(Exception):
+    """The text is not a valid tool call."""
 
 
 def format_of(template: str) -> Format | None:
-    """The way the model of a chat template writes calls; None where the template shows none that we know."""
+    """Return the tool-call format of a chat template; None if it has no known format."""
     return next((one for one in FORMATS if one.mark.search(template)), None)
 
 
 def read_calls(
     text: str, how: Format, names: Collection[str] = (), before: int = 0
 ) -> tuple[str, list[dict[str, Any]]]:
-    """The text of an answer beside its calls, and the calls in chat form.
+    """Return the text of a response outside its calls, and the calls in chat form.
 
-    All or nothing: where anything of the calls is malformed, cut off for instance, the whole answer stays text. What is
-    said inside <think></think> is no call.
+    If any call is malformed, for example cut off, the whole response is returned as text. Text inside <think></think> is
+    never parsed as a call.
 
     Args:
-        text: the answer.
-        how: the format.
-        names: of the tools there are.
-        before: anything that tells this turn from others of the conversation, so that ids of calls differ.
+        text: The response.
+        how: The format.
+        names: Names of the available tools.
+        before: Number that differs between the turns of a conversation, so that their calls get different ids.
     """
     for end in _thought_ends(text):
         try:
-            beside, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
-            if not calls or "</think>" in beside or (how.bare and any(call.name not in names for call in calls)):
+            content, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
+            if not calls or "</think>" in content or (how.bare and any(call.name not in names for call in calls)):
                 continue
-            told = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
-        except (Malformed, RecursionError):
+            converted = [_chat_form(call, f"{before} {i} {text}") for i, call in enumerate(calls)]
+        except (MalformedCall, RecursionError):
             continue
-        return (text[:end] + beside).strip(), told
+        return (text[:end] + content).strip(), converted
     return text, []
 
 
 def unparsed_call_format(text: str) -> Format | None:
-    """The format of a call that an answer begins and `read_calls` left in its text; None where none is begun."""
+    """Return the format of a call that starts in a response and that `read_calls` could not parse; None if none starts."""
     rest = text.rpartition("</think>")[2]
     begun = ((rest.find(mark), -i) for i, how in enumerate(FORMATS) for mark in how.marks if mark in rest)
     _, place = min(begun, default=(0, None))
@@ -87,17 +87,17 @@ def unparsed_call_format(text: str) -> Format | None:
 
 
 def _thought_ends(text: str) -> list[int]:
-    """Where an answer may go on after its thoughts: the last </think> may be one that a call quotes, or all of them may."""
+    """Return the positions at which the reasoning may end: a call may quote the last </think>, or all of them."""
     closed = (text.find("</think>"), text.rfind("</think>"))
     return sorted({0, *(at + len("</think>") for at in closed if at >= 0)})
 
 
 def sure_of(text: str, how: Format) -> int:
-    """How many characters of the beginning of an answer `read_calls` will leave in its text, whatever comes after them."""
+    """Return how many leading characters of a response stay text in `read_calls`, however the response continues."""
     found = [at for mark in how.marks if (at := text.find(mark)) >= 0]
     partial = (n for mark in how.marks for n in range(min(len(mark), len(text)), 0, -1) if mark.startswith(text[-n:]))
     sure = min([*found, len(text) - max(partial, default=0)])
-    if text[:1].isspace():  # beside calls it would go
+    if text[:1].isspace():  # read_calls strips it if calls follow
         return 0
     if how.bare:
         opened = (end for end in _thought_ends(text) if text[end:].lstrip()[:1] in ("", "{"))
@@ -106,11 +106,11 @@ def sure_of(text: str, how: Format) -> int:
 
 
 def calls_of(message: Mapping[str, Any]) -> list[Call] | None:
-    """The calls of a message in chat form; None if one of them has arguments that are no JSON object."""
+    """Return the calls of a message in chat form; None if the arguments of one are not a JSON object."""
     try:
         functions = [call["function"] for call in message.get("tool_calls") or []]
         return [Call(function["name"], _arguments(function["arguments"])) for function in functions]
-    except (Malformed, KeyError, TypeError):
+    except (MalformedCall, KeyError, TypeError):
         return None
 
 
@@ -118,32 +118,32 @@ def _chat_form(call: Call, salt: str) -> dict[str, Any]:
     try:
         arguments = json.dumps(call.arguments, ensure_ascii=False, allow_nan=False)
     except (ValueError, RecursionError) as error:
-        raise Malformed from error
-    # Nine letters and digits: Mistral's templates insist on it. No random numbers: the same answer is the same message.
+        raise MalformedCall from error
+    # Mistral's templates require nine letters or digits. A hash gives equal responses equal ids.
     id = hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
     return {"id": id, "type": "function", "function": {"name": call.name, "arguments": arguments}}
 
 
 def _no_constant(name: str) -> Any:
-    raise Malformed(name)
+    raise MalformedCall(name)
 
 
 _DECODER = json.JSONDecoder(parse_constant=_no_constant, strict=False)  # models put raw line breaks into strings
 
 
 def _json(text: str, start: int = 0) -> tuple[Any, int]:
-    """The JSON value that begins at `start`, and where it ends."""
+    """Return the JSON value that starts at `start`, and the position after it."""
     start += len(text[start:]) - len(text[start:].lstrip())
     try:
         return _DECODER.raw_decode(text, start)
     except (ValueError, RecursionError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedCall(str(error)) from error
 
 
 def _whole_json(text: str) -> Any:
     value, end = _json(text)
     if text[end:].strip():
-        raise Malformed("there is more after the JSON")
+        raise MalformedCall("unexpected text after the JSON")
     return value
 
 
@@ -151,13 +151,13 @@ def _arguments(value: Any) -> dict[str, Any]:
     if isinstance(value, str):
         value = _whole_json(value) if value.strip() else {}
     if not isinstance(value, dict):
-        raise Malformed("arguments are no JSON object")
+        raise MalformedCall("the arguments are not a JSON object")
     return value
 
 
 def _call(value: Any, key: str = "arguments") -> Call:
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
-        raise Malformed("no call")
+        raise MalformedCall("not a call")
     return Call(value["name"], _arguments(value.get(key, {})))
 
 
@@ -169,42 +169,42 @@ def _dumped(call: Call, key: str = "arguments") -> str:
 
 
 def _parse_tagged(text: str) -> Parsed:
-    calls, beside, at = [], "", 0
+    calls, content, at = [], "", 0
     while (start := text.find("<tool_call>", at)) >= 0:
-        beside += text[at:start]
-        value, end = _json(text, start + len("<tool_call>"))  # the JSON tells where it ends: it may quote the tag
+        content += text[at:start]
+        value, end = _json(text, start + len("<tool_call>"))  # the JSON may contain the closing tag
         close = re.compile(r"\s*</tool_call>").match(text, end)
         if close is None:
-            raise Malformed("not closed")
+            raise MalformedCall("not closed")
         calls.append(_call(value))
         at = close.end()
-    return beside + text[at:], calls
+    return content + text[at:], calls
 
 
 def _write_tagged(calls: Sequence[Call]) -> str:
     return "\n".join(f"<tool_call>\n{_dumped(call)}\n</tool_call>" for call in calls)
 
 
-# Llama 3: {"name": …, "parameters": {…}}, several with "; " between them, maybe after <|python_tag|>
+# Llama 3: {"name": …, "parameters": {…}}, separated by "; ", optionally after <|python_tag|>
 
 
 def _parse_llama(text: str) -> Parsed:
-    beside, tag, body = text.partition("<|python_tag|>")
+    content, tag, body = text.partition("<|python_tag|>")
     if not tag:
-        beside, body = "", text
+        content, body = "", text
     elif not body.lstrip().startswith("{"):
-        return beside, [_python_call(_python(body))]
+        return content, [_python_call(_python(body))]
     calls, at = [], 0
     while True:
         value, at = _json(body, at)
         key = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
         if not isinstance(value, dict) or key not in value:
-            raise Malformed("no call")
+            raise MalformedCall("not a call")
         calls.append(_call(value, key))
         more = re.compile(r"\s*;?\s*").match(body, at)
         at = more.end() if more else at
         if at == len(body):
-            return beside, calls
+            return content, calls
 
 
 def _write_llama(calls: Sequence[Call]) -> str:
@@ -215,23 +215,23 @@ def _write_llama(calls: Sequence[Call]) -> str:
 
 
 _KEYWORD = "_rove_keyword_"
-"""Stands before a Python keyword that is the name of a tool or of an argument."""
+"""Prefix of a Python keyword that is the name of a tool or of an argument."""
 
 
 def _python(text: str) -> ast.expr:
     try:
-        with warnings.catch_warnings():  # of "\\d" in a text: the model will not read it
+        with warnings.catch_warnings():  # invalid escapes such as "\\d"
             warnings.simplefilter("ignore")
             try:
                 return ast.parse(text.strip(), mode="eval").body
             except SyntaxError:
                 return ast.parse(_mark_keywords(text.strip()), mode="eval").body
     except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise Malformed(str(error)) from error
+        raise MalformedCall(str(error)) from error
 
 
 def _mark_keywords(text: str) -> str:
-    """Put `_KEYWORD` before keywords in place of names, as in `f(from="a")` and `pass()`, which Python cannot parse."""
+    """Prefix keywords that are used as names with `_KEYWORD`: Python cannot parse `f(from="a")` or `pass()`."""
     tokens = [(token.type, token.string) for token in tokenize.generate_tokens(io.StringIO(text).readline)]
     following = [string for _, string in tokens[1:]] + [""]
     marked, previous = [], ""
@@ -244,24 +244,24 @@ def _mark_keywords(text: str) -> str:
 
 def _python_call(node: ast.expr) -> Call:
     if not isinstance(node, ast.Call) or node.args:
-        raise Malformed("no call with named arguments")
+        raise MalformedCall("not a call with named arguments")
     arguments = {}
     for argument in node.keywords:
         if argument.arg is None:
-            raise Malformed("**")
+            raise MalformedCall("** is not supported")
         arguments[argument.arg.removeprefix(_KEYWORD)] = _python_value(argument.value)
     name = ast.unparse(node.func).replace(_KEYWORD, "")
     if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
-        raise Malformed(name)
+        raise MalformedCall(name)
     return Call(name.removesuffix(".call"), arguments)
 
 
 _NAMES = {"true": True, "false": False, "null": None}
-"""JSON's constants, which models write among Python's."""
+"""JSON constants that models mix into Python literals."""
 
 
 def _python_value(node: ast.expr) -> Any:
-    """The JSON value that a Python literal says; nothing is ever evaluated."""
+    """Return the JSON value of a Python literal without evaluating code."""
     if isinstance(node, ast.Name) and node.id in _NAMES:
         return _NAMES[node.id]
     if isinstance(node, ast.List | ast.Tuple):
@@ -269,7 +269,7 @@ def _python_value(node: ast.expr) -> Any:
     if isinstance(node, ast.Dict):
         keys = [None if key is None else _python_value(key) for key in node.keys]
         if not all(isinstance(key, str) for key in keys):
-            raise Malformed("keys that are no texts")
+            raise MalformedCall("the keys are not strings")
         return dict(zip(keys, map(_python_value, node.values), strict=True))
     if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
         value = _python_value(node.operand)
@@ -277,50 +277,52 @@ def _python_value(node: ast.expr) -> Any:
             return -value
     elif isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
         return node.value
-    raise Malformed(f"no literal: {type(node).__name__}")
+    raise MalformedCall(f"not a literal: {type(node).__name__}")
 
 
 def _parse_pythonic(text: str) -> Parsed:
-    calls, beside, at = [], "", 0
+    calls, content, at = [], "", 0
     while (start := text.find("<|tool_call_start|>", at)) >= 0:
         end = text.find("<|tool_call_end|>", start)
         if end < 0:
-            raise Malformed("not closed")
-        beside += text[at:start]
+            raise MalformedCall("not closed")
+        content += text[at:start]
         node = _python(text[start + len("<|tool_call_start|>") : end])
         if not isinstance(node, ast.List) or not node.elts:
-            raise Malformed("no list of calls")
+            raise MalformedCall("not a list of calls")
         calls += [_python_call(item) for item in node.elts]
         at = end + len("<|tool_call_end|>")
-    return beside + text[at:], calls
+    return content + text[at:], calls
 
 
 def _write_pythonic(calls: Sequence[Call]) -> str:
-    told = (f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls)
-    return f"<|tool_call_start|>[{', '.join(told)}]<|tool_call_end|>"
+    written = (
+        f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls
+    )
+    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>"
 
 
-# Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], newer ones [TOOL_CALLS]f[ARGS]{…}
+# Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], in newer models [TOOL_CALLS]f[ARGS]{…}
 
 
 def _parse_mistral(text: str) -> Parsed:
-    beside, _, body = text.partition("[TOOL_CALLS]")
+    content, _, body = text.partition("[TOOL_CALLS]")
     if body.lstrip().startswith("["):
         values = _whole_json(body)
         if not values:
-            raise Malformed("no calls")
-        return beside, [_call(value) for value in values]
+            raise MalformedCall("no calls")
+        return content, [_call(value) for value in values]
     calls, at = [], 0
     while True:
         name, mark, _ = body[at:].partition("[ARGS]")
         if not mark or not re.fullmatch(r"\s*[\w.-]+\s*", name):
-            raise Malformed("no call")
+            raise MalformedCall("not a call")
         value, at = _json(body, at + len(name) + len(mark))
         calls.append(Call(name.strip(), _arguments(value)))
         if not body[at:].strip():
-            return beside, calls
+            return content, calls
         if not body.startswith("[TOOL_CALLS]", at):
-            raise Malformed("there is more after the call")
+            raise MalformedCall("unexpected text after the call")
         at += len("[TOOL_CALLS]")
 
 
@@ -355,4 +357,4 @@ FORMATS = (
         bare=True,
     ),
 )
-"""In the order in which a template is searched for their marks."""
+"""Known formats, in the order in which `format_of` tries them."""

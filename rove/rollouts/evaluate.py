@@ -29,7 +29,7 @@ from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Allowance, Job, plan
 from rove.runs.run import Run, are_consecutive
 from rove.statistics import Price, Tally
-from rove.statistics.reward_errors import RewardErrors
+from rove.statistics.summary import RewardErrors
 
 OnRecord = Callable[[RolloutRecord | Outcome], None]
 MIN_ROLLOUTS_FOR_SHARE = 20

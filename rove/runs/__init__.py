@@ -1,1 +1,1 @@
-"""The run folder: everything that a run keeps on disk."""
+"""The run folder: all files that a run writes to disk."""

@@ -1,6 +1,6 @@
-"""Annotations of a run: tags of the run and of its rollouts, and notes on rollouts, in annotations.jsonl of its folder.
+"""Annotations of a run: tags of the run and its rollouts, and notes on rollouts, in annotations.jsonl.
 
-Each line is a change; applied in order they give the current annotations. Lines are appended and flushed independently of the
+Each line is a change; the current annotations result from applying all lines in order. Lines are written independently of the
 process that writes rollouts, so a run can be annotated while it is in progress.
 """
 
@@ -19,7 +19,7 @@ from rove.utils.files import open_regular, read_lines, truncate_torn_line
 
 try:
     import fcntl
-except ImportError:  # Windows: simultaneous annotations are not locked there
+except ImportError:  # Windows: concurrent annotations are not locked
     fcntl = None
 
 FILE = "annotations.jsonl"
@@ -45,10 +45,10 @@ class RolloutId(msgspec.Struct, frozen=True):
 
 
 class Change(msgspec.Struct, frozen=True, omit_defaults=True):
-    """A change of annotations by a person.
+    """A change of annotations by a user.
 
     Example:
-        >>> annotate(Path("runs/a"), Change(add=["interesting"], rollout=Subject("f00d", 0)))
+        >>> annotate(Path("runs/a"), Change(add=["interesting"], rollout=RolloutId("f00d", 0)))
 
     Raises:
         ValueError: a tag is empty, longer than MAX_TAG_CHARS, or has surrounding spaces or invisible characters; a note is too
@@ -68,17 +68,19 @@ class Change(msgspec.Struct, frozen=True, omit_defaults=True):
 
     def __post_init__(self) -> None:
         if len(self.add) + len(self.remove) > MAX_TAGS_PER_CHANGE:
-            raise ValueError(f"{len(self.add) + len(self.remove)} tags at once; expected {MAX_TAGS_PER_CHANGE} at most")
+            raise ValueError(
+                f"{len(self.add) + len(self.remove)} tags in one change; expected at most {MAX_TAGS_PER_CHANGE}"
+            )
         for tag in (*self.add, *self.remove):
             if not 0 < len(tag) <= MAX_TAG_CHARS or tag != tag.strip() or not tag.isprintable():
                 raise ValueError(
-                    f"a tag is {tag[: 2 * MAX_TAG_CHARS]!r}; expected 1 to {MAX_TAG_CHARS} visible characters, "
-                    "no space at either end"
+                    f"a tag is {tag[: 2 * MAX_TAG_CHARS]!r}; expected 1 to {MAX_TAG_CHARS} visible characters "
+                    "without leading or trailing spaces"
                 )
         if len(self.note or "") > MAX_NOTE_CHARS:
-            raise ValueError(f"a note has {MAX_NOTE_CHARS:,} characters at most, this one {len(self.note or ''):,}")
+            raise ValueError(f"the note has {len(self.note or ''):,} characters; expected at most {MAX_NOTE_CHARS:,}")
         if self.note is not None and self.rollout is None:
-            raise ValueError("a note is written on a rollout; a run has tags only")
+            raise ValueError("a run cannot have a note, only tags; set `rollout` to annotate a rollout")
 
 
 class Annotation(NamedTuple):
@@ -165,12 +167,12 @@ def annotate(folder: Path, change: Change) -> None:
         OSError: the file cannot be written.
     """
     if not change.add and not change.remove and change.note is None:
-        raise ConfigError("the change is empty; give tags to add or to remove, or a note")
+        raise ConfigError("the change is empty; pass tags to add or remove, or a note")
     line = msgspec.json.encode(msgspec.structs.replace(change, at=change.at or time.time()))
     with open_regular(folder / FILE, "ab") as file:
         if fcntl is not None:
             fcntl.flock(file, fcntl.LOCK_EX)
-        truncate_torn_line(folder / FILE)  # an incomplete line was never confirmed
+        truncate_torn_line(folder / FILE)  # an incomplete line was never acknowledged
         file.write(line + b"\n")
         file.flush()
         os.fsync(file.fileno())

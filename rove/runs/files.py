@@ -1,4 +1,4 @@
-"""Read the files of a run folder, which may be damaged or made by a stranger."""
+"""Read the files of a run folder, which may be damaged or untrusted."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from rove.utils.files import open_regular, read_lines, read_regular
 class RunFiles:
     """The files of a run folder, opened for reading only.
 
-    Symbolic links, pipes and devices are never opened, and what the files hold is checked: every method raises a RunError that
-    names the file where it is something else than rove writes.
+    Symbolic links, pipes and devices are never opened. Every method checks the content and raises a RunError that names the
+    file if rove did not write it.
 
     Args:
-        path: the folder.
+        path: The folder.
     """
 
     def __init__(self, path: str | Path):
         self.path = Path(path)
 
     def summary(self) -> dict[str, Any] | None:
-        """The summary of a completed run; None while it is not complete.
+        """Return the summary of a completed run; None if it is incomplete.
 
         Raises:
-            RunError: it is damaged, or has values of other types than rove writes.
+            RunError: The file is damaged or has values of unexpected types.
         """
         summary = self._json("summary.json", Summary, None)
         return summary and upgrade_summary(summary)
 
     def versions(self) -> list[dict[str, str]]:
-        """The sets of versions that have written here, the first one first.
+        """Return the software versions that have written to the folder, oldest first.
 
         Raises:
             RunError: versions.json is damaged.
@@ -46,18 +46,18 @@ class RunFiles:
         return self._json("versions.json", list[dict[str, str]], [])
 
     def why_stopped(self) -> str:
-        """What ended the run before it was complete; "" where nothing did, or it could not say so."""
+        """Return why the run ended early; "" if it did not or the reason was not recorded."""
         return self._json("stopped.json", Stopped, {"why": ""})["why"]
 
-    def _json(self, name: str, expected: Any, otherwise: Any) -> Any:
+    def _json(self, name: str, expected: Any, default: Any) -> Any:
         file = self.path / name
-        return decoded(file, read_regular(file), expected) if os.path.lexists(file) else otherwise
+        return decoded(file, read_regular(file), expected) if os.path.lexists(file) else default
 
     def config(self) -> dict[str, Any]:
-        """What `start` was given: `kind`, `identity`, `config`.
+        """Return the arguments of `Run.start`: `kind`, `identity`, `config`.
 
         Raises:
-            RunError: the folder is not a run, or its config.toml is damaged.
+            RunError: The folder is not a run, or its config.toml is damaged.
         """
         file = self.path / "config.toml"
         if not os.path.lexists(file):
@@ -68,15 +68,15 @@ class RunFiles:
             raise RunError(f"{self.path} is not a run folder: its config.toml cannot be read ({error})") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Every step's metrics kept so far, oldest first.
+        """Return the metrics of every step, oldest first.
 
         Raises:
-            RunError: a line is damaged.
+            RunError: A line is damaged.
         """
         return self._rows("metrics.jsonl")
 
     def alerts(self) -> list[dict[str, Any]]:
-        """Every alert kept so far, oldest first; see `metrics`."""
+        """Return every alert, oldest first; see `metrics`."""
         return self._rows("alerts.jsonl")
 
     def _rows(self, name: str) -> list[dict[str, Any]]:
@@ -89,7 +89,7 @@ class RunFiles:
         return rows
 
     def lines_of(self, name: str) -> Iterator[bytes]:
-        """Yield the complete lines of a file of the folder, without their newlines; none where there is no file."""
+        """Yield the complete lines of a file of the folder, without newlines; none if the file does not exist."""
         file = self.path / name
         if name in OLD_FILES and not os.path.lexists(file):
             file = self.path / OLD_FILES[name]

@@ -1,30 +1,34 @@
-"""The run folder: one format for evaluation, data, SFT and RL, owned by this module alone.
+"""The run folder: one format for evaluation, data, SFT and RL.
 
 runs/<name>/
-  config.toml      the resolved configuration; its identity decides whether a run may be continued
-  versions.json    what wrote it
+  config.toml      the resolved configuration; its identity determines whether a run can be resumed
+  versions.json    versions of the software that wrote it
   rollouts.jsonl   one line per finished rollout, appended and flushed
   metrics.jsonl    one line per training step
-  alerts.jsonl     one line per alert of a training run: its step, its name, what is wrong
-  limits.jsonl     how many requests an endpoint was given at once, and why that changed
-  tokens/          <step>.json: the trainer's log-probabilities and entropies, token by token, of some of the step's rollouts
-  bad_batch.msgpack  the samples at which training stopped because its steps were not finite
-  stopped.json     what ended the run early: the reason, how much is done, the command that resumes; deleted on resume
+  alerts.jsonl     one line per training alert: step, name, message
+  limits.jsonl     changes of the concurrency limit of an endpoint, with the reason
+  tokens/          <step>.json: the trainer's per-token log-probabilities and entropies of some rollouts of the step
+  bad_batch.msgpack  the training sequences at which training stopped because of non-finite steps
+  stopped.json     why the run ended early, its progress and the command that resumes it; deleted on resume
   summary.json     written when the run is complete
-  annotations.jsonl  tags and notes that people gave it, one line per change (see `rove.runs.annotations`)
-  checkpoints/     <step>/ folders and best/, each an ordinary Hugging Face folder and the trainer's state beside it
-  evaluations/     <name>/<step>/ of a training run: what was measured on held-out examples, each a run folder
-  final/           the trained model, an ordinary Hugging Face folder
+  annotations.jsonl  users' tags and notes, one line per change (see `rove.runs.annotations`)
+  checkpoints/     <step>/ folders and best/: Hugging Face model folders with the trainer's state
+  evaluations/     <name>/<step>/ run folders of evaluations during training
+  final/           the trained model as a Hugging Face folder
 
-The folder may come from a stranger: only regular files are opened, never through a symbolic link, and what they hold is checked.
+The folder is untrusted input: rove opens only regular files, never through a symbolic link, and checks their content.
 """
 
 from __future__ import annotations
 
 import math
 import os
+import platform
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
 
@@ -32,14 +36,12 @@ import msgspec
 import tomli_w
 
 from rove.core.digest import differences, plain
-from rove.core.errors import RunError
+from rove.core.errors import RunError, end_reason
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
 from rove.runs.schema import decoded, decoded_row
 from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
-from rove.runs.unfinished import NO_RESULTS, end_early
 from rove.runs.upgrade import OLD_FILES
-from rove.runs.versions import versions_here
 from rove.utils.files import (
     atomic_replace,
     atomic_write,
@@ -54,7 +56,7 @@ from rove.utils.files import (
 
 try:
     import fcntl
-except ImportError:  # Windows: two processes on one folder are not noticed there
+except ImportError:  # Windows: concurrent writers are not detected
     fcntl = None
 
 OWNED = (
@@ -79,10 +81,15 @@ OWNED = (
     "final",
     "config.toml",
 )
-"""What a run folder consists of, the file that makes it one last."""
+"""Files and folders of a run folder; config.toml, which marks a run folder, comes last."""
+
+NO_RESULTS = ("config.toml", "versions.json", ".lock")
+"""Files of a run folder that hold no results."""
+PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
+"""Packages whose versions are recorded."""
 
 RolloutKey = tuple[int | None, str, int]
-"""Training step (None outside of RL), example key, sibling."""
+"""Training step (None outside of RL), example key, position in the group."""
 
 
 class Line(NamedTuple):
@@ -90,18 +97,18 @@ class Line(NamedTuple):
 
     number: int
     offset: int
-    """Bytes before it."""
+    """Position in bytes."""
     failed: bool
 
 
 def are_consecutive(lines: Sequence[Line]) -> bool:
-    """Whether these lines follow each other: what is scored together is written together, or was cut short."""
+    """Return whether lines are adjacent: a group that is scored together is written together, unless it was interrupted."""
     numbers = [line.number for line in lines]
     return not numbers or max(numbers) - min(numbers) + 1 == len(numbers)
 
 
 class Progress(msgspec.Struct, frozen=True):
-    """How far a training run had come at a checkpoint; resuming cuts both files back to these sizes."""
+    """Progress of a training run at a checkpoint; resuming truncates both files to these sizes."""
 
     step: Annotated[int, msgspec.Meta(ge=0)]
     rollouts_bytes: Annotated[int, msgspec.Meta(ge=0)]
@@ -110,27 +117,27 @@ class Progress(msgspec.Struct, frozen=True):
 
 
 class Run(RunFiles):
-    """One run folder, open for reading and, after `start`, for appending."""
+    """A run folder, open for reading and, after `start`, for appending."""
 
     def __init__(self, path: str | Path):
         super().__init__(path)
         self.resume_command = ""
-        """Shell command that resumes the run; kept in stopped.json. "" if there is none."""
+        """Shell command that resumes the run, written to stopped.json. "" if there is none."""
         self._files: dict[str, BinaryIO] = {}
         self._lock: BinaryIO | None = None
         self._created: list[Path] = []
 
     def start(self, kind: str, config: Mapping[str, Any], identity: Mapping[str, Any], overwrite: bool = False) -> bool:
-        """Open the folder for writing; True when it continues an earlier run of the same identity.
+        """Open the folder for writing; return whether this resumes a run with the same identity.
 
         Args:
             kind: "eval", "sft" or "rl".
-            config: the whole resolved configuration, kept for people.
-            identity: the part of it that must not change when the run is continued.
-            overwrite: throw away what is there.
+            config: The resolved configuration, recorded for reference.
+            identity: The part of it that must not change on resume.
+            overwrite: Delete the existing run first.
 
         Raises:
-            RunError: another process writes here, the folder holds a run of another identity, or something that is no run.
+            RunError: Another process writes to the folder, or it holds a run with another identity or other files.
         """
         self._created = create_folders(self.path)
         self._refuse_foreign()
@@ -139,19 +146,21 @@ class Run(RunFiles):
         if overwrite:
             self._clear()
         self._check_files()
-        mine = {"kind": kind, "identity": plain(identity), "config": plain(config)}
+        current = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         changes = []
         if continued := file.exists():
-            theirs = self.config()
-            changes = differences({"kind": theirs["kind"], **theirs["identity"]}, {"kind": kind, **mine["identity"]})
+            recorded = self.config()
+            changes = differences(
+                {"kind": recorded["kind"], **recorded["identity"]}, {"kind": kind, **current["identity"]}
+            )
             if changes and not self._is_unused():
                 self.close()
                 differs, advice = (
                     "\n  ".join(changes),
-                    "Give another --run-dir, or --overwrite to throw the old one away",
+                    "Pass another --run-dir, or --overwrite to delete the old run",
                 )
-                raise RunError(f"{self.path} holds a different run; what differs:\n  {differs}\n{advice}")
-        self.write_bytes("config.toml", tomli_w.dumps(mine).encode())
+                raise RunError(f"{self.path} holds a different run; differences:\n  {differs}\n{advice}")
+        self.write_bytes("config.toml", tomli_w.dumps(current).encode())
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
         for name, old in OLD_FILES.items():
@@ -164,12 +173,12 @@ class Run(RunFiles):
         return continued and not changes
 
     def _is_unused(self) -> bool:
-        """Whether nothing but settings was kept here."""
+        """Return whether the folder holds only settings."""
         kept = [self.path / name for name in OWNED if name not in NO_RESULTS]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
 
     def _refuse_foreign(self) -> None:
-        """Never write into, or empty, a folder that somebody else fills."""
+        """Refuse a folder that is not empty and not a run folder."""
         there = [child.name for child in self.path.iterdir() if not child.name.startswith(".")]
         if not there:
             return
@@ -177,19 +186,19 @@ class Run(RunFiles):
             self.config()
         except RunError as error:
             raise RunError(
-                f"{self.path} is no run folder and not empty (it has {', '.join(sorted(there)[:4])}); give another --run-dir\n"
+                f"{self.path} is not a run folder and not empty (it has {', '.join(sorted(there)[:4])}); pass another --run-dir\n"
                 f"{error}"
             ) from error
 
     def _check_files(self) -> None:
-        """Refuse links, pipes and devices wherever rove writes; other libraries write into the folders that are left out."""
+        """Refuse links, pipes and devices wherever rove writes; other libraries write to the excluded folders."""
         for path in self.path.iterdir():
             name = path.name.removeprefix(".").removesuffix(".draft").removesuffix(".old")
             if name in OWNED and name not in ("tensorboard", "wandb", "vllm"):
                 check_tree(path)
 
     def _add_versions(self) -> None:
-        """Remember every set of versions that has written here, the first one first."""
+        """Record the current software versions, unless they are recorded already."""
         known, now = self.versions(), versions_here()
         if now not in known:
             self.write_json("versions.json", [*known, now])
@@ -204,7 +213,7 @@ class Run(RunFiles):
             self._lock.close()
             self._lock = None
             raise RunError(
-                f"another process is writing to {self.path}; wait for it, or give another --run-dir"
+                f"another process is writing to {self.path}; wait for it, or pass another --run-dir"
             ) from error
 
     def _clear(self) -> None:
@@ -212,7 +221,7 @@ class Run(RunFiles):
             remove(self.path / name)
 
     def close(self) -> None:
-        """Close the files and let others write."""
+        """Close the files and release the lock."""
         for file in self._files.values():
             file.close()
         self._files.clear()
@@ -228,22 +237,22 @@ class Run(RunFiles):
             end_early(self.path, error, self._created, self.resume_command)
         self.close()
 
-    # rollouts and metrics: append-only, one line each
+    # Append-only files, one line per entry
 
     def append_rollout(self, record: RolloutRecord) -> None:
-        """Keep a finished rollout: once this returns, killing the process does not lose it."""
+        """Write a finished rollout; it survives a kill of the process after this returns."""
         self._append("rollouts.jsonl", encode_record(record))
 
     def append_metrics(self, metrics: Mapping[str, Any]) -> None:
-        """Keep one step's metrics."""
+        """Write the metrics of a step."""
         self._append("metrics.jsonl", msgspec.json.encode(metrics))
 
     def append_alert(self, alert: Mapping[str, Any]) -> None:
-        """Keep an alert, which has the `step` at which it started."""
+        """Write an alert, with the `step` at which it started."""
         self._append("alerts.jsonl", msgspec.json.encode(alert))
 
     def append_limit(self, change: Mapping[str, Any]) -> None:
-        """Keep a change of how many requests may be under way."""
+        """Write a change of the concurrency limit."""
         self._append("limits.jsonl", msgspec.json.encode(change))
 
     def _append(self, name: str, line: bytes) -> None:
@@ -254,17 +263,17 @@ class Run(RunFiles):
         file.flush()
 
     def rollouts(self) -> Iterator[RolloutRecord]:
-        """Every rollout kept so far, oldest first. A torn last line is left out."""
+        """Yield every rollout, oldest first, except an incomplete last line."""
         for line in self.lines_of("rollouts.jsonl"):
             yield decode_record(line)
 
     def outcomes(self) -> Iterator[Outcome]:
-        """Every rollout kept so far without its texts, oldest first: quick, for statistics."""
+        """Yield every rollout without its texts, oldest first; faster than `rollouts`."""
         for line in self.lines_of("rollouts.jsonl"):
             yield decode_outcome(line)
 
     def ledger(self) -> tuple[dict[RolloutKey, Line], Usage]:
-        """The line that counts of every rollout, its last, and what all lines used (a failed try was paid for, too)."""
+        """Return the last line of every rollout, and the token usage of all lines, including failed attempts."""
         lines: dict[RolloutKey, Line] = {}
         usage = Usage()
         offset = 0
@@ -274,7 +283,7 @@ class Run(RunFiles):
             except RunError as error:
                 file = self.path / "rollouts.jsonl"
                 raise RunError(
-                    f"{file}, line {number + 1}: {error}\nDelete that line; its rollout is run again"
+                    f"{file}, line {number + 1}: {error}\nDelete that line; rove then repeats the rollout"
                 ) from error
             usage = usage + place.usage
             lines[place.key] = Line(number, offset, place.failed)
@@ -282,15 +291,15 @@ class Run(RunFiles):
         return lines, usage
 
     def scored_lines(self) -> dict[RolloutKey, Line]:
-        """The lines that count of the rollouts that were scored."""
+        """Return the last line of every rollout that was scored."""
         return {key: line for key, line in self.ledger()[0].items() if not line.failed}
 
     def record_at(self, offset: int) -> RolloutRecord:
-        """The rollout whose line starts there."""
+        """Return the rollout whose line starts at an offset."""
         return decode_record(self._line_at(offset))
 
     def outcome_at(self, offset: int) -> Outcome:
-        """The same without its texts."""
+        """Return the rollout whose line starts at an offset, without its texts."""
         return decode_outcome(self._line_at(offset))
 
     def _line_at(self, offset: int) -> bytes:
@@ -301,32 +310,32 @@ class Run(RunFiles):
         return file.readline()[:-1]
 
     def finished(self) -> Iterator[RolloutRecord]:
-        """The records that count of the rollouts that were scored, oldest first."""
+        """Return the last record of every rollout that was scored, oldest first."""
         counted = {line.number for line in self.scored_lines().values()}
         return (record for number, record in enumerate(self.rollouts()) if number in counted)
 
-    # whole files: written beside and renamed, so that a reader never sees half of one
+    # Files that are replaced atomically
 
     def write_bytes(self, name: str, content: bytes) -> None:
-        """Write a file of the folder whole."""
+        """Write a file of the folder atomically."""
         atomic_write(self.path / name, content)
 
     def write_json(self, name: str, value: Any) -> None:
-        """Write a value as indented JSON."""
+        """Write a value as indented JSON, atomically."""
         self.write_bytes(name, msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n")
 
     def finish(self, summary: Mapping[str, Any]) -> None:
-        """Write the summary: the run is complete."""
+        """Write the summary, which marks the run as complete."""
         self.write_json("summary.json", summary)
 
     def reopen(self) -> None:
-        """Take the summary away: there is more to do."""
+        """Delete the summary, which marks the run as incomplete."""
         (self.path / "summary.json").unlink(missing_ok=True)
 
-    # checkpoints
+    # Checkpoints
 
     def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
-        """Write checkpoint `name` whole or not at all: `write` fills a draft folder, which is then renamed."""
+        """Write checkpoint `name` atomically: `write` fills a draft folder, which is then renamed."""
         target = self.path / "checkpoints" / name
         draft = target.with_name(f".{name}.draft")
         shutil.rmtree(draft, ignore_errors=True)
@@ -338,7 +347,7 @@ class Run(RunFiles):
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
-        """Write the trained model to `final/`, whole or not at all."""
+        """Write the trained model to `final/` atomically."""
         draft, target = self.path / ".final.draft", self.path / "final"
         shutil.rmtree(draft, ignore_errors=True)
         draft.mkdir()
@@ -347,27 +356,27 @@ class Run(RunFiles):
         return target
 
     def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
-        """How far the run has come now."""
+        """Return the current progress of the run."""
         sizes = [(self.path / name) for name in ("rollouts.jsonl", "metrics.jsonl")]
         rollouts, metrics = (file.stat().st_size if file.exists() else 0 for file in sizes)
         return Progress(step, rollouts, metrics, dict(state))
 
     def last_checkpoint(self) -> tuple[Path, Progress] | None:
-        """The newest checkpoint that training can be resumed from.
+        """Return the newest checkpoint from which training can resume.
 
         Raises:
-            RunError: see `progress_of`.
+            RunError: See `progress_of`.
         """
         newest = next((path for path in self.checkpoints() if (path / "progress.json").exists()), None)
         return None if newest is None else (newest, self.progress_of(newest))
 
     def checkpoints(self) -> list[Path]:
-        """The numbered checkpoints, the newest first."""
+        """Return the numbered checkpoints, newest first."""
         found = [path for path in (self.path / "checkpoints").glob("*") if path.name.isdecimal()]
         return sorted(found, key=lambda path: int(path.name), reverse=True)
 
     def progress_of(self, checkpoint: Path) -> Progress:
-        """How far the run had come at a checkpoint.
+        """Return the progress of the run at a checkpoint.
 
         Raises:
             RunError: progress.json is missing or damaged.
@@ -378,12 +387,12 @@ class Run(RunFiles):
         return msgspec.convert(decoded(file, read_regular(file), Progress), Progress)
 
     def prune_checkpoints(self, keep: int) -> None:
-        """Delete all numbered checkpoints but the `keep` newest."""
+        """Delete all numbered checkpoints except the `keep` newest."""
         for path in self.checkpoints()[keep:]:
             shutil.rmtree(path)
 
     def cut(self, progress: Progress | None) -> None:
-        """Drop the rollouts, metrics, alerts, tokens and evaluations newer than `progress` (all of them when None)."""
+        """Delete the rollouts, metrics, alerts, tokens and evaluations newer than `progress` (None: all of them)."""
         step = progress.step if progress is not None else 0
         if alerts := list(self.lines_of("alerts.jsonl")):
             self.write_bytes("alerts.jsonl", b"".join(line + b"\n" for line in alerts if _step_of(line) <= step))
@@ -403,8 +412,84 @@ class Run(RunFiles):
 
 
 def _step_of(line: bytes) -> float:
-    """The step of an alert; infinite where the line is damaged."""
+    """Return the step of an alert; infinite if the line is damaged."""
     try:
         return decoded_row(line).get("step", math.inf)
     except RunError:
         return math.inf
+
+
+def versions_here() -> dict[str, str]:
+    """Return the versions of Python, the platform and the installed `PACKAGES`, by name."""
+    found = {"python": sys.version.split()[0], "platform": platform.platform()}
+    for package in PACKAGES:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def end_early(folder: Path, error: BaseException, created: Sequence[Path], resume_command: str = "") -> None:
+    """Write stopped.json, or delete the folder if the run failed before its first result.
+
+    Args:
+        folder: The run folder.
+        error: The exception that ended the run; an interruption never deletes the folder.
+        created: The folders that were created for the run, the run folder first; [] if it existed before.
+        resume_command: Shell command that resumes the run; "" if there is none.
+    """
+    with suppress(OSError):  # the disk may be full
+        if not (isinstance(error, Exception) and remove_without_results(created)):
+            report = stopped_report(folder, error, resume_command)
+            atomic_write(folder / "stopped.json", msgspec.json.format(msgspec.json.encode(report), indent=2) + b"\n")
+
+
+def stopped_report(folder: Path, error: BaseException, resume_command: str = "") -> dict[str, Any]:
+    """Return the content of stopped.json.
+
+    Args:
+        folder: The run folder.
+        error: The exception that ended the run.
+        resume_command: Shell command that resumes it; "" if there is none.
+
+    Returns:
+        `why`; `rollouts`, their number; `step`, the last training step; `resume`, the command.
+    """
+    report: dict[str, Any] = {"why": end_reason(error)}
+    with suppress(OSError, msgspec.MsgspecError):  # a damaged file must not hide the reason
+        report["rollouts"] = _lines(folder / "rollouts.jsonl")[0]
+        if last := _lines(folder / "metrics.jsonl")[1]:
+            report["step"] = msgspec.json.decode(last, type=dict).get("step")
+    return report | ({"resume": resume_command} if resume_command else {})
+
+
+def remove_without_results(created: Sequence[Path]) -> bool:
+    """Delete a run folder that holds only settings, and its parents if they become empty.
+
+    Args:
+        created: The folders that were created for the run, the run folder first; [] if it existed before.
+
+    Returns:
+        Whether the run folder was deleted.
+    """
+    if not created or not {child.name for child in created[0].iterdir()} <= {*NO_RESULTS}:
+        return False
+    for file in created[0].iterdir():
+        file.unlink()
+    created[0].rmdir()
+    with suppress(OSError):  # a parent that is not empty stays
+        for folder in created[1:]:
+            folder.rmdir()
+    return True
+
+
+def _lines(file: Path) -> tuple[int, bytes]:
+    """Return the number of complete lines of a file, and the last of them; (0, b"") if it does not exist."""
+    count, last = 0, b""
+    if file.exists():
+        with file.open("rb") as lines:
+            for line in lines:
+                if line.endswith(b"\n"):
+                    count, last = count + 1, line
+    return count, last

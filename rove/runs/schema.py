@@ -1,4 +1,4 @@
-"""Decode and check the JSON and TOML files of a run folder, which may be damaged or made by a stranger."""
+"""Decode and check the JSON and TOML files of a run folder, which may be damaged or untrusted."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class Estimate(TypedDict, total=False):
 
 
 class Cost(TypedDict, total=False):
-    """What an evaluation cost."""
+    """Cost of an evaluation."""
 
     total: float | None
     per_rollout: float | None
@@ -74,11 +74,11 @@ Summary = TypedDict(
     },
     total=False,
 )
-"""What rove reads of summary.json; evaluation and training have some of these keys each."""
+"""Keys of summary.json that rove reads; evaluation and training each write some of them."""
 
 
 class Settings(TypedDict, total=False):
-    """What rove reads of the settings in config.toml, beside names that are shown as text."""
+    """Settings in config.toml that rove reads, except those that it shows as text."""
 
     env: str
     env_args: dict[str, Any]
@@ -111,13 +111,13 @@ def decoded(
     """Decode the content of a file and check its types; values of unknown keys are returned unchecked.
 
     Args:
-        file: named in the error.
-        content: of the file.
-        expected: a type that `msgspec.convert` knows.
-        decode: of its format. Default: JSON.
+        file: Path, for the error message.
+        content: Content of the file.
+        expected: A type that `msgspec.convert` supports.
+        decode: Decoder of the file format. Default: JSON.
 
     Raises:
-        RunError: the content is damaged, of other types, or nested deeper than MAX_DEPTH.
+        RunError: The content is damaged, of other types, or nested deeper than MAX_DEPTH.
     """
     try:
         found = decode(content)

@@ -100,7 +100,7 @@ class Place(msgspec.Struct, frozen=True):
 
     @property
     def failed(self) -> bool:
-        """Whether it ended in an error."""
+        """Whether the rollout ended in an error."""
         return bytes(self.error) != b"null"
 
 
@@ -236,7 +236,9 @@ def decode_listing(line: bytes) -> RolloutListing:
 
 def _check_version(version: int) -> None:
     if version > SCHEMA_VERSION:
-        raise RunError(f"this rollout has schema {version}, this rove reads up to {SCHEMA_VERSION}: upgrade rove")
+        raise RunError(
+            f"this rollout has schema {version}; this version of rove reads up to {SCHEMA_VERSION}. Upgrade rove"
+        )
 
 
 def _with_turns(stored: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Read run folders of older versions of rove: map former names of fields, settings and files to the current ones."""
+"""Upgrade run folders of older versions of rove: map former names of fields, settings and files to the current ones."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ OLD_FILES = {"alerts.jsonl": "alarms.jsonl"}
 
 _FIELDS = {"seats": "model_roles", "boards": "renderings"}
 _SCHEMA_1_MARK = b'"seats":'
-"""A key that every line of schema 1 has; lines without it need no further look."""
+"""Key that every line of schema 1 has."""
 
 
 def upgrade_line(line: bytes) -> bytes:
-    """Return a line of rollouts.jsonl in schema 2; a line that is no record of schema 1 is returned unchanged."""
+    """Return a line of rollouts.jsonl in schema 2; lines other than records of schema 1 are unchanged."""
     if _SCHEMA_1_MARK not in line:
         return line
     try:
         stored = msgspec.json.decode(line, type=dict[str, Any])
     except msgspec.MsgspecError:
-        return line  # the caller's decoder reports what is wrong
+        return line  # the caller's decoder reports the error
     record = stored.get("record")
     if not isinstance(record, dict) or record.get("schema_version") != 1:
         return line
@@ -36,12 +36,12 @@ def upgrade_line(line: bytes) -> bytes:
 
 
 def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of summary.json under today's names."""
+    """Return the content of summary.json under the current names."""
     return _renamed(summary, _FIELDS)
 
 
 def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
-    """Return the content of config.toml, its identity included, under today's names of settings."""
+    """Return the content of config.toml, its identity included, under the current names of settings."""
     return {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
 
 

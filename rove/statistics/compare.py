@@ -26,9 +26,9 @@ from rove.statistics.summary import TOLERANCE, Column, Columns
 
 REWARD = "reward"
 MOVERS = 10
-"""At most so many examples are named in each direction."""
+"""Maximum number of examples listed per direction."""
 FEWEST_DIFFERING = 6
-"""Examples that must differ before a direction is stated: fewer fair coins agree in more than 5 % of cases."""
+"""Examples that must differ before a direction is reported: fewer fair coins agree in more than 5 % of cases."""
 FEWEST_RANGE = 15
 """Examples from which the observed range of values counts as their true range, unless all values are 0 or 1."""
 Z = 1.959963984540054
@@ -36,7 +36,7 @@ Z = 1.959963984540054
 
 
 class Difference(msgspec.Struct, frozen=True):
-    """One value in both runs: means over the examples that count, every example the same weight."""
+    """One value in both runs: means over the compared examples, equally weighted."""
 
     name: str
     a: float
@@ -48,13 +48,13 @@ class Difference(msgspec.Struct, frozen=True):
     high: float
     """Upper limit."""
     caveat: str | None
-    """Why the interval may not hold, or why there is none; None for an interval that holds."""
+    """Why the interval may be invalid or is missing; None for a valid interval."""
     examples: int
     """Examples with the value in both runs; 0 when unpaired."""
     direction: int
-    """1 when b is higher, −1 when it is lower, 0 when the examples do not decide it."""
+    """1 if b is higher, −1 if it is lower, 0 if undecided."""
     weight: float | None
-    """What the value counts in the reward (in B, else in A), 0 for a metric; None for the reward itself."""
+    """Weight of the value in the reward (in B, else in A); 0 for a metric, None for the reward itself."""
 
 
 class Mover(msgspec.Struct, frozen=True):
@@ -72,28 +72,28 @@ class Comparison(msgspec.Struct, frozen=True):
 
     names: tuple[str, str]
     verdict: str
-    """The answer in words."""
+    """The conclusion as a sentence."""
     main: Difference
     """The compared value."""
     paired: bool
-    """Over the examples both runs have; else between different examples, as there are none in common."""
+    """Whether the comparison is over shared examples; False if the runs share none."""
     only_a: int
-    """Examples scored in A alone, left out (in an unpaired comparison: those of A)."""
+    """Examples scored only in A, which are excluded (unpaired: the examples of A)."""
     only_b: int
     wins: int
     """Examples in which b is higher."""
     ties: int
     losses: int
     up: list[Mover]
-    """Examples that rose most, the largest rise first."""
+    """Examples with the largest increase, in descending order."""
     down: list[Mover]
     needed_examples: int | None
-    """Examples (unpaired: of each run) after which a difference of 0.02 could be told; see `needed_examples`."""
+    """Examples (unpaired: per run) needed to detect a difference of 0.02; see `needed_examples`."""
     others: list[Difference]
-    """Every other value both runs have: the reward, then by weight. Each interval stands by itself, so that among twenty
-    values that do not differ one is expected to seem to."""
+    """Every other value of both runs: the reward, then by weight. Intervals are not corrected for multiple comparisons: of
+    twenty equal values, one is expected to appear different."""
     notes: list[str]
-    """What to know before believing it: weights or functions that differ, examples left out."""
+    """Limitations of the comparison: differing weights or functions, excluded examples."""
 
 
 class _Side:
@@ -111,7 +111,7 @@ class _Side:
         self.functions = set(self.columns.named)
 
     def means(self, name: str) -> dict[str, float]:
-        """Mean over the rollouts of every example that has the value."""
+        """Return the mean over the rollouts of every example that has the value."""
         return {self.keys[place]: value for place, value in self.column(name).means()}
 
     def column(self, name: str) -> Column:
@@ -126,7 +126,7 @@ def compare(
     *,
     names: tuple[str, str] = ("A", "B"),
 ) -> Comparison:
-    """Compare two runs, b − a, over the examples both have scored.
+    """Compare two runs (b − a) over the examples that both have scored.
 
     An example's value is the mean over its scored rollouts; the interval is that of the mean difference over examples (paired;
     Miller 2024, arXiv:2411.00640; see `mean_estimate`). Where every rollout of both runs has one of two values and each
@@ -136,21 +136,21 @@ def compare(
     The direction is decided by the exact sign test (McNemar's) where examples only gain or lose the whole range of values; by
     the interval where it has no caveat; and otherwise by an exact binomial interval that assumes the largest variance which
     the range of values allows, unless `FEWEST_EXAMPLES` differences are all equal. That range is known for values of 0 and 1,
-    and taken from the examples from `FEWEST_RANGE` on. So a few or skewed differences do not decide a direction.
+    and taken from the examples from `FEWEST_RANGE` on. A few or skewed differences therefore do not decide a direction.
 
     Args:
-        a: rollouts of the run compared with.
-        b: rollouts of the run in question.
-        value: "reward", or the name of a reward function or metric of both.
-        names: what the words call them.
+        a: Rollouts of the baseline run.
+        b: Rollouts of the run to compare with it.
+        value: "reward", or the name of a reward function or metric of both runs.
+        names: Names of the runs in the verdict.
 
     Raises:
-        ConfigError: a run has no scored rollout, or one of them lacks the value.
+        ConfigError: A run has no scored rollout, or one of them lacks the value.
     """
     sides = _Side(a), _Side(b)
     for side, name in zip(sides, names):
         if not side.keys:
-            raise ConfigError(f"{name} has no scored rollout: there is nothing to compare")
+            raise ConfigError(f"{name} has no scored rollout; a comparison needs at least one in each run")
         if value != REWARD and value not in side.functions:
             raise ConfigError(f"{name} has no value '{value}'; {nearest(value, {REWARD, *side.functions})}")
     in_a, in_b = (side.means(value) for side in sides)
@@ -182,7 +182,7 @@ def compare(
 
 
 def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
-    """The difference of one value, and the examples needed for 0.02 of it."""
+    """Return the difference of one value, and the number of examples needed to detect a difference of 0.02."""
     weight = None if name == REWARD else b.weights.get(name, a.weights.get(name, 0.0))
     columns = a.column(name), b.column(name)
     in_a, in_b = a.means(name), b.means(name)
@@ -212,7 +212,7 @@ def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> tuple[
 
     Args:
         gaps: One difference per example.
-        limits: Of the values themselves, if known.
+        limits: Smallest and largest possible value, if known.
     """
     n, up, down = len(gaps), sum(gap > TOLERANCE for gap in gaps), sum(gap < -TOLERANCE for gap in gaps)
     if n < 2 or not up + down:
@@ -319,24 +319,24 @@ def _verdict(main: Difference, needed: int | None, only: tuple[int, int], names:
         few = main.caveat or f"fewer than {FEWEST_DIFFERING} examples differ, or too few of them in one direction"
         if have < FEWEST_EXAMPLES:
             few = f"at least {FEWEST_EXAMPLES} examples{each} are needed"
-        return f"too few examples to tell a direction: {seen}; {few}"
+        return f"too few examples to determine a direction: {seen}; {few}"
     if have >= needed:
-        return f"no difference can be told: {seen}; a true one of {POINTS} would probably have shown"
+        return f"no detectable difference: {seen}; a difference of {POINTS} would probably have been detected"
     return (
-        f"no difference can be told: {seen}; "
-        f"about {needed - have:,} more examples{each} would be needed to tell a true one of {POINTS}"
+        f"no detectable difference: {seen}; "
+        f"about {needed - have:,} more examples{each} would be needed to detect a difference of {POINTS}"
     )
 
 
 def _unsure(main: Difference) -> bool:
-    """Whether the difference looks like one, but rests on too few examples."""
+    """Return whether there is an apparent difference on too few examples."""
     if math.isnan(main.low):
         return abs(main.difference) > TOLERANCE
     return main.low > TOLERANCE or main.high < -TOLERANCE
 
 
 def _judgement(main: Difference) -> str:
-    """Better or worse where the reward says which is which; a metric is only higher or lower."""
+    """Return "better" or "worse" for values with a weight, "higher" or "lower" for metrics."""
     if main.weight == 0.0:
         return "higher" if main.direction > 0 else "lower"
     return "better" if main.direction * (1.0 if main.weight is None else main.weight) > 0 else "worse"
@@ -346,17 +346,15 @@ def _notes(sides: tuple[_Side, _Side], names: tuple[str, str], paired: bool, onl
     a, b = sides
     notes: list[str] = []
     if not paired:
-        notes.append(
-            "no example is in both runs: the difference is between different examples, and that much less sure"
-        )
+        notes.append("the runs share no examples: a difference between different examples is less certain")
     elif any(only):
         notes.append(
-            f"left out, as the other run has not scored them: {only[0]:,} of {names[0]}, {only[1]:,} of {names[1]}"
+            f"excluded because the other run did not score them: {only[0]:,} of {names[0]}, {only[1]:,} of {names[1]}"
         )
     weights = {name: [side.weights.get(name, 0.0) for side in sides] for name in sorted(a.functions & b.functions)}
     changed = [f"{name} {old:g} → {new:g}" for name, (old, new) in weights.items() if old != new]
     if changed:
-        notes.append(f"reward weights differ ({', '.join(changed)}): the two rewards do not mean the same")
+        notes.append(f"reward weights differ ({', '.join(changed)}): the rewards are not comparable")
     for mine, others, name in ((a, b, names[0]), (b, a, names[1])):
         missing = sorted(mine.functions - others.functions)
         if missing:

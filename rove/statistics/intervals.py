@@ -1,4 +1,4 @@
-"""95 % confidence intervals of means: exact for two-valued results, Student's t with a stated caveat for the rest."""
+"""95 % confidence intervals of means: exact for two-valued results, Student's t with a caveat for others."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.statistics.estimates import mean
 FEWEST_EXAMPLES = 30
 """Examples below which a t interval carries a caveat."""
 FEWEST_TWO_VALUED = 10
-"""Examples from which 0 and one other value, or −c and c, count as all the values there are."""
+"""Examples from which 0 and one other value, or −c and c, count as the only possible values."""
 FEWEST_MIXED = 10
 """Examples with a success, and with a failure, from which the design effect of several rollouts per example is estimated."""
 MAX_SKEW = 0.02
@@ -25,7 +25,7 @@ SKEWED = "interval may be too narrow: skewed values"
 EQUAL = "no interval: all values are equal"
 ONE = "no interval: fewer than 2 examples"
 LARGEST = 1e100
-"""Largest absolute value of which a variance and a skewness are computed; the squares and cubes of larger ones overflow."""
+"""Largest absolute value with a variance and a skewness; squares and cubes of larger values overflow."""
 HUGE = f"no interval: a value exceeds {LARGEST:g}"
 
 
@@ -38,7 +38,7 @@ class Estimate(NamedTuple):
     high: float
     """Upper limit; nan without an interval."""
     caveat: str | None = None
-    """Why the interval may not hold, or why there is none; None for an interval that holds."""
+    """Why the interval may be invalid or is missing; None for a valid interval."""
 
 
 def no_interval(center: float, caveat: str) -> Estimate:
@@ -55,7 +55,7 @@ def mean_estimate(
 
     Args:
         values: One value per example, the mean over its rollouts.
-        levels: Distinct values of the single rollouts; three of them stand for any larger number. Default: those of `values`.
+        levels: Distinct values of the single rollouts; three represent any larger number. Default: those of `values`.
         observations: Number of rollouts. Default: one per example.
     """
     levels = {round(level, DIGITS) for level in (values if levels is None else levels)}
@@ -103,7 +103,7 @@ def _t_caveat(values: Sequence[float]) -> str | None:
 
 
 def sample_variance(values: Sequence[float]) -> float:
-    """Return the unbiased sample variance; nan of fewer than two values, or if their sum exceeds the largest float."""
+    """Return the unbiased sample variance; nan for fewer than two values, or if their sum exceeds the largest float."""
     n = len(values)
     if n < 2:
         return math.nan
@@ -112,7 +112,7 @@ def sample_variance(values: Sequence[float]) -> float:
 
 
 def skewness(values: Sequence[float]) -> float:
-    """Return the third standardized moment; 0 of equal values."""
+    """Return the third standardized moment; 0 for equal values."""
     n = len(values)
     center = mean(values)
     spread = math.sqrt(math.fsum((value - center) * (value - center) for value in values) / n)
@@ -125,7 +125,7 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
     With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
     effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
     counts estimated from survey data"), at least the number of examples. Where fewer than `FEWEST_MIXED` examples have a
-    success or fewer have a failure, the design effect cannot be estimated, and the number of examples counts.
+    success or fewer have a failure, the design effect cannot be estimated, so the sample size is the number of examples.
 
     Args:
         shares: Between 0 and 1, one per example; at least two.
@@ -166,7 +166,7 @@ def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
 
 
 def beta_quantile(p: float, a: float, b: float) -> float:
-    """Return the value that a beta variable of shape `a`, `b` (both above 0) stays below with probability `p`; by bisection."""
+    """Return the quantile of the beta distribution with shape `a`, `b` (both > 0), by bisection."""
     low, high = 0.0, 1.0
     for _ in range(60):
         middle = (low + high) / 2
@@ -200,10 +200,10 @@ def beta_below(x: float, a: float, b: float) -> float:
 
 @lru_cache(maxsize=256)
 def t_quantile(p: float, df: int) -> float:
-    """The value that a Student-t variable of `df` degrees of freedom stays below with probability `p`.
+    """Return the quantile of Student's t distribution with `df` degrees of freedom.
 
-    Newton's method on the closed form of the distribution function. That function is concave above 0, so the steps from 0
-    only ever rise towards the quantile.
+    Uses Newton's method on the closed form of the distribution function, which is concave above 0, so the iteration from 0
+    increases monotonically to the quantile.
 
     Raises:
         ConfigError: `p` is not between 0 and 1, or `df` below 1.
@@ -218,13 +218,13 @@ def t_quantile(p: float, df: int) -> float:
         density = peak * (1.0 + t * t / df) ** (-(df + 1) / 2)
         step = (p - 0.5 - _t_below(t, df)) / density
         t += step
-        if step <= 1e-8 * t:  # the error after a step is of the order of its square
+        if step <= 1e-8 * t:  # the error is quadratic in the step
             break
     return t
 
 
 def _t_below(t: float, df: int) -> float:
-    """Probability that a t variable lies between 0 and `t` (Abramowitz & Stegun, 26.7.3 and 26.7.4, halved)."""
+    """Return the probability that a t variable lies between 0 and `t` (Abramowitz & Stegun, 26.7.3 and 26.7.4, halved)."""
     odd = df % 2
     cosine2 = df / (df + t * t)
     term = total = math.sqrt(cosine2) if odd else 1.0

@@ -1,4 +1,4 @@
-"""The tally of an evaluation: rollout by rollout, in memory that no text and no token takes part in."""
+"""Streaming statistics of an evaluation, without texts and tokens in memory."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import ConfigError
-from rove.core.records import Outcome, RolloutRecord, Scores, Usage
+from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord, Scores, Usage
 from rove.statistics.estimates import POINTS, needed_examples, pass_at_k, pass_hat_k, percentiles
 from rove.statistics.intervals import DIGITS, Estimate, mean_estimate, sample_variance
 
 TOLERANCE = 1e-9
-"""Values no further apart are equal: a reward is a weighted sum, 0.1 + 0.2 + 0.7 of it is a hair below 1."""
+"""Values at most this far apart are equal: the weighted sum 0.1 + 0.2 + 0.7 is slightly below 1."""
 
 
 class Price(msgspec.Struct, frozen=True):
@@ -26,7 +26,7 @@ class Price(msgspec.Struct, frozen=True):
         >>> Price(input=0.15, output=0.60)
 
     Raises:
-        ConfigError: a price is negative or no number.
+        ConfigError: A price is negative or not a number.
     """
 
     input: float
@@ -45,7 +45,7 @@ class Price(msgspec.Struct, frozen=True):
 
 
 class Column:
-    """Sums and counts of one value by example; an example is a place, 0 … examples − 1. Takes 12 bytes an example."""
+    """Sums and counts of one value by example index (0 … examples − 1), at 12 bytes per example."""
 
     __slots__ = ("counts", "high", "levels", "low", "sums")
 
@@ -60,7 +60,7 @@ class Column:
         """Largest value."""
 
     def add(self, place: int, value: float) -> None:
-        """Count another value of the example at `place`."""
+        """Add a value of the example with index `place`."""
         self.low, self.high = min(self.low, value), max(self.high, value)
         if len(self.levels) < 3:
             self.levels.add(round(value, DIGITS))
@@ -77,12 +77,12 @@ class Column:
 
     @property
     def estimate(self) -> Estimate:
-        """The mean over examples of the means of their values, so that an example counts the same whatever failed."""
+        """The mean of the example means: each example has equal weight, regardless of failed rollouts."""
         return mean_estimate(self.example_means(), self.levels, sum(self.counts))
 
     @property
     def examples(self) -> int:
-        """How many examples have the value."""
+        """Number of examples that have the value."""
         return len(self.counts) - self.counts.count(0)
 
     def example_means(self) -> array[float]:
@@ -90,14 +90,14 @@ class Column:
         return array("d", (mean for _, mean in self.means()))
 
     def means(self) -> Iterator[tuple[int, float]]:
-        """Place and mean of every example that has the value."""
+        """Yield the index and mean of every example that has the value."""
         for place, (total, count) in enumerate(zip(self.sums, self.counts)):
             if count:
                 yield place, total / count
 
 
 class Columns:
-    """Named columns over the same examples, in the order in which names and examples came."""
+    """Named columns over the same examples, in order of first occurrence."""
 
     def __init__(self) -> None:
         self.places: dict[str, int] = {}
@@ -106,7 +106,7 @@ class Columns:
         self.reward = Column()
 
     def add(self, key: str, scores: Scores) -> int:
-        """Count the scores of a rollout of the example `key`; returns the example's place."""
+        """Add the scores of a rollout of the example `key` and return the example's index."""
         place = self.places.setdefault(key, len(self.places))
         self.weights.update(scores.weights)
         self.reward.add(place, scores.reward)
@@ -132,13 +132,13 @@ class RoleUsage:
         self.usage: dict[str, Usage] = {}
 
     def add(self, roles: Mapping[str, Sequence[Usage]]) -> None:
-        """Count the tokens of each answer of each role in one rollout."""
+        """Add the tokens of each answer of each role in one rollout."""
         for role, used in roles.items():
             self.calls[role] += len(used)
             self.usage[role] = sum(used, self.usage.get(role, Usage()))
 
     def summary(self) -> dict[str, dict[str, float]]:
-        """`calls`, `prompt_tokens`, `completion_tokens`, and `cost` where the role has a price."""
+        """Return `calls`, `prompt_tokens`, `completion_tokens` and, for roles with a price, `cost`, by role."""
         found: dict[str, dict[str, float]] = {}
         for role, used in self.usage.items():
             found[role] = {"calls": self.calls[role], **msgspec.structs.asdict(used)}
@@ -148,12 +148,12 @@ class RoleUsage:
 
 
 class Tally:
-    """Statistics of an evaluation, gathered rollout by rollout.
+    """Statistics of an evaluation, updated rollout by rollout.
 
-    Memory grows with the examples, by 12 bytes for each function and some 150 for the key, not with rollouts or turns.
+    Memory per example is about 150 bytes plus 12 per function; it does not grow with rollouts or turns.
 
     Args:
-        pass_threshold: a rollout whose reward is at least this passes.
+        pass_threshold: Minimum reward of a passing rollout.
         price: Price of the model's tokens. Default: no cost in the summary.
         role_prices: Prices of model roles, such as a judge.
     """
@@ -178,7 +178,7 @@ class Tally:
         self._seconds: dict[str, Counter[float]] = {"answer": Counter(), "rollout": Counter()}
 
     def add(self, record: RolloutRecord | Outcome) -> None:
-        """Count a rollout: its scores, or its error."""
+        """Add the scores or the error of a rollout."""
         self.rollouts += 1
         self.truncated += record.is_truncated
         self.usage = self.usage + record.usage
@@ -202,23 +202,24 @@ class Tally:
             self.environments.setdefault(record.env_id, Column()).add(place, record.scores.reward)
 
     def summary(self) -> dict[str, Any]:
-        """Everything as plain values; what JSON cannot hold (nan) it writes as null.
+        """Return the statistics as plain values; JSON writes nan as null.
 
-        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95 % interval over examples, and `caveat`, a
-        sentence where the interval may not hold or does not exist (see `mean_estimate`), else None:
+        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95 % interval over examples, and `caveat`, the
+        reason why the interval may be invalid or is missing (see `mean_estimate`), else None:
 
         - `reward`, `functions` (with `weight`, 0 for a metric)
-        - `pass@k`, `pass^k`: for k = 1, 2, 4, … and the size of the largest group the probability that one, or all, of k
+        - `pass@k`, `pass^k`: for k = 1, 2, 4, … and the size of the largest group, the probability that one, or all, of k
           rollouts pass (reward ≥ `pass_threshold`); `left_out` examples have fewer than k scored rollouts
 
-        Beside them: `retries` (failed tries before answers), `error_share` and `truncation_share` of all rollouts,
-        `tokens_per_rollout` (means over all rollouts),
-        `latency` in seconds, to three digits (`answer`: every answer of the model; `rollout`: scored ones, whole), `cost`
-        where there is a price (of the model's tokens alone). `roles` has calls, tokens and cost of whoever else was asked, such
-        as a judge, and `environments` the reward in each member of an `EnvGroup`; neither is there where there are none.
-        `needed_examples` is how many a run needs so that it can be told from another one like it,
-        on other examples, when their true rewards are 0.02 apart (unpaired, see `needed_examples`); with fewer,
-        `too_few` says so.
+        Further keys:
+
+        - `retries` (failed attempts), `error_share` and `truncation_share` of all rollouts, `tokens_per_rollout` (means)
+        - `latency`: percentiles in seconds of `answer` (every model turn) and `rollout` (scored rollouts)
+        - `cost` of the model's tokens, if a price is set
+        - `model_roles`: calls, tokens and cost of other models, if there are any
+        - `environments`: reward by environment of an `EnvGroup`
+        - `needed_examples`: examples per run to detect a difference of 0.02 in the mean reward (unpaired, see
+          `needed_examples`); `too_few` is a message if the run has fewer
         """
         reward = self._columns.reward
         examples = reward.examples
@@ -257,10 +258,10 @@ class Tally:
         }
         if needed is None or examples < needed:
             summary["too_few"] = _too_few(examples, needed)
-        return summary | self._where_there_are()
+        return summary | self._optional_parts()
 
-    def _where_there_are(self) -> dict[str, Any]:
-        """What not every evaluation has: other roles, several environments, a price."""
+    def _optional_parts(self) -> dict[str, Any]:
+        """Return the optional parts: model roles, environments, cost."""
         found: dict[str, Any] = {}
         if self.model_roles.usage:
             found["model_roles"] = self.model_roles.summary()
@@ -275,7 +276,7 @@ class Tally:
         return found
 
     def _passes(self) -> dict[str, dict[str, dict[str, float]]]:
-        """pass@k and pass^k by k, as text: keys of JSON are."""
+        """Return pass@k and pass^k by k, with text keys as in JSON."""
         counts, passed = self._columns.reward.counts, self._passed.sums
         groups = {(n, c) for n, c in zip(counts, passed) if n}
         examples, size = self._columns.reward.examples, max(counts, default=0)
@@ -292,7 +293,7 @@ class Tally:
 
 
 def _rounded(seconds: float) -> float:
-    """Three significant digits: as many as a latency has, and few enough different ones to count each."""
+    """Round to three significant digits, which bounds the number of distinct latencies."""
     return float(f"{seconds:.3g}")
 
 
@@ -303,5 +304,44 @@ def _share(part: float, whole: int) -> float:
 def _too_few(examples: int, needed: int | None) -> str:
     have = f"{examples:,} scored example{'s' * (examples != 1)}"
     if needed is None:
-        return f"{have}, 2 at least are needed for an interval"
-    return f"{have}, about {needed:,} are needed to tell two such runs {POINTS} apart (unpaired)"
+        return f"{have}, at least 2 are needed for an interval"
+    return f"{have}, about {needed:,} per run are needed to detect a difference of {POINTS} (unpaired)"
+
+
+class RewardErrors:
+    """Counts of calls and exceptions of each reward function, to find those whose mean is meaningless.
+
+    Functions of different environments in a group are counted separately. Metrics, which have no weight, are excluded.
+    """
+
+    def __init__(self) -> None:
+        self._called: Counter[tuple[str, str]] = Counter()
+        self._raised: Counter[tuple[str, str]] = Counter()
+        self._errors: dict[tuple[str, str], str] = {}
+
+    def add(self, record: RolloutRecord | Outcome) -> None:
+        """Add a rollout."""
+        scores = record.scores
+        if scores is None:
+            return
+        own_scoring = list(scores.rewards) == ["reward"]  # the functions are then among the metrics
+        for name in [*scores.rewards, *(scores.metrics if own_scoring else ())]:
+            self._called[record.env_id, name] += 1
+        errors = scores.extras.get(REWARD_ERRORS)
+        for name, error in errors.items() if isinstance(errors, dict) else ():
+            self._raised[record.env_id, name] += 1
+            self._errors[record.env_id, name] = str(error)
+
+    @property
+    def broken(self) -> dict[str, str]:
+        """Function → its last error, for functions that raised in every rollout in which they were called."""
+        return {
+            name: self._errors[env_id, name]
+            for (env_id, name), times in self._raised.items()
+            if times >= self._called[env_id, name] > 0
+        }
+
+
+def broken_reward(name: str, error: str) -> str:
+    """Return the message for a function that raised in every rollout."""
+    return f"its reward is broken: {name} raised in every rollout, which counts as 0.0: {error}"

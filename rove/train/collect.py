@@ -19,7 +19,7 @@ from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, plan
 from rove.runs.run import Run
 from rove.statistics import mean
-from rove.statistics.reward_errors import RewardErrors, broken_reward
+from rove.statistics.summary import RewardErrors, broken_reward
 from rove.train.advantages import batch_advantages
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.config import RLConfig

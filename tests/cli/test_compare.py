@@ -45,7 +45,7 @@ def test_people_get_the_verdict_the_numbers_and_what_differs(rove: Rove):
     assert said[:3] == [
         "new is better than old: reward +0.722 [+0.399, +0.901] on 18 shared examples",
         "new: higher on 13, equal on 5, lower on 0",
-        "left out, as the other run has not scored them: 2 of old, 0 of new",
+        "excluded because the other run did not score them: 2 of old, 0 of new",
     ]
     settings = said.index("settings that differ:")
     assert said[settings + 1 :] == [
@@ -75,8 +75,8 @@ def test_no_difference_says_how_to_get_one(rove: Rove):
     keep("a", [record(i, i % 2) for i in range(10)])
     keep("b", [record(i, i % 3 / 2) for i in range(10)])
     done = rove("compare", "a", "b")
-    assert "no difference can be told: reward " in done.out
-    assert "more examples would be needed to tell a true one of 0.02" in done.out
+    assert "no detectable difference: reward " in done.out
+    assert "more examples would be needed to detect a difference of 0.02" in done.out
     assert "settings that differ" not in done.out
     needed = json.loads(rove("compare", "a", "b", "--json").out)["needed_examples"]
     assert f"→ evaluate more examples in both runs: rove eval @ a/config.toml -n {needed}" in done.out
@@ -135,7 +135,7 @@ def test_runs_without_common_examples(rove: Rove):
     keep("b", [record(i, 1 + i % 10 / 10) for i in range(30, 60)])
     said = rove("compare", "a", "b").out
     assert "b is better than a: reward +1.000 [+0.846, +1.154] between 30 and 30 different examples" in said
-    assert "no example is in both runs" in said
+    assert "the runs share no examples" in said
     assert "higher on" not in said
 
 
@@ -143,7 +143,7 @@ def test_a_few_examples_with_a_caveat_fit_the_terminal(rove: Rove):
     keep("a", [record(i, i / 100) for i in range(8)])
     keep("b", [record(i, 0.5 + i / 50) for i in range(8)])
     done = rove("compare", "a", "b")
-    assert "too few examples to tell a direction: reward +0.535 [+0.515, +0.555] on 8 shared examples" in done.out
+    assert "too few examples to determine a direction: reward +0.535 [+0.515, +0.555] on 8 shared examples" in done.out
     assert "* interval may be too narrow: fewer than 30 examples; no interval: all values are equal" in done.out
     assert max(map(len, done.out.splitlines()[1:])) <= 100
 

@@ -225,10 +225,10 @@ def test_another_setting_in_the_same_folder_is_refused_with_what_differs(rove: R
     done = rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--env_args.num_groups", "2")
     assert done.status == 1
     assert done.err.splitlines() == [
-        "error: runs/mine holds a different run; what differs:",
-        "  env_args.num_groups: there None, now 2",
-        "  sampling.temperature: there None, now 0.5",
-        "Give another --run-dir, or --overwrite to throw the old one away",
+        "error: runs/mine holds a different run; differences:",
+        "  env_args.num_groups: was None, now 2",
+        "  sampling.temperature: was None, now 0.5",
+        "Pass another --run-dir, or --overwrite to delete the old run",
     ]
     assert lines("runs/mine") == before
     assert rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--overwrite").status == 0

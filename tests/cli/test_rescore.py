@@ -86,7 +86,7 @@ def test_another_folder_is_asked_for_or_fresh(rove: Rove):
     refused = rove(*words)
     assert refused.status == 1
     assert "runs/new holds a different run" in refused.err
-    assert "env_args.max_turns: there None, now 9" in refused.err
+    assert "env_args.max_turns: was None, now 9" in refused.err
     assert rove(*words, "--overwrite").status == 0
     itself = rove("rescore", old, "--run-dir", old, "--overwrite")
     assert itself.status == 2

@@ -346,13 +346,13 @@ model = "scripted:knows"
     failed, broken, taken, fine = json.loads(done.out)
     assert failed["error"].startswith("TooManyErrorsError: 2 of 2 rollouts failed, more than max_errors = 1 allows")
     assert (broken["error"], broken["place"]) == ("OSError: disk on fire", "suite.toml, [[eval]] 2")
-    assert taken["error"].startswith("RunError: taken is no run folder and not empty")
+    assert taken["error"].startswith("RunError: taken is not a run folder and not empty")
     assert (fine["scored"], fine["failed"]) == (4, 0)
     assert 'raise OSError("disk on fire")' in done.err  # whoever wrote the environment wants to know where
     human = rove("eval", "@", "suite.toml")
     assert human.status == 1
     assert "3 of 4 evaluations were not finished:" in human.out
-    assert "  suite.toml, [[eval]] 3: RunError: taken is no run folder" in human.out
+    assert "  suite.toml, [[eval]] 3: RunError: taken is not a run folder" in human.out
     assert human.out.count(" stopped│") == 3
 
 

@@ -86,7 +86,7 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert "runs/rl is complete" in again.out
     refused = rove(*words, "--lora.rank", "3")
     assert refused.status == 1
-    assert "  lora.rank: there 2, now 3" in refused.err.splitlines()
+    assert "  lora.rank: was 2, now 3" in refused.err.splitlines()
     Path("runs/rl/summary.json").unlink()
     (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
     assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
@@ -202,7 +202,7 @@ def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove:
     before = contents(Path("runs/mine"))
     other = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
     assert other.status == 1
-    assert "  learning_rate: there 0.0003, now 0.01" in other.err.splitlines()
+    assert "  learning_rate: was 0.0003, now 0.01" in other.err.splitlines()
     assert rove(*rl(made, "--run-dir", "runs/mine", "--keep_checkpoints", "1")).status == 0
     assert contents(Path("runs/mine")) == before
 

@@ -190,8 +190,8 @@ def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
         (["--tags", "[1]"], "settings: tags[0] is 1: expected `str`, got `int`"),
         (["--env_args", "3"], "settings: env_args is 3: expected `object`, got `int`"),
         (["--steps.x", "3"], "settings: steps is {'x': 3}: expected `int`, got `object`"),
-        (["--save", "3"], "unexpected argument '3'; settings are given as --key value or @ file.toml"),
-        (["more"], "unexpected argument 'more'; settings are given as --key value or @ file.toml"),
+        (["--save", "3"], "unexpected argument '3'; pass settings as --key value or @ file.toml"),
+        (["more"], "unexpected argument 'more'; pass settings as --key value or @ file.toml"),
         (["@"], "expected a file after @"),
         (["@", "none.toml"], "settings file none.toml does not exist"),
     ],
@@ -213,7 +213,9 @@ def test_unknown_keys_of_a_file_are_refused_too(tmp_path: Path):
 
 
 def test_missing_settings_are_named():
-    with pytest.raises(ConfigError, match=r"missing setting: env; give ENV, or a file that has it: @ settings\.toml"):
+    with pytest.raises(
+        ConfigError, match=r"missing setting: env; pass ENV, or a file that contains it: @ settings\.toml"
+    ):
         read("--steps", "3")
 
 
@@ -301,26 +303,26 @@ class Whole(msgspec.Struct, forbid_unknown_fields=True):
         ({"named": {"a": {"every": None}}}, "settings: named[...].every: Expected `int`, got `null`"),
     ],
 )
-def test_what_is_wrong_inside_tables_is_told_with_its_place(values: dict[str, Any], message: str):
+def test_errors_inside_tables_name_the_setting(values: dict[str, Any], message: str):
     with pytest.raises(ConfigError) as caught:
         convert(Whole, values)
     assert str(caught.value) == message
 
 
-def test_a_list_that_is_given_like_flags_is_told_how_it_is_written():
+def test_a_list_given_as_flags_is_refused_with_the_json_form():
     """`--vllm.args --enforce-eager` is one flag without a value, and another that nobody knows."""
 
     class Outer(msgspec.Struct):
         inner: Whole = msgspec.field(default_factory=Whole)
 
-    with pytest.raises(ConfigError, match=r"--inner.words takes a list, in JSON: --inner.words '\[\"--eager\"\]'"):
+    with pytest.raises(ConfigError, match=r"--inner.words expects a JSON list: --inner.words '\[\"--eager\"\]'"):
         load(Outer, {}, ["--inner.words", "--eager"])
-    with pytest.raises(ConfigError, match="in JSON: --tags"):
+    with pytest.raises(ConfigError, match="JSON list: --tags"):
         read("toy", "--tags")
 
 
-def test_a_flag_of_the_command_in_a_file_is_told_to_be_one():
-    with pytest.raises(ConfigError, match="'dry_run' is a flag of the command, not a setting: give --dry-run"):
+def test_a_command_flag_in_a_file_is_refused():
+    with pytest.raises(ConfigError, match="'dry_run' is a flag of the command, not a setting; pass --dry-run"):
         convert(Whole, {"dry_run": True}, {"dry_run"})
 
 

@@ -54,7 +54,7 @@ def test_every_error_crosses_a_process_boundary(kind):
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_attempts_are_empty_until_told_and_never_shared(kind):
+def test_attempts_are_empty_by_default_and_not_shared(kind):
     first, second = kind("a"), kind("b")
     assert list(first.attempts) == []
     first.attempts = [*first.attempts, "HTTP 500"]
@@ -84,7 +84,7 @@ def test_the_innermost_phase_stays():
     assert phase_of(caught.value) == "inner"
 
 
-def test_an_exception_nobody_marked():
+def test_an_unmarked_exception():
     assert phase_of(ValueError()) == "rollout"
 
 

@@ -83,7 +83,7 @@ def test_as_message_takes_any_mapping_and_texts():
 
 @pytest.mark.parametrize("value", [{}, {"content": "hi"}, {"role": "robot", "content": "hi"}, {"role": None}, None, 5])
 def test_what_is_no_message_is_refused_by_name(value):
-    with pytest.raises(ConfigError, match=r"not a chat message: .*expected a dict with a 'role' out of \['assistant'"):
+    with pytest.raises(ConfigError, match=r"not a chat message: .*expected a dict with a 'role' in \['assistant'"):
         as_messages([value])
 
 

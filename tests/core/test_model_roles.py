@@ -1,4 +1,4 @@
-"""Other roles: what an opponent says is recorded and counted apart, and its failures are told apart."""
+"""Other roles: what an opponent says is recorded and counted apart, and its failures are reported apart."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ async def late(messages: vf.Messages, state: vf.State, rng: Any) -> str:
     return f"{messages[-1].content}: {drawn}"
 
 
-def test_what_is_asked_at_once_is_kept_in_the_order_of_asking(tmp_path: Path) -> None:
+def test_concurrent_queries_are_recorded_in_query_order(tmp_path: Path) -> None:
     with vf.Run(tmp_path / "run") as run:
         asyncio.run(vf.evaluate(Crowd(), says("x"), run=tmp_path / "run"))
         [record] = run.rollouts()

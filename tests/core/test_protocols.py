@@ -12,8 +12,8 @@ from rove.core.protocols import SamplingParams, available_tokens
 
 
 def test_nothing_is_set_unless_it_is_given():
-    told = msgspec.structs.asdict(SamplingParams.from_args({"temperature": 0.5, "top_k": None}, None, {}))
-    assert {name: value for name, value in told.items() if value is not None} == {"temperature": 0.5, "extra": {}}
+    reported = msgspec.structs.asdict(SamplingParams.from_args({"temperature": 0.5, "top_k": None}, None, {}))
+    assert {name: value for name, value in reported.items() if value is not None} == {"temperature": 0.5, "extra": {}}
 
 
 def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
@@ -98,7 +98,7 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context():
         available_tokens([1, 2, 3], 10, 3)
 
 
-@pytest.mark.parametrize(("ids", "told"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
-def test_prompts_that_are_none(ids: list[int], told: str):
-    with pytest.raises(ConfigError, match=told):
+@pytest.mark.parametrize(("ids", "reported"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
+def test_prompts_that_are_none(ids: list[int], reported: str):
+    with pytest.raises(ConfigError, match=reported):
         available_tokens(ids, 10, 99)

@@ -135,7 +135,7 @@ def test_evaluation_page_commands(example_runs: Path) -> None:
         for command in commands(block)
     ]
     assert any("rl is better than sft" in text for text in said)
-    assert any("no difference can be told" in text for text in said)
+    assert any("no detectable difference" in text for text in said)
     assert any("3 questions, scorer 'numeric': the last number in the answer equals" in text for text in said)
     assert (example_runs / "draws.jsonl").read_text().count("\n") == 116
 

@@ -115,7 +115,7 @@ async def test_the_version_of_the_weights_is_on_every_answer():
 async def test_it_refuses_what_it_cannot_do():
     client = EngineClient.from_model(tiny_model(context=16))
     client.renderer.tokenizer.chat_template = "{{ messages[0].content }}"  # pyright: ignore[reportAttributeAccessIssue]
-    with pytest.raises(ConfigError, match="no known format of tool calls"):
+    with pytest.raises(ConfigError, match="no known tool-call format"):
         await client.respond(Request(ASK, tools=[{"type": "function"}]))
     with pytest.raises(ConfigError, match="beams"):
         await client.respond(Request(ASK, SamplingParams(extra={"beams": 2})))

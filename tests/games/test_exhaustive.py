@@ -107,7 +107,7 @@ def test_a_player_that_breaks_the_rules_is_seen():
 
 
 @pytest.mark.broad
-def test_what_is_missed_is_told_and_adds_up():
+def test_missed_goals_are_listed_and_summed():
     goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
     teacher, optimal = result_of("teacher"), result_of("optimal")
     lines, won, moves = goals.missed(teacher)
@@ -126,7 +126,7 @@ def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
     result = result_of("optimal")
     [missed] = Goals(checks={"wins in two": 0.9}).missed(result)
     assert missed.text == "wins in two 0 of 1, goal 90 %"
-    with pytest.raises(vf.ConfigError, match="no reward function or metric is called 'loss'; did you mean 'lost'"):
+    with pytest.raises(vf.ConfigError, match="unknown reward function or metric 'loss'; did you mean 'lost'"):
         Goals(never=["loss"]).missed(result)
     with pytest.raises(vf.ConfigError, match="did you mean 'won'"):
         Goals(expected={"wonn": 0.9}).missed(result)
@@ -149,7 +149,7 @@ def test_every_line_is_there_once_and_is_played_to_its_end():
 
 
 @pytest.mark.broad
-def test_equal_conversations_are_asked_once_and_answered_the_same():
+def test_equal_conversations_are_sent_once():
     asked: list[str] = []
 
     class Counting:

@@ -150,7 +150,7 @@ def test_training_branches_are_what_sampling_turn_by_turn_would_give(
     assert renderer.training_branches([*messages, user("bye")] if more else messages) == expected
 
 
-def test_training_masks_what_the_assistant_said_and_its_end_of_turn_only():
+def test_training_masks_only_assistant_text_and_end_of_turn():
     messages = [
         {"role": "system", "content": "You are X."},
         user("0 1"),
@@ -285,13 +285,13 @@ def test_a_raw_text_needs_no_chat_template():
 
 def test_messages_are_put_in_words_that_templates_know():
     parts = [{"type": "text", "text": "be "}, "kind"]
-    told = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
-    assert told == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
+    reported = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
+    assert reported == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
     knows = renderer_with(CHATML + "{# developer #}")
     assert "<|developer|>\nhi" in knows.text([{"role": "developer", "content": "hi"}])
 
 
-def test_what_cannot_be_rendered_is_said():
+def test_render_errors_explain_the_cause():
     picture = {"type": "image_url", "image_url": {"url": "a"}}
     with pytest.raises(ConfigError, match=r"'image_url'.*expected 'text'"):
         RENDERER.text([{"role": "user", "content": [picture]}])
@@ -328,7 +328,7 @@ def test_a_renderer_remembers_only_so_much():
     assert renderer.encode("0") == RENDERER.encode("0")
 
 
-def test_a_template_that_tells_the_time_is_asked_every_time():
+def test_a_template_with_the_current_time_is_not_cached():
     renderer = renderer_with("{{ strftime_now('%d') }}{{ messages[0]['content'] }}")
     renderer.text([user("a")])
     assert not renderer._texts

@@ -1,4 +1,4 @@
-"""Text told while its tokens come."""
+"""Text reported while its tokens come."""
 
 from __future__ import annotations
 
@@ -23,30 +23,30 @@ def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = Non
 
 @settings(deadline=None, max_examples=300)
 @given(ids, st.booleans())
-def test_what_is_told_is_the_beginning_of_the_answer(sampled: list[int], ends: bool):
+def test_streamed_text_is_a_prefix_of_the_response(sampled: list[int], ends: bool):
     sampled = [*sampled, END] if ends else sampled
     pieces = heard(RENDERER, sampled)
     whole = RENDERER.read(sampled).content
-    told = "".join(pieces)
-    assert whole.startswith(told) and "" not in pieces
-    kept = whole[len(told) :].removesuffix(RENDERER.decode([END]) * 12).rstrip("\ufffd")
+    reported = "".join(pieces)
+    assert whole.startswith(reported) and "" not in pieces
+    kept = whole[len(reported) :].removesuffix(RENDERER.decode([END]) * 12).rstrip("\ufffd")
     assert set(kept.replace(RENDERER.decode([END]), "")) <= {"\ufffd"}  # only what may still change is kept back
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.text(max_size=20))
-def test_a_text_is_told_to_its_end(text: str):
+def test_a_text_is_streamed_completely(text: str):
     pieces = heard(RENDERER, [*RENDERER.encode(text), END])
     assert "".join(pieces) == text.removesuffix("\ufffd") or text.endswith("\ufffd")
 
 
-def test_every_word_is_told_when_it_is_there():
+def test_each_word_is_streamed_when_complete():
     assert heard(RENDERER, RENDERER.encode("hello world, say é")) == ["hel", "lo", " wor", "ld", ",", " say", " ", "é"]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), min_size=1, max_size=6), st.data())  # pyright: ignore[reportArgumentType]
-def test_a_continuation_is_told_with_the_space_it_begins_with(before: list[int], data: st.DataObject):
+def test_a_continuation_is_streamed_with_its_leading_space(before: list[int], data: st.DataObject):
     sampled = data.draw(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), max_size=6))  # pyright: ignore[reportArgumentType]
-    told = "".join(heard(PIECES, sampled, before))
-    assert PIECES.read_text(before, sampled).content.startswith(told)
+    reported = "".join(heard(PIECES, sampled, before))
+    assert PIECES.read_text(before, sampled).content.startswith(reported)

@@ -49,20 +49,20 @@ FRAGMENTS += [
 
 
 def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
-    beside, told = read_calls(text, BY_NAME[how], names or ("f", "g"))
-    calls = calls_of({"tool_calls": told})
+    outside, reported = read_calls(text, BY_NAME[how], names or ("f", "g"))
+    calls = calls_of({"tool_calls": reported})
     assert calls is not None
-    return beside, calls
+    return outside, calls
 
 
 @pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
-@given(calls=CALLS, told=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
-def test_what_a_model_writes_is_read_as_it_was_meant(how: Format, calls: list[Call], told: str):
+@given(calls=CALLS, reported=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
+def test_written_calls_are_parsed_back(how: Format, calls: list[Call], reported: str):
     if how.name == "llama3":
-        told = ""  # its calls are the whole answer
-    beside, read = read_calls(told + how.write(calls), how, [call.name for call in calls])
+        reported = ""  # its calls are the whole answer
+    outside, read = read_calls(reported + how.write(calls), how, [call.name for call in calls])
     assert calls_of({"tool_calls": read}) == calls
-    assert beside == told.strip()
+    assert outside == reported.strip()
     assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in read)
     assert len({call["id"] for call in read}) == len(read)
 
@@ -72,10 +72,10 @@ def test_what_a_model_writes_is_read_as_it_was_meant(how: Format, calls: list[Ca
 def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, calls: list[Call], data: st.DataObject):
     text = how.write(calls)
     cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    beside, read = read_calls(cut, how, [call.name for call in calls])
+    outside, read = read_calls(cut, how, [call.name for call in calls])
     got = calls_of({"tool_calls": read})
     assert got is not None and got == calls[: len(got)]
-    assert read or beside == cut
+    assert read or outside == cut
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
@@ -87,12 +87,12 @@ def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, 
 )
 def test_any_answer_can_be_read(how: Format, pieces: list[str]):
     text = "".join(pieces)
-    beside, read = read_calls(text, how, ["f"])
-    assert read or beside == text
+    outside, read = read_calls(text, how, ["f"])
+    assert read or outside == text
 
 
 @pytest.mark.parametrize(
-    ("how", "text", "beside", "calls"),
+    ("how", "text", "outside", "calls"),
     [
         ("hermes", 'Hm.\n<tool_call>\n{"name": "f", "arguments": {"a": [null]}}\n</tool_call>', "Hm.", [("f", {"a": [None]})]),
         ("hermes", '<tool_call>{"name": "f"}</tool_call>', "", [("f", {})]),
@@ -112,8 +112,8 @@ def test_any_answer_can_be_read(how: Format, pieces: list[str]):
         ("mistral_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
     ],
 )  # fmt: skip
-def test_calls(how: str, text: str, beside: str, calls: list[tuple[str, dict[str, Any]]]):
-    assert read(text, how) == (beside, calls)
+def test_calls(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
+    assert read(text, how) == (outside, calls)
 
 
 @pytest.mark.parametrize(
@@ -196,10 +196,10 @@ def test_calls_that_are_no_json_are_none():
 )
 def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[str]):
     text = "".join(parts)
-    beside, _ = read_calls(text, how, ["f", "g"])
+    outside, _ = read_calls(text, how, ["f", "g"])
     for length in range(len(text) + 1):
         begun = text[:length]
-        assert beside.startswith(begun[: sure_of(begun, how)])
+        assert outside.startswith(begun[: sure_of(begun, how)])
 
 
 @pytest.mark.broad
@@ -219,8 +219,8 @@ def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Cal
 )
 def test_what_is_begun_is_read_or_known_to_be_unreadable(how: Format, some: list[str]) -> None:
     text = "".join(some)
-    _, told = read_calls(text, how, ("f",))
+    _, reported = read_calls(text, how, ("f",))
     begun = how.starts.search(text.rpartition("</think>")[2])
-    assert told or unparsed_call_format(text) if begun else not told
+    assert reported or unparsed_call_format(text) if begun else not reported
     if not any(mark in text for one in FORMATS for mark in one.marks):
         assert unparsed_call_format(text) is None

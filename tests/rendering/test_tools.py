@@ -134,7 +134,7 @@ def test_a_template_that_shows_no_tools_refuses_them():
     tokenizer.chat_template = "{{ messages[0].content }}"
     renderer = Renderer(tokenizer)
     assert renderer.tool_format is None
-    with pytest.raises(ConfigError, match="no known format of tool calls"):
+    with pytest.raises(ConfigError, match="no known tool-call format"):
         renderer.prompt_ids([UserMessage("hi")], tools=[TOOL])
     assert renderer.prompt_ids([UserMessage("hi")], tools=[]) == renderer.prompt_ids([UserMessage("hi")])
 

@@ -414,11 +414,11 @@ def test_a_folder_continues_only_the_same_run(tmp_path):
     calls = Flaky()
     roll(Quiz(3), says(calls, name="scripted"), run=folder)
     assert calls.calls == ["2"]
-    with pytest.raises(vf.RunError, match=r"seed: there 0, now 1"):
+    with pytest.raises(vf.RunError, match=r"seed: was 0, now 1"):
         roll(Quiz(2), says(right), run=folder, seed=1)
-    with pytest.raises(vf.RunError, match=r"sampling.temperature: there None, now 0.5"):
+    with pytest.raises(vf.RunError, match=r"sampling.temperature: was None, now 0.5"):
         roll(Quiz(2), says(right), run=folder, sampling_args={"temperature": 0.5})
-    with pytest.raises(vf.RunError, match=r"model: there 'scripted:scripted', now 'scripted:other'"):
+    with pytest.raises(vf.RunError, match=r"model: was 'scripted:scripted', now 'scripted:other'"):
         roll(Quiz(2), says(right, name="other"), run=folder)
 
 

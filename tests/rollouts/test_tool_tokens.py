@@ -99,7 +99,7 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
     )
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "model")
-    assert "has no known format of tool calls" in record.error.message
+    assert "has no known tool-call format" in record.error.message
 
 
 @pytest.mark.broad

@@ -96,11 +96,11 @@ def test_tags_are_short_and_can_be_seen(tag: str):
 def test_what_makes_no_sense_is_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="the change is empty"):
         annotate(tmp_path, Change(rollout=ONE))
-    with pytest.raises(ValueError, match="on a rollout"):
+    with pytest.raises(ValueError, match="a run cannot have a note"):
         Change(note="x")
-    with pytest.raises(ValueError, match="characters at most"):
+    with pytest.raises(ValueError, match="expected at most 20,000"):
         Change(note="x" * (MAX_NOTE_CHARS + 1), rollout=ONE)
-    with pytest.raises(ValueError, match="at once"):
+    with pytest.raises(ValueError, match="in one change"):
         Change([str(i) for i in range(100)])
     assert not (tmp_path / FILE).exists()
 

@@ -209,11 +209,11 @@ def test_training_ends_with_the_same_weights_to_the_bit(made: Path, name: str, s
 
 def without_times(said: str) -> object:
     """The demo's JSON but for how long answers took."""
-    told = json.loads(said)
-    for row in told["rows"]:
+    reported = json.loads(said)
+    for row in reported["rows"]:
         for summary in row["opponents"].values():
             summary.pop("latency", None)
-    return told
+    return reported
 
 
 def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):

@@ -51,12 +51,12 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
     with pytest.raises(RunError) as caught:
         start(tmp_path, other, kind="rl")
     assert str(caught.value).splitlines() == [
-        f"{tmp_path} holds a different run; what differs:",
-        "  kind: there 'eval', now 'rl'",
-        "  model: there 'm', now None",
-        "  sampling.temperature: there 1.0, now 0.5",
-        "  seed: there None, now 1",
-        "Give another --run-dir, or --overwrite to throw the old one away",
+        f"{tmp_path} holds a different run; differences:",
+        "  kind: was 'eval', now 'rl'",
+        "  model: was 'm', now None",
+        "  sampling.temperature: was 1.0, now 0.5",
+        "  seed: was None, now 1",
+        "Pass another --run-dir, or --overwrite to delete the old run",
     ]
     assert (tmp_path / "config.toml").read_bytes() == before
 
@@ -78,17 +78,17 @@ def test_a_refused_run_does_not_keep_the_folder_locked(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "told"),
+    ("error", "reported"),
     [
         (KeyboardInterrupt(), "interrupted by the user"),
         (RunError("the server is gone\nits log: oh no"), "the server is gone\nits log: oh no"),
         (ZeroDivisionError("division by zero"), "ZeroDivisionError: division by zero"),
     ],
 )
-def test_what_ends_a_run_is_kept_until_it_goes_on(tmp_path, error, told):
+def test_the_stop_reason_is_recorded_until_resume(tmp_path, error, reported):
     with pytest.raises(type(error)), start(tmp_path) as run:
         raise error
-    assert run.why_stopped() == told
+    assert run.why_stopped() == reported
     with start(tmp_path) as run:
         assert run.why_stopped() == ""
     assert run.why_stopped() == ""
@@ -99,14 +99,14 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         raise OSError(28, "No space left on device")
 
     with pytest.raises(ZeroDivisionError), start(tmp_path):
-        monkeypatch.setattr("rove.runs.unfinished.atomic_write", full)
+        monkeypatch.setattr("rove.runs.run.atomic_write", full)
         raise ZeroDivisionError
     monkeypatch.undo()
     with start(tmp_path):
         pass  # nobody holds it
 
 
-def test_somebody_elses_error_is_not_the_runs(tmp_path):
+def test_an_error_of_another_process_is_not_recorded(tmp_path):
     with start(tmp_path), pytest.raises(RunError, match="another process"), Run(tmp_path) as second:
         second.start("eval", {}, IDENTITY)
     assert Run(tmp_path).why_stopped() == ""
@@ -125,15 +125,15 @@ def test_fresh_throws_the_old_run_away(tmp_path):
 
 def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
-    with pytest.raises(RunError, match="is no run folder"):
+    with pytest.raises(RunError, match="is not a run folder"):
         start(tmp_path, overwrite=True)
     assert (tmp_path / "thesis.tex").read_text() == "years of work"
 
 
-def test_a_folder_with_a_config_of_somebody_else_is_never_written_to(tmp_path):
+def test_a_folder_with_a_foreign_config_is_refused(tmp_path):
     (tmp_path / "config.toml").write_text('title = "my site"')
     for overwrite in (False, True):
-        with pytest.raises(RunError, match="is no run folder"):
+        with pytest.raises(RunError, match="is not a run folder"):
             start(tmp_path, overwrite=overwrite)
     assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
 

@@ -190,7 +190,9 @@ def test_a_line_that_is_no_record_is_refused_and_shown(line):
 
 def test_records_of_a_newer_schema_are_refused():
     newer = make_record(schema_version=SCHEMA_VERSION + 1)
-    with pytest.raises(RunError, match=f"schema {SCHEMA_VERSION + 1}, this rove reads up to {SCHEMA_VERSION}: upgrade"):
+    with pytest.raises(
+        RunError, match=f"schema {SCHEMA_VERSION + 1}; this version of rove reads up to {SCHEMA_VERSION}. Upgrade"
+    ):
         decode_record(encode_record(newer))
 
 

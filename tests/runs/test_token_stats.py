@@ -1,4 +1,4 @@
-"""What the trainer knew of tokens comes back as it was written, or is told to be damaged."""
+"""Token statistics survive a round trip; damaged files are reported."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_they_come_back_by_step(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", [b"", b"\xff", b'"\xff"', b"[1]", b'[{"example_key": 3}]'])
-def test_a_file_that_cannot_be_read_is_told(tmp_path: Path, content: bytes):
+def test_a_damaged_file_is_reported(tmp_path: Path, content: bytes):
     write_tokens(tmp_path, 1, [])
     file_of(tmp_path, 1).write_bytes(content)
     with pytest.raises(RunError, match=r"1\.json cannot be read.*delete it"):

@@ -1,4 +1,4 @@
-"""What software is here."""
+"""Recorded software versions."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import sys
 import pytest
 
 import rove
-from rove.runs import versions
-from rove.runs.versions import versions_here
+from rove.runs import run
+from rove.runs.run import versions_here
 
 
-def test_it_is_told_by_name(monkeypatch: pytest.MonkeyPatch):
+def test_versions_are_listed_by_name(monkeypatch: pytest.MonkeyPatch):
     found = versions_here()
     assert found["rove"] == rove.__version__
     assert found["python"] == ".".join(map(str, sys.version_info[:3]))
-    monkeypatch.setattr(versions, "PACKAGES", ("rove", "nobody-has-this"))
+    monkeypatch.setattr(run, "PACKAGES", ("rove", "nobody-has-this"))
     assert set(versions_here()) == {"python", "platform", "rove"}

@@ -628,7 +628,7 @@ async def test_tools_go_through_the_chat_template():
         create: Any = at.sdk.chat.completions.create
         tokenizer: Any = at.client.renderer.tokenizer
         shows, tokenizer.chat_template = tokenizer.chat_template, "{{ messages[0].content }}"
-        with pytest.raises(openai.BadRequestError, match="no known format of tool calls"):
+        with pytest.raises(openai.BadRequestError, match="no known tool-call format"):
             await create(model="tiny", messages=ASK, tools=[tool])
         tokenizer.chat_template = shows
         status, plain = await post(at.http, "/tokenize", {"messages": ASK})

@@ -1,4 +1,4 @@
-"""Is B better than A: what counts, what is told, and how often it is told wrongly."""
+"""Is B better than A: what counts, what is reported, and how often it is reported wrongly."""
 
 from __future__ import annotations
 
@@ -70,7 +70,7 @@ def test_only_what_both_have_scored_counts():
     assert (found.main.examples, found.only_a, found.only_b) == (30, 1, 3)
     assert found.main.difference == pytest.approx(0.95)
     assert found.verdict == "B is better than A: reward +0.950 [+0.931, +0.969] on 30 shared examples"
-    assert found.notes == ["left out, as the other run has not scored them: 1 of A, 3 of B"]
+    assert found.notes == ["excluded because the other run did not score them: 1 of A, 3 of B"]
 
 
 def test_records_compare_as_their_outcomes_do():
@@ -115,7 +115,7 @@ def test_a_handful_that_agrees_is_not_enough():
     few, enough = (compare(run([0.0] * n), run([1.0] * n)) for n in (5, 6))
     assert (few.main.direction, enough.main.direction) == (0, 1)
     assert few.verdict == (
-        "too few examples to tell a direction: reward +1.000 [+0.196, +1.000] on 5 shared examples; "
+        "too few examples to determine a direction: reward +1.000 [+0.196, +1.000] on 5 shared examples; "
         "at least 30 examples are needed"
     )
 
@@ -125,7 +125,7 @@ def test_a_few_graded_differences_state_no_direction():
     few, enough = (compare(run([0.5] * n), run([0.5 + gap for gap in gaps[:10] * (n // 10)])) for n in (10, 30))
     assert few.main.low > 0.0
     assert (few.main.direction, enough.main.direction) == (0, 1)
-    assert few.verdict.startswith("too few examples to tell a direction: reward +0.195 [+0.143, +0.247] on 10")
+    assert few.verdict.startswith("too few examples to determine a direction: reward +0.195 [+0.143, +0.247] on 10")
     assert enough.main.caveat is None
 
 
@@ -157,12 +157,12 @@ def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
     found = compare(run([0.0] * 100), run(noise))
     more = found.needed_examples - 100
     assert found.needed_examples == pytest.approx(7.849 * 0.25 / 0.0004, rel=0.02)
-    assert found.verdict.endswith(f"; about {more:,} more examples would be needed to tell a true one of 0.02")
+    assert found.verdict.endswith(f"; about {more:,} more examples would be needed to detect a difference of 0.02")
     quiet = compare(run([0.0] * 100), run([x / 100 for x in noise]))
-    assert quiet.verdict.endswith("; a true one of 0.02 would probably have shown")
+    assert quiet.verdict.endswith("; a difference of 0.02 would probably have been detected")
     same = compare(run([0.0] * 200), run([0.0] * 200))
     assert same.verdict == (
-        "no difference can be told: reward is equal on 200 shared examples; a true one of 0.02 would probably have shown"
+        "no detectable difference: reward is equal on 200 shared examples; a difference of 0.02 would probably have been detected"
     )
 
 
@@ -180,15 +180,13 @@ def test_without_common_examples_the_difference_is_unpaired_and_says_so():
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (False, 0, 20, 12)
     assert (found.wins, found.ties, found.losses, found.up, found.down) == (0, 0, 0, [], [])
     assert "between 20 and 12 different examples" in found.verdict
-    assert found.notes == [
-        "no example is in both runs: the difference is between different examples, and that much less sure"
-    ]
+    assert found.notes == ["the runs share no examples: a difference between different examples is less certain"]
 
 
 def test_unpaired_needs_four_examples_each():
     few, enough = (compare(run([0.0] * n), run([1.0] * n, start=50)) for n in (3, 4))
     assert (few.main.direction, enough.main.direction) == (0, 1)
-    assert few.verdict.startswith("no difference can be told: reward +1.000 [-0.001, +1.000] between 3 and 3")
+    assert few.verdict.startswith("no detectable difference: reward +1.000 [-0.001, +1.000] between 3 and 3")
     one = compare(run([0.0]), run([1.0, 2.0], start=50))
     assert math.isnan(one.main.low)
     assert one.verdict.endswith("an interval needs at least 2 examples")
@@ -230,11 +228,11 @@ def test_a_value_that_some_rollouts_lack_counts_where_it_is():
     assert found.others[0].examples == 10
 
 
-def test_weights_and_functions_that_differ_are_told():
+def test_differing_weights_and_functions_are_noted():
     a = [outcome(str(i), 1.0, win=1.0, format=1.0, old=1.0) for i in range(3)]
     b = [outcome(str(i), 1.0, weights={"win": 0.5}, win=1.0, format=1.0, new=1.0) for i in range(3)]
     assert compare(a, b).notes == [
-        "reward weights differ (format 0.2 → 0, win 1 → 0.5): the two rewards do not mean the same",
+        "reward weights differ (format 0.2 → 0, win 1 → 0.5): the rewards are not comparable",
         "only A has old",
         "only B has new",
     ]
@@ -257,7 +255,7 @@ def test_movers_are_the_largest_changes_in_each_direction():
 
 def test_what_cannot_be_compared():
     a = with_values(0.0)
-    with pytest.raises(ConfigError, match="B has no scored rollout: there is nothing to compare"):
+    with pytest.raises(ConfigError, match="B has no scored rollout; a comparison needs at least one in each run"):
         compare(a, [failed("1")])
     with pytest.raises(ConfigError, match="mine has no scored rollout"):
         compare([], a, names=("mine", "yours"))
@@ -309,4 +307,4 @@ def test_pairing_finds_what_different_examples_hide():
 
 def test_a_verdict_says_why_few_differing_examples_decide_nothing():
     verdict = compare(run([0.0] * 30), run([1.0] * 5 + [0.0] * 25)).verdict
-    assert verdict.startswith("too few examples to tell a direction") and "None" not in verdict
+    assert verdict.startswith("too few examples to determine a direction") and "None" not in verdict

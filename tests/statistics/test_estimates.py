@@ -40,7 +40,7 @@ def test_needed_examples_of_small_and_impossible_spreads():
     assert needed_examples(0.25) == 4906
     assert needed_examples(0.25, 0.2) == 50
     for difference in (0.0, -0.1, math.nan):
-        with pytest.raises(ConfigError, match="expected more than 0"):
+        with pytest.raises(ConfigError, match="expected a positive number"):
             needed_examples(0.25, difference)
 
 

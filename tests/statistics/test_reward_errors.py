@@ -5,7 +5,7 @@ from __future__ import annotations
 from made import record
 
 from rove.core.records import REWARD_ERRORS, RolloutRecord, Scores
-from rove.statistics.reward_errors import RewardErrors, broken_reward
+from rove.statistics.summary import RewardErrors, broken_reward
 
 
 def scored(**errors: str) -> RolloutRecord:

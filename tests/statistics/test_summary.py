@@ -81,7 +81,7 @@ def test_a_tally_counts_failures_apart_from_scores():
         "tokens_per_rollout": {"prompt": 7.0, "completion": 0.8},
         "latency": {"rollout": {"p50": 6.0, "p90": pytest.approx(7.6), "p99": pytest.approx(7.96)}},
         "needed_examples": needed_examples(2 * 2.0),  # rewards 2 and 0: a variance of 2 in each run
-        "too_few": "2 scored examples, about 78,489 are needed to tell two such runs 0.02 apart (unpaired)",
+        "too_few": "2 scored examples, about 78,489 per run are needed to detect a difference of 0.02 (unpaired)",
     }
 
 
@@ -180,7 +180,7 @@ def test_a_group_of_eight_has_each_k_once():
     assert list(summary["pass@k"]) == ["1", "2", "4", "8"]
 
 
-def test_what_passes_is_told_by_the_threshold_and_rounding_does_not_decide():
+def test_the_pass_threshold_tolerates_rounding():
     below = 0.7 + 0.2 + 0.1
     assert below < 1.0
     records = [outcome("a", below), outcome("b", 0.5)]
@@ -189,7 +189,7 @@ def test_what_passes_is_told_by_the_threshold_and_rounding_does_not_decide():
     assert tally_of(*records, pass_threshold=1.2)["pass@k"]["1"]["mean"] == 0.0
 
 
-def test_cost_is_told_with_a_price_only():
+def test_cost_requires_a_price():
     records = [scored("a", 1.0), scored("b", 0.0), failed()]
     assert "cost" not in tally_of(*records)
     cost = tally_of(*records, price=Price(input=3.0, output=15.0))["cost"]
@@ -206,9 +206,11 @@ def test_a_price_is_no_less_than_nothing(price: tuple[float, float]):
 def test_enough_examples_are_not_called_too_few():
     few = tally_of(*(outcome(str(i), 0.5) for i in range(149)))
     enough = tally_of(*(outcome(str(i), 0.5) for i in range(150)))
-    assert few["too_few"] == "149 scored examples, about 150 are needed to tell two such runs 0.02 apart (unpaired)"
+    assert (
+        few["too_few"] == "149 scored examples, about 150 per run are needed to detect a difference of 0.02 (unpaired)"
+    )
     assert "too_few" not in enough
-    assert tally_of(outcome("a", 1.0))["too_few"] == "1 scored example, 2 at least are needed for an interval"
+    assert tally_of(outcome("a", 1.0))["too_few"] == "1 scored example, at least 2 are needed for an interval"
 
 
 # Memory

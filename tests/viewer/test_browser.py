@@ -340,7 +340,7 @@ def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Pat
         page.locator(".unreadable summary", has_text="2 lines of rollouts.jsonl cannot be read").click()
         told = page.locator(".unreadable").inner_text()
         assert "line 4" in told and "garbage" in told
-        assert "this rollout has schema 8, this rove reads up to 1: upgrade rove" in told
+        assert "this rollout has schema 8; this version of rove reads up to 1. Upgrade rove" in told
         page = tab.open("")
         assert "2 unreadable lines" in page.locator("tbody").inner_text()
         assert tab.trouble == []

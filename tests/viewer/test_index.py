@@ -82,7 +82,7 @@ def test_a_line_that_is_no_rollout_is_counted_and_the_others_are_shown(file: Pat
     assert index.catch_up().bad == 4
     bad = index.query("SELECT line, why FROM bad ORDER BY line")
     assert [number for number, _ in bad] == [1, 2, 3, 4]
-    assert "schema 99, this rove reads up to 2: upgrade rove" in bad[2][1]
+    assert "schema 99; this version of rove reads up to 2. Upgrade rove" in bad[2][1]
     assert lines_of(index) == [0, 5]
 
 

@@ -29,7 +29,7 @@ from rove.compat.verifiers.rubrics import Rubric
 from rove.compat.verifiers.types import RolloutOutput, SamplingArgs, State, Tool
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS
-from rove.statistics.reward_errors import broken_reward
+from rove.statistics.summary import broken_reward
 
 MAX_RETRY_DELAY_S = 60.0
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})

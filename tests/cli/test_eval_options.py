@@ -174,7 +174,7 @@ CASES: dict[str, Case] = {
     "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.run and ran.run.path.name),
     "save": Case(False, {}, lambda ran: ran.run is None),
-    "overwrite": Case(True, {"run_dir": "begun"}, lambda ran: "has 4 rollouts already" in ran.said),
+    "overwrite": Case(True, {"run_dir": "begun"}, lambda ran: "already has 4 rollouts" in ran.said),
 }
 
 LIMITS: dict[str, Case] = {

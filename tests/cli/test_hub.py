@@ -107,7 +107,7 @@ def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
     filled(tmp_path / "hub")
     assert "site: 1 environment, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
     first = rove("hub", "mirror", "site", "copy")
-    assert (first.status, "copy: 2 new versions, 0 that were there" in first.out) == (0, True), first
+    assert (first.status, "copy: 2 new versions, 0 already present" in first.out) == (0, True), first
     assert json.loads(rove("hub", "mirror", "site", "copy", "--json").out)["known"] == 2
     assert rove("hub", "export", "again", "--data", "copy", "--name", "ours").status == 0
     for file in (tmp_path / "site").rglob("*"):

@@ -68,7 +68,7 @@ def test_a_hub_that_was_given_is_asked_again_by_what_is_said_next(
     wanted = f"--hub {hub}"
     out = rove("search", *flag)[1]
     assert f"rove info alice/doubling {wanted}" in out and f"rove install alice/doubling {wanted}" in out
-    assert f"`rove search {wanted}` alone" in rove("search", "chess", *flag)[1]
+    assert f"list everything: rove search {wanted}" in rove("search", "chess", *flag)[1]
     assert f"rove install alice/doubling {wanted}" in rove("info", "alice/doubling", *flag)[1]
     words = ("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "1", "-r", "1")
     status, _, err = rove(*words, *flag)
@@ -121,7 +121,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     status, out, _ = rove("list")
     assert status == 0 and "alice/doubling" in out and "tictactoe" in out
     assert [one["environment"] for one in json.loads(rove("list", "--json")[1])] == ["alice/doubling"]
-    assert "is installed" in rove("install", "--locked")[1]
+    assert "already installed" in rove("install", "--locked")[1]
     assert rove("uninstall", "alice/doubling")[0] == 2
     assert rove("uninstall", "alice/doubling", "--yes")[0] == 0
     status, _, err = rove("uninstall", "alice/doubling", "--yes")

@@ -125,16 +125,16 @@ def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove
     with server(tmp_path, "scripted:oracle", "--env", "quoted") as (url, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
-        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
         made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
         assert json.loads(made.stdout)["choices"][0]["message"]["content"] == "42", made
         with pytest.raises(HTTPError, match="400") as refused:
             ask(f"{url}/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
-        assert "begin with one of the prompts of 'quoted'" in refused.value.read().decode()
+        assert "start with a prompt of 'quoted'" in refused.value.read().decode()
     with server(tmp_path, "scripted:teacher", "--env", "tictactoe") as (url, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
-        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
         made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
         assert "needs 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
 
@@ -153,7 +153,7 @@ def test_the_commands_it_prints_work(tmp_path: Path, model: Path):
     with server(tmp_path, str(model)) as (_, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
-        (command,) = [line.removeprefix("→ ") for line in lines if "chat/completions" in line]
+        (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
         made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
         assert json.loads(made.stdout)["choices"][0]["message"]["role"] == "assistant", made.stderr
 
@@ -171,7 +171,7 @@ def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
         out, err = ended(process)
         assert (process.returncode, err, "all requests were answered" in out) == (0, "", True)
-        assert "waiting for 1 answer; Ctrl-C again cuts it off" in out
+        assert "waiting for 1 response; press Ctrl-C again to cut it off" in out
 
 
 @pytest.mark.broad

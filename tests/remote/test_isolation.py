@@ -258,7 +258,7 @@ def test_stdout_of_the_command_is_json_alone(tmp_path: Path) -> None:
         check=False,
     )
     assert again.returncode == 0, again.stderr
-    assert "has 6 rollouts already" in again.stderr  # the identity is the same without isolation
+    assert "already has 6 rollouts" in again.stderr  # the identity is the same without isolation
 
 
 def test_what_the_client_raises_is_told_as_it_was(tmp_path: Path) -> None:

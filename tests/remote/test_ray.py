@@ -221,7 +221,7 @@ def test_the_command_of_the_page_starts_a_cluster_of_its_own(tmp_path: Path) -> 
         assert done.returncode == 0, done.stderr
         runs.append((json.loads(done.stdout), done.stderr))
     assert runs[0][0]["scored"] == 100
-    assert "has 100 rollouts already" in runs[1][1]  # the same run, with Ray or without
+    assert "already has 100 rollouts" in runs[1][1]  # the same run, with Ray or without
 
 
 @pytest.mark.slow

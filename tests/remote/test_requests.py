@@ -17,7 +17,7 @@ import rove as vf
 from rove.core.protocols import Request, Response
 from rove.engine.client import EngineClient
 from rove.remote import IsolatedEnv
-from rove.remote.loading import open_environment
+from rove.remote.loading import IsolationConfig, open_environment
 from rove.remote.rollout import RemoteRollout
 from rove.train.config import EvaluationConfig
 from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture
@@ -234,7 +234,7 @@ def test_training_is_as_it_is_here(tmp_path: Path) -> None:
     config = settings(env="asks", env_dir=str(tmp_path), steps=1, evaluation=[table])
     weights: list[dict[str, torch.Tensor]] = []
     for name, on in (("here", False), ("there", True)):
-        config = msgspec.structs.replace(config, isolated=on)
+        config = msgspec.structs.replace(config, isolation=IsolationConfig(enabled=on))
         env = open_environment(config.env, config.env_dir, {}, config.environment_isolation)
         weights.append(train(tmp_path / name, config, env).model.state_dict())
     played = [

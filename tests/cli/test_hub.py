@@ -115,7 +115,7 @@ def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
             assert (tmp_path / "again" / file.relative_to(tmp_path / "site")).read_bytes() == file.read_bytes()
     (tmp_path / "copy/files/acme/my-sums/1.0/README.md").unlink()
     said, index = served(tmp_path, "--data", "copy", "--name", "theirs")
-    assert "README.md is not there, or not whole" in said
+    assert "README.md is missing or damaged" in said
     assert json.loads(index)["hub"] == "theirs"
 
 

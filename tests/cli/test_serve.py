@@ -136,7 +136,7 @@ def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove
         lines = [process.stdout.readline() for _ in range(3)]
         (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
         made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
-        assert "needs 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
+        assert "reads 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
 
 
 @pytest.mark.slow

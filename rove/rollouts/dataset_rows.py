@@ -19,8 +19,7 @@ Row = dict[str, Any]
 
 
 def dataset_row(record: RolloutRecord, scores: Scores) -> Row:
-    """A scored rollout as a dataset row; `metrics` has every function of the rubric, whatever its weight, `tools` what
-    the model was shown, if anything."""
+    """Return a scored rollout as a dataset row; `metrics` has every function of the rubric, `tools` those of the prompt."""
     return {
         "prompt": [dict(m) for m in record.prompt],
         "completion": [dict(m) for m in record.completion],

@@ -1,4 +1,4 @@
-"""Kinds of evaluation beside rollouts of examples, by name; packages such as `rove.games` register theirs."""
+"""Registry of evaluation kinds other than rollouts of examples; packages such as `rove.games` add theirs."""
 
 from __future__ import annotations
 

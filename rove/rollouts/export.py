@@ -1,6 +1,6 @@
 """Dataset rows as files: JSON lines, CSV, Parquet, or a folder for Hugging Face's `datasets`.
 
-Everything is streamed into a draft beside its final name and renamed once it is whole.
+Rows are streamed into a temporary file in the same folder, which is renamed when it is complete.
 """
 
 from __future__ import annotations
@@ -85,7 +85,7 @@ def push(path: Path, name: str) -> str:
     datasets = _hf("datasets", "hf-dir")
     try:
         datasets.load_from_disk(str(path)).push_to_hub(name, private=True)
-    except Exception as error:  # whatever the network, the Hub and their libraries raise
+    except Exception as error:  # the network, the Hub and their libraries raise many types
         raise InfraError(f"{path} is written, but could not be uploaded as {name}: {error}") from error
     return f"https://huggingface.co/datasets/{name}"
 
@@ -103,7 +103,7 @@ def check_name(name: str) -> None:
 
 @contextmanager
 def _draft(path: Path) -> Iterator[Path]:
-    """A name to write under, which becomes `path` when the block ends well and leaves nothing behind when it does not."""
+    """Yield a temporary path that becomes `path` if the block succeeds and is deleted if it fails."""
     draft = path.with_name(f".{path.name}.draft")
     remove(draft)
     try:

@@ -1,8 +1,7 @@
 """Filter expressions over rollouts, like `metrics.win > 0 and not is_truncated`.
 
-An expression sees plain data and has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers and four functions. It has no
-methods, attributes, loops or assignments, and is short: one that somebody else wrote can neither reach out of the
-record nor keep the machine busy.
+An expression has comparisons, `and`, `or`, `not`, `in`, arithmetic on numbers and four functions. It has no methods,
+attributes, loops or assignments and a limited length, so an untrusted expression reaches only the record and uses little CPU.
 """
 
 from __future__ import annotations
@@ -32,9 +31,9 @@ NAMES = (
     "stop_condition",
     "usage",
 )
-"""What an expression sees; see `visible`."""
+"""Names that an expression can use; see `visible`."""
 TABLES = ("metrics", "rewards", "usage")
-"""Names whose fields are the same in every rollout of an environment, so that a misspelt one can be told."""
+"""Names whose fields are the same in every rollout of an environment, so that a misspelled field is an error."""
 ARITHMETIC: dict[type[ast.operator], Callable[[Any, Any], Any]] = {
     ast.Add: operator.add,
     ast.Sub: operator.sub,
@@ -60,10 +59,10 @@ def merged_metrics(scores: Scores) -> dict[str, float]:
 
 
 def visible(record: RolloutRecord, scores: Scores) -> dict[str, Any]:
-    """What an expression sees of a scored rollout.
+    """Return the names and values that an expression can use for a scored rollout.
 
-    `metrics` has every function of the rubric by name, whatever its weight, as dataset rows have it; `rewards` only those that
-    count towards the reward.
+    `metrics` has every function of the rubric by name, with any weight, as dataset rows do; `rewards` has only those
+    with a weight other than 0.
     """
     return {
         "answer": record.answer,
@@ -84,8 +83,8 @@ class Filter:
     """A predicate over rollouts made of an expression; failed rollouts never pass.
 
     Args:
-        expression: see the module and `visible`. A metric must be there in every rollout, unless the expression itself asks
-            for it: `'win' in metrics and metrics.win > 0`.
+        expression: see the module and `visible`. A metric must exist in every rollout, unless the expression tests for it:
+            `'win' in metrics and metrics.win > 0`.
 
     Raises:
         ConfigError: the expression has a syntax error, a part that is not allowed, or a name that does not exist.

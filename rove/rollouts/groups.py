@@ -191,16 +191,16 @@ class _Unit(msgspec.Struct):
     """Jobs that are scored together, and the results of the finished ones by position."""
 
     jobs: Sequence[Job]
-    played: dict[int, tuple[State, Scores | None]] = {}
+    finished: dict[int, tuple[State, Scores | None]] = {}
 
     async def add(
         self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
     ) -> list[RolloutRecord]:
         """Score a finished rollout, and the group after its last rollout; return the records that are final then."""
-        self.played[position] = state, await score(env, state)
-        if len(self.played) < len(self.jobs):
+        self.finished[position] = state, await score(env, state)
+        if len(self.finished) < len(self.jobs):
             return []
-        states, scores = zip(*(self.played[i] for i in range(len(self.jobs))), strict=True)
+        states, scores = zip(*(self.finished[i] for i in range(len(self.jobs))), strict=True)
         made = zip(self.jobs, states, await score_group(env, states, list(scores)), strict=True)
         return [try_record(job, state, given, temperature, step) for job, state, given in made]
 

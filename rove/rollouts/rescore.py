@@ -141,7 +141,7 @@ def _opened(env: Environment, source: Run, into: Run | str | Path, overwrite: bo
         yield into
         return
     config = {**settings_of(source), "env": env.env_id, "env_args": env.env_args}
-    config.pop("run_dir", None)  # that is where `source` lies
+    config.pop("run_dir", None)  # the folder of `source`
     with Run(path) as run:
         run.start("eval", config, rescored_identity(env, source), overwrite)
         yield run
@@ -253,7 +253,7 @@ class _Replay(Environment):
         self.env = env
         self.recorded = recorded
         self.rubric = env.rubric
-        self.timeout_seconds = None  # how long a replay takes says nothing about the rollout
+        self.timeout_seconds = None  # the duration of a replay is not that of the rollout
         self._expected: dict[int, RolloutRecord] = {}
 
     def expect(self, job: Job) -> None:
@@ -324,7 +324,7 @@ class _Answers:
         return Response(message, step.usage, step.finish_reason, step.tokens, step.attempts)
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Do nothing; there are no resources."""
 
     def check_end(self, state: State, by_limit: bool) -> None:
         """Check that a replay ended like the recorded rollout, and set the stop condition of a limit.
@@ -342,7 +342,9 @@ class _Answers:
                 raise self._failure
             if self._given < turns:
                 stop = state["stop_condition"]
-                self._fail(f"after turn {self._given}: the rollout ends ({stop}); it had gone on for {turns} turns")
+                self._fail(
+                    f"after turn {self._given}: the rollout ends ({stop}); the recorded rollout has {turns} turns"
+                )
             prompt, completion = messages_of(state)
             self._compare("in its first prompt", prompt, record.prompt)
             if record.stop_condition == "timeout_reached" and not by_limit:

@@ -137,9 +137,9 @@ def _continued(
     return found, most
 
 
-def merge_sampling(sampling: SamplingParams, asked: SamplingParams) -> SamplingParams:
+def merge_sampling(sampling: SamplingParams, requested: SamplingParams) -> SamplingParams:
     """Return the run's sampling parameters overridden by an agent's, with the smaller `max_tokens` and both `stop` lists."""
-    given = {name: value for name, value in msgspec.structs.asdict(asked).items() if value not in (None, {})}
+    given = {name: value for name, value in msgspec.structs.asdict(requested).items() if value not in (None, {})}
     if sampling.max_tokens is not None and "max_tokens" in given:
         given["max_tokens"] = min(sampling.max_tokens, given["max_tokens"])
     if sampling.stop and "stop" in given:
@@ -164,7 +164,7 @@ _OFF: dict[str, tuple[Any, ...]] = {
 """Sampling parameters that change the distribution of the tokens, and the values with which each does not."""
 
 
-def check_trainable(sampling: SamplingParams, asked: SamplingParams) -> None:
+def check_trainable(sampling: SamplingParams, requested: SamplingParams) -> None:
     """Refuse sampling parameters of an agent that change the distribution of the tokens that are trained.
 
     Training computes log-probabilities with the temperature of the run: tokens sampled otherwise would be trained with
@@ -172,16 +172,16 @@ def check_trainable(sampling: SamplingParams, asked: SamplingParams) -> None:
 
     Args:
         sampling: parameters of the run.
-        asked: those that a request is to be sampled with.
+        requested: Sampling parameters of a request.
 
     Raises:
         ConfigError: they differ in a parameter other than those that end an answer, such as `max_tokens` and `stop`.
     """
     for name, off in _OFF.items():
-        own, given = getattr(sampling, name), getattr(asked, name)
+        own, given = getattr(sampling, name), getattr(requested, name)
         if given != own and not (given in off and own in off):
             raise ConfigError(
-                f"the agent asks for {name} = {given!r}, but this training run samples with {name} = {own!r} and computes "
+                f"the agent requests {name} = {given!r}, but this training run samples with {name} = {own!r} and computes "
                 f"log-probabilities with it: remove '{name}' from agent_sampling of the environment, or let the agent send "
                 "the value of the run"
             )

@@ -328,7 +328,7 @@ def breaks(state: vf.State) -> str:
             2,
             ends,
             "replay",
-            "replay differs after turn 2: the rollout ends (has_final_env_response); it had gone on for",
+            "replay differs after turn 2: the rollout ends (has_final_env_response); the recorded rollout has",
         ),
         (3, goes_on, "replay", "replay differs at turn 4: one more answer is requested; the rollout had ended there ("),
         (2, breaks, "env_response", "'board'"),
@@ -544,9 +544,9 @@ def test_another_environment_or_another_source_is_another_run(tmp_path):
     again(Quiz(2), source, tmp_path / "b")
     with pytest.raises(vf.RunError, match="holds a different run") as caught:
         again(Talk(1), source, tmp_path / "b")
-    assert "env: there 'Quiz#" in str(caught.value)
+    assert "env: was 'Quiz#" in str(caught.value)
     other = played(tmp_path / "c", Quiz(2), says(right), seed=1)
-    with pytest.raises(vf.RunError, match="rescored: there"):
+    with pytest.raises(vf.RunError, match="rescored: was"):
         again(Quiz(2), other, tmp_path / "b")
     config, old = Run(tmp_path / "b").config(), source.config()
     assert config["kind"] == "eval"

@@ -362,7 +362,7 @@ async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
         (b'{"run": "worse", "add": [" "]}', "a tag is"),
         (b'{"run": "worse", "add": ["\\ud800"]}', "not an annotation"),
         (b'{"run": "worse", "line": 0, "note": "\xff"}', "not an annotation"),
-        (b'{"run": "worse", "note": "of a run"}', "on a rollout"),
+        (b'{"run": "worse", "note": "of a run"}', "to annotate a rollout"),
         (b"[" * 5000, "not an annotation"),
     ],
 )

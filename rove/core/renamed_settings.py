@@ -59,7 +59,7 @@ def upgrade(settings: Mapping[str, Any]) -> dict[str, Any]:
     """Return settings of an older run under their new names and in tables; current settings are returned unchanged."""
     found: dict[str, Any] = {}
     for name, value in settings.items():
-        *table, last = RENAMED.get(name, name).split(".")
+        *table, last = RENAMED[name].split(".") if name in RENAMED else [name]
         if table == [name] and isinstance(value, Mapping):  # already in the new form: the name is that of a table
             found.setdefault(name, {}).update(value)
         elif table:

@@ -671,7 +671,7 @@ async def test_training_refuses_what_changes_the_distribution_and_nothing_else()
     ]
     for asked in refused:
         [name] = asked
-        with pytest.raises(ConfigError, match=f"the agent asks for {name} = .*remove '{name}' from agent_sampling"):
+        with pytest.raises(ConfigError, match=f"the agent requests {name} = .*remove '{name}' from agent_sampling"):
             await turn(state, [user("a")], asked=Request([], SamplingParams(**asked)))
     assert len(client.asked) == len(state["trajectory"]) == 1
     assert set(SamplingParams.__struct_fields__) - {name for asked in refused for name in asked} == {

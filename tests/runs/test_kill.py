@@ -156,7 +156,7 @@ def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
         _, err = process.communicate(timeout=HANG)
     finally:
         process.kill()
-    assert (process.returncode, err.strip()) == (130, "you left the game; the same game again: --seed 1")
+    assert (process.returncode, err.strip()) == (130, "stopped; play the same game again: --seed 1")
 
 
 # Training

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -39,6 +40,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
     except Exception as error:  # a damaged file fails anywhere in the reader
         raise ConfigError(f"transformers cannot read {file}: {type(error).__name__}: {error}") from error
     # The weights are ordinary floats now; transformers refuses to save a model that still counts as quantized.
-    model.hf_quantizer.remove_quantization_config(model)
+    quantizer: Any = model.hf_quantizer
+    quantizer.remove_quantization_config(model)
     model.save_pretrained(folder)
     tokenizer.save_pretrained(folder)

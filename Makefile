@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -18,13 +18,16 @@ test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whol
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
-	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "slow and not broad or hypothesis" -q $(ARGS)
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow or hypothesis) and not broad and not real" -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check rove environments tests benchmarks shim
 	$(BIN)/ruff check rove environments tests benchmarks shim
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+
+test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
+	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real
 
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/support/settings_page.py

@@ -10,6 +10,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, MissingKeyError, missing_train_package, nearest
 from rove.core.protocols import Client
 from rove.envs.environment import Environment
+from rove.models.pretrained import CATALOG, model_path
 
 if TYPE_CHECKING:
     from rove.clients.endpoints import Endpoint
@@ -32,7 +33,7 @@ def make_client(
     """Return the client for `-m MODEL`.
 
     "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; an existing folder (or
-    anything that looks like a path) is loaded into the embedded engine; anything else is a model's name at `base_url`. With a
+    anything that looks like a path) and a name of `rove model list` are loaded into the embedded engine; anything else is a model's name at `base_url`. With a
     `base_url`, everything but a scripted policy is a model's name there.
 
     Args:
@@ -99,8 +100,8 @@ def _endpoint_names(endpoints: str | Path | None) -> list[str]:
 
 
 def is_folder(model: str) -> bool:
-    """Return whether `model` is a folder or looks like a path."""
-    return Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
+    """Return whether `model` is a folder, looks like a path, or is a name of `rove model list`."""
+    return model in CATALOG or Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 
 def embedded(model: str, trust_remote_code: bool = False) -> Client:
@@ -109,7 +110,7 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
     Raises:
         ConfigError: The folder does not exist, or torch is not installed.
     """
-    path = Path(model).expanduser()
+    path = Path(model_path(model)).expanduser()
     if not path.is_dir():
         raise ConfigError(f"model folder {path} does not exist")
     with needs_train_extra():

@@ -24,6 +24,7 @@ from rove.core.messages import as_messages, text_of
 from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
+from rove.models.pretrained import model_path
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -302,7 +303,7 @@ def command(
         raise ConfigError(
             f"{file or 'the recipe'} has no [model] table; name the folder of the initial model: -m FOLDER"
         )
-    if model is not None and not (Path(model) / "config.json").exists():
+    if model is not None and not (Path(model_path(model)) / "config.json").exists():
         raise ConfigError(f"-m is '{model}'; expected a model folder, but {Path(model) / 'config.json'} does not exist")
     with needs_train_extra():
         import torch

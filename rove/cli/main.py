@@ -38,7 +38,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "serve": Entry("serve", "Serve a model as an OpenAI-compatible endpoint."),
     },
     "Train": {
-        "model": Entry("model", "Create small models, and merge LoRA adapters."),
+        "model": Entry("model", "Download, create, and merge models."),
         "doctor": Entry("doctor", "Check an endpoint, or a training run before it starts."),
         "sft": Entry("sft", "Fine-tune a model on filtered rollouts."),
         "rl": Entry("rl", "Train a model in an environment with RL."),

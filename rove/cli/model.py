@@ -1,4 +1,4 @@
-"""`rove model`: create a small model from scratch, or merge an adapter into its base model."""
+"""`rove model`: download a pretrained model, create a small one from scratch, or merge an adapter into its base model."""
 
 from __future__ import annotations
 
@@ -10,14 +10,16 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import console_for, hint, print_json, run_async
+from rove.cli.common import console_for, hint, print_json, run_async, working
 from rove.cli.options import SETTINGS, examples, json_option, settings, trust_option
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.envs.loading import load_environment
+from rove.models.pretrained import CATALOG, get_model, models_folder
 from rove.rollouts.evaluate import conversation_texts, generate
 
 if TYPE_CHECKING:
@@ -115,10 +117,74 @@ def print_model(config: ModelConfig, path: Path, parameters: int, vocabulary: in
 
 
 @click.group(
-    epilog=examples("rove model new --env tictactoe -o models/mine", "rove model merge runs/sft/final -o models/merged")
+    epilog=examples(
+        "rove model get smollm2-135m",
+        "rove model new --env tictactoe -o models/mine",
+        "rove model merge runs/sft/final -o models/merged",
+    )
 )
 def command() -> None:
-    """Create small models from scratch, and merge LoRA adapters."""
+    """Download pretrained models, create small ones from scratch, and merge LoRA adapters."""
+
+
+@command.command("list", epilog=examples("rove model list"))
+@json_option
+def list_models(as_json: bool) -> None:
+    """List the pretrained models that `rove model get` downloads by name."""
+    rows = [
+        {"name": name, "downloaded": (models_folder() / name).is_dir(), **msgspec.to_builtins(model)}
+        for name, model in CATALOG.items()
+    ]
+    if as_json:
+        print_json(rows)
+        return
+    console = console_for(as_json)
+    table = Table("name", "parameters", "download", "on disk", "license", "")
+    for row in rows:
+        table.add_row(
+            row["name"],
+            f"{row['parameters'] / 1e6:.0f} M",
+            f"{row['download_mb']} MB",
+            f"{row['folder_mb']} MB" if row["downloaded"] else "no",
+            row["license"],
+            row["description"],
+        )
+    console.print(table)
+    hint(console, "download one: rove model get NAME", "others: rove model get hf:ORG/NAME, or a .gguf file")
+
+
+@command.command(
+    "get",
+    epilog=examples(
+        "rove model get smollm2-135m",
+        "rove model get hf:Qwen/Qwen3-0.6B",
+        "rove model get downloads/some.gguf -o models/some",
+    ),
+)
+@click.argument("source")
+@click.option("-o", "--output", type=click.Path(path_type=Path), help="Folder to write.  [default: rove's cache]")
+@json_option
+def get(source: str, output: Path | None, as_json: bool) -> None:
+    """Download a pretrained model: a name of `rove model list`, hf:ORG/NAME, or a GGUF file to convert.
+
+    A named model then works everywhere: -m NAME.
+    """
+    console = console_for(as_json)
+    with needs_train_extra():
+        from rove.models.gguf import convert_gguf
+    if known := CATALOG.get(source):
+        console.print(
+            f"{known.description}: {known.parameters / 1e6:.0f} M parameters, license {known.license}, "
+            f"{known.download_mb} MB to download, {known.folder_mb} MB on disk"
+        )
+    with working(console, f"downloading and converting {source}"):
+        path = get_model(source, output, convert=convert_gguf)
+    if as_json:
+        print_json({"path": str(path)})
+        return
+    console.print(f"{path} is ready", markup=False, soft_wrap=True)
+    name = source if known and output is None else path
+    hint(console, f"evaluate it: rove eval reverse_text -m {name} -n 20 -r 1", f"serve it: rove serve {name}")
 
 
 @command.command(

@@ -28,6 +28,7 @@ from rove.core.protocols import Client, Request, Response
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
+from rove.models.pretrained import model_path
 
 HELLO: dict[str, Any] = {"messages": [{"role": "user", "content": "Hello"}]}
 ROWS = 10_000
@@ -161,7 +162,7 @@ def served_client(config: ServeConfig) -> Client:
     endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
         return endpoint.client(max_concurrent=config.max_batch)
-    folder = Path(config.model).expanduser()
+    folder = Path(model_path(config.model)).expanduser()
     if not folder.is_dir():
         other = "" if is_folder(config.model) else ", nor a name in endpoints.toml, nor scripted:NAME with --env ENV"
         raise ConfigError(f"'{config.model}' is not a model folder{other}")

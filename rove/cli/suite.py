@@ -28,6 +28,7 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
+from rove.models.pretrained import model_path
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
@@ -254,7 +255,7 @@ def check_client(config: EvalConfig, env: Environment) -> None:
     if price is None and (config.budget is not None or config.limits.max_cost is not None):
         raise ConfigError("budget and max_cost need a price: --price.input and --price.output, per million tokens")
     if endpoint is None and config.base_url is None and is_folder(config.model):
-        if not Path(config.model).expanduser().is_dir():
+        if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
         return
     make_client(config.model, env, config.base_url, config.api_key_var, endpoints=config.endpoints)

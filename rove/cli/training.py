@@ -12,6 +12,7 @@ from rich.console import Console
 from rove.cli.common import CURVES, print_warnings, working
 from rove.core.digest import digest_model
 from rove.envs.loading import environment_version
+from rove.models.pretrained import model_path
 from rove.remote.loading import without_isolation
 from rove.runs.run import Run
 
@@ -25,7 +26,7 @@ def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any
     """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
     identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
     evaluated = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
-    return {**identity, "model": digest_model(config.model), **more, "evaluated": evaluated}
+    return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
 
 
 def begin(

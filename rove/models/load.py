@@ -22,6 +22,7 @@ from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_mo
 from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
 from rove.models.linear import use_fast_linear
+from rove.models.pretrained import model_path
 from rove.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
@@ -83,12 +84,12 @@ def load_model(
     dtype: torch.dtype = torch.float32,
     trust_remote_code: bool = False,
 ) -> LoadedModel:
-    """Load a model for sampling and training, from a folder or, by hub name, from the local Hugging Face cache.
+    """Load a model for sampling and training.
 
     For an adapter folder, load the base model with the adapter merged into it; the base may be an adapter too.
 
     Args:
-        path: Folder or hub name.
+        path: Folder, name of `rove model list`, or name of a Hugging Face hub model in the local cache.
         device: "auto" (CUDA, else MPS, else CPU) or a PyTorch device.
         dtype: Type of the weights.
         trust_remote_code: Run the Python files named in the model's `auto_map`.
@@ -101,6 +102,7 @@ def load_model(
         loaded = load_model("models/tiny")
         client = EngineClient.from_model(loaded)
     """
+    path = model_path(path)
     check_model(path)
     if adapter_base(path) is not None:
         return load_adapter(path, device, dtype, trust_remote_code)
@@ -149,14 +151,15 @@ def check_model(path: str | Path) -> None:
     Raises:
         ConfigError: It does not exist.
     """
-    folder = Path(path).expanduser()
+    folder = Path(model_path(path)).expanduser()
     if adapter_base(folder) is not None:
         return
     if folder.is_dir() and not (folder / "config.json").exists():
         raise ConfigError(f"{folder} is not a model folder: it has no config.json{_hint(folder)}")
     if not folder.is_dir() and not _is_cached(str(path)):
         raise ConfigError(
-            f"no model '{path}': expected a folder, or the name of a model in the local Hugging Face cache"
+            f"no model '{path}': expected a folder, a name of `rove model list`, or the name of a model in the local Hugging "
+            "Face cache"
         )
 
 

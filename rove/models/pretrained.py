@@ -66,7 +66,7 @@ def models_folder() -> Path:
     return cache_folder() / "models"
 
 
-def model_path(model: str) -> str:
+def model_path(model: str | Path) -> str:
     """Return the folder of a model of the catalog, or the argument itself if it is no name of the catalog.
 
     A folder of this name in the current directory wins over the catalog.
@@ -74,6 +74,7 @@ def model_path(model: str) -> str:
     Raises:
         ConfigError: The model is in the catalog and was not downloaded.
     """
+    model = str(model)
     if model not in CATALOG or Path(model).is_dir():
         return model
     folder = models_folder() / model

@@ -11,6 +11,7 @@ import torch
 
 from rove.core.digest import derive_seed
 from rove.models.load import LoadedModel
+from rove.models.pretrained import model_path
 from rove.train.config import TrainingConfig
 
 
@@ -24,7 +25,7 @@ def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
         return loaded
     from rove.models.adapter import add_adapter
 
-    folder = Path(config.model).expanduser()
+    folder = Path(model_path(config.model)).expanduser()
     adapter = add_adapter(
         loaded.model,
         config.lora.rank,

@@ -18,7 +18,7 @@ test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whol
 	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
-	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow or hypothesis) and not broad and not real" -q $(ARGS)
+	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff format --check rove environments tests benchmarks shim

@@ -32,9 +32,9 @@ def make_client(
 ) -> Client:
     """Return the client for `-m MODEL`.
 
-    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; an existing folder (or
-    anything that looks like a path) and a name of `rove model list` are loaded into the embedded engine; anything else is a model's name at `base_url`. With a
-    `base_url`, everything but a scripted policy is a model's name there.
+    "scripted:NAME" is a scripted policy of the environment; a name in endpoints.toml is that endpoint; a folder, anything that
+    looks like a path and a name of `rove model list` run in the embedded engine; anything else is a model's name at `base_url`.
+    With a `base_url`, everything but a scripted policy is a model's name there.
 
     Args:
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 import rove
@@ -25,6 +26,7 @@ from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
+from rove.runs.run import Run
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -37,25 +39,34 @@ SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent 
 """Recipes that come with rove: inside the installed package, or in a checkout next to it."""
 FULL = "full"
 """Folder of the stage that `--full` adds."""
+BASE = "base"
 SAMPLED = "the same at T = 1"
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
     """A `demo.toml`: the settings of each stage, and the columns of the results table."""
 
+    env: str | None = None
+    """Environment, for a recipe that comes with rove and is named instead of an environment."""
     model: dict[str, Any] = {}
-    """Settings of a new model with random weights; without them, `-m` names the model."""
-    data: dict[str, Any]
-    sft: dict[str, Any]
+    """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
+    data: dict[str, Any] = {}
+    """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
+    sft: dict[str, Any] = {}
     rl: list[dict[str, Any]]
     full: dict[str, Any] = {}
     """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
     exhaustive: ExhaustiveConfig | None = None
     """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
     evaluation: dict[str, Any]
-    opponents: list[dict[str, Any]]
+    opponents: tuple[dict[str, Any], ...] = ({"name": "", "env_args": {}},)
+    """Evaluations of each row: a name and arguments of the environment. Default: one without a name."""
     columns: list[dict[str, Any]]
+    """Columns of the results table: a title, reward functions or metrics (or "reward"), and the opponent, if there are several.
+    With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
     baseline: list[dict[str, Any]] = []
+    answers: int = 0
+    """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
     smoke: dict[str, Any] = {}
 
 
@@ -100,26 +111,29 @@ class Demo:
         from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
 
-        teacher = self.recipe.data["model"]
         if self.is_new:
-            self._say("1. Create a new model with random weights")
+            self._say("Create a new model with random weights")
             self._new_model()
         else:
-            self._say(f"1. Start from the model {self.model}")
-        self._say("2. Collect rollouts of the teacher")
-        self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
-        self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
-        self.measure("base", self.model)
-        self._say("3. SFT on the teacher's games, without losses")
-        trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
-        self.measure("+ SFT", trained)
-        for number, (folder, stage) in enumerate(self.stages(), start=4):
+            self._say(f"Start from the model {self.model}")
+        trained = self.model
+        if self.recipe.data:
+            teacher = self.recipe.data["model"]
+            self._say("Collect rollouts of the teacher")
+            self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
+            self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
+        self.measure(BASE, self.model)
+        if self.recipe.data:
+            self._say("SFT on the teacher's best rollouts")
+            trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
+            self.measure("+ SFT", trained)
+        for folder, stage in self.stages():
             if folder == FULL:
                 self.measure(SAMPLED, trained, temperature=1.0)
-            self._say(f"{number}. {stage['name']}: RL on the model's own games")
+            self._say(f"{stage['name']}: RL on the model's own rollouts")
             trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
             self.measure(f"+ {stage['name']}", trained)
-        if not self.full:
+        if not self.full and self.recipe.data:
             self.measure(SAMPLED, trained, temperature=1.0)
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
         return self.rows
@@ -130,14 +144,16 @@ class Demo:
         from rove.train.rl import follow_rl
         from rove.train.sft import follow_sft
 
-        if self.ranks.broadcast_continue():
-            follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
-        before = "sft"
+        trained = self.model
+        if self.recipe.data:
+            if self.ranks.broadcast_continue():
+                follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
+            trained = str(self.folder / "sft" / "final")
         for folder, stage in self.stages():
-            config = self.rl_config(folder, stage, str(self.folder / before / "final"))
+            config = self.rl_config(folder, stage, trained)
             if self.ranks.broadcast_continue():
                 follow_rl(config, load_model(config.model, "cpu"), self.ranks)
-            before = folder
+            trained = str(self.folder / folder / "final")
 
     def sft_config(self) -> SFTConfig:
         """Return the settings of the SFT stage."""
@@ -164,11 +180,16 @@ class Demo:
         seen: dict[str, dict[str, Any]] = {}
         for opponent in self.recipe.opponents:
             values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
-            slug = "".join(c if c.isalnum() else "-" for c in f"{name}-{opponent['name']}").strip("-")
-            merge(values, {"model": model, "env_args": {"num_examples": values["num_examples"]}})
-            title = f"{name} against {opponent['name']}"
-            seen[opponent["name"]] = self._eval(self.folder / "eval" / slug, values, title)
+            merge(values, {"model": model})
+            if "num_examples" in values.get("env_args", {}) or opponent["name"]:
+                merge(values, {"env_args": {"num_examples": values["num_examples"]}})
+            title = f"{name} against {opponent['name']}" if opponent["name"] else name
+            seen[opponent["name"]] = self._eval(self.eval_folder(name, opponent["name"]), values, title)
         self.rows.append({"name": name, "model": model, "opponents": seen})
+
+    def eval_folder(self, row: str, opponent: str) -> Path:
+        """Return the run folder of a row's evaluation."""
+        return self.folder / "eval" / "".join(c if c.isalnum() else "-" for c in f"{row}-{opponent}").strip("-")
 
     def _full_stage(self) -> dict[str, Any]:
         """Return the recipe's `full` stage, which ends as soon as the goals of the exhaustive evaluation are reached."""
@@ -196,15 +217,15 @@ class Demo:
 
 def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
     """Return the results table: measured rows, then the published baseline."""
-    opponents = [o["name"] for o in recipe.opponents]
-    table = Table(
-        title=f"{games} games per row, %; " + ", then ".join(f"against {name}" for name in opponents), width=98
-    )
+    opponents = [f"against {o['name']}" for o in recipe.opponents if o["name"]]
+    percents = [] if all(column.get("interval") for column in recipe.columns) else ["in %"]
+    title = "; ".join([f"{games} rollouts per row", *percents, *([", then ".join(opponents)] if opponents else [])])
+    table = Table(title=title, width=98)
     table.add_column("model")
     for column in recipe.columns:
         table.add_column(column["title"], justify="right")
     for row in rows:
-        table.add_row(row["name"], *(_cell(row["opponents"][c["opponent"]], c["values"]) for c in recipe.columns))
+        table.add_row(row["name"], *(_cell(row["opponents"][c.get("opponent", "")], c) for c in recipe.columns))
     if recipe.baseline:
         table.add_section()
         table.add_row("[dim]published baseline[/dim]")
@@ -213,19 +234,46 @@ def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Tab
     return table
 
 
-def _cell(summary: dict[str, Any], names: list[str]) -> str:
-    return "/".join(percent(summary["functions"].get(name, {}).get("mean")) for name in names)
+def _cell(summary: dict[str, Any], column: Mapping[str, Any]) -> str:
+    means = {"reward": summary["reward"], **summary["functions"]}
+    shown = [means.get(name) or {} for name in column["values"]]
+    if not column.get("interval"):
+        return "/".join(percent(one.get("mean")) for one in shown)
+    return " / ".join(f"{one['mean']:.3f} ± {(one['high'] - one['low']) / 2:.3f}" if one else "–" for one in shown)
 
 
-def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe:
-    """Load a recipe: `file`, by default the demo.toml next to the environment's module.
+def answers_table(demo: Demo, count: int) -> Table:
+    """Return the first questions of the evaluation with the answers of the first and of the last model."""
+    rows = [row["name"] for row in demo.rows if row["name"] in (BASE, demo.rows[-1]["name"])]
+    opponent = demo.recipe.opponents[0]["name"]
+    by_row = [{record.example_id: record for record in Run(demo.eval_folder(row, opponent)).rollouts()} for row in rows]
+    table = Table(title="answers to the same questions", width=98, show_lines=True)
+    table.add_column("question", ratio=2)
+    for row in rows:
+        table.add_column(row, ratio=4)
+    for example_id in sorted(by_row[0])[:count]:
+        records = [records[example_id] for records in by_row]
+        table.add_row(
+            escape(text_of(as_messages(records[0].prompt)[-1])),
+            *(escape(text_of(as_messages(record.completion)[-1])) for record in records),
+        )
+    return table
 
-    A file that does not exist here may be a recipe that comes with rove: configs/NAME.toml.
+
+def load_recipe(name: str, smoke: bool, file: str | Path | None = None, model: str | None = None) -> Recipe:
+    """Load a recipe.
+
+    Args:
+        name: Environment, or a recipe that comes with rove: configs/NAME.toml.
+        smoke: Whether to use tiny sizes.
+        file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml. Default: next to
+            the environment's module, `demo-MODEL.toml` if there is one for the initial model, else `demo.toml`.
+        model: Initial model.
 
     Raises:
         ConfigError: There is no such file, or it is not a recipe.
     """
-    values = read_toml(_recipe_file(env, file))
+    values = read_toml(_recipe_file(name, file, model))
     if smoke:
         for key, over in values.get("smoke", {}).items():
             tables = values.setdefault(key, {})
@@ -234,15 +282,19 @@ def load_recipe(env: str, smoke: bool, file: str | Path | None = None) -> Recipe
     return convert(Recipe, values)
 
 
-def _recipe_file(env: str, given: str | Path | None) -> Path:
+def _recipe_file(name: str, given: str | Path | None, model: str | None) -> Path:
+    shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
     if given is None:
-        file = environment_file(env).with_name("demo.toml")
+        if own := shipped.get(f"configs/{name}.toml"):
+            return own
+        folder = environment_file(name).parent
+        files = [folder / f"demo-{short(model)}.toml"] if model else []
+        file = next((file for file in files if file.exists()), folder / "demo.toml")
         if not file.exists():
-            raise ConfigError(f"environment '{env}' has no demo: {file} does not exist")
+            raise ConfigError(f"environment '{name}' has no demo: {file} does not exist")
         return file
     if Path(given).exists():
         return Path(given)
-    shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
     if str(given) not in shipped:
         raise ConfigError(f"no recipe: {given} does not exist; rove comes with {', '.join(shipped)}")
     return shipped[str(given)]
@@ -253,10 +305,13 @@ def _recipe_file(env: str, given: str | Path | None) -> Path:
         "rove demo tictactoe --smoke   # check in a minute that everything runs",
         "rove demo tictactoe           # train from random weights: minutes on a CPU",
         "rove demo tictactoe --full    # continue until exhaustive evaluation finds no lost game",
+        "rove demo quick               # change how a real language model writes: minutes",
     )
 )
 @click.argument("env")
-@click.option("-m", "--model", help="Folder of the initial model.  [default: a new one, if the recipe has one]")
+@click.option(
+    "-m", "--model", help="Initial model: a folder or a name of `rove model list`.  [default: that of the recipe]"
+)
 @click.option(
     "--recipe",
     "file",
@@ -288,10 +343,14 @@ def command(
 ) -> None:
     """Run the whole loop in ENV: a model, the teacher's rollouts, SFT, RL, and a table of results.
 
+    ENV is an environment that has a recipe, or "quick": three minutes of RL that change how a real language model writes.
+
     You can stop at any time: repeat the command to continue.
     """
     console = console_for(as_json)
-    recipe = load_recipe(env, smoke, file)
+    recipe = load_recipe(env, smoke, file, model)
+    name = "-".join(["demo", env, *([Path(file).stem] if file else []), *([short(model)] if model else [])])
+    env = recipe.env or env
     if (full or models) and recipe.exhaustive is None:
         raise ConfigError(f"the demo of '{env}' has no [exhaustive] table, which --full and --exhaustive need")
     if models:
@@ -299,6 +358,7 @@ def command(
         if as_json:
             print_json(results)
         return
+    model = model or recipe.model.get("name")
     if model is None and not recipe.model:
         raise ConfigError(
             f"{file or 'the recipe'} has no [model] table; name the folder of the initial model: -m FOLDER"
@@ -310,8 +370,7 @@ def command(
 
         from rove.train.worker_group import join_process_group
 
-    name = "-".join(["demo", env, *([Path(file).stem] if file else []), f"seed{seed}", *(["smoke"] if smoke else [])])
-    folder = Path(run_dir) if run_dir else RUNS / name
+    folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *(["smoke"] if smoke else [])])
     started, cpu = time.time(), time.process_time()
     demo = Demo(env, recipe, folder, seed, console, join_process_group(), model, full)
     if not demo.ranks.is_first:
@@ -320,6 +379,8 @@ def command(
     rows = demo.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    if recipe.answers:
+        console.print(answers_table(demo, recipe.answers))
     shown: dict[str, Any] = {"rows": rows, "folder": str(folder)}
     if full:
         trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}

@@ -1,0 +1,105 @@
+"""Short sentences: simple questions; the reward is the share of an answer that is written in short sentences."""
+
+from __future__ import annotations
+
+import random
+import re
+from typing import Any
+
+import rove as vf
+
+THINGS = """
+    anchor apple bakery balloon bank beach bicycle bird blanket boat bridge broom butterfly camera candle castle cat
+    chair cheese clock cloud compass computer cow desert doctor dog dolphin drum eagle elephant engine farmer festival
+    fire flower forest fountain garden giraffe glacier glove guitar hammer harbor helmet honey horse hotel iceberg
+    island jacket jungle kettle key kitchen kite ladder lake lamp lemon library lighthouse lion magnet map market
+    mirror moon mountain museum newspaper nurse ocean orchestra owl oven painter park penguin piano pilot pirate
+    planet pond pumpkin rabbit rain rainbow recipe river robot school shark ship snow spider star storm subway sugar
+    sun sword telescope theater tiger train treasure tree tunnel umbrella vaccine valley violin volcano wheel whale
+    wind window winter wolf
+""".split()  # noqa: SIM905  a list of one word per line would be 130 lines
+QUESTIONS = (
+    "What is a {}?",
+    "What do you know about a {}?",
+    "Why do people like a {}?",
+    "Tell me about a {}.",
+    "How would you describe a {} to a child?",
+)
+MIN_WORDS = 4
+"""A sentence of fewer words gets no reward: it is hardly a sentence."""
+SHORT = 8
+"""A sentence of at most so many words gets the full reward."""
+LONG = 24
+"""A sentence of so many words or more gets no reward."""
+
+
+def split_sentences(text: str) -> list[str]:
+    """Return the sentences of a text; the last one may be unfinished."""
+    return [part.strip() for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part.strip()]
+
+
+def sentence_score(words: int) -> float:
+    """Return the value of a sentence, 0 to 1, by its number of words."""
+    return 0.0 if words < MIN_WORDS else min(1.0, max(0.0, (LONG - words) / (LONG - SHORT)))
+
+
+def short_sentences(completion: vf.Messages) -> float:
+    """Return the mean value of the answer's words, each with the value of its sentence; repeated sentences count 0."""
+    total, earned, seen = 0, 0.0, set[str]()
+    for sentence in split_sentences(str(completion[-1].content or "")):
+        words = len(sentence.split())
+        total += words
+        if sentence.lower() not in seen:
+            earned += words * sentence_score(words)
+        seen.add(sentence.lower())
+    return earned / total if total else 0.0
+
+
+def words_per_sentence(completion: vf.Messages) -> float:
+    """Return the mean number of words in a sentence; 0 for an empty answer."""
+    sentences = split_sentences(str(completion[-1].content or ""))
+    return sum(len(sentence.split()) for sentence in sentences) / max(1, len(sentences))
+
+
+def plain(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Answer in short sentences."""
+    return "Most people know it well. Children learn about it early. It is found in many places."
+
+
+def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Answer in one long sentence."""
+    return (
+        "It is something that most people know well, which children learn about at an early age, and which, as many have "
+        "written before, can be found in a great number of places all over the world."
+    )
+
+
+def rows(things: list[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
+    """Return questions about some things, in random order."""
+    questions = [question.format(thing) for thing in things for question in QUESTIONS]
+    rng = random.Random(seed)
+    chosen: list[str] = []
+    while len(chosen) < num_examples:
+        chosen += rng.sample(questions, min(len(questions), num_examples - len(chosen)))
+    return [{"question": question.replace(" a a", " an a"), "answer": ""} for question in chosen]
+
+
+def load_environment(num_examples: int = 2000, num_eval_examples: int = 100, seed: int = 0) -> vf.Environment:
+    """Create the environment.
+
+    Args:
+        num_examples: Training questions, about four fifths of the things.
+        num_eval_examples: Evaluation questions, about the other things.
+        seed: Random seed of both.
+    """
+    held_out = THINGS[::5]
+    trained = [thing for thing in THINGS if thing not in held_out]
+    rubric = vf.Rubric()
+    rubric.add_reward_func(short_sentences)
+    rubric.add_metric(words_per_sentence)
+    return vf.SingleTurnEnv(
+        dataset=lambda: rows(trained, num_examples, seed),
+        eval_dataset=lambda: rows(held_out, num_eval_examples, seed + 1),
+        rubric=rubric,
+        policies={"plain": plain, "ornate": ornate},
+    )

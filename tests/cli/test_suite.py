@@ -351,7 +351,7 @@ model = "scripted:knows"
     assert 'raise OSError("disk on fire")' in done.err  # whoever wrote the environment wants to know where
     human = rove("eval", "@", "suite.toml")
     assert human.status == 1
-    assert "3 of 4 evaluations were not finished:" in human.out
+    assert "3 of 4 evaluations did not finish:" in human.out
     assert "  suite.toml, [[eval]] 3: RunError: taken is not a run folder" in human.out
     assert human.out.count(" stopped│") == 3
 

@@ -125,7 +125,7 @@ class RemoteError(Error):
         super().__init__(message)
         self.type, self.traceback = type, traceback
         if phase:
-            self.rove_phase = phase
+            mark_phase(self, phase)
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.type, super().__str__()) if part)
@@ -217,13 +217,27 @@ class phase:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not hasattr(error, "rove_phase"):
-            error.rove_phase = self.name  # pyright: ignore[reportAttributeAccessIssue]
+        if error is not None and phase_of(error, "") == "":
+            mark_phase(error, self.name)
 
 
-def phase_of(error: BaseException) -> str:
-    """Return the phase of a rollout in which an exception was raised (see `phase`); "rollout" if it is not marked."""
-    return getattr(error, "rove_phase", "rollout")
+class _PhaseNote(str):
+    """Note of an exception (PEP 678, shown at the end of its traceback) that names a phase of a rollout."""
+
+    phase: str
+
+
+def mark_phase(error: BaseException, name: str) -> None:
+    """Add a note to an exception that it was raised in the phase `name` of a rollout."""
+    note = _PhaseNote(f"raised in the phase '{name}' of a rollout")
+    note.phase = name
+    error.add_note(note)
+
+
+def phase_of(error: BaseException, default: str = "rollout") -> str:
+    """Return the phase of a rollout in which an exception was raised (see `phase`); `default` if it is not marked."""
+    notes = getattr(error, "__notes__", ())
+    return next((note.phase for note in notes if isinstance(note, _PhaseNote)), default)
 
 
 class UnansweredRequest(tuple[str, ...]):

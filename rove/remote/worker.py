@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rove.core import errors
-from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
+from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, mark_phase, phase_of, traceback_text
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
 from rove.core.protocols import Request, Response
@@ -396,14 +396,14 @@ def _error_to_dict(error: BaseException) -> dict[str, Any]:
         reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
     else:
         reply = {"type": type(error).__name__, "message": str(error), "traceback": traceback_text(error)}
-    return {**reply, "phase": getattr(error, "rove_phase", "")}
+    return {**reply, "phase": phase_of(error, "")}
 
 
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
     error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
-    error.rove_phase = phase
+    mark_phase(error, phase)
     return error
 
 

@@ -50,7 +50,9 @@ CANCEL_TIMEOUT_S = 2.0
 class ModelTurn(Protocol):
     """Queries the model for an agent and records the step; see `rove.envs.environment.Turn`."""
 
-    def __call__(self, state: State, messages: Messages, *, asked: Request | None = None) -> Awaitable[Message]: ...  # noqa: D102
+    def __call__(  # noqa: D102
+        self, state: State, messages: Messages, *, agent_request: Request | None = None
+    ) -> Awaitable[Message]: ...
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -127,10 +129,10 @@ class AgentTurns:
         if self.over.is_set():
             raise Refusal(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
         self._state.setdefault("tools", request.tools)
-        asked = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
+        agent_request = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
-            message = await self._turn(self._state, messages, asked=asked)
+            message = await self._turn(self._state, messages, agent_request=agent_request)
             if await self._is_over(self._state):
                 self.over.set()
         except OverlongPromptError as error:

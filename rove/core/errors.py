@@ -16,6 +16,7 @@ Error
 │   ├── MCPServerError      an MCP server could not be started, or ended
 │   └── WorkerError         a worker process could not be started, ended, or did not answer in time
 ├── RemoteError             code in a worker process raised
+├── RejectedError           one of rove's servers rejects an HTTP request
 ├── SandboxFileError        a file of a sandbox cannot be read or written
 ├── LimitReachedError       a rollout reached a limit (ends the rollout, which is then scored)
 ├── TooManyErrorsError      more rollouts failed than allowed
@@ -129,6 +130,23 @@ class RemoteError(Error):
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.type, super().__str__()) if part)
+
+
+class RejectedError(Error):
+    """An HTTP request that one of rove's servers rejects.
+
+    Args:
+        status: HTTP status.
+        message: Message for the client: what was given, what was expected and how to fix it.
+        code: Error code of an API, such as "model_not_found".
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(status, message, code)
+        self.status, self.message, self.code = status, message, code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class SandboxFileError(Error):

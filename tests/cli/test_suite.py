@@ -15,8 +15,7 @@ from commands import Done, Rove, environment, in_this_process, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.eval import EvalConfig
-from rove.cli.suite import as_words, expand
+from rove.cli.suite import EvalConfig, as_words, expand
 from rove.core.config import load
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_defaults
@@ -160,7 +159,7 @@ given_settings = st.fixed_dictionaries(
 
 @given(given_settings)
 def test_settings_as_words_mean_the_same(values):
-    assert load(EvalConfig, {}, as_words(EvalConfig, values)) == load(EvalConfig, values)
+    assert load(EvalConfig, {}, as_words(values)) == load(EvalConfig, values)
 
 
 # Many evaluations

@@ -17,9 +17,10 @@ import pytest
 from commands import Rove, contents, environment, in_this_process, lines
 from rich.console import Console
 
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model

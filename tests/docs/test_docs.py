@@ -25,7 +25,7 @@ from settings_page import PAGE, TABLES, page, rows
 from rove.core.config import load
 from rove.core.errors import RunError
 from rove.envs.loading import example_environments
-from rove.hub.package.reading import declared
+from rove.hub.package.building import declared
 from rove.models.load import load_model
 from rove.train.config import RLConfig
 from rove.wire import chat, completions, tokens

@@ -21,8 +21,9 @@ from rich.console import Console
 
 from rove.cli.common import console_for
 from rove.cli.demo import Demo, Recipe, load_recipe
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
 from rove.cli.rl import run_rl
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.records import Outcome, RolloutRecord
 from rove.runs.run import Run

@@ -20,10 +20,11 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from rove.cli.common import console_for
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import run_rl
 from rove.cli.sft import run_sft
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert, read_toml
 from rove.envs.loading import environment_file
 from rove.runs.run import Run

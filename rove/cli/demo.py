@@ -16,9 +16,10 @@ from rich.table import Table
 import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.options import examples, json_option
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert, merge, read_toml
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of

@@ -42,7 +42,7 @@ from rove.cli.options import (
     trust_option,
 )
 from rove.cli.settings_help import help_all_option
-from rove.cli.suite import check, print_settings, resolve, run_suite
+from rove.cli.suite import EvalConfig, check, print_settings, resolve, run_suite
 from rove.cli.tables import counts_line, summary_table
 from rove.clients.scripted import ScriptedClient
 from rove.core.config import merge
@@ -52,64 +52,13 @@ from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.envs.questions import QuestionsEnv
-from rove.remote.loading import Isolation, IsolationConfig, RayConfig, open_environment
+from rove.remote.loading import Isolation, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
 from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_identity, settings_of
 from rove.runs.run import Run
 from rove.statistics import Price
 from rove.statistics.summary import broken_reward
 from rove.viewer.format import number
-
-
-class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `rove eval`: those of `rove.evaluate.Options`, the model, the environment and the run folder."""
-
-    env: str
-    """Environment, or a file of questions and answers (.jsonl, .csv or .parquet)."""
-    model: str
-    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
-    trust_remote_code: bool = False
-    """Run Python files that the model folder contains."""
-    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
-    """Arguments of the environment."""
-    num_examples: int = 5
-    """Number of examples from the start of the dataset; -1 = all."""
-    rollouts_per_example: int = 3
-    """Rollouts of each example (≥ 1)."""
-    max_tokens: int | None = None
-    """Maximum tokens per response (≥ 1); by default the endpoint decides."""
-    temperature: float | None = None
-    """Sampling temperature (≥ 0; 0 is greedy); by default the endpoint decides."""
-    base_url: str | None = None
-    """URL of an OpenAI-compatible endpoint."""
-    endpoints: str | None = None
-    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
-    api_key_var: str = API_KEY_VAR
-    """Environment variable that holds the API key."""
-    timeout: float = 600.0
-    """Timeout of one request, in seconds (> 0)."""
-    max_retries: int = 4
-    """Maximum retries of one request (≥ 0)."""
-    env_dir: str | None = None
-    """Folder in which the environment is looked up first."""
-    isolation: IsolationConfig = IsolationConfig()
-    """Run the environment in a worker process: the `[isolation]` table."""
-    ray: RayConfig = RayConfig()
-    """Run the environment on a Ray cluster: the `[ray]` table."""
-    run_dir: str | None = None
-    """The run folder; by default runs/ENV--MODEL--hash."""
-    save: bool = True
-    """Save the rollouts in a run folder."""
-    overwrite: bool = False
-    """Discard an earlier run in this folder."""
-
-    @property
-    def options(self) -> dict[str, Any]:
-        """Return the keyword arguments of `rove.evaluate`."""
-        options = {name: getattr(self, name) for name in Options.__struct_fields__}
-        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
-        given = {name: value for name, value in sampling.items() if value is not None}
-        return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
 def start_run(config: EvalConfig, identity: Mapping[str, Any], run: Run, console: Console) -> None:
@@ -322,7 +271,7 @@ def eval_command(
     given = json_object(env_args, "-a")
     named |= {"env_args": {**(given or {}), **scoring} if scoring else given}
     named |= {"sampling_args": json_object(sampling_args, "-S")}
-    evaluations, many = resolve(EvalConfig, ctx, named)
+    evaluations, many = resolve(ctx, named)
     if many or dry_run:
         check(evaluations)
     if dry_run:

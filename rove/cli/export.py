@@ -10,8 +10,7 @@ from rich.console import Console
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
 from rove.core.errors import ConfigError
-from rove.rollouts.dataset_rows import RunRows
-from rove.rollouts.export import WRITERS, check_name, check_target, push, write_rows
+from rove.rollouts.export import WRITERS, RunRows, check_name, check_target, push, write_rows
 from rove.rollouts.filters import FUNCTIONS, NAMES, Filter
 from rove.runs.run import OWNED, Run
 

@@ -18,8 +18,18 @@ from rove.core.errors import ConfigError, HubError
 from rove.envs.loading import example_environments
 from rove.hub.client import known_keys, sources
 from rove.hub.client.installed import Installed, all_installed, find, uninstall
-from rove.hub.client.installing import Offer, check_compatible, fetch, install, install_into_current, look_up
-from rove.hub.client.lock import LOCK, Locked, read_lock, write_lock
+from rove.hub.client.installing import (
+    LOCK,
+    Locked,
+    Offer,
+    check_compatible,
+    fetch,
+    install,
+    install_into_current,
+    look_up,
+    read_lock,
+    write_lock,
+)
 from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import random
 import shlex
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol, runtime_checkable
+from typing import Any, NamedTuple
 
 import click
-import msgspec
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -29,6 +28,7 @@ from rove.cli.options import (
     max_tokens_option,
     trust_option,
 )
+from rove.cli.play_roles import NamedClient, PlayRoles, RoleOptions, one_game, read_roles, unused_roles
 from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
@@ -41,120 +41,12 @@ from rove.games.replay_cases import ReplayCase, run_replay_cases
 from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
-from rove.rollouts.groups import run_groups
-from rove.rollouts.runner import plan
 from rove.runs.run import Run
 from rove.viewer.format import number
 from rove.viewer.play_session import PERSON_ROLES
 
 TOOL_CALL_EXAMPLE = FORMATS[0].write([Call("NAME", {"ARGUMENT": "VALUE"})]).replace("\n", "")
 """The format in which a person types a tool call."""
-
-
-class RoleOptions(NamedTuple):
-    """The values of `--model-role`: patterns of role names."""
-
-    person: list[str]
-    """Roles that the person plays."""
-    models: dict[str, str]
-    """Roles that models play → model, as for `-m`."""
-
-
-def read_roles(given: Sequence[str], watch: bool, has_model: bool) -> RoleOptions:
-    """Parse the values of `--model-role`: NAME for the person, NAME=MODEL for a model.
-
-    Raises:
-        ConfigError: A name is empty or repeated, or the person would play no role, or two.
-    """
-    roles = RoleOptions([], {})
-    for text in given:
-        name, equals, model = (part.strip() for part in text.partition("="))
-        if not name or (equals and not model):
-            raise ConfigError(
-                f"--model-role is {text!r}; expected --model-role NAME for yourself, or --model-role NAME=MODEL; NAME may "
-                "contain *"
-            )
-        if name in roles.person or name in roles.models:
-            raise ConfigError(f"--model-role {name} is given twice; give each role once")
-        if equals:
-            roles.models[name] = model
-        else:
-            roles.person.append(name)
-    if roles.person and watch:
-        raise ConfigError(f"--watch and --model-role {roles.person[0]} exclude each other; leave one of them out")
-    if roles.person and not has_model:
-        raise ConfigError(
-            f"--model-role {roles.person[0]} is your role; name the model that plays the main role: -m MODEL"
-        )
-    return roles
-
-
-@runtime_checkable
-class RoleAware(Protocol):
-    """A client that answers model roles through another client."""
-
-    def in_role(self, role: str) -> Client:
-        """Return the client for a model role."""
-        ...
-
-
-class NamedClient:
-    """A client that requests a fixed model, whatever model name the environment gives."""
-
-    def __init__(self, client: Client, model: str):
-        self.client, self.model = client, model
-
-    @property
-    def max_concurrent(self) -> int:
-        """See `Client`."""
-        return self.client.max_concurrent
-
-    async def respond(self, request: Request) -> Response:
-        """Pass the request on with the fixed model name."""
-        return await self.client.respond(msgspec.structs.replace(request, model=self.model))
-
-    async def close(self) -> None:
-        """Close the wrapped client."""
-        await self.client.close()
-
-
-class PlayRoles:
-    """Chooses the client of each model role (`rove.core.model_roles.RoleClients`), and records the roles that were used.
-
-    Args:
-        models: Patterns of role names → client.
-        person: Returns the person's client for a role, or None. It takes precedence over `models`.
-    """
-
-    def __init__(self, models: Mapping[str, Client], person: Callable[[str], Client | None]):
-        self.models = models
-        self.person = person
-        self.used: dict[str, None] = {}
-        """The roles that the environment queried, in order of first use."""
-
-    def get(self, role: str, client: Client, /) -> Client:
-        """Return the person, the model that was named for the role, or the environment's own client."""
-        self.used.setdefault(role)
-        found = self.person(role) or next((one for name, one in self.models.items() if fnmatchcase(role, name)), None)
-        if found is not None:
-            return found
-        return client.in_role(role) if isinstance(client, RoleAware) else client
-
-    async def close(self) -> None:
-        """Close the models' clients."""
-        for client in self.models.values():
-            await client.close()
-
-
-def unused_roles(names: Iterable[str], used: Iterable[str]) -> list[str]:
-    """Return a message for each name given to `--model-role` that the environment never queried."""
-    known = list(used)
-    actual = f"it queried: {', '.join(known)}" if known else "it queried no model role (rove.query)"
-    return [
-        f"the environment never queried the role '{name}'; {actual}"
-        for name in names
-        if not any(fnmatchcase(role, name) for role in known)
-    ]
 
 
 def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console, role: str = "") -> int:
@@ -297,17 +189,6 @@ def role_hints(roles: PlayRoles, given: RoleOptions) -> list[str]:
     unused = unused_roles([*given.person, *given.models], roles.used)
     free = [] if given.person or given.models else [f"--model-role {shlex.quote(role)}" for role in roles.used]
     return [*unused, *([f"play one of its other roles yourself: {', '.join(free)}"] if free else [])]
-
-
-async def one_game(
-    env: Environment, client: Client, model: str, sampling: SamplingParams, seed: int, roles: PlayRoles | None = None
-) -> RolloutRecord:
-    """Run one rollout on an example chosen by `seed`."""
-    example = random.Random(seed).choice(env.get_eval_dataset(1000))
-    groups = plan([example], 1, seed)
-    rollouts = run_groups(env, client, groups, model=model, sampling=sampling, max_concurrent=1, model_roles=roles)
-    (record,) = [record async for record in rollouts]
-    return record
 
 
 async def play(setup: GameSetup, model: str, sampling: SamplingParams, seed: int) -> RolloutRecord:

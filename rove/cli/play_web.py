@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.common import hint, run_async, run_folder
-from rove.cli.play import PlayRoles, RoleOptions, one_game
+from rove.cli.play_roles import PlayRoles, RoleOptions, one_game
 from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment

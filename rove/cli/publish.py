@@ -18,8 +18,8 @@ from rove.core.errors import ConfigError, HubError
 from rove.hub.client.run_results import collect_results
 from rove.hub.client.settings import require_server
 from rove.hub.package import signing
+from rove.hub.package.archives import MANIFEST, PARTS, SIGNATURE, verify
 from rove.hub.package.building import build
-from rove.hub.package.folder import MANIFEST, PARTS, SIGNATURE, verify
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import Reference, check_owner
 

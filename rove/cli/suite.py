@@ -10,7 +10,7 @@ import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -20,7 +20,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rove import compat
-from rove.cli.clients import find_endpoint, is_folder, make_client
+from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, short
 from rove.cli.options import settings
 from rove.core.config import RUN_CONFIG, merge, read_toml
@@ -29,19 +29,67 @@ from rove.core.errors import ConfigError, Error, nearest, traceback_text
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
 from rove.models.pretrained import model_path
-from rove.remote.loading import Isolation, temporary_environment
+from rove.remote.loading import Isolation, IsolationConfig, RayConfig, temporary_environment
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
 from rove.statistics.summary import broken_reward
 from rove.viewer.format import caveats, interval, number
 
-if TYPE_CHECKING:
-    from rove.cli.eval import EvalConfig
-
 TABLES = ("eval", "ablation")
 """Arrays of tables in a file; each table is one evaluation, or several if it has a `sweep`. Both names mean the same."""
 ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "temperature"})
 """Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
+
+
+class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of `rove eval`: those of `rove.evaluate.Options`, the model, the environment and the run folder."""
+
+    env: str
+    """Environment, or a file of questions and answers (.jsonl, .csv or .parquet)."""
+    model: str
+    """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
+    trust_remote_code: bool = False
+    """Run Python files that the model folder contains."""
+    env_args: dict[str, Any] = msgspec.field(default_factory=dict)
+    """Arguments of the environment."""
+    num_examples: int = 5
+    """Number of examples from the start of the dataset; -1 = all."""
+    rollouts_per_example: int = 3
+    """Rollouts of each example (≥ 1)."""
+    max_tokens: int | None = None
+    """Maximum tokens per response (≥ 1); by default the endpoint decides."""
+    temperature: float | None = None
+    """Sampling temperature (≥ 0; 0 is greedy); by default the endpoint decides."""
+    base_url: str | None = None
+    """URL of an OpenAI-compatible endpoint."""
+    endpoints: str | None = None
+    """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
+    api_key_var: str = API_KEY_VAR
+    """Environment variable that holds the API key."""
+    timeout: float = 600.0
+    """Timeout of one request, in seconds (> 0)."""
+    max_retries: int = 4
+    """Maximum retries of one request (≥ 0)."""
+    env_dir: str | None = None
+    """Folder in which the environment is looked up first."""
+    isolation: IsolationConfig = IsolationConfig()
+    """Run the environment in a worker process: the `[isolation]` table."""
+    ray: RayConfig = RayConfig()
+    """Run the environment on a Ray cluster: the `[ray]` table."""
+    run_dir: str | None = None
+    """The run folder; by default runs/ENV--MODEL--hash."""
+    save: bool = True
+    """Save the rollouts in a run folder."""
+    overwrite: bool = False
+    """Discard an earlier run in this folder."""
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Return the keyword arguments of `rove.evaluate`."""
+        options = {name: getattr(self, name) for name in Options.__struct_fields__}
+        sampling = {"max_tokens": self.max_tokens, "temperature": self.temperature}
+        given = {name: value for name, value in sampling.items() if value is not None}
+        return options | {"sampling_args": {**self.sampling_args, **given}}
 
 
 class Evaluation(NamedTuple):
@@ -54,11 +102,10 @@ class Evaluation(NamedTuple):
     """The defaults that the environment sets, as text for people; "" if none."""
 
 
-def resolve(kind: type[EvalConfig], ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluation], bool]:
+def resolve(ctx: click.Context, named: Mapping[str, Any]) -> tuple[list[Evaluation], bool]:
     """Return the evaluations that a command line specifies, and whether they come from a file of several.
 
     Args:
-        kind: Type of the settings.
         named: Values of named flags.
 
     Raises:
@@ -69,7 +116,7 @@ def resolve(kind: type[EvalConfig], ctx: click.Context, named: Mapping[str, Any]
     complete = any(content.keys() >= RUN_CONFIG for _, content in files)
     suites = [i for i, (_, content) in enumerate(files) if {*TABLES, "sweep"} & content.keys()]
     if not suites:
-        return [_resolved(kind, ctx, ctx.args, named, "", complete)], False
+        return [_resolved(ctx, ctx.args, named, "", complete)], False
     if len(suites) > 1:
         given = " and ".join(files[i][0] for i in suites)
         raise ConfigError(f"{given} both contain several evaluations; give one such file at a time")
@@ -82,9 +129,9 @@ def resolve(kind: type[EvalConfig], ctx: click.Context, named: Mapping[str, Any]
         points = list(expand(content))
     for table, point, values in points:
         source = f"{path}, {table}" + (f" ({point})" if point else "")
-        words = [*before, *as_words(kind, values), *after, *flags]
+        words = [*before, *as_words(values), *after, *flags]
         with _error_source(source):
-            one = _resolved(kind, ctx, words, named, source, complete)
+            one = _resolved(ctx, words, named, source, complete)
         # A flag may override what a sweep varies; its points are then the same evaluation.
         found.setdefault(table.encode() + msgspec.json.encode(one.config, order="sorted"), one)
     return list(found.values()), True
@@ -115,7 +162,6 @@ def _split_files(words: Sequence[str]) -> tuple[list[str], list[str]]:
 
 
 def _resolved(
-    kind: type[EvalConfig],
     ctx: click.Context,
     words: Sequence[str],
     named: Mapping[str, Any],
@@ -124,16 +170,16 @@ def _resolved(
 ) -> Evaluation:
     """Return the evaluation for these words; `complete` if they are the settings of a run, defaults included."""
     ctx.args = list(words)
-    config = settings(kind, ctx, bare="env", **named)
+    config = settings(EvalConfig, ctx, bare="env", **named)
     where, table = ("", {}) if complete else _defaults(config)
     if not table:
         return Evaluation(source, config, "")
     for key in table:
         if key not in ENVIRONMENT_DEFAULTS:
             raise ConfigError(f"{where}: unknown setting '{key}'; {nearest(key, ENVIRONMENT_DEFAULTS)}")
-    ctx.args = [*as_words(kind, table), *words]
+    ctx.args = [*as_words(table), *words]
     with _error_source(where):
-        whole = settings(kind, ctx, bare="env", **named)
+        whole = settings(EvalConfig, ctx, bare="env", **named)
     used = [key for key in table if getattr(whole, key) != getattr(config, key)]
     return Evaluation(source, whole, f"{where}: {', '.join(used)}" if used else "")
 
@@ -147,9 +193,9 @@ def _defaults(config: EvalConfig) -> tuple[str, dict[str, Any]]:
     return f"{file}, [tool.{compat.NAME}.eval]", {key: table[key] for key in compat.EVAL_DEFAULTS if key in table}
 
 
-def as_words(kind: type[Any], values: Mapping[str, Any]) -> list[str]:
+def as_words(values: Mapping[str, Any]) -> list[str]:
     """Return settings as command-line words, so that files and flags are merged by one rule."""
-    texts = {field.name for field in msgspec.structs.fields(kind) if field.type in (str, str | None)}
+    texts = {field.name for field in msgspec.structs.fields(EvalConfig) if field.type in (str, str | None)}
     return [
         f"--{key}={value if key in texts and isinstance(value, str) else msgspec.json.encode(value).decode()}"
         for key, value in values.items()

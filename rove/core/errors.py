@@ -16,6 +16,7 @@ Error
 │   ├── MCPServerError      an MCP server could not be started, or ended
 │   └── WorkerError         a worker process could not be started, ended, or did not answer in time
 ├── RemoteError             code in a worker process raised
+├── RejectedError           one of rove's servers rejects an HTTP request
 ├── SandboxFileError        a file of a sandbox cannot be read or written
 ├── LimitReachedError       a rollout reached a limit (ends the rollout, which is then scored)
 ├── TooManyErrorsError      more rollouts failed than allowed
@@ -125,10 +126,27 @@ class RemoteError(Error):
         super().__init__(message)
         self.type, self.traceback = type, traceback
         if phase:
-            self.rove_phase = phase
+            mark_phase(self, phase)
 
     def __str__(self) -> str:
         return ": ".join(part for part in (self.type, super().__str__()) if part)
+
+
+class RejectedError(Error):
+    """An HTTP request that one of rove's servers rejects.
+
+    Args:
+        status: HTTP status.
+        message: Message for the client: what was given, what was expected and how to fix it.
+        code: Error code of an API, such as "model_not_found".
+    """
+
+    def __init__(self, status: int, message: str, code: str | None = None):
+        super().__init__(status, message, code)
+        self.status, self.message, self.code = status, message, code
+
+    def __str__(self) -> str:
+        return self.message
 
 
 class SandboxFileError(Error):
@@ -217,13 +235,27 @@ class phase:
         return None
 
     def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is not None and not hasattr(error, "rove_phase"):
-            error.rove_phase = self.name  # pyright: ignore[reportAttributeAccessIssue]
+        if error is not None and phase_of(error, "") == "":
+            mark_phase(error, self.name)
 
 
-def phase_of(error: BaseException) -> str:
-    """Return the phase of a rollout in which an exception was raised (see `phase`); "rollout" if it is not marked."""
-    return getattr(error, "rove_phase", "rollout")
+class _PhaseNote(str):
+    """Note of an exception (PEP 678, shown at the end of its traceback) that names a phase of a rollout."""
+
+    phase: str
+
+
+def mark_phase(error: BaseException, name: str) -> None:
+    """Add a note to an exception that it was raised in the phase `name` of a rollout."""
+    note = _PhaseNote(f"raised in the phase '{name}' of a rollout")
+    note.phase = name
+    error.add_note(note)
+
+
+def phase_of(error: BaseException, default: str = "rollout") -> str:
+    """Return the phase of a rollout in which an exception was raised (see `phase`); `default` if it is not marked."""
+    notes = getattr(error, "__notes__", ())
+    return next((note.phase for note in notes if isinstance(note, _PhaseNote)), default)
 
 
 class UnansweredRequest(tuple[str, ...]):

@@ -58,7 +58,7 @@ async def check_endpoint(
 ) -> AsyncIterator[Finding]:
     """Yield findings about a model behind an endpoint; stop if it does not respond at all.
 
-    Slow servers are asked for few tokens. A response that exceeds the client's timeout is a warning, not a failure.
+    Slow servers get requests for few tokens. A response that exceeds the client's timeout is a warning, not a failure.
 
     Args:
         client: Client of the endpoint; not closed.

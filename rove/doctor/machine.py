@@ -15,8 +15,7 @@ import torch
 from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_seconds
 from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
-from rove.models.load import LoadedModel
-from rove.models.recompute import checkpoint_activations, checkpointed_layers
+from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence

@@ -47,7 +47,7 @@ from rove.sandbox.local import CONTROL_GROUPS, REMEDY
 from rove.train.batch import can_pack, micro_batches
 from rove.train.collect import plan_groups
 from rove.train.config import RLConfig
-from rove.train.lora import add_lora
+from rove.train.learner import add_lora
 from rove.train.sequences import sequences_from_record
 
 SCRIPTED_ROLLOUTS = 8

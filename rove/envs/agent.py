@@ -214,12 +214,12 @@ class AgentEnv(Environment):
         """Limit a turn function to `max_turns` calls."""
         begun = 0
 
-        async def limited(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
+        async def limited(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
             nonlocal begun
             if 0 <= self.max_turns <= begun:
                 raise LimitReachedError("max_turns_reached")
             begun += 1
-            return await turn(state, messages, asked=asked)
+            return await turn(state, messages, agent_request=agent_request)
 
         return limited
 

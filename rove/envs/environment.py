@@ -33,7 +33,7 @@ class Turn(Protocol):
         messages: the conversation.
         role: model role; the query is recorded under this name, as by `rove.query`.
         model, sampling_args: for a model role, its model and sampling arguments.
-        asked: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
+        agent_request: request of a foreign agent: its tools (instead of `state["tools"]`), its sampling (overriding the
             run's), and its stream callback.
     """
 
@@ -45,7 +45,7 @@ class Turn(Protocol):
         role: str | None = None,
         model: str = "",
         sampling_args: Mapping[str, Any] | None = None,
-        asked: Request | None = None,
+        agent_request: Request | None = None,
     ) -> Awaitable[Message]:
         """Return the reply of the model."""
         ...

@@ -15,8 +15,7 @@ from rove.core.state import State
 from rove.envs.environment import Turn, cleanup, teardown
 from rove.envs.tool import ToolEnv
 from rove.mcp import Servers, ServerSettings, read_servers
-from rove.mcp.content import content_of, text_of_result
-from rove.mcp.sdk import check_installed
+from rove.mcp.sdk import check_installed, content_of, text_of_result
 from rove.tools.tool import Arguments, Tool
 
 SCOPES = ("shared", "rollout")

@@ -5,7 +5,9 @@ from __future__ import annotations
 import copy
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -15,7 +17,10 @@ from huggingface_hub import try_to_load_from_cache
 from huggingface_hub.errors import HFValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import nn
+from torch.utils.checkpoint import checkpoint
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.utils.logging import disable_progress_bar
 
 from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
@@ -27,6 +32,37 @@ from rove.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
+
+
+def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
+    """Return the layers of a transformers model that support activation checkpointing, in order.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    layers: list[nn.Module] = [module for module in model.modules() if isinstance(module, GradientCheckpointingLayer)]
+    if not layers:
+        raise ConfigError(
+            f"activation_checkpointing is on, but {type(model).__name__} has no layer that supports it; turn it off"
+        )
+    return layers
+
+
+@contextmanager
+def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
+    """Return a context in which these layers do not keep activations for the backward pass.
+
+    transformers' own switch is not used: it works in training mode only, disables the cache of a model that also samples, and is
+    copied along with the model.
+    """
+    for layer in layers:
+        layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
+    try:
+        yield
+    finally:
+        for layer in layers:
+            del layer.forward
+
 
 # rove shows its own progress.
 disable_progress_bar()

@@ -495,4 +495,4 @@ class ModelRequests:
             agent_request = Request(
                 messages=list(messages), sampling_params=sampling, tools=request.agent_request["tools"]
             )
-        return await self._turn(one.state, messages, asked=agent_request)
+        return await self._turn(one.state, messages, agent_request=agent_request)

@@ -20,7 +20,7 @@ from typing import Any
 import msgspec
 
 from rove.core import errors
-from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, traceback_text
+from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, mark_phase, phase_of, traceback_text
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
 from rove.core.protocols import Request, Response
@@ -29,7 +29,7 @@ from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn
 from rove.envs.loading import load_environment
-from rove.envs.multi_turn import TwoPlayer
+from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.rollouts.runner import error_info
 from rove.utils.functions import maybe_await
 
@@ -116,7 +116,6 @@ class _RpcServer:
 
     def __init__(self, env: Environment):
         self.env = env
-        self.own_opponent = env.opponent if isinstance(env, TwoPlayer) else None
         self.rollouts: dict[int, WorkerRollout] = {}
         self.tasks_by_rollout: dict[int, asyncio.Task[BaseException | None]] = {}
         self.count = 0
@@ -205,8 +204,10 @@ class _RpcServer:
             error=None,
         )
         rollout = self.rollouts[number] = WorkerRollout(number, state, [state])
-        if isinstance(self.env, TwoPlayer):
-            self.env.opponent = self.opponent if has_opponent else self.own_opponent
+        # The environment is shared by all rollouts, so one with the parent's opponent gets a copy of its own.
+        env = (
+            env_with_opponent(self.env, self.opponent) if has_opponent and isinstance(self.env, TwoPlayer) else self.env
+        )
 
         async def turn(
             state: State,
@@ -215,14 +216,14 @@ class _RpcServer:
             role: str | None = None,
             model: str = "",
             sampling_args: Mapping[str, Any] | None = None,
-            asked: Request | None = None,
+            agent_request: Request | None = None,
         ) -> Message:
             if role is not None:
                 options = {"role": role, "model": model, "sampling_args": sampling_args and dict(sampling_args)}
                 return await self.role(rollout, state, messages, role, options)
-            return await self.turn(rollout, state, messages, asked)
+            return await self.turn(rollout, state, messages, agent_request)
 
-        self.tasks_by_rollout[number] = asyncio.create_task(self._run(number, state, turn))
+        self.tasks_by_rollout[number] = asyncio.create_task(self._run(env, number, state, turn))
         await asyncio.wait([self.tasks_by_rollout[number]])
         play = self.tasks_by_rollout.pop(number, None)  # None if `clean_up` has taken it
         failure = play.result() if play is not None and not play.cancelled() else None
@@ -230,11 +231,11 @@ class _RpcServer:
             state["error"] = error_info(failure)
             raise failure
 
-    async def _run(self, number: int, state: State, turn: Turn) -> BaseException | None:
+    async def _run(self, env: Environment, number: int, state: State, turn: Turn) -> BaseException | None:
         """Run the environment's loop; return its exception. Even SystemExit must not leave the task: it would end the worker."""
         _rollout_number.set(number)
         try:
-            await self.env.run(state, turn)
+            await env.run(state, turn)
         except BaseException as error:
             if ends_task(error):
                 raise
@@ -396,14 +397,14 @@ def _error_to_dict(error: BaseException) -> dict[str, Any]:
         reply = {"type": error.type, "message": error.args[0], "traceback": error.traceback}
     else:
         reply = {"type": type(error).__name__, "message": str(error), "traceback": traceback_text(error)}
-    return {**reply, "phase": getattr(error, "rove_phase", "")}
+    return {**reply, "phase": phase_of(error, "")}
 
 
 def _error_from_dict(type: str, message: str, traceback: str = "", phase: str = "model") -> Error:
     """Return the parent's exception, of the same class if `rove.core.errors` has it: environments catch some."""
     kind = vars(errors).get(type, RemoteError)
     error: Any = kind(message) if kind is not RemoteError else RemoteError(message, type, traceback)
-    error.rove_phase = phase
+    mark_phase(error, phase)
     return error
 
 

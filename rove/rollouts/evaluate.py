@@ -23,7 +23,7 @@ from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.envs.environment import Environment
 from rove.envs.loading import as_environment
 from rove.rendering.tool_calls import FORMATS, calls_of
-from rove.rollouts.dataset_rows import dataset_row
+from rove.rollouts.export import dataset_row
 from rove.rollouts.filters import Filter
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Allowance, Job, plan

@@ -227,17 +227,17 @@ def make_turn(
         role: str | None = None,
         model: str = "",
         sampling_args: Mapping[str, Any] | None = None,
-        asked: Request | None = None,
+        agent_request: Request | None = None,
     ) -> Message:
         shown = state.get("tools")
         if role is not None:
             args = sampling if sampling_args is None else sampling_args
-            tools = shown if asked is None else asked.tools
+            tools = shown if agent_request is None else agent_request.tools
             return await query(state, messages, client, role=role, model=model or own, sampling_args=args, tools=tools)
         trajectory: list[TrajectoryStep] = state["trajectory"]
         turns: _Turns = state.setdefault("turn_numbers", _Turns())
         allowance.check(trajectory, state.get("conversations"), turns.under_way)
-        how = sampling if asked is None else merge_sampling(sampling, asked.sampling_params)
+        how = sampling if agent_request is None else merge_sampling(sampling, agent_request.sampling_params)
         if for_training:
             check_trainable(sampling, how)
         before, known = _continued(trajectory, messages)
@@ -245,12 +245,12 @@ def make_turn(
             messages=[*known, *messages[len(known) :]],
             sampling_params=how,
             model=own,
-            tools=shown if asked is None else asked.tools,
+            tools=shown if agent_request is None else agent_request.tools,
             previous=before.tokens if before else None,
             seed=derive_seed(state["seed"], turns.begun),
             state=state,
             text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
-            on_text=None if asked is None else asked.on_text,
+            on_text=None if agent_request is None else agent_request.on_text,
         )
         started = time.perf_counter()
         on_request()

@@ -25,10 +25,10 @@ import base64, os, sys
 path = os.path.join(os.getcwd(), ".rove.zip")
 with open(path, "wb") as file: file.write(base64.b64decode(sys.argv[1]))
 sys.path.insert(0, path)
-from inside.container import main
+from inside.supervisor import main_of_container
 os.remove(path)
 sys.path.remove(path)
-main(sys.argv[2])
+main_of_container(sys.argv[2])
 """
 ENVIRONMENT = {
     "HOME": "/session",

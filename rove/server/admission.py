@@ -14,7 +14,8 @@ from urllib.parse import urlsplit
 from aiohttp import web
 from aiohttp.typedefs import Handler
 
-from rove.server.validation import Refusal, refusal
+from rove.core.errors import RejectedError
+from rove.server.validation import refusal
 
 HOST = web.AppKey("host", str)
 """The address or name that an application listens on; `rove.server.listen.listening` sets it. Default: 127.0.0.1."""
@@ -74,11 +75,11 @@ def check_page(request: web.Request) -> None:
     cannot know, this is required only of browsers, which send `Origin` with every POST request and WebSocket.
 
     Raises:
-        Refusal: status 403.
+        RejectedError: status 403.
     """
     host, named = request.app.get(HOST, "127.0.0.1"), request.headers.get("Host", "")
     if not names_this_server(named, host) and (is_loopback(host) or "Origin" in request.headers):
-        raise Refusal(
+        raise RejectedError(
             403,
             f"the request's Host is '{named[:80]}'; expected localhost, an IP address of this server or the --host it was "
             "started with: without an API key any other name is refused, because web pages could reach the server through it; "
@@ -87,7 +88,7 @@ def check_page(request: web.Request) -> None:
         )
     origin = foreign_origin(request)
     if origin is not None:
-        raise Refusal(
+        raise RejectedError(
             403,
             f"the request comes from a web page of '{origin[:80]}'; expected a program, or a page of this server: without an API "
             f"key web pages of other origins are refused; send the request from a program{WITH_KEY}",
@@ -99,10 +100,10 @@ def check_content_type(request: web.Request) -> None:
     """Refuse a request whose body is not declared as JSON: forms of web pages can send other types to any server.
 
     Raises:
-        Refusal: status 415.
+        RejectedError: status 415.
     """
     if request.can_read_body and request.content_type != JSON:
-        raise Refusal(
+        raise RejectedError(
             415,
             f"the request's Content-Type is '{request.content_type[:80]}'; expected {JSON} "
             f"(curl: -H 'Content-Type: {JSON}')",
@@ -116,6 +117,6 @@ async def own_pages_only(request: web.Request, handler: Handler) -> web.StreamRe
     try:
         check_page(request)
         check_content_type(request)
-    except Refusal as error:
+    except RejectedError as error:
         return refusal(error)
     return await handler(request)

@@ -10,11 +10,12 @@ from typing import NamedTuple
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
+from rove.core.errors import RejectedError
 from rove.core.protocols import Client
 from rove.server.admission import check_content_type, check_page
 from rove.server.handlers import Wire, answer, count_tokens, detokenize, json_response, tokenize
 from rove.server.request_queue import RequestQueue
-from rove.server.validation import Refusal, refusal
+from rove.server.validation import refusal
 from rove.wire import chat, completions, serving_anthropic, serving_responses, tokens
 from rove.wire.common import excerpt
 
@@ -141,11 +142,11 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
     def authorize(request: web.Request) -> None:
         given = key_of(request).encode(errors="surrogateescape")
         if queue.draining:
-            raise Refusal(503, "the server is shutting down; retry later or use another server")
+            raise RejectedError(503, "the server is shutting down; retry later or use another server")
         if not expected:
             check_page(request)
         if expected and request.path != "/health" and not hmac.compare_digest(given, expected):
-            raise Refusal(
+            raise RejectedError(
                 401,
                 "wrong or missing API key; send it as 'Authorization: Bearer KEY' or 'x-api-key: KEY'",
                 "invalid_api_key",
@@ -167,7 +168,9 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
                 response = await handler(request)
             except web.HTTPNotFound:
                 paths = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
-                response = refusal(Refusal(404, f"no route {excerpt(request.path)}; expected one of {paths}"), route)
+                response = refusal(
+                    RejectedError(404, f"no route {excerpt(request.path)}; expected one of {paths}"), route
+                )
             except Exception as error:
                 response = refusal(error, route)
             status = response.status

@@ -20,6 +20,7 @@ from rove.core.errors import (
     Error,
     LimitReachedError,
     OverlongPromptError,
+    RejectedError,
     ToolParseError,
     ends_task,
     unanswered_attempts,
@@ -32,7 +33,7 @@ from rove.server.app import APIS, api_handler, key_of, model_body
 from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
 from rove.server.request_queue import RequestQueue
-from rove.server.validation import Refusal, refusal
+from rove.server.validation import refusal
 from rove.tools.tool import call_arguments, call_id, call_name
 from rove.wire.common import excerpt
 from rove.wire.serving import ServingRequest
@@ -50,7 +51,9 @@ CANCEL_TIMEOUT_S = 2.0
 class ModelTurn(Protocol):
     """Queries the model for an agent and records the step; see `rove.envs.environment.Turn`."""
 
-    def __call__(self, state: State, messages: Messages, *, asked: Request | None = None) -> Awaitable[Message]: ...  # noqa: D102
+    def __call__(  # noqa: D102
+        self, state: State, messages: Messages, *, agent_request: Request | None = None
+    ) -> Awaitable[Message]: ...
 
 
 class Access(msgspec.Struct, frozen=True):
@@ -121,16 +124,16 @@ class AgentTurns:
         """Return the model's response.
 
         Raises:
-            Refusal: The rollout is over, or reached a limit.
+            RejectedError: The rollout is over, or reached a limit.
             ConfigError, ModelError, InfraError: From the client, see `Client.respond`.
         """
         if self.over.is_set():
-            raise Refusal(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
+            raise RejectedError(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
         self._state.setdefault("tools", request.tools)
-        asked = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
+        agent_request = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
-            message = await self._turn(self._state, messages, asked=asked)
+            message = await self._turn(self._state, messages, agent_request=agent_request)
             if await self._is_over(self._state):
                 self.over.set()
         except OverlongPromptError as error:
@@ -161,9 +164,9 @@ class AgentTurns:
         self.failure = self.failure or error
         self.over.set()
         if isinstance(error, LimitReachedError):
-            raise Refusal(403, f"the rollout reached a limit: {error}", str(error)) from error
+            raise RejectedError(403, f"the rollout reached a limit: {error}", str(error)) from error
         if not isinstance(error, Error):
-            raise Refusal(500, f"{type(error).__name__}: {error}") from error
+            raise RejectedError(500, f"{type(error).__name__}: {error}") from error
 
     def _allowed(self, sampling: SamplingParams) -> SamplingParams:
         return SamplingParams(**{name: getattr(sampling, name) for name in self._honoured})
@@ -271,12 +274,12 @@ class Proxy:
         """Return the queue of the rollout whose key a request has.
 
         Raises:
-            Refusal: No rollout has this key.
+            RejectedError: No rollout has this key.
         """
         keys = request.match_info.get("key"), key_of(request), request.headers.get("x-api-key")
         queue = next((self._queues[key] for key in keys if key in self._queues), None)
         if queue is None:
-            raise Refusal(
+            raise RejectedError(
                 401,
                 "no rollout has this API key: it is wrong or missing, or the rollout is over; send the rollout's key as "
                 "'Authorization: Bearer KEY', 'x-api-key: KEY', or in the path: /k/KEY/v1/…",
@@ -297,6 +300,6 @@ async def _error_middleware(request: web.Request, handler: Handler) -> web.Strea
     except web.HTTPNotFound:
         paths: Sequence[str] = [f"/v1/{path}" for path in (*_CHAT_APIS, "models")]
         message = f"no route {excerpt(request.path)}; expected one of {', '.join(paths)}"
-        return refusal(Refusal(404, message), request.path)
+        return refusal(RejectedError(404, message), request.path)
     except Exception as error:
         return refusal(error, request.path)

@@ -11,11 +11,10 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage
 from rove.core.protocols import Client, InferenceEngine, Response, Token
 from rove.rendering.renderer import IncrementalDetokenizer, Renderer
-from rove.server.validation import Refusal
 from rove.wire.serving import ChoiceRequest, ServingRequest, TokenLogprob, check_known
 
 BUCKETS = (0.01, 0.05, 0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0)
@@ -133,17 +132,17 @@ class RequestQueue:
         """Return the requested model name, or the first one for "".
 
         Raises:
-            Refusal: The server does not serve this model.
+            RejectedError: The server does not serve this model.
         """
         if model and model not in self.names:
-            raise Refusal(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
+            raise RejectedError(404, f"no model '{model}' here; {nearest(model, self.names)}", "model_not_found")
         return model or self.names[0]
 
     def admit(self, parsed: ServingRequest) -> ServingRequest:
         """Check that the client can answer a request; return the request with its full model name.
 
         Raises:
-            Refusal: The model is unknown or the queue is full.
+            RejectedError: The model is unknown or the queue is full.
             ConfigError: The client cannot guarantee the required tool call, has no tokens, or does not know
                 a field; or a token id does not exist.
         """
@@ -163,7 +162,7 @@ class RequestQueue:
                 self.check_ids(question.prompt_ids)
                 _ = self.engine
         if self.metrics.queued + len(parsed.choices) > self.max_queued + self.client.max_concurrent:
-            raise Refusal(
+            raise RejectedError(
                 503,
                 f"the request needs {len(parsed.choices)} responses, {self.metrics.queued} are queued and at most "
                 f"{self.max_queued} may be; retry later",
@@ -193,7 +192,7 @@ class RequestQueue:
 
         Raises:
             ConfigError, ModelError, InfraError: See `Client.respond`.
-            Refusal: See `cancel_all`.
+            RejectedError: See `cancel_all`.
         """
         task = asyncio.current_task()
         assert task is not None
@@ -202,7 +201,7 @@ class RequestQueue:
             return await self._respond(question)
         except asyncio.CancelledError:
             if self._cancelled and not task.uncancel():  # otherwise the HTTP client has disconnected as well
-                raise Refusal(503, "the server was stopped before the response was complete") from None
+                raise RejectedError(503, "the server was stopped before the response was complete") from None
             raise
         finally:
             self.tasks.discard(task)

@@ -8,21 +8,12 @@ from typing import Any
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, Error, InfraError, ModelError, OverlongPromptError
+from rove.core.errors import ConfigError, Error, InfraError, ModelError, OverlongPromptError, RejectedError
 from rove.wire.common import excerpt
 from rove.wire.serving import error_body
 from rove.wire.serving_anthropic import error_body as anthropic_error
 
 logger = logging.getLogger(__name__)
-
-
-class Refusal(Exception):
-    """A request that the server rejects before it reaches the client."""
-
-    def __init__(self, status: int, message: str, code: str | None = None):
-        super().__init__(message)
-        self.status = status
-        self.code = code
 
 
 def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
@@ -39,7 +30,7 @@ def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, obje
 
 def _openai_error(error: Exception) -> tuple[int, dict[str, Any]]:
     message = excerpt(error, 1000)
-    if isinstance(error, Refusal):
+    if isinstance(error, RejectedError):
         return error.status, error_body(message, _type(error.status), error.code)
     if isinstance(error, web.RequestPayloadError):
         return 400, error_body(f"the body could not be read: {message}")

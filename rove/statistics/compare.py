@@ -9,16 +9,18 @@ import msgspec
 
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
-from rove.statistics.estimates import POINTS, mean, needed_examples
 from rove.statistics.intervals import (
     DIGITS,
     EQUAL,
     FEWEST_EXAMPLES,
     LARGEST,
     ONE,
+    POINTS,
     Estimate,
     clopper_pearson,
     graded_estimate,
+    mean,
+    needed_examples,
     no_interval,
     sample_variance,
 )

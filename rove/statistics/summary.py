@@ -12,8 +12,17 @@ import msgspec
 
 from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord, Scores, Usage
-from rove.statistics.estimates import POINTS, needed_examples, pass_at_k, pass_hat_k, percentiles
-from rove.statistics.intervals import DIGITS, Estimate, mean_estimate, sample_variance
+from rove.statistics.intervals import (
+    DIGITS,
+    POINTS,
+    Estimate,
+    mean_estimate,
+    needed_examples,
+    pass_at_k,
+    pass_hat_k,
+    percentiles,
+    sample_variance,
+)
 
 TOLERANCE = 1e-9
 """Values at most this far apart are equal: the weighted sum 0.1 + 0.2 + 0.7 is slightly below 1."""

@@ -21,8 +21,7 @@ import msgspec
 
 from rove.core.digest import digest_code, fingerprint
 from rove.core.errors import ConfigError, ToolParseError, nearest
-from rove.utils.docstrings import read_docstring
-from rove.utils.functions import function_name, unwrapped
+from rove.utils.functions import function_name, read_docstring, unwrapped
 
 NAME = re.compile(r"[a-zA-Z0-9_-]{1,64}")
 """Tool names that the APIs accept."""

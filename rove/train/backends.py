@@ -20,8 +20,7 @@ from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.train.config import RLConfig
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
-from rove.vllm.responses import ParityCheck
-from rove.vllm.server import LORA_RANKS
+from rove.vllm.server import LORA_RANKS, ParityCheck
 from rove.vllm.weights import folder_bytes, write_adapter, write_served
 
 logger = logging.getLogger(__name__)

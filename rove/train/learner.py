@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import logging
 import random
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,18 +17,60 @@ import torch
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, clone_model, copy_weights, disable_adapters, trainable_parameters
+from rove.models.pretrained import model_path
 from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
 from rove.train.callbacks import OnProgress, counted, ignore
 from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
 from rove.train.config import TrainingConfig
-from rove.train.lora import adapter_dropout
 from rove.train.losses import Loss
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import gather_weights
 from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
+
+
+def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
+    """Return the model with a new adapter if the settings ask for one; only its weights are then trained and saved.
+
+    Raises:
+        ConfigError: The model has no layers with the names in `lora.targets`.
+    """
+    if not config.lora.rank:
+        return loaded
+    from rove.models.adapter import add_adapter
+
+    folder = Path(model_path(config.model)).expanduser()
+    adapter = add_adapter(
+        loaded.model,
+        config.lora.rank,
+        config.lora.alpha,
+        config.lora.dropout,
+        config.lora.targets,
+        derive_seed(config.seed, "adapter"),
+        base=str(folder.resolve()) if folder.is_dir() else config.model,
+    )
+    return loaded._replace(adapter=adapter)
+
+
+@contextmanager
+def adapter_dropout(model: Any, seed: int) -> Iterator[None]:
+    """Return a context in which the adapter's dropout is active, with its own random stream."""
+    layers = [layer for name, layer in model.named_modules() if ".lora_dropout." in name]
+    if not any(isinstance(layer, torch.nn.Dropout) for layer in layers):
+        yield
+        return
+    with torch.random.fork_rng():
+        torch.manual_seed(seed)
+        for layer in layers:
+            layer.train()
+        try:
+            yield
+        finally:
+            for layer in layers:
+                layer.eval()
+
 
 DECIMALS = 6
 """Decimals of recorded log-probabilities; ratios are then exact to 1e-6."""

@@ -21,11 +21,9 @@ from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
-from rove.train.learner import Learner, Objective, resume
-from rove.train.lora import add_lora
-from rove.train.non_finite import step_unless_non_finite
+from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.sequences import TrainingSequence
-from rove.train.trainer import lr_scale
+from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 OnStep = Callable[[int, Mapping[str, float]], None]

@@ -20,12 +20,10 @@ from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, counted
 from rove.train.checkpoint import restore_weights
 from rove.train.config import Goal, SFTConfig
 from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
-from rove.train.learner import Learner, Objective, resume
-from rove.train.lora import add_lora
+from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.losses import cross_entropy
-from rove.train.non_finite import step_unless_non_finite
 from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.trainer import lr_scale
+from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 OBJECTIVE = Objective(cross_entropy)

@@ -28,8 +28,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard, register_f
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 from rove.core.errors import RunError
-from rove.models.load import trainable_parameters
-from rove.models.recompute import checkpointed_layers
+from rove.models.load import checkpointed_layers, trainable_parameters
 from rove.train.worker_group import Ranks
 from rove.utils.files import open_regular
 

@@ -16,8 +16,7 @@ from rove.runs.run import Run
 from rove.viewer import queries
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
-from rove.viewer.index import Index, Progress
-from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import TokenDecoder, add_trained, describe_rollout, first_difference, read_line, shortened
 from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, describe_run, status, stop_reason
@@ -343,7 +342,7 @@ def annotate(store: RunStore, body: bytes) -> dict[str, Any]:
 
     Raises:
         ReadOnly: The viewer is read-only.
-        ConfigError: The body is not an `Wish`, or see `say`.
+        ConfigError: The body is not an annotation, or there is no such run or rollout.
     """
     if not store.annotate:
         raise ReadOnly("this viewer is read-only; start it with `rove view --annotate` to tag runs and rollouts")

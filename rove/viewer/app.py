@@ -17,7 +17,7 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rove.core.errors import ConfigError, RunError
+from rove.core.errors import ConfigError, RejectedError, RunError
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, QueryParams, ReadOnly, annotate
@@ -45,19 +45,6 @@ SEARCH_TIMEOUT_S = 60.0
 """Maximum time for a search to process one line."""
 
 
-class Refusal(Exception):
-    """A rejected request.
-
-    Args:
-        status: HTTP status.
-        message: The reason.
-    """
-
-    def __init__(self, status: int, message: str):
-        super().__init__(message)
-        self.status = status
-
-
 def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None = None) -> web.Application:
     """Return the application. It writes only indexes and, with `RunStore.annotate`, tags and notes.
 
@@ -78,7 +65,7 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
     async def answer(request: web.Request) -> web.Response:
         function = ENDPOINTS.get(request.match_info["name"])
         if function is None:
-            raise Refusal(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
+            raise RejectedError(404, f"no route {request.path[:100]}; expected one of {', '.join(sorted(ENDPOINTS))}")
         params = QueryParams(list(request.query.items()))
         found = await asyncio.to_thread(function, store, params)
         return web.Response(body=msgspec.json.encode(found), content_type="application/json")
@@ -88,7 +75,7 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
 
     async def write(request: web.Request) -> web.Response:
         if request.content_type != "application/json":  # forms of other sites cannot send this type
-            raise Refusal(415, "the body is not declared as JSON; send Content-Type: application/json")
+            raise RejectedError(415, "the body is not declared as JSON; send Content-Type: application/json")
         result = await asyncio.to_thread(annotate, store, await request.read())
         return web.Response(body=msgspec.json.encode(result), content_type="application/json")
 
@@ -112,10 +99,10 @@ def file_response(files: dict[str, bytes], name: str) -> web.Response:
     """Return a static file.
 
     Raises:
-        Refusal: There is no such file.
+        RejectedError: There is no such file.
     """
     if name not in files:
-        raise Refusal(404, "there is no such file")
+        raise RejectedError(404, "there is no such file")
     kind = CONTENT_TYPES[name[name.rindex(".") :]]
     return web.Response(body=files[name], content_type=kind, charset="utf-8")
 
@@ -183,23 +170,23 @@ def _check_origin(request: web.Request, host: str) -> None:
     """Refuse requests of pages of other sites, including those that resolve their host name to this machine.
 
     Raises:
-        Refusal: The host or the origin is another one.
+        RejectedError: The host or the origin is another one.
     """
     named = request.headers.get("Host", "")
     if not names_this_server(named, host):
-        raise Refusal(
+        raise RejectedError(
             403, f"the request's Host is '{named[:80]}', not this server; open the address that `rove view` printed"
         )
     origin = foreign_origin(request)
     if origin is not None and ("Origin" in request.headers or request.path != "/"):
-        raise Refusal(403, f"the request comes from a page of '{origin[:80]}'; expected a page of this server")
+        raise RejectedError(403, f"the request comes from a page of '{origin[:80]}'; expected a page of this server")
 
 
 def _check_token(request: web.Request, token: str) -> web.Response | None:
     """If the URL has the token, return a redirect that stores it as a cookie.
 
     Raises:
-        Refusal: The request has no token or a wrong one.
+        RejectedError: The request has no token or a wrong one.
     """
 
     def is_correct(given: str) -> bool:
@@ -210,7 +197,7 @@ def _check_token(request: web.Request, token: str) -> web.Response | None:
         answer.set_cookie(COOKIE, token, httponly=True, samesite="Strict")
         return answer
     if not is_correct(request.cookies.get(COOKIE, "")):
-        raise Refusal(401, "the token is missing or wrong; open the address that `rove view` printed")
+        raise RejectedError(401, "the token is missing or wrong; open the address that `rove view` printed")
     return None
 
 
@@ -222,7 +209,7 @@ def refusal(error: Exception) -> web.Response:
 
 
 def _error_of(error: Exception) -> tuple[int, str, dict[str, Any]]:
-    if isinstance(error, Refusal):
+    if isinstance(error, RejectedError):
         return error.status, str(error), {}
     if isinstance(error, web.HTTPException):
         allowed = {"Allow": error.headers["Allow"]} if "Allow" in error.headers else {}

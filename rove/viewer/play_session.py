@@ -11,13 +11,13 @@ from typing import Any, NamedTuple
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, RejectedError, nearest
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.games.replay_cases import OPPONENT
-from rove.viewer.app import Refusal, access_middleware, file_response, page_files
+from rove.viewer.app import access_middleware, file_response, page_files
 from rove.viewer.rollouts import shortened
 
 PERSON_ROLES = ("opponent", "model", "none")
@@ -291,7 +291,7 @@ def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) ->
 
     async def act(request: web.Request) -> web.Response:
         if request.content_type != "application/json":  # forms of other sites cannot send this type
-            raise Refusal(415, "the body is not declared as JSON; send Content-Type: application/json")
+            raise RejectedError(415, "the body is not declared as JSON; send Content-Type: application/json")
         _act(session, request.match_info["name"], await request.read(), save)
         return _json(session.state())
 

@@ -25,8 +25,7 @@ from rove.utils.files import atomic_write
 from rove.viewer import queries
 from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
-from rove.viewer.index import Index
-from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.index import Index, JsonlTail
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_store import describe_run

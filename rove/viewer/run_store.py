@@ -19,8 +19,7 @@ from rove.runs.token_stats import TrainedRollout, read_tokens
 from rove.statistics import Column
 from rove.utils.files import check_regular
 from rove.viewer.html import utf8_text
-from rove.viewer.index import Index, Progress
-from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN, columns, histogram, parse_filter
 
 SEARCH_DEPTH = 6

@@ -21,9 +21,8 @@ from rove.core.protocols import Generation, OnToken, SamplingParams, Token, avai
 from rove.engine.stop_checker import StopChecker, end_token_ids
 from rove.rendering.renderer import Renderer
 from rove.vllm.fleet import Fleet, ServedWeights
-from rove.vllm.responses import ParityCheck, parse_generation, prompt_logprobs
 from rove.vllm.router import HealthMonitor, Router
-from rove.vllm.server import Server, VLLMConfig
+from rove.vllm.server import ParityCheck, Server, VLLMConfig, parse_generation, prompt_logprobs
 
 DEFAULT_MAX_TOKENS = 512
 MAX_ATTEMPTS = 4

@@ -24,8 +24,7 @@ import msgspec
 
 from rove.core.digest import ADAPTER_CONFIG
 from rove.core.errors import InfraError, RunError
-from rove.vllm.responses import ParityCheck, max_differences
-from rove.vllm.server import LoRAShape, RefusedError, Server, VLLMConfig
+from rove.vllm.server import LoRAShape, ParityCheck, RefusedError, Server, VLLMConfig, max_differences
 
 MAX_STARTS = 3
 """Starts of a server without a weight update in between, after which it counts as broken."""

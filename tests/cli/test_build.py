@@ -13,7 +13,7 @@ from commands import Rove, in_this_process
 
 from rove.cli.hub import key as key_command
 from rove.cli.init import scaffold
-from rove.hub.package.folder import verify
+from rove.hub.package.archives import verify
 from rove.hub.package.signing import load_key, public_key
 
 

@@ -14,7 +14,8 @@ from fault_endpoint import FaultEndpoint, last_text
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.errors import Error
 from rove.core.protocols import Limits

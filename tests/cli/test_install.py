@@ -15,7 +15,7 @@ from rove.cli import hub_options as hubs
 from rove.cli import install
 from rove.hub.client.hub import Hub, HubFile
 from rove.hub.client.installed import all_installed
-from rove.hub.client.lock import Locked, write_lock
+from rove.hub.client.installing import Locked, write_lock
 from rove.hub.client.settings import token_for
 from tests.cli.test_main import endpoint
 

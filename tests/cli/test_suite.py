@@ -15,8 +15,7 @@ from commands import Done, Rove, environment, in_this_process, lines
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.eval import EvalConfig
-from rove.cli.suite import as_words, expand
+from rove.cli.suite import EvalConfig, as_words, expand
 from rove.core.config import load
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_defaults
@@ -160,7 +159,7 @@ given_settings = st.fixed_dictionaries(
 
 @given(given_settings)
 def test_settings_as_words_mean_the_same(values):
-    assert load(EvalConfig, {}, as_words(EvalConfig, values)) == load(EvalConfig, values)
+    assert load(EvalConfig, {}, as_words(values)) == load(EvalConfig, values)
 
 
 # Many evaluations
@@ -351,7 +350,7 @@ model = "scripted:knows"
     assert 'raise OSError("disk on fire")' in done.err  # whoever wrote the environment wants to know where
     human = rove("eval", "@", "suite.toml")
     assert human.status == 1
-    assert "3 of 4 evaluations were not finished:" in human.out
+    assert "3 of 4 evaluations did not finish:" in human.out
     assert "  suite.toml, [[eval]] 3: RunError: taken is not a run folder" in human.out
     assert human.out.count(" stopped│") == 3
 

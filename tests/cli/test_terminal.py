@@ -145,7 +145,7 @@ async def test_failures_are_told(folder: Path):
         await typed(pilot, "slash", "error='model: InfraError'")
         await pilot.press("enter")
         await pilot.pause()
-        assert "It failed after 0 turns." in shown(pilot) and "InfraError: no answer" in shown(pilot)
+        assert "Failed after 0 turns." in shown(pilot) and "InfraError: no answer" in shown(pilot)
 
 
 async def test_two_runs_are_compared(folder: Path):

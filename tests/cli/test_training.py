@@ -17,9 +17,10 @@ import pytest
 from commands import Rove, contents, environment, in_this_process, lines
 from rich.console import Console
 
-from rove.cli.eval import EvalConfig, run_eval
+from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, run_model_new
 from rove.cli.rl import print_rl
+from rove.cli.suite import EvalConfig
 from rove.core.config import convert
 from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
@@ -89,7 +90,7 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert "  lora.rank: was 2, now 3" in refused.err.splitlines()
     Path("runs/rl/summary.json").unlink()
     (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
-    assert "  model: there 'folder#" in rove(*words).err  # what the adapter stands on is another model now
+    assert "  model: was 'folder#" in rove(*words).err  # what the adapter stands on is another model now
 
 
 @pytest.mark.broad
@@ -162,7 +163,7 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
 def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*rl(made, "--json"))
     assert done.status == 0
-    assert "batch_size 8: below 256 rollouts per step training is unstable" in done.err
+    assert "batch_size is 8; training is unstable below 256 rollouts per step" in done.err
     summary = json.loads(done.out)
     final = Path(summary["model"])
     run = Run(final.parent)
@@ -219,7 +220,7 @@ every = 100
 @pytest.mark.broad
 def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
     Path("measured.toml").write_text(ON_ITSELF)
-    assert "8 of 8 rows are also trained on; play what is" in rove(*sft(made, "@", "measured.toml")).out
+    assert "8 of 8 rows are also trained on; collect training data with" in rove(*sft(made, "@", "measured.toml")).out
     held_out = rove(
         *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
     )
@@ -236,7 +237,7 @@ def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path
     words[1] = "same"
     started = rove(*words, "1")
     assert started.status == 0, started.err
-    assert "warning: batch_size 8: below 256" in started.out
+    assert "warning: batch_size is 8; training is unstable" in started.out
     assert "warning: evaluation same: 2 of 8 rows are also trained on" in started.out
     Path("runs/mine/summary.json").unlink()
     continued = rove(*words, "1")
@@ -273,7 +274,7 @@ def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     assert len(lines("games")) == 30
     refused = rove(*words)
     assert refused.status == 1
-    assert "  data: there '" in refused.err
+    assert "  data: was '" in refused.err
     assert "learning_rate" not in refused.err
 
 

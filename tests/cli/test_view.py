@@ -20,7 +20,7 @@ def test_it_prints_where_it_is_and_ctrl_c_stops_it(tmp_path: Path):
         try:
             assert process.stdout is not None
             line = process.stdout.readline()
-            found = re.search(r"looking at runs: (http://127\.0\.0\.1:\d+/) ", line)
+            found = re.search(r"showing runs at (http://127\.0\.0\.1:\d+/) ", line)
             assert found, line
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(found[1] + "api/runs") as answer:
                 assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]

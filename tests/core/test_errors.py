@@ -21,6 +21,7 @@ from rove.core.errors import (
     MissingKeyError,
     ModelError,
     OverlongPromptError,
+    RejectedError,
     RunError,
     as_json,
     nearest,
@@ -28,6 +29,11 @@ from rove.core.errors import (
     phase_of,
     traceback_text,
 )
+
+
+def make(kind: type[Error], message: str) -> Error:
+    return RejectedError(400, message) if kind is RejectedError else kind(message)
+
 
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Error)]
 
@@ -47,7 +53,7 @@ def test_the_drawing_of_the_tree_is_complete():
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_every_error_crosses_a_process_boundary(kind):
-    error = kind("what happened")
+    error = make(kind, "what happened")
     error.attempts = ["HTTP 500"]
     copied = pickle.loads(pickle.dumps(error))
     assert (type(copied), str(copied), copied.attempts) == (kind, "what happened", ["HTTP 500"])
@@ -55,7 +61,7 @@ def test_every_error_crosses_a_process_boundary(kind):
 
 @pytest.mark.parametrize("kind", CLASSES)
 def test_attempts_are_empty_by_default_and_not_shared(kind):
-    first, second = kind("a"), kind("b")
+    first, second = make(kind, "a"), make(kind, "b")
     assert list(first.attempts) == []
     first.attempts = [*first.attempts, "HTTP 500"]
     assert list(second.attempts) == []

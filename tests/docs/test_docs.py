@@ -25,7 +25,7 @@ from settings_page import PAGE, TABLES, page, rows
 from rove.core.config import load
 from rove.core.errors import RunError
 from rove.envs.loading import example_environments
-from rove.hub.package.reading import declared
+from rove.hub.package.building import declared
 from rove.models.load import load_model
 from rove.train.config import RLConfig
 from rove.wire import chat, completions, tokens
@@ -338,7 +338,7 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
             mine = re.sub(r"\b812([3-6])\b", lambda found: str(8000 + int(found[1]) - 3), block)
             for line in ports(mine).strip().splitlines():
                 if line.startswith(("rove view", "rove play")):
-                    started(line, tmp_path, stack, " at http" if "play" in line else "looking at runs")
+                    started(line, tmp_path, stack, " at http" if "play" in line else "showing runs at")
                 elif line.startswith("rove"):
                     run(shlex.split(line, comments=True), tmp_path)
                 else:

@@ -30,7 +30,7 @@ from rove.doctor.machine import (
 from rove.engine.client import EngineClient
 from rove.models.load import clone_model, trainable_parameters
 from rove.train.config import RLConfig
-from rove.train.lora import add_lora
+from rove.train.learner import add_lora
 from rove.train.sequences import TrainingSequence
 
 NEEDED = {"weights": 4e9, "gradients": 4e9, "AdamW": 8e9, "activations": 3e9, "keys and values": 1e9}

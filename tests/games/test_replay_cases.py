@@ -10,7 +10,7 @@ import pytest
 from commands import Rove, in_this_process
 
 import rove as vf
-from rove.cli.play import one_game
+from rove.cli.play_roles import one_game
 from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.envs.loading import load_environment

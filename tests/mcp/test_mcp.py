@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rove.mcp import process
-from rove.mcp.content import content_of, text_of_result
 from rove.mcp.process import lines_of
+from rove.mcp.sdk import content_of, text_of_result
 from rove.mcp.settings import ServerSettings
 from rove.tools.tool import as_content
 

@@ -16,8 +16,7 @@ from made import made_run, record, scores
 
 import rove as vf
 from rove.rollouts import export
-from rove.rollouts.dataset_rows import Row, RunRows
-from rove.rollouts.export import push, write_rows
+from rove.rollouts.export import Row, RunRows, push, write_rows
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
 TALK = [

@@ -639,8 +639,10 @@ async def test_what_an_agent_asks_with_goes_over_the_run():
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5, stop=["a"]))
     tools = [{"type": "function", "function": {"name": "f"}}]
     state["tools"] = tools
-    await turn(state, [user("a")], asked=Request([], SamplingParams(max_tokens=9, stop=["b", "a"]), tools=tools))
-    await turn(state, [user("b")], asked=Request([], SamplingParams(max_tokens=2, temperature=0.0)))
+    await turn(
+        state, [user("a")], agent_request=Request([], SamplingParams(max_tokens=9, stop=["b", "a"]), tools=tools)
+    )
+    await turn(state, [user("b")], agent_request=Request([], SamplingParams(max_tokens=2, temperature=0.0)))
     assert [request.sampling_params for request in client.asked] == [
         SamplingParams(temperature=1.0, max_tokens=5, stop=["a", "b"]),
         SamplingParams(temperature=0.0, max_tokens=2, stop=["a"]),
@@ -653,7 +655,7 @@ async def test_training_refuses_what_changes_the_distribution_and_nothing_else()
     client, state = Counted(), rollout_state()
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5), for_training=True)
     same = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
-    await turn(state, [user("a")], asked=Request([], same))
+    await turn(state, [user("a")], agent_request=Request([], same))
     refused = [
         {"temperature": 0.2},
         {"temperature": 0.0},
@@ -669,11 +671,11 @@ async def test_training_refuses_what_changes_the_distribution_and_nothing_else()
         {"structured_outputs": {"choice": ["a"]}},
         {"extra": {"typical_p": 0.9}},
     ]
-    for asked in refused:
-        [name] = asked
+    for changed in refused:
+        [name] = changed
         with pytest.raises(ConfigError, match=f"the agent requests {name} = .*remove '{name}' from agent_sampling"):
-            await turn(state, [user("a")], asked=Request([], SamplingParams(**asked)))
+            await turn(state, [user("a")], agent_request=Request([], SamplingParams(**changed)))
     assert len(client.asked) == len(state["trajectory"]) == 1
-    assert set(SamplingParams.__struct_fields__) - {name for asked in refused for name in asked} == {
+    assert set(SamplingParams.__struct_fields__) - {name for changed in refused for name in changed} == {
         *("max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
     }  # a new parameter has to be sorted into one of the two

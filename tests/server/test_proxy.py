@@ -12,7 +12,7 @@ import openai
 import pytest
 
 import rove as vf
-from rove.core.errors import cancelled_unanswered
+from rove.core.errors import cancelled_unanswered, phase_of
 from rove.core.protocols import Limits, Request, SamplingParams
 from rove.rollouts.runner import Allowance, make_turn
 from rove.server.proxy import Access, AgentTurns, Proxy
@@ -243,7 +243,7 @@ async def test_an_error_of_the_client_ends_the_rollout_and_is_told(error: BaseEx
     async with open_rollout(Answerer(fail)) as rollout, rollout.http() as session:
         assert (await post(session, "/v1/chat/completions", {"messages": HI}))[0] == status
         assert rollout.turns.failure is error and rollout.turns.over.is_set()
-        assert getattr(error, "rove_phase", None) == "model"
+        assert phase_of(error) == "model"
 
 
 async def test_a_prompt_that_does_not_fit_may_be_made_shorter():

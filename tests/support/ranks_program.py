@@ -17,8 +17,7 @@ from fakes import tiny_model
 from rove.core.config import convert
 from rove.core.renamed_settings import upgrade
 from rove.train.config import RLConfig
-from rove.train.learner import Learner
-from rove.train.lora import add_lora
+from rove.train.learner import Learner, add_lora
 from rove.train.losses import cross_entropy
 from rove.train.rl import objective_of
 from rove.train.sequences import TrainingSequence

@@ -144,7 +144,7 @@ def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps
     rubric = vf.Rubric([letters])
     rows = [{"question": f"say {n}"} for n in range(4)]
     own = vf.AgentEnv(agent, dataset=rows, rubric=rubric, agent_sampling=["temperature"])
-    with pytest.raises(RunError, match=r"the agent asks for temperature = 0.25, .* samples with temperature = 1.0"):
+    with pytest.raises(RunError, match=r"the agent requests temperature = 0.25, .* samples with temperature = 1.0"):
         train(tmp_path / "own", settings(steps=1, max_off_policy_steps=steps), own)
     train(
         tmp_path / "run", settings(steps=1, max_off_policy_steps=steps), vf.AgentEnv(agent, dataset=rows, rubric=rubric)

@@ -18,8 +18,8 @@ from fakes import tiny_model
 from rich.console import Console
 from setting_tables import setting_names, tables
 
-import rove.cli.plots
-import rove.models.recompute
+import rove.cli.training
+import rove.models.load
 import rove.train.trainer
 from rove.cli.rl import run_rl
 from rove.cli.sft import run_sft
@@ -352,11 +352,11 @@ def watching(patch: pytest.MonkeyPatch) -> Any:
 
         return function
 
-    trainer, recompute = rove.train.trainer, rove.models.recompute
+    trainer, recompute = rove.train.trainer, rove.models.load
     patch.setattr(trainer, "token_logprobs", counted(trainer.token_logprobs, batches))
     patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, again))
     patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
-    patch.setattr(rove.cli.plots, "plot_run", lambda *args: None)
+    patch.setattr(rove.cli.training, "plot_run", lambda *args: None)
     patch.setitem(sys.modules, "trackio", logger)
     yield batches, again, logger
 

@@ -24,7 +24,7 @@ from rove.runs.serialization import encode_record
 from rove.runs.token_stats import TrainedRollout, TrainedTurn, write_tokens
 from rove.viewer.api import ENDPOINTS
 from rove.viewer.app import make_viewer, serve_viewer
-from rove.viewer.jsonl_tail import JsonlTail
+from rove.viewer.index import JsonlTail
 from rove.viewer.rollouts import first_difference
 from rove.viewer.run_store import RunStore, status
 from rove.viewer.search import Query, search_lines

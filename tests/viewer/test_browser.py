@@ -13,7 +13,7 @@ from commands import environment
 from made import made_run, record, scores
 
 from rove.core.records import StepTokens, TrajectoryStep
-from rove.rollouts.dataset_rows import RunRows
+from rove.rollouts.export import RunRows
 from rove.runs.run import Run
 from rove.runs.serialization import encode_record
 from tests.cli.test_play_roles import HAGGLE

@@ -21,8 +21,7 @@ from tiers import some_quick
 from rove.cli.compare import read_run
 from rove.core.errors import Error, RunError
 from rove.envs.multi_turn import SingleTurnEnv
-from rove.rollouts.dataset_rows import RunRows
-from rove.rollouts.export import write_rows
+from rove.rollouts.export import RunRows, write_rows
 from rove.rollouts.rescore import rescore, settings_of
 from rove.runs.annotations import Change, annotate
 from rove.runs.run import Run

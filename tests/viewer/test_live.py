@@ -15,7 +15,7 @@ from browser import NARROW, WIDE, Tab, chromium, serving, viewing
 from commands import in_its_own
 
 from rove.envs.loading import load_environment
-from rove.rollouts.dataset_rows import RunRows
+from rove.rollouts.export import RunRows
 from rove.runs.run import Run
 from rove.runs.token_stats import read_tokens
 

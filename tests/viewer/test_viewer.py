@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 from rich.text import Text
 
-from rove.cli.plots import panels, plot_run
 from rove.cli.tables import comparison_table, counts_line, curves_table, movers_table, summary_table
+from rove.cli.training import panels, plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
 from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline

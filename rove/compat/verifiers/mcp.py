@@ -14,7 +14,7 @@ from rove.compat.verifiers.decorators import teardown
 from rove.compat.verifiers.messages import ToolMessage
 from rove.compat.verifiers.tools import ToolEnv
 from rove.compat.verifiers.types import Tool
-from rove.mcp.content import text_of_result
+from rove.mcp.sdk import text_of_result
 from rove.mcp.servers import Servers
 from rove.mcp.settings import read_servers
 

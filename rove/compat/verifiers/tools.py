@@ -22,8 +22,7 @@ from rove.compat.verifiers.release import outdated
 from rove.compat.verifiers.rubrics import Rubric, RubricGroup
 from rove.compat.verifiers.types import State, Tool
 from rove.core.errors import LimitReachedError
-from rove.utils.docstrings import read_docstring
-from rove.utils.functions import function_name
+from rove.utils.functions import function_name, read_docstring
 
 
 class ToolMonitorRubric(Rubric):

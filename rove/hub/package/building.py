@@ -2,26 +2,226 @@
 
 from __future__ import annotations
 
+import ast
+import os
 import re
 import shutil
 import subprocess
+import sys
 import tempfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
+
+import msgspec
 
 import rove
-from rove.check.source_reader import Reading
-from rove.core.config import read_toml
-from rove.core.errors import ConfigError
+from rove.check.rules import OTHER_API, V1, generation
+from rove.check.source_reader import Reading, read
+from rove.core.config import convert, read_toml
+from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.package import limits
-from rove.hub.package.archives import Wheel
+from rove.hub.package.archives import MANIFEST, README, Wheel
 from rove.hub.package.backend import OUTPUT, build_archives, write_members
-from rove.hub.package.facts import SEED, Facts, measure
-from rove.hub.package.folder import MANIFEST, README
-from rove.hub.package.manifest import WEB, File, Manifest, Needs, PolicyScores, Source, manifest_bytes, one_line
-from rove.hub.package.reading import Declared, arguments, check_api, compatibility, declared, read_code, secrets
+from rove.hub.package.contents import LOAD
+from rove.hub.package.manifest import (
+    ROVE,
+    V0,
+    WEB,
+    Argument,
+    File,
+    Manifest,
+    Needs,
+    PolicyScores,
+    Source,
+    manifest_bytes,
+    one_line,
+)
 from rove.hub.package.unpacking import Members
+from rove.remote.environment import INTERPRETER_VARIABLES, rove_only_folder
 from rove.utils.files import atomic_replace
+from rove.workers import Workers
+
+SECRET = re.compile(r"[A-Z0-9_]*(KEY|TOKEN|SECRET|PASSWORD)[A-Z0-9_]*")
+"""Names of environment variables that are treated as secrets."""
+MAX_IMPORT_HOPS = 5
+"""Maximum number of imports followed to find `load_environment`."""
+
+
+class DeclaredNeeds(Needs, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The table `[tool.rove.needs]`."""
+
+
+class Declared(msgspec.Struct, kw_only=True, frozen=True, forbid_unknown_fields=True):
+    """The table `[tool.rove]` of a package's pyproject.toml; missing values are derived."""
+
+    tags: list[str] | None = None
+    """Search tags (default: the `keywords` of `[project]`)."""
+    reward_range: tuple[float, float] | None = None
+    """Lowest and highest reward (default: as observed in the scripted policies' rollouts)."""
+    data_sources: list[str] = []
+    """Data sources, in addition to the names passed to `load_dataset`."""
+    needs: DeclaredNeeds = DeclaredNeeds()
+    """Requirements, in addition to those found in the code and in rollouts."""
+    eval: dict[str, Any] = {}
+    """Recommended evaluation settings; see `rove eval`."""
+
+
+def declared(project: dict[str, Any]) -> Declared:
+    """Return the table `[tool.rove]` of a parsed pyproject.toml.
+
+    Raises:
+        ConfigError: A key is unknown, or a value has the wrong type.
+    """
+    return convert(Declared, project.get("tool", {}).get("rove", {}))
+
+
+def arguments(members: Members, module: str) -> list[Argument]:
+    """Return the arguments of `load_environment` as written; [] if its source is not in the package."""
+    function = _load_environment(members, _file_of(members, module.split(".")), LOAD, MAX_IMPORT_HOPS)
+    if function is None:
+        return []
+    plain = [*function.args.posonlyargs, *function.args.args]
+    defaults = [None] * (len(plain) - len(function.args.defaults)) + list(function.args.defaults)
+    pairs = [*zip(plain, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
+    return [
+        Argument(
+            name=argument.arg,
+            type=_written(argument.annotation) or "",
+            default=_written(default),
+        )
+        for argument, default in pairs
+    ]
+
+
+def read_code(members: Members) -> Reading:
+    """Read the package's modules; see `rove.check.source_reader`.
+
+    Raises:
+        PackageError: A module cannot be parsed.
+    """
+    code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
+    for path, error in code.broken.items():
+        raise PackageError(f"{path} cannot be parsed as Python: {error}")
+    return code
+
+
+def compatibility(code: Reading) -> str:
+    """Return the API that the package is written for: `verifiers` v0 if any module imports it."""
+    return V0 if any(feature.split(".")[0] == "module:verifiers" for feature in code.features) else ROVE
+
+
+def check_api(code: Reading) -> None:
+    """Check that rove provides the API that the package is written for.
+
+    Raises:
+        PackageError: It is written for verifiers v1.
+    """
+    uses_rove = any(feature.split(".")[0] == "module:rove" for feature in code.features)
+    if not uses_rove and generation(code.features) == V1:
+        raise PackageError(f"this package cannot run: {OTHER_API}")
+
+
+def secrets(code: Reading) -> list[str]:
+    """Return the environment variables in the code whose names suggest a secret."""
+    return sorted(name for name in code.keys if SECRET.fullmatch(name))
+
+
+def _load_environment(
+    members: Members, file: str, name: str, hops: int
+) -> ast.FunctionDef | ast.AsyncFunctionDef | None:
+    if file not in members or hops == 0:
+        return None
+    for node in reversed(ast.parse(members[file]).body):
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) and node.name == name:
+            return node
+        if isinstance(node, ast.ImportFrom):
+            for alias in node.names:
+                if (alias.asname or alias.name) == name:
+                    parts = file.removesuffix(".py").split("/")
+                    above = parts[: len(parts) - node.level] if node.level else []
+                    target = _file_of(members, [*above, *(node.module or "").split(".")])
+                    return _load_environment(members, target, alias.name, hops - 1)
+    return None
+
+
+def _file_of(members: Members, parts: list[str]) -> str:
+    path = "/".join(part for part in parts if part)
+    return f"{path}.py" if f"{path}.py" in members else f"{path}/__init__.py"
+
+
+def _written(node: ast.expr | None) -> str | None:
+    return None if node is None else one_line(ast.unparse(node))
+
+
+WORKER = Path(__file__).with_name("facts_worker.py")
+TIMEOUT_S = 300.0
+"""Time limit for loading an environment and running its policies."""
+EXAMPLES = 5
+"""Number of examples per policy."""
+SEED = 0
+
+
+class Score(msgspec.Struct, kw_only=True, frozen=True):
+    """Results of one scripted policy."""
+
+    rewards: list[float]
+    """Rewards of the scored rollouts."""
+    failed: int = 0
+    error: str = ""
+    """Error of the last failed rollout."""
+
+
+class Facts(msgspec.Struct, kw_only=True, frozen=True):
+    """What running an environment showed."""
+
+    metrics: list[str]
+    """Names of the rubric's reward functions and metrics."""
+    tools: list[str]
+    policies: dict[str, Score]
+    network: bool
+    """Whether the environment connected to another machine."""
+    sandbox: bool
+
+
+def measure(
+    folder: Path, module: str, python: str | None = None, examples: int = EXAMPLES, seconds: float = TIMEOUT_S
+) -> Facts:
+    """Load the environment of a module and run its scripted policies.
+
+    Args:
+        folder: Folder that contains the module, as installed.
+        module: Name of the module.
+        python: Interpreter with the package's dependencies (default: this one).
+        examples: Examples per policy, with seed `SEED`.
+        seconds: Time limit for loading and all rollouts.
+
+    Raises:
+        PackageError: The environment cannot be loaded, or takes too long.
+    """
+    ours = [path for path in sys.path if path] if python is None else [rove_only_folder().name]
+    workers = Workers(
+        WORKER,
+        {"folder": str(folder), "module": module, "examples": examples, "seed": SEED},
+        python=python,
+        paths=[str(folder), *ours],
+        env={name: value for name, value in os.environ.items() if python is None or name not in INTERPRETER_VARIABLES},
+        start_seconds=seconds,
+        name=f"environment '{module}'",
+    )
+    try:
+        workers.start()
+        return msgspec.convert(workers.setup_result, Facts)
+    except RemoteError as error:
+        message = error.args[0] if error.type == "ConfigError" else str(error)
+        raise PackageError(
+            f"{message}; install its dependencies into the interpreter given by --python, or build without rollouts (--no-play)"
+        ) from error
+    except WorkerError as error:
+        raise PackageError(f"{error}; fix the environment, or build without rollouts (--no-play)") from error
+    finally:
+        workers.close()
+
 
 REPOSITORY = ("repository", "source", "source code", "code", "homepage", "home")
 """Keys of `[project.urls]` that may hold the repository, in order of preference."""

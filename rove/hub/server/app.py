@@ -15,12 +15,11 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, as_json
+from rove.core.errors import ConfigError, RejectedError, as_json
 from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
 from rove.hub.server.checking import find_markup
-from rove.hub.server.errors import Refused
 from rove.hub.server.pages.html import KINDS, POLICY, static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.responses import (
@@ -204,7 +203,7 @@ class _Hub:
             for row in self.site.rows(owner, name, version, reader):
                 if row.id == id:
                     return self.site.run(owner, name, row)
-            raise Refused(404, "this hub has no such results")
+            raise RejectedError(404, "this hub has no such results")
 
         return await self._html(request, show)
 
@@ -212,7 +211,7 @@ class _Hub:
         """Return a static file that pages load."""
         name = request.match_info["file"]
         if name not in self.static_files:
-            raise Refused(404, "this hub has no such file")
+            raise RejectedError(404, "this hub has no such file")
         return cached_response(request, self.static_files[name], KINDS[name[name.rindex(".") :]])
 
     async def _html(self, request: web.Request, show: Callable[[str | None], bytes]) -> web.StreamResponse:
@@ -240,7 +239,7 @@ class _Hub:
         reader = request[ACCESS].reads
         try:
             found = await asyncio.to_thread(catalogue.releases, self.store, owner, name, reader)
-        except Refused:
+        except RejectedError:
             if not await asyncio.to_thread(self._falls_back, owner, reader):
                 raise
             return redirect(f"{self.fallback}/{name}/", 302)
@@ -260,7 +259,7 @@ class _Hub:
         """Return the owner and scopes of the token."""
         access = request[ACCESS]
         if access.owner is None:
-            raise Refused(401, "no token was sent; send one as 'Authorization: Bearer rove_…'")
+            raise RejectedError(401, "no token was sent; send one as 'Authorization: Bearer rove_…'")
         return json_response({"owner": access.owner, "scopes": list(access.scopes)})
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
@@ -275,7 +274,9 @@ class _Hub:
         place = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
         if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
-            raise Refused(400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters")
+            raise RejectedError(
+                400, f"the reason must be one line of plain text of at most {MAX_REASON_CHARS} characters"
+            )
         await asyncio.to_thread(self.store.yank, *place, reason)
         return json_response({"yanked": reason})
 
@@ -298,7 +299,7 @@ class _Hub:
             request[ACCESS].check_upload(owner, name)
         visibility = (await self._body(request, _Visibility)).visibility
         if visibility not in ("public", "private"):
-            raise Refused(400, f'visibility is {as_json(visibility[:80])}; expected "public" or "private"')
+            raise RejectedError(400, f'visibility is {as_json(visibility[:80])}; expected "public" or "private"')
         await asyncio.to_thread(self.store.set_private, owner, name, visibility == "private", request[ACCESS])
         return json_response({"owner": owner, "name": name, "visibility": visibility})
 
@@ -325,7 +326,9 @@ def _authorized_target(request: web.Request) -> tuple[str, str, str]:
 def _negotiated_type(request: web.Request) -> str:
     form = simple.negotiate(request.headers.get("Accept", ""))
     if form is None:
-        raise Refused(406, f"this index is available as text/html or {simple.JSON_V1}; request one of these in Accept")
+        raise RejectedError(
+            406, f"this index is available as text/html or {simple.JSON_V1}; request one of these in Accept"
+        )
     return form
 
 

@@ -13,8 +13,7 @@ from typing import Any, NamedTuple
 import msgspec
 from packaging.version import Version
 
-from rove.core.errors import ConfigError
-from rove.hub.server.errors import Refused
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.store import Store, StoredFile
 
 SCHEMA = 1
@@ -106,7 +105,7 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
     """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`.
 
     Raises:
-        Refused: The environment does not exist or is hidden from this reader.
+        RejectedError: The environment does not exist or is hidden from this reader.
     """
     versions = [
         {
@@ -125,7 +124,7 @@ def entry(store: Store, owner: str, name: str, reader: str | None = None) -> dic
     """Return an environment's entry in the list.
 
     Raises:
-        Refused: The environment does not exist or is hidden from this reader.
+        RejectedError: The environment does not exist or is hidden from this reader.
     """
     rows = store.database.query(f"SELECT {ENTRY_QUERY} AND owner = ? AND name = ?", [reader, owner, name])
     if not rows:
@@ -153,14 +152,14 @@ def names(store: Store, owner: str, reader: str | None = None) -> list[str]:
     """Return the names of an owner's environments.
 
     Raises:
-        Refused: None is visible to this reader.
+        RejectedError: None is visible to this reader.
     """
     rows = store.database.query(
         f"SELECT name FROM environments WHERE owner = ? AND latest IS NOT NULL AND {VISIBLE} ORDER BY name",
         [owner, reader],
     )
     if not rows and reader != owner:
-        raise Refused(404, f"this hub has no environments of an owner '{owner[:80]}'")
+        raise RejectedError(404, f"this hub has no environments of an owner '{owner[:80]}'")
     return [row["name"] for row in rows]
 
 
@@ -173,7 +172,7 @@ def releases(store: Store, owner: str, name: str, reader: str | None = None) -> 
     """Return an environment's versions with their files, highest last.
 
     Raises:
-        Refused: The environment does not exist or is hidden from this reader.
+        RejectedError: The environment does not exist or is hidden from this reader.
     """
     rows = store.database.query(
         "SELECT versions.version, requires_python, uploaded, yanked, filename, kind, sha256, size FROM environments"
@@ -194,7 +193,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
     """Return a file of a version.
 
     Raises:
-        Refused: The file does not exist or is hidden from this reader.
+        RejectedError: The file does not exist or is hidden from this reader.
     """
     rows = store.database.query(
         "SELECT kind, sha256, private FROM environments JOIN versions ON versions.environment = environments.id"
@@ -203,7 +202,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
         [owner, name, reader, version, filename],
     )
     if not rows:
-        raise Refused(404, "this hub has no such file")
+        raise RejectedError(404, "this hub has no such file")
     [(kind, sha256, private)] = rows
     return FoundFile(store.files / owner / name / version / filename, kind, sha256, bool(private))
 
@@ -212,7 +211,7 @@ def runs(store: Store, owner: str, name: str, version: str, reader: str | None =
     """Return the results pushed for a version, oldest first: the content of `runs/index.json`.
 
     Raises:
-        Refused: The version does not exist or is hidden from this reader.
+        RejectedError: The version does not exist or is hidden from this reader.
     """
     sql = (
         "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"
@@ -220,7 +219,7 @@ def runs(store: Store, owner: str, name: str, version: str, reader: str | None =
     )
     values = [owner, name, reader, version]
     if not store.database.query(sql.format("1", ""), values):
-        raise Refused(404, "this hub has no such version")
+        raise RejectedError(404, "this hub has no such version")
     columns = "runs.id, model, runs.uploaded, summary, sha256, size"
     rows = store.database.query(
         sql.format(columns, "JOIN runs ON runs.version = versions.id") + " ORDER BY runs.uploaded, runs.id", values
@@ -233,17 +232,17 @@ def find_run(store: Store, owner: str, name: str, version: str, id: str, reader:
     """Return the file of one pushed result.
 
     Raises:
-        Refused: The file does not exist or is hidden from this reader.
+        RejectedError: The file does not exist or is hidden from this reader.
     """
     for run in runs(store, owner, name, version, reader)["runs"]:
         if run["id"] == id:
             path = store.files / owner / name / version / "runs" / f"{id}.json"
             return FoundFile(path, "run", run["sha256"], True)
-    raise Refused(404, "this hub has no such results")
+    raise RejectedError(404, "this hub has no such results")
 
 
-def _no_environment(owner: str, name: str) -> Refused:
-    return Refused(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
+def _no_environment(owner: str, name: str) -> RejectedError:
+    return RejectedError(404, f"this hub has no environment '{owner[:80]}/{name[:80]}'")
 
 
 def _entry(row: Any) -> dict[str, Any]:

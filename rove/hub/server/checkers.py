@@ -7,8 +7,7 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
-from rove.hub.server.errors import Refused
+from rove.core.errors import ConfigError, PackageError, RejectedError, RemoteError, WorkerError
 from rove.hub.server.store import StoredFile
 from rove.workers import Workers
 
@@ -31,7 +30,7 @@ class Checkers:
         """Check a package and rename its files; for the arguments see `rove.hub.server.checking.Session.check`.
 
         Raises:
-            Refused: The package is invalid.
+            RejectedError: The package is invalid.
         """
         arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
         try:
@@ -40,14 +39,14 @@ class Checkers:
         except RemoteError as error:
             message = str(error).partition(": ")[2].replace(f"{draft}/", "")
             if error.type == PackageError.__name__:
-                raise Refused(422, message) from error
+                raise RejectedError(422, message) from error
             if error.type == ConfigError.__name__:
-                raise Refused(501, f"this hub cannot check it: {message}") from error
+                raise RejectedError(501, f"this hub cannot check it: {message}") from error
             if error.type in (RecursionError.__name__, MemoryError.__name__):
-                raise Refused(422, TOO_EXPENSIVE) from error
+                raise RejectedError(422, TOO_EXPENSIVE) from error
             raise
         except WorkerError as error:
-            raise Refused(422, TOO_EXPENSIVE) from error
+            raise RejectedError(422, TOO_EXPENSIVE) from error
         return msgspec.convert(kept, list[StoredFile])
 
     async def close(self) -> None:

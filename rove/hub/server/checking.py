@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import PackageError
-from rove.hub.package.folder import PARTS, README, verify
+from rove.hub.package.archives import PARTS, README, verify
 from rove.hub.package.manifest import find_markup, read_manifest
 
 

@@ -7,14 +7,13 @@ import shutil
 from collections.abc import Callable, Collection
 from typing import NamedTuple
 
-from rove.core.errors import ConfigError, Error
+from rove.core.errors import ConfigError, Error, RejectedError
 from rove.hub.client.hub import Hub, Release, Releases
-from rove.hub.package.folder import MANIFEST
+from rove.hub.package.archives import MANIFEST
 from rove.hub.package.manifest import filename, read_manifest
 from rove.hub.package.names import Reference
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.errors import Refused
 from rove.hub.server.results import MAX_RUN_BYTES, read_run
 from rove.hub.server.store import Store
 
@@ -108,7 +107,7 @@ class Mirror:
     def _local_releases(self, owner: str, name: str) -> dict[str, catalogue.StoredRelease]:
         try:
             return {release.version: release for release in catalogue.releases(self.store, owner, name, owner)}
-        except Refused:
+        except RejectedError:
             return {}
 
     async def _version(self, reference: Reference, release: Release, local: dict[str, catalogue.StoredRelease]) -> None:
@@ -121,7 +120,7 @@ class Mirror:
             return
         self._known += 1
         if next(file.sha256 for file in known.files if file.kind == "manifest") != release.manifest:
-            raise Refused(
+            raise RejectedError(
                 409,
                 f"{self.source.where} has a different version with this number; the local version was kept. Contact the owner",
             )
@@ -140,7 +139,7 @@ class Mirror:
             for file in release.files:
                 kinds = {filename(reference.name, reference.version, kind): kind for kind in catalogue.ARCHIVES}
                 if file.filename not in kinds:
-                    raise Refused(422, f"unexpected file {file.filename[:80]!r}; expected {' and '.join(kinds)}")
+                    raise RejectedError(422, f"unexpected file {file.filename[:80]!r}; expected {' and '.join(kinds)}")
                 (await self.source.download(reference, file, draft)).rename(draft / kinds[file.filename])
             keys = catalogue.keys(self.store, reference.owner)
             kept = await self._checkers.check(draft, reference.owner, reference.name, reference.version, keys)
@@ -160,7 +159,7 @@ class Mirror:
             if id not in local:
                 run = read_run(await self.source.result(reference, id, MAX_RUN_BYTES))
                 if run.id != id:
-                    raise Refused(422, f"the results {id[:40]!r} do not match their id; they were skipped")
+                    raise RejectedError(422, f"the results {id[:40]!r} do not match their id; they were skipped")
                 self.store.add_run(owner, name, version, run)
 
 

@@ -15,9 +15,8 @@ import msgspec
 from aiohttp import web
 from aiohttp.typedefs import Handler, Middleware
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.catalogue import FoundFile
-from rove.hub.server.errors import Refused
 from rove.hub.server.results import MAX_RUN_BYTES
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, access_of
@@ -45,12 +44,12 @@ def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
     """Run a decoder on part of a request.
 
     Raises:
-        Refused: The decoder fails.
+        RejectedError: The decoder fails.
     """
     try:
         return decode()
     except (msgspec.MsgspecError, RecursionError) as error:
-        raise Refused(400, f"{what} cannot be decoded: {error}") from error
+        raise RejectedError(400, f"{what} cannot be decoded: {error}") from error
 
 
 def json_response(value: Any, status: int = 200) -> web.Response:
@@ -125,7 +124,7 @@ def token_of(request: web.Request) -> str | None:
     """Return the token of a request: a bearer token or, for reading, the password of the user `__token__`.
 
     Raises:
-        Refused: The Authorization header has another form.
+        RejectedError: The Authorization header has another form.
     """
     header = request.headers.get("Authorization")
     if header is None:
@@ -138,11 +137,11 @@ def token_of(request: web.Request) -> str | None:
             user, _, password = base64.b64decode(value, validate=True).decode().partition(":")
             if user == "__token__" and password:
                 return password
-        raise Refused(
+        raise RejectedError(
             401,
             "expected the user '__token__' with a token as the password: http://__token__:rove_…@HOST/OWNER/simple/",
         )
-    raise Refused(401, f"the authorization scheme is {scheme[:20]!r}; expected 'Authorization: Bearer rove_…'")
+    raise RejectedError(401, f"the authorization scheme is {scheme[:20]!r}; expected 'Authorization: Bearer rove_…'")
 
 
 def error_response(request: web.Request, error: Exception) -> web.Response:
@@ -159,7 +158,7 @@ def error_response(request: web.Request, error: Exception) -> web.Response:
 
 
 def _error_parts(error: Exception) -> tuple[int, str, dict[str, str]]:
-    if isinstance(error, Refused):
+    if isinstance(error, RejectedError):
         return error.status, str(error), {}
     if isinstance(error, ConnectionError):
         return 400, "the connection was closed", {}  # the client cannot receive this

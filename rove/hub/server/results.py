@@ -8,9 +8,9 @@ from typing import Annotated, Any, NamedTuple
 import msgspec
 from msgspec import Meta, Struct, field
 
+from rove.core.errors import RejectedError
 from rove.core.records import RolloutRecord, Scores
 from rove.hub.package.manifest import Count, find_markup
-from rove.hub.server.errors import Refused
 
 MAX_RUN_BYTES = 4 << 20
 """Maximum size of the results of one run."""
@@ -46,18 +46,20 @@ def read_run(content: bytes) -> Result:
         content: JSON object with `model` (a name), `summary` (an object) and other fields.
 
     Raises:
-        Refused: The content is malformed or too large.
+        RejectedError: The content is malformed or too large.
     """
     try:
         pushed = msgspec.json.decode(content, type=_PushedRun)
         written = msgspec.json.encode(msgspec.json.decode(content), order="sorted")
     except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
-        raise Refused(400, f"the results of a run are malformed: {error}") from error
+        raise RejectedError(400, f"the results of a run are malformed: {error}") from error
     if not 0 < len(pushed.model) <= MAX_MODEL_CHARS or not pushed.model.isprintable() or find_markup(pushed.model):
-        raise Refused(400, f"the model's name must be one line of plain text of at most {MAX_MODEL_CHARS} characters")
+        raise RejectedError(
+            400, f"the model's name must be one line of plain text of at most {MAX_MODEL_CHARS} characters"
+        )
     summary = msgspec.json.encode(pushed.summary, order="sorted")
     if len(summary) > MAX_SUMMARY_BYTES:
-        raise Refused(413, f"the summary has {len(summary):,} bytes; expected at most {MAX_SUMMARY_BYTES:,}")
+        raise RejectedError(413, f"the summary has {len(summary):,} bytes; expected at most {MAX_SUMMARY_BYTES:,}")
     sha256 = hashlib.sha256(written).hexdigest()
     return Result(sha256[:16], pushed.model, summary.decode(), sha256, written)
 

@@ -21,11 +21,10 @@ from pathlib import Path
 import msgspec
 from packaging.version import Version
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
-from rove.hub.server.errors import Refused
 from rove.hub.server.results import MAX_RUNS_PER_VERSION, Result
 from rove.hub.server.tokens import Access
 
@@ -84,14 +83,14 @@ class Store:
 
         Raises:
             ConfigError: The name is invalid.
-            Refused: The name is too similar to another owner's.
+            RejectedError: The name is too similar to another owner's.
         """
         check_owner(owner)
         with self.database.write() as change:
             new = not change.execute("SELECT 1 FROM owners WHERE owner = ?", [owner]).fetchall()
             if new:
                 for (other,) in change.execute("SELECT owner FROM owners WHERE skeleton = ?", [skeleton(owner)]):
-                    raise Refused(409, f"'{owner}' is too similar to the owner '{other}'; choose another name")
+                    raise RejectedError(409, f"'{owner}' is too similar to the owner '{other}'; choose another name")
                 values = [owner, skeleton(owner), now(), mirrored]
                 change.execute("INSERT INTO owners (owner, skeleton, created, mirrored) VALUES (?, ?, ?, ?)", values)
             if keys is not None:
@@ -112,21 +111,23 @@ class Store:
 
         Raises:
             ConfigError: A name or the version is invalid or not normalized.
-            Refused: The owner does not exist, the name is too similar to another one, or the version exists.
+            RejectedError: The owner does not exist, the name is too similar to another one, or the version exists.
         """
         check_owner(owner)
         check_name(name)
         check_version(version)
         query = change.execute if change else self.database.query
         if not list(query("SELECT 1 FROM owners WHERE owner = ?", [owner])):
-            raise Refused(404, f"this hub has no owner '{owner}'")
+            raise RejectedError(404, f"this hub has no owner '{owner}'")
         sql = "SELECT id, name FROM environments WHERE owner = ? AND skeleton = ?"
         for id, other in query(sql, [owner, skeleton(name)]):
             if other != name:
-                raise Refused(409, f"'{name}' is too similar to the existing {owner}/{other}; choose another name")
+                raise RejectedError(
+                    409, f"'{name}' is too similar to the existing {owner}/{other}; choose another name"
+                )
             same = [id, version_key(version)]
             for (existing,) in query("SELECT version FROM versions WHERE environment = ? AND same = ?", same):
-                raise Refused(
+                raise RejectedError(
                     409,
                     f"{owner}/{name} {existing} already exists and cannot be changed; publish it under a new version number",
                 )
@@ -155,7 +156,7 @@ class Store:
 
         Raises:
             ConfigError: The name or version is invalid.
-            Refused: See `check_new`.
+            RejectedError: See `check_new`.
         """
         try:
             _sync(*(draft / file.filename for file in kept), draft)
@@ -175,7 +176,7 @@ class Store:
         """Yank a version: it is installed only if named explicitly. None as the reason undoes this.
 
         Raises:
-            Refused: The version does not exist.
+            RejectedError: The version does not exist.
         """
         with self.database.write() as change:
             environment, id = _version_id(change, owner, name, version)
@@ -193,7 +194,7 @@ class Store:
 
         Raises:
             ConfigError: A name is invalid.
-            Refused: The token does not allow it, or see `check_new`.
+            RejectedError: The token does not allow it, or see `check_new`.
         """
         with self.database.write() as change:
             access.check_upload(owner, name)
@@ -210,7 +211,7 @@ class Store:
         """Publish a model's results for a version; identical results are stored once.
 
         Raises:
-            Refused: The version does not exist or has too many runs.
+            RejectedError: The version does not exist or has too many runs.
         """
         draft = self.new_draft()
         try:
@@ -220,7 +221,7 @@ class Store:
                 _, id = _version_id(change, owner, name, version)
                 [(count,)] = change.execute("SELECT COUNT(*) FROM runs WHERE version = ?", [id])
                 if count >= MAX_RUNS_PER_VERSION:
-                    raise Refused(409, f"{owner}/{name} {version} already has {count} runs, the maximum")
+                    raise RejectedError(409, f"{owner}/{name} {version} already has {count} runs, the maximum")
                 values = [id, run.id, run.model, now(), run.summary, run.sha256, len(run.content)]
                 change.execute("INSERT OR IGNORE INTO runs VALUES (?, ?, ?, ?, ?, ?, ?)", values)
                 folder = self.files / owner / name / version / "runs"
@@ -342,7 +343,7 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
     """Return the ids of an environment and one of its versions.
 
     Raises:
-        Refused: The version does not exist.
+        RejectedError: The version does not exist.
     """
     rows = change.execute(
         "SELECT environment, versions.id FROM versions JOIN environments ON environments.id = environment"
@@ -350,7 +351,7 @@ def _version_id(change: sqlite3.Connection, owner: str, name: str, version: str)
         [owner, name, version],
     ).fetchall()
     if not rows:
-        raise Refused(404, f"this hub has no {owner}/{name} {version}")
+        raise RejectedError(404, f"this hub has no {owner}/{name} {version}")
     return rows[0]
 
 

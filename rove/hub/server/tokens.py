@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.package.names import check_name, check_owner
 from rove.hub.server.database import TIME, Database, now
-from rove.hub.server.errors import Refused
 
 PREFIX = "rove_"
 """Prefix of tokens, recognizable by people and secret scanners."""
@@ -42,7 +41,7 @@ class Access(NamedTuple):
         """Check that OWNER/NAME may be changed.
 
         Raises:
-            Refused: The token does not allow it.
+            RejectedError: The token does not allow it.
         """
         accepted = {f"{UPLOAD}{owner}/{name}", f"{UPLOAD}{owner}/*"}
         if accepted.isdisjoint(self.scopes):
@@ -52,15 +51,15 @@ class Access(NamedTuple):
         """Check that the visibility of an owner's environments may be changed.
 
         Raises:
-            Refused: The token does not allow it.
+            RejectedError: The token does not allow it.
         """
         self._check(owner, what, f"'{ADMIN}'")
 
     def _check(self, owner: str, what: str, scope: str) -> None:
         if self.owner is None:
-            raise Refused(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
+            raise RejectedError(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
-            raise Refused(403, f"this token of '{self.owner}' may not {what}; use a token with the scope {scope}")
+            raise RejectedError(403, f"this token of '{self.owner}' may not {what}; use a token with the scope {scope}")
 
 
 class Token(NamedTuple):
@@ -133,18 +132,20 @@ def access_of(database: Database, text: str) -> Access:
     """Return the permissions of a token.
 
     Raises:
-        Refused: The token is unknown, expired or revoked.
+        RejectedError: The token is unknown, expired or revoked.
     """
     if len(text) > MAX_TOKEN_CHARS or not text.startswith(PREFIX):
-        raise Refused(401, f"invalid token; expected one that begins with '{PREFIX}', created by rove hub token OWNER")
+        raise RejectedError(
+            401, f"invalid token; expected one that begins with '{PREFIX}', created by rove hub token OWNER"
+        )
     rows = database.query("SELECT owner, scopes, expires, revoked FROM tokens WHERE digest = ?", [_digest(text)])
     if not rows:
-        raise Refused(401, "unknown token; create one on the hub's machine with rove hub token OWNER")
+        raise RejectedError(401, "unknown token; create one on the hub's machine with rove hub token OWNER")
     [(owner, scopes, expires, revoked)] = rows
     if revoked is not None:
-        raise Refused(401, f"this token was revoked ({revoked}); create a new one with rove hub token {owner}")
+        raise RejectedError(401, f"this token was revoked ({revoked}); create a new one with rove hub token {owner}")
     if expires is not None and expires <= now():
-        raise Refused(401, f"this token has expired ({expires}); create a new one with rove hub token {owner}")
+        raise RejectedError(401, f"this token has expired ({expires}); create a new one with rove hub token {owner}")
     return Access(owner, _scopes(scopes))
 
 

@@ -15,12 +15,12 @@ import msgspec
 from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rove.core.errors import RejectedError
 from rove.hub.package import limits
-from rove.hub.package.folder import MANIFEST
+from rove.hub.package.archives import MANIFEST
 from rove.hub.package.manifest import read_manifest
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.errors import Refused
 from rove.hub.server.store import Store
 
 T = TypeVar("T")
@@ -77,7 +77,7 @@ class Uploads:
         """Read an authorized upload, check and publish it; return its description.
 
         Raises:
-            Refused: The upload is too large, too slow or invalid, or the version exists.
+            RejectedError: The upload is too large, too slow or invalid, or the version exists.
         """
         _check_head(request)
         await self._in_thread(lambda: self.store.check_new(owner, name, version))
@@ -98,7 +98,7 @@ class Uploads:
     @asynccontextmanager
     async def _slot(self) -> AsyncIterator[None]:
         if self._waiting >= self.pace.waiting:
-            raise Refused(503, f"{self._waiting} uploads are already waiting; try again in a minute")
+            raise RejectedError(503, f"{self._waiting} uploads are already waiting; try again in a minute")
         self._waiting += 1
         try:
             await self._slots.acquire()
@@ -117,17 +117,17 @@ class Uploads:
                 while (part := await self._read_in_time(parts.next)) is not None:
                     if not isinstance(part, BodyPartReader) or part.name not in MAX_PART_BYTES or part.name in seen:
                         what = getattr(part, "name", None)
-                        raise Refused(
+                        raise RejectedError(
                             400, f"unexpected part {what!r}; expected at most one each of {', '.join(MAX_PART_BYTES)}"
                         )
                     seen.add(part.name)
                     await self._save_part(part, draft / part.name, MAX_PART_BYTES[part.name])
                 await self._read_in_time(request.content.readany)
         except MALFORMED_BODY as error:
-            raise Refused(400, f"the body cannot be read as multipart/form-data: {error}") from error
+            raise RejectedError(400, f"the body cannot be read as multipart/form-data: {error}") from error
         missing = {"manifest", "wheel"} - seen
         if missing:
-            raise Refused(400, f"this upload lacks the part {' and the part '.join(sorted(missing))}")
+            raise RejectedError(400, f"this upload lacks the part {' and the part '.join(sorted(missing))}")
 
     async def _save_part(self, part: BodyPartReader, file: Path, max_bytes: int) -> None:
         size, pieces = 0, bytearray()
@@ -135,7 +135,7 @@ class Uploads:
             while piece := await self._read_in_time(lambda: part.read_chunk(CHUNK_BYTES)):
                 size += len(piece)
                 if size > max_bytes:
-                    raise Refused(
+                    raise RejectedError(
                         413, f"the part {part.name} has more than {max_bytes:,} bytes, which is the max_bytes"
                     )
                 pieces += piece
@@ -157,13 +157,15 @@ class Uploads:
 def _check_head(request: web.Request) -> None:
     """Check the request's headers before its body is read."""
     if request.content_type != "multipart/form-data":
-        raise Refused(415, f"the content type is {request.content_type[:80]}; expected multipart/form-data")
+        raise RejectedError(415, f"the content type is {request.content_type[:80]}; expected multipart/form-data")
     if request.headers.get("Content-Encoding", "identity") != "identity":
-        raise Refused(415, "uploads must not be compressed; remove Content-Encoding")
+        raise RejectedError(415, "uploads must not be compressed; remove Content-Encoding")
     if request.content_length is None:
-        raise Refused(411, "the length of the upload is unknown; send Content-Length")
+        raise RejectedError(411, "the length of the upload is unknown; send Content-Length")
     if request.content_length > MAX_UPLOAD_BYTES:
-        raise Refused(413, f"this upload has {request.content_length:,} bytes; the max_bytes is {MAX_UPLOAD_BYTES:,}")
+        raise RejectedError(
+            413, f"this upload has {request.content_length:,} bytes; the maximum is {MAX_UPLOAD_BYTES:,}"
+        )
 
 
 @asynccontextmanager
@@ -171,13 +173,13 @@ async def body_timeout(pace: UploadLimits) -> AsyncIterator[None]:
     """Reading a body, for as long as it may receive.
 
     Raises:
-        Refused: The time limit is exceeded.
+        RejectedError: The time limit is exceeded.
     """
     try:
         async with asyncio.timeout(pace.seconds):
             yield
     except TimeoutError as error:
-        raise Refused(
+        raise RejectedError(
             408,
             f"the body was too slow; expected it within {pace.seconds:g} s, with pauses of at most {pace.idle_seconds:g} s",
         ) from error

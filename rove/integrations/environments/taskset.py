@@ -166,11 +166,11 @@ class TasksetEnv(AgentEnv):
         """Record the agent's turns as the rollout's, those of other agents under model roles."""
         own = super()._limited(turn)
 
-        async def route(state: State, messages: Messages, *, asked: Request | None = None) -> Message:
-            if asked is not None and asked.model in self.description["model_roles"]:
-                return await turn(state, messages, role=asked.model, asked=asked)
+        async def route(state: State, messages: Messages, *, agent_request: Request | None = None) -> Message:
+            if agent_request is not None and agent_request.model in self.description["model_roles"]:
+                return await turn(state, messages, role=agent_request.model, agent_request=agent_request)
             try:
-                return await own(state, messages, asked=asked)
+                return await own(state, messages, agent_request=agent_request)
             except LimitReachedError as reached:
                 await _stop(state, str(reached))
                 raise

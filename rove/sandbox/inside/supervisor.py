@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import base64
 import contextlib
+import json
 import os
 import resource
 import signal
 import stat
 import time
+import traceback
 from collections.abc import Callable
 from typing import Any, NoReturn
 
-from . import kernel, repl
+from . import kernel, repl, seccomp
 from .calls import Call, Child, HostGoneError
 from .frames import read_frame, write_frame
 from .host_calls import REQUEST
@@ -283,3 +285,25 @@ def _cause(status: int | None) -> str:
     }
     name = signal.Signals(-code).name if -code in set(signal.Signals) else str(-code)
     return f"was ended by signal {name}" + (f" ({reasons[-code]})" if -code in reasons else "")
+
+
+def main_of_container(limits: str) -> None:
+    """Serve the host as the first process of a container; its standard streams are the connection to the host.
+
+    Args:
+        limits: Fields of `rove.sandbox.SandboxLimits` as JSON.
+    """
+    requests, answers, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
+    for standard in (0, 1, 2):
+        os.dup2(null, standard)
+    try:
+        kernel.prctl(kernel.SET_DUMPABLE, 0)
+        kernel.prctl(kernel.SET_NO_NEW_PRIVS, 1)
+        with contextlib.suppress(OSError):  # the container has a filter already; this one is stricter
+            seccomp.install()
+        # the container limits processes: RLIMIT_NPROC would count those of other containers with the same user
+        settings = {**json.loads(limits), "processes": -1}
+        Supervisor(requests, answers, settings, os.getcwd(), alone=os.getpid() == 1).serve()
+    except BaseException:
+        write_frame(answers, {"broken": traceback.format_exc()[-4000:]})
+    os._exit(0)

@@ -19,8 +19,7 @@ from packages import put_wheel, wheel_files, with_record
 from rove.core.errors import ConfigError, HubError, PackageError, TrustError
 from rove.hub.client import installing, known_keys
 from rove.hub.client.hub import Hub
-from rove.hub.client.installing import Offer, check_compatible, fetch, install, install_into_current, look_up
-from rove.hub.client.lock import Locked
+from rove.hub.client.installing import Locked, Offer, check_compatible, fetch, install, install_into_current, look_up
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import check_signature, load_key, make_key, public_key, sign

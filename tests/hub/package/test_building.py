@@ -17,12 +17,9 @@ from packages import put_wheel, wheel_files, with_record
 import rove
 from rove.cli.init import scaffold
 from rove.core.errors import ConfigError, PackageError
-from rove.hub.package.archives import check_wheel
-from rove.hub.package.building import build, commit_of, describe
-from rove.hub.package.facts import Facts, Score
-from rove.hub.package.folder import verify
+from rove.hub.package.archives import check_wheel, verify
+from rove.hub.package.building import Facts, Score, build, commit_of, declared, describe, read_code
 from rove.hub.package.manifest import V0, Manifest, Needs, PolicyScores, manifest_bytes
-from rove.hub.package.reading import declared, read_code
 
 SETUPTOOLS = """
 [build-system]

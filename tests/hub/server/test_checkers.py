@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 from hubs import package
 
+from rove.core.errors import RejectedError
 from rove.hub.server import checkers
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.errors import Refused
 
 
 def put(folder: Path, parts: dict[str, bytes]) -> Path:
@@ -24,7 +24,7 @@ async def test_a_check_that_takes_too_long_is_ended(tmp_path: Path, monkeypatch:
     pool = Checkers()
     try:
         monkeypatch.setattr(checkers, "CHECK_TIMEOUT_S", 0.0)
-        with pytest.raises(Refused, match="exceeded its time or memory limit") as refused:
+        with pytest.raises(RejectedError, match="exceeded its time or memory limit") as refused:
             await pool.check(put(tmp_path / "slow", parts), "acme", "my-sums", "1.0", [])
         assert refused.value.status == 422
         monkeypatch.undo()
@@ -44,7 +44,7 @@ async def test_a_refusal_does_not_tell_where_the_hub_lies(tmp_path: Path):
     parts = package(tmp_path / "p")
     pool = Checkers()
     try:
-        with pytest.raises(Refused) as refused:
+        with pytest.raises(RejectedError) as refused:
             await pool.check(put(tmp_path / "draft", {**parts, "readme": b"other"}), "acme", "my-sums", "1.0", [])
         assert "README" in str(refused.value) and str(tmp_path) not in str(refused.value)
     finally:

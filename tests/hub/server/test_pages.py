@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from tiers import first_quick
 from yarl import URL
 
+from rove.core.errors import RejectedError
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
-from rove.hub.server.errors import Refused
 from rove.hub.server.pages.html import MAX_README_CHARS, POLICY, readme_html
 from rove.hub.server.pages.leaderboard import rows_of, scale_of, with_interval
 from rove.hub.server.pages.run import examples_html
@@ -302,12 +302,12 @@ def test_a_run_s_page_tells_what_it_came_to(site: Site):
 
 def test_what_is_not_to_be_seen_has_no_page(site: Site):
     for reader in (None, "zeta"):
-        with pytest.raises(Refused) as hidden:
+        with pytest.raises(RejectedError) as hidden:
             site.environment("acme", "secret", reader)
-        with pytest.raises(Refused) as absent:
+        with pytest.raises(RejectedError) as absent:
             site.environment("acme", "secreto", reader)
         assert str(absent.value) == str(hidden.value).replace("secret", "secreto") and hidden.value.status == 404
-        with pytest.raises(Refused):
+        with pytest.raises(RejectedError):
             site.rows("acme", "secret", "1.0", reader)
     assert "hidden-model" in site.environment("acme", "secret", "acme").decode()
 

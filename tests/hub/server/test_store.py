@@ -15,9 +15,8 @@ from typing import Any
 import pytest
 from hubs import add, listing
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server import catalogue
-from rove.hub.server.errors import Refused
 from rove.hub.server.results import read_run
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access
@@ -67,7 +66,7 @@ def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(stor
 def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, status: int, words: str):
     add(store)
     before = listing(store.folder)
-    with pytest.raises(Refused, match=words) as refused:
+    with pytest.raises(RejectedError, match=words) as refused:
         add(store, name=name, version=version)
     assert refused.value.status == status
     assert listing(store.folder) == before
@@ -76,9 +75,9 @@ def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, s
 def test_owners_cannot_be_confused_and_have_to_be_there(store: Store):
     assert not store.add_owner("acme", ["key"])
     assert catalogue.keys(store, "acme") == ["key"]
-    with pytest.raises(Refused, match="'acrne' is too similar to the owner 'acme'"):
+    with pytest.raises(RejectedError, match="'acrne' is too similar to the owner 'acme'"):
         store.add_owner("acrne")
-    with pytest.raises(Refused, match="no owner 'nobody'"):
+    with pytest.raises(RejectedError, match="no owner 'nobody'"):
         add(store, "nobody")
     for wrong in ("Acme", "a_b", "", "simple", "-a", "a" * 41, "ácme"):
         with pytest.raises(ConfigError):
@@ -147,9 +146,9 @@ def test_an_environment_can_begin_hidden_and_who_may_only_upload_cannot_show_it(
     uploader = Access("acme", ("upload:acme/my-sums",))
     for _ in range(2):
         store.set_private("acme", "my-sums", True, uploader)
-    with pytest.raises(Refused, match="may not show or hide"):
+    with pytest.raises(RejectedError, match="may not show or hide"):
         store.set_private("acme", "my-sums", False, uploader)
-    with pytest.raises(Refused, match="may not upload to acme/others"):
+    with pytest.raises(RejectedError, match="may not upload to acme/others"):
         store.set_private("acme", "others", True, uploader)
     add(store)
     assert catalogue.listing(store, "hub")["environments"] == []

@@ -9,8 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from rove.core.errors import ConfigError
-from rove.hub.server.errors import Refused
+from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import Access, access_of, check_scope, make_token, revoke, tokens
 
@@ -34,11 +33,11 @@ def test_a_token_is_known_by_its_hash_alone(store: Store):
 
 def test_tokens_expire_and_can_be_revoked(store: Store):
     short, long = make_token(store.database, "acme", days=1e-9), make_token(store.database, "acme", days=None)
-    with pytest.raises(Refused, match="has expired"):
+    with pytest.raises(RejectedError, match="has expired"):
         access_of(store.database, short)
     access_of(store.database, long)
     assert revoke(store.database, 2).revoked is not None
-    with pytest.raises(Refused, match="was revoked"):
+    with pytest.raises(RejectedError, match="was revoked"):
         access_of(store.database, long)
     assert [token.id for token in tokens(store.database, "acme")] == [1, 2]
     assert tokens(store.database, "nobody") == []
@@ -48,7 +47,7 @@ def test_tokens_expire_and_can_be_revoked(store: Store):
 
 @pytest.mark.parametrize("text", ["", "rove_", "rove_" + "a" * 43, "none", "rove_" + "a" * 500, "rove_\udcff"])
 def test_what_is_no_token_opens_nothing(store: Store, text: str):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedError) as refused:
         access_of(store.database, text)
     assert refused.value.status == 401
 
@@ -76,14 +75,14 @@ def test_a_scope_allows_what_it_says(scopes: tuple[str, ...], owner: str, name: 
         if allowed:
             check()
         else:
-            with pytest.raises(Refused) as refused:
+            with pytest.raises(RejectedError) as refused:
                 check()
             assert refused.value.status == 403
     assert access.reads == ("acme" if {"read", "admin"} & set(scopes) else None)
 
 
 def test_nobody_may_read_only(store: Store):
-    with pytest.raises(Refused) as refused:
+    with pytest.raises(RejectedError) as refused:
         Access().check_upload("acme", "sums")
     assert refused.value.status == 401
     assert Access().reads is None

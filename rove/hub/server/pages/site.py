@@ -8,7 +8,7 @@ from typing import Any
 import msgspec
 from msgspec.structs import replace
 
-from rove.hub.package.folder import README
+from rove.hub.package.archives import README
 from rove.hub.package.manifest import read_manifest
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
@@ -141,7 +141,7 @@ class Site:
         """Render an environment's page.
 
         Raises:
-            Refused: The environment does not exist or is hidden from this reader.
+            RejectedError: The environment does not exist or is hidden from this reader.
         """
         listed = catalogue.entry(self.store, owner, name, reader)
         releases = catalogue.releases(self.store, owner, name, reader)
@@ -169,7 +169,7 @@ class Site:
         """Return the leaderboard rows of a version.
 
         Raises:
-            Refused: The version does not exist or is hidden from this reader.
+            RejectedError: The version does not exist or is hidden from this reader.
         """
         return rows_of(version, catalogue.runs(self.store, owner, name, version, reader)["runs"])
 

@@ -9,7 +9,7 @@ import pytest
 from rove.core.errors import ModelError
 from rove.core.protocols import SamplingParams
 from rove.engine.stop_checker import StopChecker
-from rove.vllm.responses import ParityCheck, max_differences, parse_generation, prompt_logprobs
+from rove.vllm.server import ParityCheck, max_differences, parse_generation, prompt_logprobs
 
 
 def answer(ids: list[int], spans: list[tuple[str, int, int]], logprob: float = -1.0) -> dict[str, Any]:

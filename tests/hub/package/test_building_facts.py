@@ -9,7 +9,7 @@ import pytest
 from tiers import first_quick
 
 from rove.core.errors import PackageError
-from rove.hub.package.facts import Score, measure
+from rove.hub.package.building import Score, measure
 
 HEAD = """
 import rove as vf

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from rove.core.errors import ConfigError, PackageError
+from rove.hub.package.building import arguments, check_api, compatibility, declared, read_code, secrets
 from rove.hub.package.manifest import ROVE, V0, Argument
-from rove.hub.package.reading import arguments, check_api, compatibility, declared, read_code, secrets
 
 LOADER = b"""
 def load_environment(a, b: int = 3, *, level: "str | None" = None, names=("x", "y"), **more):

@@ -9,7 +9,7 @@ import pytest
 from packages import put_package, put_wheel, wheel_files, with_record
 
 from rove.core.errors import PackageError
-from rove.hub.package.folder import verify
+from rove.hub.package.archives import verify
 from rove.hub.package.manifest import manifest_bytes, read_manifest
 from rove.hub.package.signing import load_key, make_key, sign
 

@@ -19,8 +19,7 @@ from rove.models.linear import FastLinear
 from rove.models.load import LoadedModel, clone_model, load_model, trainable_parameters
 from rove.train.batch import micro_batches
 from rove.train.config import LoRAConfig
-from rove.train.learner import Learner
-from rove.train.lora import adapter_dropout, add_lora
+from rove.train.learner import Learner, adapter_dropout, add_lora
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import Trainer, frozen_logprobs, make_trainer

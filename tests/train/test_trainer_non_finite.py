@@ -9,8 +9,7 @@ from fakes import tiny_model
 from tiers import first_quick
 
 from rove.core.errors import ConfigError, RunError
-from rove.train.non_finite import SKIPPED_METRIC, consecutive_skips, read_non_finite_batch
-from rove.train.trainer import Trainer, TrainingError
+from rove.train.trainer import SKIPPED_METRIC, Trainer, TrainingError, consecutive_skips, read_non_finite_batch
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings

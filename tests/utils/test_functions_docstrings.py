@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from rove.utils.docstrings import read_docstring
+from rove.utils.functions import read_docstring
 
 GOOGLE = """Find pages.
 

@@ -8,7 +8,7 @@ import pytest
 from made import made_run, record
 
 import rove as vf
-from rove.rollouts.dataset_rows import RunRows
+from rove.rollouts.export import RunRows
 from rove.rollouts.filters import Filter
 from rove.runs.run import Run
 

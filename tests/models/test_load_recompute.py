@@ -8,7 +8,7 @@ import torch
 from fakes import tiny_model
 
 from rove.core.errors import ConfigError
-from rove.models.recompute import checkpoint_activations, checkpointed_layers
+from rove.models.load import checkpoint_activations, checkpointed_layers
 from rove.train.batch import can_pack, count_trained_tokens, micro_batches
 from rove.train.losses import cross_entropy
 from rove.train.sequences import TrainingSequence

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError, TrustError
 from rove.hub.client.hub import HubFile
-from rove.hub.client.lock import Locked, check_locked, read_lock, write_lock
+from rove.hub.client.installing import Locked, check_locked, read_lock, write_lock
 from rove.hub.package.names import RESERVED
 
 WHEEL = HubFile(filename="doubling-1.0-py3-none-any.whl", sha256="ab" * 32, size=900)

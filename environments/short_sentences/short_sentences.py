@@ -84,13 +84,12 @@ def rows(things: list[str], num_examples: int, seed: int) -> list[dict[str, Any]
     return [{"question": question.replace(" a a", " an a"), "answer": ""} for question in chosen]
 
 
-def load_environment(num_examples: int = 2000, num_eval_examples: int = 100, seed: int = 0) -> vf.Environment:
+def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:
     """Create the environment.
 
     Args:
-        num_examples: Training questions, about four fifths of the things.
-        num_eval_examples: Evaluation questions, about the other things.
-        seed: Random seed of both.
+        num_examples: Number of questions in each dataset; training and evaluation questions are about different things.
+        seed: Random seed of the datasets.
     """
     held_out = THINGS[::5]
     trained = [thing for thing in THINGS if thing not in held_out]
@@ -99,7 +98,7 @@ def load_environment(num_examples: int = 2000, num_eval_examples: int = 100, see
     rubric.add_metric(words_per_sentence)
     return vf.SingleTurnEnv(
         dataset=lambda: rows(trained, num_examples, seed),
-        eval_dataset=lambda: rows(held_out, num_eval_examples, seed + 1),
+        eval_dataset=lambda: rows(held_out, num_examples, seed + 1),
         rubric=rubric,
         policies={"plain": plain, "ornate": ornate},
     )

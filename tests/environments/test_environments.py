@@ -35,6 +35,7 @@ REWARDS = {
     "math_python": (0.0, 1.0),
     "needle": (0.0, 1.0),
     "reverse_text": (0.0, 1.2),
+    "short_sentences": (0.0, 1.0),
     "sql_agent": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
     "wiki_search": (0.0, 1.0),
@@ -218,6 +219,31 @@ def test_lcs_ratio_is_that_of_the_definition(a, b):
 def test_reverse_text_refuses_impossible_lengths(words):
     with pytest.raises(vf.ConfigError, match="need 1 <= min_words <= max_words"):
         reverse(min_words=words[0], max_words=words[1])
+
+
+# short_sentences
+
+
+@pytest.mark.parametrize(
+    ("answer", "reward"),
+    [
+        ("A castle is a strong house. Kings lived in it.", 1.0),
+        ("A castle is a strong house. A castle is a strong house.", 0.5),  # a repeated sentence earns nothing
+        ("No. No. No.", 0.0),  # hardly sentences
+        ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen", 0.5),
+        ("", 0.0),
+    ],
+)
+def test_short_sentences_rewards_each_word_by_the_length_of_its_sentence(answer, reward):
+    completion: Any = [vf.AssistantMessage(answer)]
+    assert module("short_sentences").short_sentences(completion) == pytest.approx(reward)
+
+
+def test_short_sentences_evaluates_with_things_that_it_does_not_train_on():
+    env = vf.load_environment("short_sentences")
+    trained = " ".join(row["prompt"][-1].content for row in env.get_dataset())
+    questions = [row["prompt"][-1].content for row in env.get_eval_dataset()]
+    assert not [question for question in questions if question in trained]
 
 
 # double_check

@@ -39,6 +39,7 @@ data_option = click.option(
 @contextmanager
 def opened(data: Path, new: bool = False) -> Iterator[Any]:
     """Open the store of a hub.
+
     Raises:
         ConfigError: The folder has no hub, and `new` is not set.
     """
@@ -154,11 +155,8 @@ def token(
         return
     if new:
         console.print(f"{owner}: new owner of the hub in {data}", markup=False, soft_wrap=True)
-    console.print(
-        f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})",
-        markup=False,
-        soft_wrap=True,
-    )
+    valid = f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})"
+    console.print(valid, markup=False, soft_wrap=True)
     click.echo(text)
     hint(
         console,
@@ -220,12 +218,8 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
     with opened(data, new=True) as store:
         owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.recover():
-            console.print(
-                f"{file} is missing or damaged; restore it from a backup",
-                style="red",
-                markup=False,
-                soft_wrap=True,
-            )
+            text = f"{file} is missing or damaged; restore it from a backup"
+            console.print(text, style="red", markup=False, soft_wrap=True)
         app = make_app(store, name, fallback=fallback, pace=UploadLimits(uploads=uploads))
         try:
             run_async(serve_hub(app, host, port, started))
@@ -272,7 +266,6 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
 
     Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
     """
-    from rove.hub.client.hub import Hub
     from rove.hub.server.mirror import Mirror, MirrorResult, check_source
 
     console = console_for(as_json)

@@ -22,8 +22,8 @@ hub_option = click.option("--hub", help="URL or folder of the hub.  [default: $R
 SHOWN_ARGUMENTS = 12
 
 
-def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
-    """Run a query on a hub and return its result.
+def with_hub(where: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
+    """Call a function with the hub of --hub or of the settings, and return its result.
 
     Raises:
         ConfigError: No hub is configured.
@@ -31,17 +31,13 @@ def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
 
     async def query() -> T:
         async with hub_at(require_hub(where), where) as hub:
-            return await ask(hub)
+            return await call(hub)
 
     return run_async(query())
 
 
 def hub_at(where: str, given: str | None) -> Hub:
-    """Return a hub client with the user's token.
-
-    Args:
-        given: Value of --hub; see `token_for`.
-    """
+    """Return a hub client with the user's token; `given` is the value of --hub, see `token_for`."""
     return Hub(where, token_for(where, given))
 
 
@@ -80,7 +76,7 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
         ("tags", ", ".join(manifest.tags)),
         ("by", ", ".join(manifest.authors) + (f" ({manifest.licence})" if manifest.licence else "")),
         ("written for", manifest.compatibility),
-        ("reward", _reward(manifest)),
+        ("reward", "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)),
         ("metrics", ", ".join(manifest.metrics)),
         ("policies", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.policies.items())),
         ("tools", ", ".join(manifest.tools)),
@@ -89,11 +85,8 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
         ("arguments", _arguments(manifest)),
         ("depends on", ", ".join(manifest.dependencies)),
         ("python", manifest.requires_python),
-        ("from", " ".join(part for part in (manifest.source.repository, manifest.source.commit) if part)),
-        (
-            "built by",
-            ", ".join(part for part in (manifest.source.builder, manifest.rove and f"rove {manifest.rove}") if part),
-        ),
+        ("from", " ".join(filter(None, (manifest.source.repository, manifest.source.commit)))),
+        ("built by", ", ".join(filter(None, (manifest.source.builder, manifest.rove and f"rove {manifest.rove}")))),
         *more,
     ]
     for name, words in rows:
@@ -127,10 +120,6 @@ def versions(releases: Iterable[Release]) -> Table:
             style="dim" if one.yanked else "",
         )
     return table
-
-
-def _reward(manifest: Manifest) -> str:
-    return "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)
 
 
 def _arguments(manifest: Manifest) -> str:

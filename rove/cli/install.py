@@ -1,22 +1,24 @@
-"""`rove install`, `rove list` and `rove uninstall`: environments in virtual environments of their own."""
+"""Find environments on a hub, and install them in virtual environments: `rove search`, `info`, `install`, `list`, `uninstall`."""
 
 from __future__ import annotations
 
 import tempfile
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hub_options import details_table, hub_at, hub_option, plain, show_notes
+from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, json_option
 from rove.core.errors import ConfigError, HubError
 from rove.envs.loading import example_environments
-from rove.hub.client import known_keys, sources
+from rove.hub.client import settings, sources
+from rove.hub.client.hub import Hub, Releases
 from rove.hub.client.installed import Installed, all_installed, find, uninstall
 from rove.hub.client.installing import (
     LOCK,
@@ -32,6 +34,7 @@ from rove.hub.client.installing import (
 )
 from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
+from rove.viewer.format import interval, number
 
 
 class Installer:
@@ -121,7 +124,7 @@ class Installer:
     def _confirmed(self, offer: Offer) -> bool:
         check_compatible(offer.manifest, str(offer.reference))
         more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
-        more.append(("signed", f"by {known_keys.fingerprint(offer.key)}" if offer.key else "no"))
+        more.append(("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no"))
         self.console.print(details_table(offer.manifest, str(offer.reference), more))
         show_notes(self.console, offer.notes)
         return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
@@ -280,3 +283,91 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
         ctx.exit(1)
     for reference in references:
         console.print(f"uninstalled {uninstall(reference).reference}", markup=False, soft_wrap=True)
+
+
+@click.command(epilog=examples("rove search", "rove search chess --tag game"))
+@click.argument("words", nargs=-1)
+@hub_option
+@click.option("--tag", help="Only environments with this tag.")
+@click.option("--owner", help="Only environments of this owner.")
+@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum results.")
+@json_option
+def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
+    """Search for environments with all WORDS in name, description or tags; without words, list all."""
+    console = console_for(as_json)
+    found, total = with_hub(hub, lambda one: one.search(" ".join(words), limit=limit, **wanted))
+    if as_json:
+        print_json({"environments": msgspec.to_builtins(found), "total": total})
+        return
+    if not found:
+        text = f"nothing found; try fewer words, or list everything: rove search{at(hub)}"
+        console.print(text, markup=False, soft_wrap=True)
+        return
+    console.print(listing(found))
+    if total > len(found):
+        console.print(f"{len(found)} of {total}; show more with --limit")
+    first = f"{found[0].reference}{at(hub)}"
+    hint(console, f"show details: rove info {first}", f"install it: rove install {first}")
+
+
+class _Info(NamedTuple):
+    offer: Offer
+    releases: Releases
+    results: list[dict[str, Any]]
+    readme: str
+
+
+async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
+    offer = await look_up(hub, reference)
+    readme = await hub.readme(offer.reference) or "it has no README" if with_readme else ""
+    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference), readme)
+
+
+def _results(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="results", width=100, title_justify="left")
+    table.add_column("model", overflow="fold", ratio=3)
+    for name in ("rollouts", "reward", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("pushed", no_wrap=True)
+    for one in results:
+        summary = one.get("summary") or {}
+        reward = summary.get("reward")
+        reward = reward if isinstance(reward, dict) else {}
+        mean = reward.get("mean")
+        figures = [number(mean) if isinstance(mean, (int, float)) else "–", interval(reward)]
+        words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
+        table.add_row(*(plain(str(word)) for word in words))
+    return table
+
+
+@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0 --readme"))
+@click.argument("name", metavar="OWNER/NAME[@VERSION]")
+@hub_option
+@click.option("--readme", is_flag=True, help="Also print the README.")
+@json_option
+def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
+    """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
+    console = console_for(as_json)
+    reference, where = parse_reference(name), require_hub(hub)
+    offer, releases, results, text = with_hub(hub, lambda one: _info(one, reference, readme and not as_json))
+    installed = find(offer.reference._replace(version=None))
+    if as_json:
+        content = {
+            "manifest": msgspec.json.decode(offer.content),
+            "index": msgspec.to_builtins(releases),
+            "results": results,
+        }
+        print_json({**content, "hub": where, "key": offer.key, "installed": installed and installed.version})
+        return
+    more = [("hub", where), ("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no")]
+    more.append(("installed", installed.version if installed else "no"))
+    console.print(details_table(offer.manifest, str(offer.reference), more))
+    console.print(versions(releases.versions))
+    if results:
+        console.print(_results(results))
+    if readme:
+        console.print(Text("\n").join(map(plain, text.splitlines())), soft_wrap=True)
+    short = f"{reference.owner}/{reference.name}"
+    install = f"install it: rove install {short}{at(hub)}"
+    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)

@@ -20,7 +20,7 @@ import tomli_w
 
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, HubError, TrustError
-from rove.hub.client import installed, known_keys
+from rove.hub.client import installed, settings
 from rove.hub.client.hub import Hub, HubFile, Release, check_filename
 from rove.hub.client.installed import LOCAL, RECORD, Installed, environment_folder, install_lock
 from rove.hub.client.requirements import (
@@ -170,7 +170,7 @@ async def look_up(
         reference: The environment; without a version, the locked or newest version is used.
         locked: Entry of the lock file.
         lock: Path of the lock file, for errors.
-        trusted: See `known_keys.check_signature`.
+        trusted: See `settings.check_owner_signature`.
 
     Raises:
         HubError: The hub does not have it.
@@ -184,14 +184,14 @@ async def look_up(
     content = await hub.manifest(reference, release.manifest)
     manifest = read_manifest(content)
     _check_matches(manifest, reference, release)
-    key = known_keys.check_signature(
+    key = settings.check_owner_signature(
         hub.where, reference.owner, content, await hub.signature(reference), releases.keys, trusted
     )
     notes = []
     if release.yanked is not None:
         notes.append(f"this version is yanked: {release.yanked}")
-    if key is not None and known_keys.known_key(hub.where, reference.owner) is None:
-        notes.append(f"signed; the key of '{reference.owner}' ({known_keys.fingerprint(key)}) is new and will be saved")
+    if key is not None and settings.known_key(hub.where, reference.owner) is None:
+        notes.append(f"signed; the key of '{reference.owner}' ({settings.fingerprint(key)}) is new and will be saved")
     if manifest.needs.secrets:
         notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
     return Offer(
@@ -313,7 +313,7 @@ def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) 
 def _remember_key(offer: Offer) -> None:
     """Save the key that signed the package; later versions must use the same key."""
     if offer.key is not None:
-        known_keys.remember(offer.origin, offer.reference.owner, offer.key)
+        settings.remember_key(offer.origin, offer.reference.owner, offer.key)
 
 
 def _install(

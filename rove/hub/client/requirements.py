@@ -16,7 +16,7 @@ from packaging.utils import canonicalize_name
 import rove
 from rove.compat import PROVIDED_VERSIONS
 from rove.core.errors import ConfigError
-from rove.hub.package.contents import has_load_environment
+from rove.hub.package.archives import has_load_environment
 from rove.hub.package.manifest import applies, parse_requirement, parse_specifiers
 
 VERIFIERS = "verifiers"

@@ -21,9 +21,8 @@ from rove.check.source_reader import Reading, read
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.package import limits
-from rove.hub.package.archives import MANIFEST, README, Wheel
+from rove.hub.package.archives import LOAD, MANIFEST, README, Wheel
 from rove.hub.package.backend import OUTPUT, build_archives, write_members
-from rove.hub.package.contents import LOAD
 from rove.hub.package.manifest import (
     ROVE,
     V0,

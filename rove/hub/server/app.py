@@ -16,10 +16,10 @@ import msgspec
 from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, as_json
+from rove.hub.package.manifest import find_markup
 from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
-from rove.hub.server.checking import find_markup
 from rove.hub.server.pages.html import KINDS, POLICY, static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.responses import (

@@ -17,7 +17,7 @@ from hubs import code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
 
 from rove.core.errors import ConfigError, HubError, PackageError, TrustError
-from rove.hub.client import installing, known_keys
+from rove.hub.client import installing, settings
 from rove.hub.client.hub import Hub
 from rove.hub.client.installing import Locked, Offer, check_compatible, fetch, install, install_into_current, look_up
 from rove.hub.package.manifest import V0
@@ -183,7 +183,7 @@ def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> 
     assert signed(folder, mine) == first
     offer, _ = got(hub)
     assert offer.key == first and "is new and will be saved" in offer.notes[0]
-    known_keys.remember(str(hub), "alice", first)
+    settings.remember_key(str(hub), "alice", first)
     assert got(hub)[0].notes == []
     publish(hub, version="1.1")
     with pytest.raises(TrustError, match="is not signed, but 'alice' signs"):
@@ -212,7 +212,7 @@ def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
     monkeypatch.setattr(installing, "run_pip", lambda *words: None)
     offer, wheel = got(hub)
     installing.install_into_current(offer, wheel)
-    assert known_keys.known_key(str(hub), "alice") == offer.key is not None
+    assert settings.known_key(str(hub), "alice") == offer.key is not None
 
 
 def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:

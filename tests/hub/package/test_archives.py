@@ -34,8 +34,7 @@ from packages import (
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
-from rove.hub.package.archives import check_package, check_source, check_wheel, digest_content
-from rove.hub.package.contents import has_load_environment
+from rove.hub.package.archives import check_package, check_source, check_wheel, digest_content, has_load_environment
 
 ZEROS = bytes(6 << 20)
 METADATA = b"Metadata-Version: 2.1\nName: my-sums\nVersion: 1.0\n"

@@ -266,14 +266,13 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
 
     Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
     """
-    from rove.hub.server.mirror import Mirror, MirrorResult, check_source
+    from rove.hub.server.mirror import Mirror, MirrorResult
 
     console = console_for(as_json)
     data = to or data
 
     async def run(store: Any) -> MirrorResult:
         async with Hub(source) as hub:
-            check_source(hub.where, store)
             return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
 
     with opened(data, new=True) as store:

@@ -170,7 +170,7 @@ async def look_up(
         reference: The environment; without a version, the locked or newest version is used.
         locked: Entry of the lock file.
         lock: Path of the lock file, for errors.
-        trusted: See `settings.check_owner_signature`.
+        trusted: A new key of the owner that the user confirmed.
 
     Raises:
         HubError: The hub does not have it.
@@ -220,11 +220,7 @@ def _check_matches(manifest: Manifest, reference: Reference, release: Release) -
 
 
 def check_compatible(manifest: Manifest, subject: str) -> None:
-    """Check that a package can run with this Python and this rove.
-
-    Raises:
-        ConfigError: It requires a different version of either.
-    """
+    """Raise ConfigError if a package requires a different version of Python or rove."""
     check_python(manifest.requires_python, subject)
     required_packages(manifest.dependencies, subject)
 
@@ -236,10 +232,8 @@ async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
         TrustError: The wheel does not match the manifest.
         PackageError: The wheel is invalid or unsafe.
     """
-    entry = offer.manifest.wheel
-    file = HubFile(filename=entry.filename, sha256=entry.sha256, size=entry.size)
-    wheel = await hub.download(offer.reference, file, folder)
-    check_package(msgspec.structs.replace(offer.manifest, files=[entry]), wheel)
+    wheel = await hub.download(offer.reference, offer.manifest.wheel, folder)
+    check_package(msgspec.structs.replace(offer.manifest, files=[offer.manifest.wheel]), wheel)
     return wheel
 
 
@@ -276,37 +270,27 @@ def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
 
 def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str:
     """Install the wheel and its dependencies into a folder; return the path of the module's file in it."""
-    subject, is_v0 = str(offer.reference), offer.manifest.compatibility == V0
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
-    requirements = [
-        *required_packages(offer.manifest.dependencies, subject),
-        *(undeclared_v0_requirements(wheel) if is_v0 else []),
-    ]
     with tempfile.TemporaryDirectory() as empty:
-        pip_options = stand_in_arguments(Path(empty) / "wheels", PROVIDED)
-        _install(python, requirements, wheel, allow_source, pip_options)
+        _install(python, offer, wheel, allow_source, stand_in_arguments(Path(empty) / "wheels", PROVIDED))
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
     module = offer.manifest.module
     for file in (packages / f"{module}.py", packages / module / "__init__.py"):
         if file.is_file():
             return str(file.relative_to(folder))
-    raise HubError(f"{subject} does not contain the module '{module}' that its manifest names")
+    raise HubError(f"{offer.reference} does not contain the module '{module}' that its manifest names")
 
 
 def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     """Install a package into the current interpreter, where its dependencies can conflict with others.
 
     Raises:
-        ConfigError: As for `place`, or the package would replace or hide another distribution or module.
+        ConfigError: As for `install`, or the package would replace or hide another distribution or module.
     """
     check_no_conflict(offer.manifest.name, offer.manifest.module)
-    is_v0 = offer.manifest.compatibility == V0
-    requirements = required_packages(offer.manifest.dependencies, str(offer.reference))
-    _install(
-        sys.executable, [*requirements, *(undeclared_v0_requirements(wheel) if is_v0 else [])], wheel, allow_source
-    )
+    _install(sys.executable, offer, wheel, allow_source)
     _remember_key(offer)
 
 
@@ -316,26 +300,23 @@ def _remember_key(offer: Offer) -> None:
         settings.remember_key(offer.origin, offer.reference.owner, offer.key)
 
 
-def _install(
-    python: str, requirements: Sequence[str], wheel: Path, allow_source: bool, pip_options: Sequence[str] = ()
-) -> None:
+def _install(python: str, offer: Offer, wheel: Path, allow_source: bool, pip_options: Sequence[str] = ()) -> None:
+    """Install the dependencies of a package, then its wheel."""
+    requirements = required_packages(offer.manifest.dependencies, str(offer.reference))
+    if offer.manifest.compatibility == V0:
+        requirements += undeclared_v0_requirements(wheel)
     sources = () if allow_source else (NO_SOURCES,)
     if requirements:
         try:
             failed = f"its dependencies cannot be installed ({', '.join(requirements)})"
             run_pip(python, [*INSTALL, *pip_options, *sources, *requirements], failed)
         except ConfigError as error:
-            hint = (
-                ""
-                if allow_source
-                else "\nadd --allow-source to build dependencies without a wheel, which runs their code"
-            )
-            raise ConfigError(f"{error}{hint}") from error
-    run_pip(
-        python,
-        [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
-        f"{wheel.name} cannot be installed",
-    )
+            if allow_source:
+                raise
+            hint = "add --allow-source to build dependencies without a wheel, which runs their code"
+            raise ConfigError(f"{error}\n{hint}") from error
+    arguments = [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
+    run_pip(python, arguments, f"{wheel.name} cannot be installed")
 
 
 def _installed(offer: Offer, wheel: Path, folder: str, file: str) -> Installed:

@@ -29,9 +29,7 @@ V0_REQUIREMENTS = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
 def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
     """Return the dependencies to install: without rove and verifiers, and with the dependencies of requested rove extras.
 
-    Args:
-        dependencies: Dependencies of the package.
-        subject: Name of the package, for errors.
+    `subject` names the package in errors.
 
     Raises:
         ConfigError: It requires another version of rove, or a dependency is malformed.

@@ -45,7 +45,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
         folder: The run folder.
         manifest: Manifest of the evaluated package.
         wheel: Wheel of the evaluated package.
-        examples: Number of rollouts to include: lowest reward, highest reward, and evenly spaced ones in between.
+        examples: Number of rollouts to include: lowest and highest reward, and evenly spaced ones in between.
 
     Raises:
         RunError: The run is not a finished evaluation, or evaluated other code than the package's.

@@ -98,6 +98,7 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
     if manifest is not None:
         check_package(msgspec.structs.replace(manifest, files=[manifest.wheel]), wheel)
     else:
+        wheel_name = filename(found.name, found.version, "wheel")
         for_v0 = any(re.match(rf"{VERIFIERS}\b(?!-)", one) for one in found.dependencies)
         manifest = Manifest(
             name=found.name,
@@ -108,19 +109,11 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
             dependencies=found.dependencies,
             compatibility=V0 if for_v0 else ROVE,
             content=found.content,
-            files=[
-                File(
-                    filename=filename(found.name, found.version, "wheel"),
-                    kind="wheel",
-                    sha256=found.sha256,
-                    size=found.size,
-                )
-            ],
+            files=[File(filename=wheel_name, kind="wheel", sha256=found.sha256, size=found.size)],
         )
-    reference = Reference(LOCAL, manifest.name, manifest.version)
     entry = manifest.wheel
     return Offer(
-        reference=reference,
+        reference=Reference(LOCAL, manifest.name, manifest.version),
         origin=origin or str(wheel.resolve()),
         manifest=manifest,
         content=content,

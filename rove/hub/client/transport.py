@@ -101,11 +101,7 @@ class FolderTransport:
             raise HubError(f"{self.where / path} cannot be read: {error}") from error
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """Raise: a folder has no API.
-
-        Raises:
-            HubError: Always.
-        """
+        """Raise HubError: a folder has no API."""
         raise HubError(
             f"the hub {self.where} is a read-only folder; start `rove hub serve` and give its address with --hub"
         )
@@ -141,11 +137,7 @@ class HttpTransport:
 
         async def attempt() -> None:
             sink.restart()
-            async with self._open_session().get(self._url(path)) as reply:
-                if reply.status >= 300:
-                    raise await self._error_for(path, reply)
-                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
-                    sink.write(piece)
+            await self._receive("GET", path, sink)
 
         await self._with_retries(path, attempt)
 
@@ -158,13 +150,10 @@ class HttpTransport:
 
         async def attempt() -> Any:
             content = body() if body is not None else None
-            sent: dict[str, Any] = {"data" if isinstance(content, aiohttp.FormData) else "json": content}
-            async with self._open_session().request(method, self._url(path), **sent) as reply:
-                if reply.status >= 300:
-                    raise await self._error_for(path, reply)
-                sink = BytesSink(path, MAX_RESPONSE_BYTES)
-                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
-                    sink.write(piece)
+            sink = BytesSink(path, MAX_RESPONSE_BYTES)
+            await self._receive(
+                method, path, sink, **{"data" if isinstance(content, aiohttp.FormData) else "json": content}
+            )
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(sink.content) if sink.content else {}
             raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
@@ -176,6 +165,14 @@ class HttpTransport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def _receive(self, method: str, path: str, sink: Sink, **sent: Any) -> None:
+        """Send a request once and write the response to a sink."""
+        async with self._open_session().request(method, self._url(path), **sent) as reply:
+            if reply.status >= 300:
+                raise await self._error_for(path, reply)
+            async for piece in reply.content.iter_chunked(CHUNK_BYTES):
+                sink.write(piece)
 
     async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         attempts = 0

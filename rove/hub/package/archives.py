@@ -258,10 +258,7 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     metadata = read_metadata(members[f"{info}/METADATA"], name)
     raw, _ = parse_email(members[f"{info}/METADATA"])  # versions of packaging write requirements in different ways
     project, version = project_of(metadata)
-    if name != filename(project, version, "wheel"):
-        raise PackageError(
-            f"{name}: its METADATA describes {project} {version}; expected the file name {filename(project, version, 'wheel')}"
-        )
+    _check_filename(name, project, version, "wheel", "METADATA")
     if info != f"{project.replace('-', '_')}-{version}.dist-info":
         raise PackageError(
             f"{name}: its metadata is in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
@@ -303,11 +300,14 @@ def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
         if f"{folder}/{needed}" not in members:
             raise PackageError(f"{name}: it has no {folder}/{needed}")
     project, version = project_of(read_metadata(members[f"{folder}/PKG-INFO"], name))
-    if name != filename(project, version, "source"):
-        raise PackageError(
-            f"{name}: its PKG-INFO describes {project} {version}; expected the file name {filename(project, version, 'source')}"
-        )
+    _check_filename(name, project, version, "source", "PKG-INFO")
     return project, version
+
+
+def _check_filename(name: str, project: str, version: str, kind: str, metadata: str) -> None:
+    expected = filename(project, version, kind)
+    if name != expected:
+        raise PackageError(f"{name}: its {metadata} describes {project} {version}; expected the file name {expected}")
 
 
 def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
@@ -319,8 +319,8 @@ def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -
     given = {"wheel": wheel, "source": source}
     for entry in manifest.files:
         file = given[entry.kind]
-        if file is None:
-            raise PackageError(f"{entry.filename} is missing, but the manifest lists it")
+        if file is None or not file.is_file():
+            raise PackageError(f"{file or entry.filename} is missing, but the manifest lists it")
         check_file(file, entry.sha256, entry.size, entry.filename)
     if source is not None:
         if manifest.source_archive is None:
@@ -497,14 +497,8 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
             f"{folder} is not signed ({SIGNATURE} is missing); expected a signature by one of {len(keys)} keys"
         )
     manifest = read_manifest(content)
-    archives = [
-        None if entry is None else folder / entry.filename for entry in (manifest.wheel, manifest.source_archive)
-    ]
-    for file in archives:
-        if file is not None and not file.is_file():
-            raise PackageError(f"{file} is missing, but the manifest lists it")
-    assert archives[0] is not None
-    wheel = check_package(manifest, archives[0], archives[1])
+    source = manifest.source_archive
+    wheel = check_package(manifest, folder / manifest.wheel.filename, folder / source.filename if source else None)
     readme = folder / README
     if readme.exists() and readme.read_bytes() != wheel.readme.encode():
         raise PackageError(f"{readme} differs from the README in the wheel; delete it, or build the package again")

@@ -33,8 +33,7 @@ _GZIP = b"\x1f\x8b\x08\0" + struct.pack("<L", 0) + b"\2\xff"
 
 def pack_wheel(members: Members, name: str, version: str) -> bytes:
     """Pack a wheel from the files of another wheel; rename its `.dist-info` folder and rewrite RECORD."""
-    info = f"{name.replace('-', '_')}-{version}.dist-info"
-    old = next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
+    info, old = f"{name.replace('-', '_')}-{version}.dist-info", dist_info(members)
     files = {
         path.replace(f"{old}/", f"{info}/", 1) if path.startswith(f"{old}/") else path: members[path]
         for path in members
@@ -53,6 +52,11 @@ def pack_wheel(members: Members, name: str, version: str) -> bytes:
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             archive.writestr(entry, files[path], zipfile.ZIP_DEFLATED, 9)
     return stream.getvalue()
+
+
+def dist_info(members: Members) -> str:
+    """Return the `.dist-info` folder of a wheel."""
+    return next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
 
 
 def pack_source(members: Members, name: str, version: str) -> bytes:
@@ -172,14 +176,19 @@ def copy_source(folder: Path, copy: Path) -> None:
 
 def _ignored_by_git(folder: Path) -> set[Path]:
     """Return the paths in a folder that git ignores; none without git, or if git ignores the package itself."""
-    command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return set()
-    names = [name.rstrip("/") for name in done.stdout.split("\0")] if done.returncode == 0 else []
+    listed = git_output(folder, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    names = [name.rstrip("/") for name in listed.split("\0")]
     ignored = {folder / name for name in names if name not in ("", ".")}
     return set() if folder / "pyproject.toml" in ignored else ignored
+
+
+def git_output(folder: Path, *words: str) -> str:
+    """Return the output of git in a folder; "" if it fails or is not installed."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def write_members(folder: Path, members: Members) -> None:

@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -22,7 +21,7 @@ from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.package import limits
 from rove.hub.package.archives import LOAD, MANIFEST, README, Wheel
-from rove.hub.package.backend import OUTPUT, build_archives, write_members
+from rove.hub.package.backend import OUTPUT, build_archives, dist_info, git_output, write_members
 from rove.hub.package.manifest import (
     ROVE,
     V0,
@@ -84,11 +83,7 @@ def arguments(members: Members, module: str) -> list[Argument]:
     defaults = [None] * (len(plain) - len(function.args.defaults)) + list(function.args.defaults)
     pairs = [*zip(plain, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
     return [
-        Argument(
-            name=argument.arg,
-            type=_written(argument.annotation) or "",
-            default=_written(default),
-        )
+        Argument(name=argument.arg, type=_written(argument.annotation) or "", default=_written(default))
         for argument, default in pairs
     ]
 
@@ -245,7 +240,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     Args:
         folder: Folder with pyproject.toml.
         output: Output folder (default: `dist` in `folder`).
-        playing: False does not load the environment; the manifest then contains only what the source declares.
+        run_policies: False does not load the environment; the manifest then contains only what the source declares.
         python: Interpreter with the environment's dependencies (default: this one).
 
     Raises:
@@ -305,13 +300,13 @@ def describe(
     observed = [reward for score in scores.values() for reward in score.rewards]
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
-    generator = re.search(rb"^Generator:\s*(.+)$", members[_info(members) + "/WHEEL"], re.MULTILINE)
+    generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
     manifest = Manifest(
         name=wheel.name,
         version=wheel.version,
         module=wheel.module,
         description=one_line(wheel.summary, limits.MAX_DESCRIPTION_CHARS),
-        tags=sorted({_tag(tag) for tag in tags} - {""}),
+        tags=sorted({re.sub(r"[^a-z0-9]+", "-", tag.lower()).strip("-") for tag in tags} - {""}),
         licence=one_line(wheel.licence),
         authors=[one_line(author) for author in wheel.authors],
         requires_python=wheel.requires_python,
@@ -367,24 +362,9 @@ def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
     return warnings
 
 
-def _info(members: Members) -> str:
-    return next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
-
-
-def _tag(word: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")
-
-
 def commit_of(folder: Path) -> str:
     """Return the git commit of a folder, with "-dirty" for uncommitted changes; "" if it is not in a repository."""
-
-    def git(*words: str) -> str:
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
-        except OSError:
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    if not git("ls-files"):
+    if not git_output(folder, "ls-files"):
         return ""
-    return git("rev-parse", "HEAD") + "-dirty" * bool(git("status", "--porcelain", "--", ".", f":(exclude){OUTPUT}"))
+    changes = git_output(folder, "status", "--porcelain", "--", ".", f":(exclude){OUTPUT}")
+    return git_output(folder, "rev-parse", "HEAD").strip() + "-dirty" * bool(changes)

@@ -38,10 +38,7 @@ def key_file() -> Path:
 
 
 def make_key(file: Path | None = None) -> str:
-    """Create a private key that only its owner can read, and return the public key.
-
-    Args:
-        file: File of the key (default: `key_file()`).
+    """Create a private key that only its owner can read, in `file` (default: `key_file()`), and return the public key.
 
     Raises:
         ConfigError: The file exists, or cryptography is not installed.

@@ -40,16 +40,7 @@ _AFTER = struct.Struct("<3L")
 """Data descriptor after a streamed member, with an optional signature before it: CRC, packed size, size."""
 _STREAMED = 8
 
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,
-    OSError,
-)
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError)
 """Exceptions that the standard library raises for malformed archives."""
 
 
@@ -120,13 +111,8 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     paths: list[str] = []
     for info in _headers(unpacked, name):
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            kinds = {
-                tarfile.SYMTYPE: "a link",
-                tarfile.LNKTYPE: "a link",
-                tarfile.CHRTYPE: "a device",
-                tarfile.BLKTYPE: "a device",
-            }
-            what = kinds.get(info.type, f"an entry of type {info.type!r}")
+            is_link, is_device = info.issym() or info.islnk(), info.ischr() or info.isblk()
+            what = "a link" if is_link else "a device" if is_device else f"an entry of type {info.type!r}"
             raise PackageError(f"{name}: {info.name!r} is {what}; only regular files and folders are allowed")
         if not info.isdir() and info.name.endswith("/"):
             raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, like a folder")
@@ -153,8 +139,7 @@ def _check_paths(paths: list[str], name: str) -> None:
     seen: dict[str, str] = {}
     folders: set[str] = set()
     for path in paths:
-        reason = _path_problem(path)
-        if reason:
+        if reason := _path_problem(path):
             raise PackageError(f"{name}: the path {path[: limits.MAX_PATH_CHARS]!r} {reason}")
         same = unicodedata.normalize("NFKC", path.rstrip("/")).casefold()
         if same in seen:

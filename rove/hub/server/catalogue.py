@@ -19,9 +19,7 @@ from rove.hub.server.store import Store, StoredFile
 SCHEMA = 1
 ARCHIVES = ("wheel", "source")
 MAX_SEARCH_RESULTS = 1000
-"""Maximum number of environments in one search response."""
 MAX_SEARCH_WORDS = 20
-"""Maximum number of words in a search."""
 
 VISIBLE = "(private = 0 OR owner IS ?)"
 ENTRY_QUERY = (
@@ -72,12 +70,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]:
-    """Return the public environments: the content of `/index.json`.
+    """Return the public environments of a hub named `hub`: the content of `/index.json`.
 
-    Args:
-        store: The hub's store.
-        hub: Name of the hub.
-        search: Path of the search API; None in a static export.
+    `search` is the path of the search API, None in a static export.
     """
     rows = store.database.query(f"SELECT {ENTRY_QUERY} ORDER BY owner, name", [None])
     return {"schema": SCHEMA, "hub": hub, "environments": [_entry(row) for row in rows], "search": search}
@@ -113,7 +108,11 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
             "uploaded": release.uploaded,
             "yanked": release.yanked,
             "manifest": next(file.sha256 for file in release.files if file.kind == "manifest"),
-            "files": [_file_entry(file) for file in release.files if file.kind in ARCHIVES],
+            "files": [
+                {"filename": file.filename, "sha256": file.sha256, "size": file.size}
+                for file in release.files
+                if file.kind in ARCHIVES
+            ],
         }
         for release in releases(store, owner, name, reader)
     ]
@@ -248,7 +247,3 @@ def _no_environment(owner: str, name: str) -> RejectedError:
 def _entry(row: Any) -> dict[str, Any]:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}
-
-
-def _file_entry(file: StoredFile) -> dict[str, Any]:
-    return {"filename": file.filename, "sha256": file.sha256, "size": file.size}

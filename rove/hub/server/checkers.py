@@ -110,10 +110,10 @@ class Checkers:
         Raises:
             RejectedError: The package is invalid.
         """
-        arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
+        place = {"draft": str(draft), "owner": owner, "name": name, "version": version}
         try:
             async with self._workers.acquire() as worker:
-                kept = await worker.call("check", CHECK_TIMEOUT_S, **arguments)
+                kept = await worker.call("check", CHECK_TIMEOUT_S, **place, keys=list(keys))
         except RemoteError as error:
             message = str(error).partition(": ")[2].replace(f"{draft}/", "")
             if error.type == PackageError.__name__:

@@ -41,9 +41,16 @@ class Mirror:
         source: The other hub, opened.
         store: The local store.
         on_copy: Called with the name of each version that is copied.
+
+    Raises:
+        ConfigError: The source is the store itself.
     """
 
     def __init__(self, source: Hub, store: Store, on_copy: Callable[[str], None] = lambda name: None):
+        if source.where == str(store.folder):
+            raise ConfigError(
+                f"{source.where} is this hub's data folder; expected another hub's address or the output of rove hub export"
+            )
         self.source, self.store, self.on_copy = source, store, on_copy
         self._checkers = Checkers()
         self._new = self._known = 0
@@ -161,15 +168,3 @@ class Mirror:
                 if run.id != id:
                     raise RejectedError(422, f"the results {id[:40]!r} do not match their id; they were skipped")
                 self.store.add_run(owner, name, version, run)
-
-
-def check_source(where: str, store: Store) -> None:
-    """Check that a hub is not mirrored into itself.
-
-    Raises:
-        ConfigError: It is.
-    """
-    if where == str(store.folder):
-        raise ConfigError(
-            f"{where} is this hub's data folder; expected another hub's address or the output of rove hub export"
-        )

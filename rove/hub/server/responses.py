@@ -63,13 +63,9 @@ def redirect(where: str, status: int = 301) -> web.Response:
 
 
 def cached_response(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
-    """Return content that can change at any time: clients revalidate it by its ETag.
+    """Return content of type `kind` that can change at any time: clients revalidate it by its ETag.
 
-    Args:
-        request: The request.
-        body: The content.
-        kind: Content type.
-        policy: Content security policy (default: allow nothing).
+    `policy` is the content security policy (default: allow nothing).
     """
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
     headers = {

@@ -13,13 +13,10 @@ from rove.core.records import RolloutRecord, Scores
 from rove.hub.package.manifest import Count, find_markup
 
 MAX_RUN_BYTES = 4 << 20
-"""Maximum size of the results of one run."""
 MAX_MODEL_CHARS = 200
-"""Maximum length of a model's name."""
 MAX_SUMMARY_BYTES = 64 << 10
 """Maximum size of a summary, which is part of the list of runs."""
 MAX_RUNS_PER_VERSION = 1000
-"""Maximum number of runs per version."""
 
 
 class Result(NamedTuple):
@@ -40,10 +37,7 @@ class _PushedRun(msgspec.Struct):
 
 
 def read_run(content: bytes) -> Result:
-    """Validate pushed results.
-
-    Args:
-        content: JSON object with `model` (a name), `summary` (an object) and other fields.
+    """Validate pushed results: a JSON object with `model` (a name), `summary` (an object) and other fields.
 
     Raises:
         RejectedError: The content is malformed or too large.

@@ -155,10 +155,9 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["table", "striketh
 
 @lru_cache(maxsize=256)
 def readme_html(source: str) -> str:
-    """Render a README without active content: embedded HTML is shown as text, images as their description.
+    """Render a README (CommonMark with tables), truncated to `MAX_README_CHARS`, without active content.
 
-    Args:
-        source: Markdown (CommonMark with tables), truncated to `MAX_README_CHARS`.
+    Embedded HTML is shown as text, images as their description.
     """
     tokens = _MARKDOWN.parse(source[:MAX_README_CHARS])
     for token in tokens:

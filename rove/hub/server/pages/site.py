@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 import msgspec
 from msgspec.structs import replace
 
+from rove.core.errors import RejectedError
 from rove.hub.package.archives import README
 from rove.hub.package.manifest import Manifest, read_manifest
 from rove.hub.server import catalogue
@@ -55,19 +56,13 @@ class EnvironmentPage(NamedTuple):
 
 
 def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
-    """Render the page.
-
-    Args:
-        hub: Name of the hub.
-        page: Data to show.
-        leaf: See `PageLocation`.
-    """
+    """Render the page of an environment; `leaf`: see `PageLocation`."""
     place, listed = PageLocation(2, leaf), page.listed
     owner, name = listed["owner"], listed["name"]
     title = link(place.front(owner=owner), text(owner)) + "/" + text(name)
     main = [*_readme(page, place), *_results(page), *_versions(page, place)]
-    sections = [("install", _install(owner, name)), ("manifest", _manifest(page.manifest))]
-    install, manifest = (tag("section", "\n".join(parts), kind) for kind, parts in sections)
+    install = tag("section", "\n".join(_install(owner, name)), "install")
+    manifest = tag("section", "\n".join(_manifest(page.manifest)), "manifest")
     body = [
         tag("h1", f"{title} {tag('small', text(listed['version']))}"),
         tag("p", text(listed["description"])),
@@ -75,8 +70,7 @@ def environment_page(hub: str, page: EnvironmentPage, leaf: str) -> bytes:
         tag("p", _yanked(page.release.yanked, "This version was yanked")),
         tag("div", install + tag("div", "\n".join(main), "story") + manifest, "split"),
     ]
-    trail = [(f"{owner}/{name}", "")]
-    return frame(f"{owner}/{name} · {hub}", hub, place, trail, filter(None, body))
+    return frame(f"{owner}/{name} · {hub}", hub, place, [(f"{owner}/{name}", "")], filter(None, body))
 
 
 def _yanked(reason: str | None, what: str = "yanked") -> str:
@@ -122,12 +116,8 @@ def _policies(manifest: Manifest, scale: Scale) -> str:
         for name, policy in sorted(manifest.policies.items(), key=lambda item: -item[1].reward)
     ]
     seeds = ", ".join(map(str, manifest.seeds))
-    note = tag(
-        "p",
-        f"Measured when version {text(manifest.version)} was built" + (f", seed {seeds}." if seeds else "."),
-        "note",
-    )
-    return note + table(("policy", "mean reward", scale.ends, "rollouts"), rows, "policies")
+    measured = f"Measured when version {text(manifest.version)} was built" + (f", seed {seeds}." if seeds else ".")
+    return tag("p", measured, "note") + table(("policy", "mean reward", scale.ends, "rollouts"), rows, "policies")
 
 
 def _versions(page: EnvironmentPage, place: PageLocation) -> Iterator[str]:
@@ -218,13 +208,13 @@ def front_page(
     place: PageLocation,
     query: Query | None = None,
 ) -> bytes:
-    """Render the list of environments.
+    """Render a page of the list of environments.
 
     Args:
         hub: Name of the hub.
         entries: Environments on this page, from `catalogue.search`.
         total: Number of environments found on all pages.
-        facets: Tags, owners and APIs to filter by; see `catalogue.facets`.
+        facets: Filters to offer, from `catalogue.facets`.
         place: Location of the page.
         query: The search; None lists all environments.
     """
@@ -270,12 +260,7 @@ def _search(query: Query, facets: Mapping[str, Mapping[str, int]], place: PageLo
 def _entry_item(entry: Mapping[str, Any], place: PageLocation) -> str:
     name = f"{entry['owner']}/{entry['name']}"
     words = " ".join((entry["owner"], entry["name"], entry["description"], *entry["tags"])).casefold()
-    data = {
-        "words": words,
-        "owner": entry["owner"],
-        "compatibility": entry["compatibility"],
-        "tags": " ".join(entry["tags"]),
-    }
+    data = {"words": words, **{key: entry[key] for key in ("owner", "compatibility")}, "tags": " ".join(entry["tags"])}
     attributes = "".join(f' data-{key}="{text(value)}"' for key, value in data.items())
     address = place.environment(entry["owner"], entry["name"])
     title = tag("h2", link(address, text(name)) + " " + tag("small", text(entry["version"])))
@@ -334,20 +319,14 @@ class Site:
         folder = self.store.files / owner / name
         place, readme = folder / listed["version"], folder / listed["version"] / README
         rows = [row for release in reversed(releases) for row in self.rows(owner, name, release.version, reader)]
+        candidates = ((row, self._pushed(owner, name, row).get("examples")) for row in rows[:MAX_EXAMPLE_ATTEMPTS])
         entry = EnvironmentPage(
             listed,
             read_manifest((place / "manifest.json").read_bytes()),
             readme.read_text(encoding="utf-8", errors="replace") if readme.is_file() else "",
             releases,
             rows,
-            next(
-                (
-                    (row, result)
-                    for row in rows[:MAX_EXAMPLE_ATTEMPTS]
-                    if (result := self._pushed(owner, name, row).get("examples"))
-                ),
-                (None, None),
-            ),
+            next(((row, pushed) for row, pushed in candidates if pushed), (None, None)),
         )
         return environment_page(self.hub, entry, self.leaf)
 
@@ -358,6 +337,17 @@ class Site:
             RejectedError: The version does not exist or is hidden from this reader.
         """
         return rows_of(version, catalogue.runs(self.store, owner, name, version, reader)["runs"])
+
+    def run_page(self, owner: str, name: str, version: str, id: str, reader: str | None = None) -> bytes:
+        """Render the page of a run.
+
+        Raises:
+            RejectedError: The run does not exist or is hidden from this reader.
+        """
+        for row in self.rows(owner, name, version, reader):
+            if row.id == id:
+                return self.run(owner, name, row)
+        raise RejectedError(404, "this hub has no such results")
 
     def run(self, owner: str, name: str, row: Row) -> bytes:
         """Render the page of a run; `row` comes from `rows`."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,11 +16,11 @@ from rich.text import Text
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, json_option
-from rove.core.errors import ConfigError, HubError
+from rove.core.errors import ConfigError
 from rove.envs.loading import example_environments
 from rove.hub.client import settings, sources
 from rove.hub.client.hub import Hub, Releases
-from rove.hub.client.installed import Installed, all_installed, find, uninstall
+from rove.hub.client.installed import Installed, all_installed, find, require_installed, uninstall
 from rove.hub.client.installing import (
     LOCK,
     Locked,
@@ -37,31 +38,23 @@ from rove.hub.package.names import Reference, parse_reference
 from rove.viewer.format import interval, number
 
 
+@dataclass
 class Installer:
-    """Installs environments, each after showing its details and asking the user.
+    """Installs environments, each after showing its details and asking the user."""
 
-    Args:
-        hub: URL or folder of the hub; None = that of the settings, or of the lock file.
-        lock: The lock file; updated if it exists.
-        only_locked: Install only versions in the lock file.
-        into_current: Install into this interpreter, where dependencies may conflict.
-        allow_source: Also build dependencies that have no wheel.
-        trusted: The owner's new signing key.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        hub: str | None = None,
-        lock: Path = Path(LOCK),
-        only_locked: bool = False,
-        into_current: bool = False,
-        allow_source: bool = False,
-        trusted: str | None = None,
-    ):
-        self.console, self.hub, self.lock = console, hub, lock
-        self.only_locked, self.into_current = only_locked, into_current
-        self.allow_source, self.trusted = allow_source, trusted
+    console: Console
+    hub: str | None = None
+    """URL or folder of the hub (default: from the settings or the lock file)."""
+    lock: Path = Path(LOCK)
+    """The lock file; updated if it exists."""
+    only_locked: bool = False
+    """Install only versions in the lock file."""
+    into_current: bool = False
+    """Install into this interpreter, where dependencies may conflict."""
+    allow_source: bool = False
+    """Also build dependencies that have no wheel."""
+    trusted: str | None = None
+    """The owner's new signing key."""
 
     def from_hub(self, reference: Reference) -> Installed | Offer | None:
         """Install from a hub; return None if the user declined, an `Offer` if installed into this interpreter."""
@@ -130,20 +123,16 @@ class Installer:
         return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
 
     def _install(self, offer: Offer, wheel: Path) -> Installed | Offer:
+        made = offer
         if self.into_current:
             install_into_current(offer, wheel, self.allow_source)
-            made = offer
         else:
             made = install(offer, wheel, self.allow_source)
-        self._update_lock(offer)
-        return made
-
-    def _update_lock(self, offer: Offer) -> None:
-        """Add an environment to the lock file, if there is one."""
         if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
             write_lock(self.lock, content.values())
+        return made
 
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
@@ -256,16 +245,13 @@ def list_command(as_json: bool) -> None:
         console.print("no environment is installed from a hub")
     console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
     if found:
-        one = found[0]
+        folder = found[0].path.parents[2]
         hint(
-            console,
-            f"evaluate a model: rove eval {one.owner}/{one.name} -m MODEL",
-            f"installed in {Path(one.path).parents[2]}",
+            console, f"evaluate a model: rove eval {found[0].owner}/{found[0].name} -m MODEL", f"installed in {folder}"
         )
     else:
-        hint(
-            console, "try an example: rove eval tictactoe -m scripted:teacher", "find more on a hub: rove search WORDS"
-        )
+        example = "try an example: rove eval tictactoe -m scripted:teacher"
+        hint(console, example, "find more on a hub: rove search WORDS")
 
 
 @click.command(epilog=examples("rove uninstall alice/my-task"))
@@ -276,9 +262,7 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
     console = console_for(False)
     references = [parse_reference(name) for name in names]
     for reference in references:
-        if find(reference) is None:
-            known = ", ".join(str(one.reference) for one in all_installed()) or "none"
-            raise HubError(f"{reference} is not installed; installed: {known}")
+        require_installed(reference)
     if not confirmed(f"Uninstall {', '.join(map(str, references))}?", "give --yes to confirm"):
         ctx.exit(1)
     for reference in references:

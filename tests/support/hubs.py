@@ -20,8 +20,7 @@ from yarl import URL
 from rove.hub.package.manifest import Manifest
 from rove.hub.server.app import make_app, serving
 from rove.hub.server.checkers import Session
-from rove.hub.server.results import read_run
-from rove.hub.server.store import Store, StoredFile
+from rove.hub.server.store import Store, StoredFile, read_run
 from rove.hub.server.tokens import Access, make_token
 
 DOUBLING = """

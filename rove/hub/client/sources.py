@@ -11,8 +11,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.hub.client.hub import HubFile
 from rove.hub.client.installed import LOCAL
-from rove.hub.client.installing import Offer
-from rove.hub.client.requirements import VERIFIERS
+from rove.hub.client.installing import VERIFIERS, Offer
 from rove.hub.package.archives import check_package, check_wheel
 from rove.hub.package.building import build
 from rove.hub.package.manifest import ROVE, V0, File, Manifest, filename, read_manifest

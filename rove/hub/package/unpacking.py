@@ -30,6 +30,8 @@ _DEVICES = frozenset(
 )
 """File names that Windows treats as devices, with any suffix."""
 _NOT_ON_WINDOWS = frozenset('<>"|?*')
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode categories of control, format, surrogate, private and line separator characters."""
 _END = struct.Struct("<4s4H2LH")
 """End record of a zip: signature, two disk numbers, two counts, size and offset of the index, comment length."""
 _LOCATOR = 20
@@ -153,30 +155,24 @@ def _check_paths(paths: list[str], name: str) -> None:
 
 
 def _path_problem(path: str) -> str:
+    """Return the reason why a path is refused, or ""."""
     parts = path.removesuffix("/").split("/")
-    if len(path) > limits.MAX_PATH_CHARS:
-        return f"has more than {limits.MAX_PATH_CHARS} characters"
-    if path.startswith("/") or ":" in path:
-        return "is absolute"
-    if "\\" in path:
-        return "has a backslash, which separates folders on some systems"
-    if ".." in parts:
-        return "leaves the archive"
-    if any(part in ("", ".") for part in parts):
-        return "has an empty part"
-    if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") for c in path):
-        return "has invisible characters"
-    if any(part != part.strip(" ") or part.endswith(".") for part in parts):
-        return "has a part with a leading or trailing space or a trailing dot, which some systems drop"
-    return _windows_problem(parts)
-
-
-def _windows_problem(parts: list[str]) -> str:
-    if any(part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts):
-        return "has a part that is a device name on Windows"
-    if any(_NOT_ON_WINDOWS & set(part) for part in parts):
-        return "has a character that Windows does not allow"
-    return ""
+    reasons = {
+        f"has more than {limits.MAX_PATH_CHARS} characters": len(path) > limits.MAX_PATH_CHARS,
+        "is absolute": path.startswith("/") or ":" in path,
+        "has a backslash, which separates folders on some systems": "\\" in path,
+        "leaves the archive": ".." in parts,
+        "has an empty part": "" in parts or "." in parts,
+        "has invisible characters": any(unicodedata.category(c) in _INVISIBLE for c in path),
+        "has a part with a leading or trailing space or a trailing dot, which some systems drop": any(
+            part != part.strip(" ") or part.endswith(".") for part in parts
+        ),
+        "has a part that is a device name on Windows": any(
+            part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts
+        ),
+        "has a character that Windows does not allow": not _NOT_ON_WINDOWS.isdisjoint(path),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _check_end(stream: IO[bytes], name: str) -> int:

@@ -32,8 +32,7 @@ from rove.hub.server.responses import (
     json_response,
     redirect,
 )
-from rove.hub.server.results import MAX_RUN_BYTES, read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
 
 T = TypeVar("T")

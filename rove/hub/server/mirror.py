@@ -14,8 +14,7 @@ from rove.hub.package.manifest import filename, read_manifest
 from rove.hub.package.names import Reference
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.results import MAX_RUN_BYTES, read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 

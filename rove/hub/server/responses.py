@@ -17,8 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.catalogue import FoundFile
-from rove.hub.server.results import MAX_RUN_BYTES
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store
 from rove.hub.server.tokens import Access, access_of
 
 T = TypeVar("T")

@@ -20,9 +20,8 @@ from rove.core.errors import RejectedError
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages.html import MAX_README_CHARS, POLICY, readme_html
-from rove.hub.server.pages.run import examples_html, rows_of, scale_of, with_interval
+from rove.hub.server.pages.run import Estimate, Summary, examples_html, read_summary, rows_of, scale_of, with_interval
 from rove.hub.server.pages.site import PAGE_SIZE, Site
-from rove.hub.server.results import Estimate, Summary, read_summary
 from rove.hub.server.store import Store
 
 TAGS = frozenset(

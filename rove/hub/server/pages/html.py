@@ -20,11 +20,6 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def short(value: float) -> str:
-    """Format a number with up to four significant digits."""
-    return f"{value:.4g}"
-
-
 def tag(name: str, content: str, kind: str = "") -> str:
     """Wrap HTML content in an element."""
     return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"

@@ -5,21 +5,110 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Annotated, Any, NamedTuple
 from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta, Struct, field
 
 from rove.core.messages import ROLES
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
-from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, short, table, tag, text
-from rove.hub.server.results import Estimate, Summary, read_example, read_summary
+from rove.hub.package.manifest import Count
+from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, table, tag, text
 from rove.viewer.html import cut, excerpt, shown
 
 MAX_ROWS = 200
 """Maximum number of rows shown per version."""
 WIDTH, HEIGHT, MARGIN = 200, 16, 5
 """Size of an interval drawing, in SVG units."""
+
+
+Value = Annotated[float, Meta(ge=-1e15, le=1e15)]
+
+
+class Estimate(Struct, frozen=True):
+    """A mean with its 95 % interval; missing values are None."""
+
+    mean: Value | None = None
+    half_width: Value | None = None
+    """Half width of the interval, in older summaries without `low` and `high`."""
+    low: Value | None = None
+    high: Value | None = None
+    caveat: str | None = None
+    """Reason why the interval may be inaccurate."""
+    weight: Value | None = None
+    """Weight of a reward function; 0 for a metric."""
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The interval, or None."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        if self.mean is None or self.half_width is None:
+            return None
+        return self.mean - self.half_width, self.mean + self.half_width
+
+
+class Summary(Struct, frozen=True):
+    """The fields of an evaluation's summary that pages show."""
+
+    rollouts: Count | None = None
+    scored: Count | None = None
+    failed: Count = 0
+    truncated: Count = 0
+    examples: Count | None = None
+    reward: Estimate = Estimate()
+    functions: dict[str, Estimate] = {}
+    any_of: dict[str, Estimate] = field(name="pass@k", default_factory=dict)
+    all_of: dict[str, Estimate] = field(name="pass^k", default_factory=dict)
+    pass_threshold: Value | None = None
+    stops: dict[str, Count] = {}
+    errors: dict[str, Count] = {}
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[str | dict[str, Any]] | None = None
+
+
+class _Example(Struct):
+    """The fields of a pushed rollout."""
+
+    prompt: list[dict[str, Any]]
+    completion: list[dict[str, Any]]
+    answer: str = ""
+    info: dict[str, Any] = {}
+    scores: Scores | None = None
+    stop_condition: str | None = None
+    is_truncated: bool = False
+
+
+def read_summary(value: Any) -> Summary:
+    """Parse a summary; return an empty one if it is malformed."""
+    try:
+        return msgspec.convert(value, Summary)
+    except (msgspec.ValidationError, RecursionError):
+        return Summary()
+
+
+def read_example(value: Any) -> RolloutRecord | None:
+    """Parse a pushed rollout; return None if it is malformed."""
+    try:
+        example = msgspec.convert(value, _Example)
+        msgspec.convert([*example.prompt, *example.completion], list[_Message])
+    except (msgspec.ValidationError, RecursionError):
+        return None
+    return RolloutRecord(
+        example_key="",
+        example_id=0,
+        rollout_index=0,
+        seed=0,
+        steps=[],
+        error=None,
+        **{name: getattr(example, name) for name in example.__struct_fields__},
+    )
 
 
 class Row(NamedTuple):
@@ -177,10 +266,10 @@ def _roles(record: RolloutRecord) -> dict[str, Any]:
 
 def _scores(scores: Scores) -> str:
     rows = [
-        (text(name), short(value), short(weight := scores.weights.get(name, 0.0)), short(weight * value))
+        (text(name), f"{value:.4g}", f"{(weight := scores.weights.get(name, 0.0)):.4g}", f"{weight * value:.4g}")
         for name, value in scores.rewards.items()
     ]
-    rows += [(text(name), short(value), "metric", "") for name, value in scores.metrics.items()]
+    rows += [(text(name), f"{value:.4g}", "metric", "") for name, value in scores.metrics.items()]
     return table(("function", "value", "weight", "contribution"), rows) if rows else ""
 
 

@@ -26,8 +26,17 @@ from rove.hub.server.pages.html import (
     tag,
     text,
 )
-from rove.hub.server.pages.run import Row, Scale, examples_html, interval_svg, leaderboard, rows_of, run_page, scale_of
-from rove.hub.server.results import Estimate
+from rove.hub.server.pages.run import (
+    Estimate,
+    Row,
+    Scale,
+    examples_html,
+    interval_svg,
+    leaderboard,
+    rows_of,
+    run_page,
+    scale_of,
+)
 from rove.hub.server.store import Store
 from rove.viewer.html import shown
 

@@ -23,11 +23,7 @@ SHOWN_ARGUMENTS = 12
 
 
 def with_hub(where: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
-    """Call a function with the hub of --hub or of the settings, and return its result.
-
-    Raises:
-        ConfigError: No hub is configured.
-    """
+    """Call a function with the hub of --hub or of the settings, and return its result; without one, raise ConfigError."""
 
     async def query() -> T:
         async with hub_at(require_hub(where), where) as hub:
@@ -111,14 +107,8 @@ def versions(releases: Iterable[Release]) -> Table:
     table.add_column("yanked", overflow="fold", ratio=1)
     for one in reversed(list(releases)):
         size = sum(file.size for file in one.files)
-        table.add_row(
-            plain(one.version),
-            plain(one.uploaded),
-            one.manifest[:16],
-            f"{size:,}",
-            plain(one.yanked or ""),
-            style="dim" if one.yanked else "",
-        )
+        cells = (one.version, one.uploaded, one.manifest[:16], f"{size:,}", one.yanked or "")
+        table.add_row(*map(plain, cells), style="dim" if one.yanked else "")
     return table
 
 

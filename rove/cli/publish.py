@@ -101,23 +101,17 @@ def push_command(
         results = [collect_results(run, manifest, parts["wheel"]) for run in runs]
         owner = check_owner(owner) if owner else with_hub(hub, _owner)
         reference = Reference(owner, manifest.name, manifest.version)
-        console.print(
-            details_table(
-                manifest, str(reference), [("to", where), ("signed", "yes" if "signature" in parts else "no")]
-            )
-        )
+        more = [("to", where), ("signed", "yes" if "signature" in parts else "no")]
+        console.print(details_table(manifest, str(reference), more))
         if not confirmed(f"Publish {reference}?", "give --yes to confirm"):
             raise click.Abort
         is_new = with_hub(hub, lambda one: _publish(one, reference, parts, results, private))
     if as_json:
-        print_json(
-            {"environment": f"{owner}/{manifest.name}", "version": manifest.version, "new": is_new, "hub": where}
-        )
+        name = f"{owner}/{manifest.name}"
+        print_json({"environment": name, "version": manifest.version, "new": is_new, "hub": where})
     status = "published" if is_new else "already published:"
-    console.print(
-        f"[green]{status}[/green] {reference}" + f", with {counted(len(results), 'run')}" * bool(results),
-        soft_wrap=True,
-    )
+    with_runs = f", with {counted(len(results), 'run')}" if results else ""
+    console.print(f"[green]{status}[/green] {reference}{with_runs}", soft_wrap=True)
     hint(console, f"install it anywhere: rove install {owner}/{manifest.name}{at(where)}")
 
 

@@ -60,11 +60,7 @@ class BytesSink:
         self.content.clear()
 
     def write(self, piece: bytes) -> None:
-        """Append a piece.
-
-        Raises:
-            HubError: The content exceeds the limit.
-        """
+        """Append a piece; raise HubError if the content exceeds the limit."""
         self.content += piece
         if len(self.content) > self.limit:
             raise HubError(f"{self.path} of this hub has more than {self.limit:,} bytes, the maximum")
@@ -79,12 +75,7 @@ class FolderTransport:
         self.where = Path(where)
 
     async def fetch(self, path: str, sink: Sink) -> None:
-        """Read a file.
-
-        Raises:
-            NotFoundError: The file does not exist.
-            HubError: The file cannot be read.
-        """
+        """Read the file at a path; errors as for `HttpTransport.fetch`."""
         await asyncio.to_thread(self._read, path, sink)
 
     def _read(self, path: str, sink: Sink) -> None:
@@ -142,10 +133,9 @@ class HttpTransport:
         await self._with_retries(path, attempt)
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """Call the API and return its JSON response. `body` creates the request body (JSON or a form) for each attempt.
+        """Call the API and return its JSON response; errors as for `fetch`.
 
-        Raises:
-            HubError, InfraError: As for `fetch`.
+        `body` creates the request body (JSON or a form) for each attempt.
         """
 
         async def attempt() -> Any:

@@ -97,11 +97,7 @@ def has_load_environment(source: bytes) -> bool:
 
 
 def within_limit(content: bytes, name: str, what: str) -> bytes:
-    """Return a metadata file's content.
-
-    Raises:
-        PackageError: The file is larger than `limits.MAX_METADATA_BYTES`.
-    """
+    """Return a metadata file's content."""
     if len(content) > limits.MAX_METADATA_BYTES:
         raise PackageError(
             f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
@@ -241,9 +237,6 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
 
     Args:
         name: File name to check against, if the file is stored under another name.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
     """
     name = name or file.name
     size, sha256 = _measured(file, name)
@@ -283,11 +276,7 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
 
 
 def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
-    """Check a source archive (a gzipped tar of one folder with PKG-INFO and pyproject.toml); return its name and version.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Check a source archive (a gzipped tar of one folder with PKG-INFO and pyproject.toml); return its name and version."""
     name = name or file.name
     _measured(file, name)
     with file.open("rb") as packed, tempfile.TemporaryFile() as unpacked:
@@ -311,11 +300,7 @@ def _check_filename(name: str, project: str, version: str, kind: str, metadata: 
 
 
 def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
-    """Check that a manifest describes a wheel and a source archive correctly; the files may have any name.
-
-    Raises:
-        PackageError: A file is missing or invalid, or contradicts the manifest.
-    """
+    """Check that a manifest describes a wheel and a source archive correctly; the files may have any name."""
     given = {"wheel": wheel, "source": source}
     for entry in manifest.files:
         file = given[entry.kind]
@@ -337,11 +322,7 @@ def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -
 
 
 def check_file(file: Path, sha256: str, size: int, name: str) -> None:
-    """Check the size and hash of a file.
-
-    Raises:
-        PackageError: They differ.
-    """
+    """Check the size and hash of a file."""
     real_size, real = _measured(file, name)
     if (real_size, real) != (size, sha256):
         raise PackageError(
@@ -431,11 +412,7 @@ def project_of(metadata: Metadata) -> tuple[str, str]:
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """Parse the metadata of a wheel or source archive, and check its name and version.
-
-    Raises:
-        PackageError: The metadata is invalid.
-    """
+    """Parse the metadata of a wheel or source archive, and check its name and version."""
     try:
         raw, _ = parse_email(within_limit(content, name, "metadata"))
         check_requirements(raw.get("requires_python", ""), raw.get("requires_dist", []), name)

@@ -155,11 +155,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
 
 
 def copy_source(folder: Path, copy: Path) -> None:
-    """Copy a package's sources, without generated files, files ignored by git, and files that may contain secrets.
-
-    Raises:
-        PackageError: A file cannot be read.
-    """
+    """Copy a package's sources, without generated files, files ignored by git, and files that may contain secrets."""
     ignored = _ignored_by_git(folder)
 
     def left_out(path: str, names: list[str]) -> Iterable[str]:

@@ -89,11 +89,7 @@ def arguments(members: Members, module: str) -> list[Argument]:
 
 
 def read_code(members: Members) -> Reading:
-    """Read the package's modules; see `rove.check.source_reader`.
-
-    Raises:
-        PackageError: A module cannot be parsed.
-    """
+    """Read the package's modules; see `rove.check.source_reader`."""
     code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
     for path, error in code.broken.items():
         raise PackageError(f"{path} cannot be parsed as Python: {error}")
@@ -169,13 +165,13 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
     """What running an environment showed."""
 
-    metrics: list[str]
+    metrics: list[str] = []
     """Names of the rubric's reward functions and metrics."""
-    tools: list[str]
-    policies: dict[str, Score]
-    network: bool
+    tools: list[str] = []
+    policies: dict[str, Score] = {}
+    network: bool = False
     """Whether the environment connected to another machine."""
-    sandbox: bool
+    sandbox: bool = False
 
 
 def measure(
@@ -295,9 +291,8 @@ def describe(
     commit: str,
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest of a wheel, from declarations, source code and rollouts, with warnings for its author."""
-    warnings = _warnings(wheel, table, facts)
-    scores = facts.policies if facts is not None else {}
-    observed = [reward for score in scores.values() for reward in score.rewards]
+    seen = facts or Facts()
+    observed = [reward for score in seen.policies.values() for reward in score.rewards]
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
     generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
@@ -313,18 +308,18 @@ def describe(
         dependencies=wheel.dependencies,
         compatibility=compatibility(code),  # pyright: ignore[reportArgumentType]
         reward_range=table.reward_range or ((min(observed), max(observed)) if observed else None),
-        metrics=facts.metrics if facts is not None else [],
-        tools=facts.tools if facts is not None else [],
+        metrics=seen.metrics,
+        tools=seen.tools,
         policies={
             name: PolicyScores(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
-            for name, score in scores.items()
+            for name, score in seen.policies.items()
             if score.rewards
         },
         seeds=[SEED] if observed else [],
         needs=Needs(
-            network=table.needs.network or (facts is not None and facts.network),
+            network=table.needs.network or seen.network,
             secrets=sorted({*table.needs.secrets, *secrets(code)}),
-            sandbox=table.needs.sandbox or (facts is not None and facts.sandbox),
+            sandbox=table.needs.sandbox or seen.sandbox,
         ),
         data_sources=sorted({*table.data_sources, *code.datasets}),
         arguments=arguments(members, wheel.module),
@@ -337,7 +332,7 @@ def describe(
         content=wheel.content,
         files=files,
     )
-    return manifest, warnings
+    return manifest, _warnings(wheel, table, facts)
 
 
 def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:

@@ -103,7 +103,7 @@ def sign(content: bytes, key: Ed25519PrivateKey) -> bytes:
 
 
 def check_signature(content: bytes, signature: bytes, keys: Collection[str] | None = None) -> str:
-    """Check the signature of a manifest's bytes and return the public key.
+    """Check the signature of a manifest and return the public key.
 
     Args:
         content: Content of manifest.json.

@@ -1,7 +1,7 @@
 """Read untrusted zip and tar archives strictly.
 
 Only archives that every program reads in the same way are accepted: relative paths, regular files, unique names, an index that
-matches the contents, no extra bytes, and no more bytes than `limits` allows.
+matches the contents, no extra bytes, and no more bytes than `limits` allows. Others raise `PackageError`.
 """
 
 from __future__ import annotations
@@ -53,11 +53,7 @@ class Budget:
         self.name, self.packed, self.taken = name, packed, 0
 
     def take(self, size: int) -> None:
-        """Count `size` more unpacked bytes.
-
-        Raises:
-            PackageError: The total size or the compression ratio exceeds its limit.
-        """
+        """Count `size` more unpacked bytes."""
         self.taken += size
         if self.taken > limits.MAX_UNPACKED_BYTES:
             raise PackageError(f"{self.name} unpacks to more than {limits.MAX_UNPACKED_BYTES:,} bytes")
@@ -68,11 +64,7 @@ class Budget:
 
 
 def zip_members(stream: IO[bytes], name: str) -> Members:
-    """Return all files of a zip.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Return all files of a zip."""
     size = _check_end(stream, name)
     budget = Budget(name, size)
     members: Members = {}
@@ -97,11 +89,7 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
 
 
 def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
-    """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar."""
     size = packed.seek(0, io.SEEK_END)
     packed.seek(0)
     budget = Budget(name, size)

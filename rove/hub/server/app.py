@@ -335,10 +335,7 @@ async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) 
 async def serve_hub(app: web.Application, host: str, port: int, on_start: Callable[[str], None]) -> None:
     """Serve the application of `make_app` until SIGTERM or cancellation, then let running requests finish.
 
-    `on_start` is called with the address once the server is running; port 0 chooses a free one.
-
-    Raises:
-        ConfigError: The address cannot be used.
+    `on_start` is called with the address once the server is running; see `serving`.
     """
     stop = asyncio.Event()
     with suppress(NotImplementedError):  # Windows

@@ -1,7 +1,7 @@
 """Queries on a hub's content, in the JSON format shared by the server and static exports.
 
 `reader` is the owner whose private environments are visible, see `Access.reads`; None shows only public environments.
-Environments that are not visible are treated as missing.
+Environments that are not visible are treated as missing: queries about missing ones raise `RejectedError` (404).
 """
 
 from __future__ import annotations
@@ -97,11 +97,7 @@ def search(store: Store, query: Query, reader: str | None = None) -> dict[str, A
 
 
 def environment(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
-    """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`."""
     versions = [
         {
             "version": release.version,
@@ -120,11 +116,7 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
 
 
 def entry(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
-    """Return an environment's entry in the list.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's entry in the list."""
     rows = store.database.query(f"SELECT {ENTRY_QUERY} AND owner = ? AND name = ?", [reader, owner, name])
     if not rows:
         raise _no_environment(owner, name)
@@ -148,11 +140,7 @@ def keys(store: Store, owner: str) -> list[str]:
 
 
 def names(store: Store, owner: str, reader: str | None = None) -> list[str]:
-    """Return the names of an owner's environments.
-
-    Raises:
-        RejectedError: None is visible to this reader.
-    """
+    """Return the names of an owner's environments."""
     rows = store.database.query(
         f"SELECT name FROM environments WHERE owner = ? AND latest IS NOT NULL AND {VISIBLE} ORDER BY name",
         [owner, reader],
@@ -168,11 +156,7 @@ def has_private(store: Store, owner: str) -> bool:
 
 
 def releases(store: Store, owner: str, name: str, reader: str | None = None) -> list[StoredRelease]:
-    """Return an environment's versions with their files, highest last.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's versions with their files, highest last."""
     rows = store.database.query(
         "SELECT versions.version, requires_python, uploaded, yanked, filename, kind, sha256, size FROM environments"
         " JOIN versions ON versions.environment = environments.id JOIN files ON files.version = versions.id"
@@ -189,11 +173,7 @@ def releases(store: Store, owner: str, name: str, reader: str | None = None) -> 
 
 
 def find_file(store: Store, owner: str, name: str, version: str, filename: str, reader: str | None = None) -> FoundFile:
-    """Return a file of a version.
-
-    Raises:
-        RejectedError: The file does not exist or is hidden from this reader.
-    """
+    """Return a file of a version."""
     rows = store.database.query(
         "SELECT kind, sha256, private FROM environments JOIN versions ON versions.environment = environments.id"
         f" JOIN files ON files.version = versions.id WHERE owner = ? AND name = ? AND {VISIBLE}"
@@ -207,11 +187,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
 
 
 def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> dict[str, Any]:
-    """Return the results pushed for a version, oldest first: the content of `runs/index.json`.
-
-    Raises:
-        RejectedError: The version does not exist or is hidden from this reader.
-    """
+    """Return the results pushed for a version, oldest first: the content of `runs/index.json`."""
     sql = (
         "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"
         f" WHERE owner = ? AND name = ? AND {VISIBLE} AND versions.version = ?"
@@ -228,11 +204,7 @@ def runs(store: Store, owner: str, name: str, version: str, reader: str | None =
 
 
 def find_run(store: Store, owner: str, name: str, version: str, id: str, reader: str | None = None) -> FoundFile:
-    """Return the file of one pushed result.
-
-    Raises:
-        RejectedError: The file does not exist or is hidden from this reader.
-    """
+    """Return the file of one pushed result."""
     for run in runs(store, owner, name, version, reader)["runs"]:
         if run["id"] == id:
             path = store.files / owner / name / version / "runs" / f"{id}.json"

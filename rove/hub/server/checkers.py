@@ -7,7 +7,7 @@ the workers' program.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +24,7 @@ class Session:
     """The worker's side: checks uploads, one at a time."""
 
     def check(self, draft: str, owner: str, name: str, version: str, keys: list[str]) -> list[dict[str, Any]]:
-        """Check an upload and rename its files to their final names.
+        """Check an upload, rename its files to their final names, and return the fields of a `StoredFile` per file.
 
         Args:
             draft: Folder with the parts: manifest, wheel, and optionally source, signature and readme.
@@ -32,9 +32,6 @@ class Session:
             name: Name of the environment.
             version: Version that the upload is for.
             keys: The owner's public keys; if there are any, one of them must have signed the manifest.
-
-        Returns:
-            The fields of a `StoredFile` per file.
 
         Raises:
             PackageError: The package is invalid.
@@ -62,16 +59,13 @@ class Session:
         package = verify(folder, keys or None)
         if package.wheel.readme and "readme" not in parts:
             (folder / README).write_text(package.wheel.readme, encoding="utf-8", newline="")
-        return list(_stored_files(folder, names))
-
-
-def _stored_files(folder: Path, names: dict[str, str]) -> Iterator[dict[str, Any]]:
-    for kind, filename in names.items():
-        file = folder / filename
-        if file.exists():
-            with file.open("rb") as stream:
-                sha256 = hashlib.file_digest(stream, "sha256").hexdigest()
-            yield {"filename": filename, "kind": kind, "sha256": sha256, "size": file.stat().st_size}
+        stored = []
+        for kind, filename in names.items():
+            if (folder / filename).exists():
+                content = (folder / filename).read_bytes()
+                sha256 = hashlib.sha256(content).hexdigest()
+                stored.append({"filename": filename, "kind": kind, "sha256": sha256, "size": len(content)})
+        return stored
 
 
 def check_no_markup(manifest: Mapping[str, Any]) -> None:

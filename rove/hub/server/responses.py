@@ -40,11 +40,7 @@ ACCESS = web.RequestKey("access", Access)
 
 
 def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
-    """Run a decoder on part of a request.
-
-    Raises:
-        RejectedError: The decoder fails.
-    """
+    """Run a decoder on part of a request; raise RejectedError if it fails."""
     try:
         return decode()
     except (msgspec.MsgspecError, RecursionError) as error:

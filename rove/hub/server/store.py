@@ -186,7 +186,6 @@ class Store:
         draft: Path,
         kept: Sequence[StoredFile],
         *,
-        private: bool = False,
         uploaded: str | None = None,
         yanked: str | None = None,
     ) -> None:
@@ -195,9 +194,8 @@ class Store:
         Args:
             owner: Owner of the environment.
             manifest: Manifest of the package.
-            draft: Folder made by `draft` with the files; always removed.
+            draft: Folder made by `new_draft` with the files `kept`; always removed.
             kept: The files in the draft.
-            private: Whether a new environment is private.
             uploaded: Time of the upload (default: now).
             yanked: Reason for yanking, or None.
 
@@ -209,7 +207,7 @@ class Store:
             _sync(*(draft / file.filename for file in kept), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
-                id = _environment(change, owner, manifest.name, private)
+                id = _environment(change, owner, manifest.name)
                 _insert_version(change, id, owner, manifest, kept, uploaded or now(), yanked)
                 place = self.files / owner / manifest.name / manifest.version
                 shutil.rmtree(place, ignore_errors=True)  # left by a crash: it has no rows
@@ -233,11 +231,8 @@ class Store:
     def set_private(self, owner: str, name: str, private: bool, access: Access) -> None:
         """Make an environment private or public; create it if missing.
 
-        Args:
-            owner: Owner of the environment.
-            name: Name of the environment.
-            private: Whether only tokens of the owner can see it.
-            access: Access of the request; an upload scope can create a private environment but not change its visibility.
+        Only tokens of the owner can see a private environment. An `access` with an upload scope can create one, but not change
+        its visibility.
 
         Raises:
             ConfigError: A name is invalid.
@@ -251,7 +246,7 @@ class Store:
                 self.check_new(owner, name, "0", change)
             elif now_private != [private]:
                 access.check_admin(owner, f"show or hide {owner}/{name}")
-            id = _environment(change, owner, name, private)
+            id = _environment(change, owner, name)
             change.execute("UPDATE environments SET private = ? WHERE id = ?", [private, id])
 
     def add_run(self, owner: str, name: str, version: str, run: Result) -> None:
@@ -341,10 +336,10 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _environment(change: sqlite3.Connection, owner: str, name: str, private: bool) -> int:
-    """Return the id of an environment; create it if missing."""
+def _environment(change: sqlite3.Connection, owner: str, name: str) -> int:
+    """Return the id of an environment; create it, public, if missing."""
     sql = "INSERT OR IGNORE INTO environments (owner, name, skeleton, private) VALUES (?, ?, ?, ?)"
-    change.execute(sql, [owner, name, skeleton(name), private])
+    change.execute(sql, [owner, name, skeleton(name), False])
     [(id,)] = change.execute("SELECT id FROM environments WHERE owner = ? AND name = ?", [owner, name])
     return id
 

@@ -24,7 +24,10 @@ SCOPES = "expected 'read', 'upload:OWNER/NAME', 'upload:OWNER/*' or 'admin'"
 
 
 class Access(NamedTuple):
-    """Permissions of a request; by default anonymous, with access to public environments only."""
+    """Permissions of a request; by default anonymous, with access to public environments only.
+
+    Checks raise `RejectedError`.
+    """
 
     owner: str | None = None
     scopes: tuple[str, ...] = ()
@@ -35,21 +38,13 @@ class Access(NamedTuple):
         return self.owner if READ in self.scopes or ADMIN in self.scopes else None
 
     def check_upload(self, owner: str, name: str) -> None:
-        """Check that OWNER/NAME may be changed.
-
-        Raises:
-            RejectedError: The token does not allow it.
-        """
+        """Check that OWNER/NAME may be changed."""
         accepted = {f"{UPLOAD}{owner}/{name}", f"{UPLOAD}{owner}/*"}
         if accepted.isdisjoint(self.scopes):
             self.check_admin(owner, f"upload to {owner}/{name}", f"{UPLOAD}{owner}/{name}")
 
     def check_admin(self, owner: str, what: str, scope: str = ADMIN) -> None:
-        """Check that an owner's environments may be administered, to do `what`; errors name the narrowest scope for it.
-
-        Raises:
-            RejectedError: The token does not allow it.
-        """
+        """Check that an owner's environments may be administered, to do `what`; errors name the narrowest scope for it."""
         if self.owner is None:
             raise RejectedError(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
@@ -108,11 +103,7 @@ def make_token(
 
 
 def check_scope(scope: str) -> str:
-    """Check a scope and return it.
-
-    Raises:
-        ConfigError: The scope is invalid.
-    """
+    """Check a scope and return it."""
     if scope in (READ, ADMIN):
         return scope
     owner, slash, name = scope.removeprefix(UPLOAD).partition("/")

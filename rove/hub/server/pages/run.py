@@ -217,16 +217,14 @@ def _version_table(rows: Sequence[Row], scale: Scale) -> str:
             )
         )
     head = ("rank", "model (run)", "mean reward, 95 % interval", scale.ends, "rollouts", "examples", "pushed")
-    omitted = (
-        tag("p", f"{len(rows) - MAX_ROWS:,} runs with lower rewards are not shown.", "note")
-        if len(rows) > MAX_ROWS
-        else ""
-    )
-    return table(head, cells, "leaderboard") + omitted
+    board = table(head, cells, "leaderboard")
+    if len(rows) > MAX_ROWS:
+        board += tag("p", f"{len(rows) - MAX_ROWS:,} runs with lower rewards are not shown.", "note")
+    return board
 
 
 MAX_MESSAGE_CHARS = 8_000
-"""Maximum characters shown of one text."""
+"""Characters shown of one text."""
 MAX_ROLLOUT_CHARS = 120_000
 """Maximum characters shown of one rollout, divided among its messages."""
 MIN_MESSAGE_CHARS = 200

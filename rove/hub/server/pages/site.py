@@ -206,7 +206,7 @@ def _manifest(manifest: Manifest) -> Iterator[str]:
 PAGE_SIZE = 100
 """Environments per page when served; an export has a single page."""
 MAX_TAGS = 24
-"""Maximum number of tags shown below the search form, most frequent first."""
+"""Number of tags shown below the search form, most frequent first."""
 
 
 def front_page(
@@ -293,13 +293,7 @@ MAX_EXAMPLE_ATTEMPTS = 5
 
 
 class Site:
-    """Renders the pages of a hub; for `reader` see `catalogue`.
-
-    Args:
-        store: The hub's store.
-        hub: Name of the hub.
-        leaf: See `PageLocation`.
-    """
+    """Renders the pages of a hub named `hub`; for `reader` see `catalogue`, for `leaf` `PageLocation`."""
 
     def __init__(self, store: Store, hub: str, leaf: str = ""):
         self.store, self.hub, self.leaf = store, hub, leaf
@@ -318,11 +312,7 @@ class Site:
         return front_page(self.hub, entries, len(entries), catalogue.facets(self.store), PageLocation(0, self.leaf))
 
     def environment(self, owner: str, name: str, reader: str | None = None) -> bytes:
-        """Render an environment's page.
-
-        Raises:
-            RejectedError: The environment does not exist or is hidden from this reader.
-        """
+        """Render an environment's page."""
         listed = catalogue.entry(self.store, owner, name, reader)
         releases = catalogue.releases(self.store, owner, name, reader)
         folder = self.store.files / owner / name
@@ -340,19 +330,11 @@ class Site:
         return environment_page(self.hub, entry, self.leaf)
 
     def rows(self, owner: str, name: str, version: str, reader: str | None = None) -> list[Row]:
-        """Return the leaderboard rows of a version.
-
-        Raises:
-            RejectedError: The version does not exist or is hidden from this reader.
-        """
+        """Return the leaderboard rows of a version."""
         return rows_of(version, catalogue.runs(self.store, owner, name, version, reader)["runs"])
 
     def run_page(self, owner: str, name: str, version: str, id: str, reader: str | None = None) -> bytes:
-        """Render the page of a run.
-
-        Raises:
-            RejectedError: The run does not exist or is hidden from this reader.
-        """
+        """Render the page of a run."""
         for row in self.rows(owner, name, version, reader):
             if row.id == id:
                 return self.run(owner, name, row)

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata, record_hash
@@ -142,12 +142,17 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     if "py3-none-any" not in made.name:
         raise PackageError(f"{made.name} is not pure Python (py3-none-any); move compiled code into a dependency")
     try:
-        contents = {"wheel": pack_wheel(members, name, version), "source": pack_source(source, name, version)}
+        contents: dict[Literal["wheel", "source"], bytes] = {
+            "wheel": pack_wheel(members, name, version),
+            "source": pack_source(source, name, version),
+        }
     except ValueError as error:
         raise PackageError(f"{folder}: a path is too long for a source archive: {error}") from None
-    files = [
-        _write_archive(output / filename(name, version, kind), content, kind) for kind, content in contents.items()
-    ]
+    files: list[File] = []
+    for kind, content in contents.items():
+        file, sha256 = output / filename(name, version, kind), hashlib.sha256(content).hexdigest()
+        file.write_bytes(content)
+        files.append(File(filename=file.name, kind=kind, sha256=sha256, size=len(content)))
     wheel = check_wheel(output / files[0].filename)
     check_source(output / files[1].filename)
     with (output / files[0].filename).open("rb") as stream:
@@ -193,11 +198,6 @@ def write_members(folder: Path, members: Members) -> None:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-
-
-def _write_archive(file: Path, content: bytes, kind: Any) -> File:
-    file.write_bytes(content)
-    return File(filename=file.name, kind=kind, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
 def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:

@@ -15,7 +15,7 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, RejectedError, as_json
+from rove.core.errors import RejectedError, as_json
 from rove.hub.package.manifest import find_markup
 from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
@@ -34,6 +34,7 @@ from rove.hub.server.responses import (
 )
 from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
+from rove.server import base_url_of, listening
 
 T = TypeVar("T")
 
@@ -310,26 +311,15 @@ async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) 
     Raises:
         ConfigError: The address cannot be used.
     """
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
-        lingering_time=LINGERING_TIME_S,
-        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        auto_decompress=False,
-    )
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port} ({error}); choose another --port (0 chooses a free one)"
-            ) from error
-        address, opened = runner.addresses[0][:2]
-        yield f"http://[{address}]:{opened}" if ":" in address else f"http://{address}:{opened}"
-    finally:
-        await runner.cleanup()
+    options = {
+        "handler_cancellation": False,
+        "keepalive_timeout": KEEPALIVE_TIMEOUT_S,
+        "lingering_time": LINGERING_TIME_S,
+        "shutdown_timeout": SHUTDOWN_TIMEOUT_S,
+        "auto_decompress": False,
+    }
+    async with listening(app, host, port, **options) as runner:
+        yield base_url_of(runner).removesuffix("/v1")
 
 
 async def serve_hub(app: web.Application, host: str, port: int, on_start: Callable[[str], None]) -> None:

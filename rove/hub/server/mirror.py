@@ -82,7 +82,7 @@ class Mirror:
             self._problems.append(f"{owner[:80]}/{name[:80]}: {error}")
             return
         for release in releases.versions:
-            reference = Reference(owner, name, release.version)
+            reference = reference._replace(version=release.version)
             try:
                 await self._version(reference, release, local)
                 await self._runs(reference)

@@ -131,9 +131,7 @@ def check_no_conflict(name: str, module: str) -> None:
 
     pip uninstalls a distribution of the same name first, even if it contains other modules.
 
-    Args:
-        name: Normalized name of the package.
-        module: Its only top-level module.
+    `name` is the package's normalized name, `module` its only top-level module.
 
     Raises:
         ConfigError: The module belongs to another distribution, the name to one with other modules, or a module of this name

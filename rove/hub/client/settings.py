@@ -62,9 +62,7 @@ def token_for(where: str, given: str | None = None) -> str | None:
 
     The variable's token is not sent to any other hub, because an untrusted lock file can name any address.
 
-    Args:
-        where: Address of the hub.
-        given: The hub that the user named in the command, if any.
+    `given` is the hub that the user named in the command, if any.
     """
     token = os.environ.get(TOKEN_VAR, "").strip()
     if token and resolve_hub(given) == normalize_address(where):
@@ -133,13 +131,7 @@ def check_owner_signature(
 ) -> str | None:
     """Verify the signature of a manifest and return its key; None if the owner has never signed a package.
 
-    Args:
-        hub: Address of the hub.
-        owner: Owner of the package.
-        manifest: Content of manifest.json.
-        signature: Content of manifest.sig, or None.
-        listed: The owner's keys in the hub's index.
-        trusted: A new key of the owner that the user confirmed.
+    `listed` are the owner's keys in the hub's index; `trusted` is a new key of the owner that the user confirmed.
 
     Raises:
         TrustError: The signature is missing, or the key is not the owner's.

@@ -42,9 +42,7 @@ def masked(text: str) -> str:
 def clone(target: str, folder: Path) -> tuple[Path, str]:
     """Clone a git repository without running its code; return the package's folder and the commit.
 
-    Args:
-        target: URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER".
-        folder: Folder to create.
+    `target` is a URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER"; `folder` is created.
 
     Raises:
         ConfigError: git fails, or the package's folder has no pyproject.toml.

@@ -58,11 +58,7 @@ def check_contents(members: Members, info: str, project: str, name: str) -> str:
     it starts (`*.pth`, `sitecustomize.py`, `_distutils_hack`) and other tools run the entry points of their own groups, so
     everything else is refused.
 
-    Args:
-        members: Files of the wheel by path.
-        info: Name of the wheel's `.dist-info` folder.
-        project: Normalized name of the package.
-        name: File name of the wheel, for errors.
+    `info` is the wheel's `.dist-info` folder, `project` the package's normalized name, `name` the wheel's file name for errors.
 
     Raises:
         PackageError: The wheel installs anything besides one module named like the package, data files and its metadata,
@@ -235,8 +231,7 @@ class Wheel:
 def check_wheel(file: Path, name: str | None = None) -> Wheel:
     """Check a wheel and return its contents.
 
-    Args:
-        name: File name to check against, if the file is stored under another name.
+    `name` is the file name to check against, if the file is stored under another name.
     """
     name = name or file.name
     size, sha256 = _measured(file, name)
@@ -457,9 +452,7 @@ class Package:
 def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     """Check a package completely, without running its code.
 
-    Args:
-        folder: Folder of the package.
-        keys: Public keys, one of which must have signed it. By default a signature is optional, but must be valid.
+    `keys` are public keys, one of which must have signed it. By default a signature is optional, but must be valid.
 
     Raises:
         PackageError: A file is missing, invalid or differs from the manifest; or the signature is missing, invalid or by

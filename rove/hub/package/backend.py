@@ -117,10 +117,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     The backend builds the source archive from a copy of the folder, and the wheel from that archive. The folder stays
     unchanged, and a file missing from the source archive is also missing from the wheel.
 
-    Args:
-        folder: Folder with pyproject.toml.
-        work: Empty folder for intermediate files.
-        output: Folder for the two archives.
+    `work` is an empty folder for intermediate files; `output` is the folder for the two archives.
 
     Returns:
         The contents of the wheel, its files by path, and the manifest entries of both archives.

@@ -87,12 +87,7 @@ class PageLocation(NamedTuple):
 def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
     """Render a whole page.
 
-    Args:
-        title: Title of the page.
-        hub: Name of the hub.
-        place: Location of the page.
-        trail: Breadcrumbs below the hub: text and address; the address of the page itself is "".
-        body: HTML of the content.
+    `trail` has the text and address of each breadcrumb below the hub, with the address "" for the page itself; `body` is HTML.
     """
     steps = [(hub, place.front() if trail else ""), *trail]
     way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)

@@ -219,13 +219,8 @@ def front_page(
 ) -> bytes:
     """Render a page of the list of environments.
 
-    Args:
-        hub: Name of the hub.
-        entries: Environments on this page, from `catalogue.search`.
-        total: Number of environments found on all pages.
-        facets: Filters to offer, from `catalogue.facets`.
-        place: Location of the page.
-        query: The search; None lists all environments.
+    `entries` of the `total` environments found are on this page; `facets` are the filters to offer; a `query` of None lists all
+    environments.
     """
     query = query or Query()
     whole = len(entries) == total and query == Query(limit=query.limit)

@@ -14,6 +14,7 @@ import sys
 import tempfile
 import zipfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from importlib import metadata
@@ -145,25 +146,24 @@ def check_no_conflict(name: str, module: str) -> None:
     replaced = sorted(top for top in modules - {module} if top.isidentifier() and not top.startswith("__editable__"))
     if replaced:
         raise ConfigError(f"it would replace '{name}', which is installed and contains {', '.join(replaced)}; {HINT}")
-    file = _importable(module)
-    if file is not None and not _is_environment(file):
+    file = _other_module(module)
+    if file is not None:
         raise ConfigError(f"it would replace or hide the module {file}, which is not an environment; {HINT}")
 
 
-def _importable(module: str) -> Path | None:
-    """Return the file that `import module` would run, or None."""
+def _other_module(module: str) -> Path | None:
+    """Return the file that `import module` would run, unless it is an environment; None if there is none."""
     try:
         spec = importlib.util.find_spec(module)
     except ValueError:  # a module that is running and has no spec
         return None
-    return Path(spec.origin) if spec is not None and spec.origin is not None else None
-
-
-def _is_environment(file: Path) -> bool:
-    try:
-        return has_load_environment(file.read_bytes())
-    except (OSError, ValueError):
-        return False
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin)
+    with suppress(OSError, ValueError):
+        if has_load_environment(file.read_bytes()):
+            return None
+    return file
 
 
 LOCK = "rove.lock"

@@ -70,7 +70,8 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
     rows = [
         ("description", manifest.description),
         ("tags", ", ".join(manifest.tags)),
-        ("by", ", ".join(manifest.authors) + (f" ({manifest.licence})" if manifest.licence else "")),
+        ("authors", ", ".join(manifest.authors)),
+        ("license", manifest.licence),
         ("written for", manifest.compatibility),
         ("reward", "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)),
         ("metrics", ", ".join(manifest.metrics)),

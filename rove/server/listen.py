@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from aiohttp import web
 
@@ -20,20 +21,23 @@ CANCEL_GRACE_S = 1.0
 
 
 @asynccontextmanager
-async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[web.AppRunner]:
+async def listening(
+    app: web.Application, host: str = "127.0.0.1", port: int = 0, **options: Any
+) -> AsyncIterator[web.AppRunner]:
     """Serve an application within the `with` block, at `base_url_of(runner)`; cancel running requests at its end.
 
     Args:
         app: From `make_app`.
         host: Address or name to listen on.
         port: Port; 0 chooses a free one.
+        options: Options of `aiohttp.web.AppRunner` to change.
 
     Raises:
         ConfigError: The server cannot listen there.
     """
     if not app.frozen:
         app[HOST] = host
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(app, access_log=None, **{"handler_cancellation": True, "shutdown_timeout": 0.5, **options})
     await runner.setup()
     try:
         try:

@@ -202,7 +202,7 @@ def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
         hub.terminate()
         hub.communicate()
     for number, words in enumerate(
-        ("published", "scored", "there already", "ada/my-sums", "1.2", "installed", "5 of 5")
+        ("published", "scored", "already published", "ada/my-sums", "1.2", "installed", "5 of 5")
     ):
         assert words in said[number], said[number]
 

@@ -189,9 +189,6 @@ class EndpointClient(ABC):
         The response, and every error raised here, lists the failed tries in `attempts`, oldest first. If a request is
         cancelled after failed tries or while it waits for the limiter, the `CancelledError` lists them.
 
-        Returns:
-            The response with message, usage and finish reason.
-
         Raises:
             OverlongPromptError: the prompt exceeds the model's context.
             InvalidModelResponseError: the reply to the last try was empty or malformed.
@@ -240,11 +237,7 @@ class EndpointClient(ABC):
     async def open_stream(
         self, path: str, content: Mapping[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a streaming reply: one try, outside of the limiter.
-
-        Args:
-            path: below the base URL.
-            content: JSON to POST; None sends a GET.
+        """Open a streaming reply: one try, outside of the limiter. `path` is below the base URL; without `content` it is a GET.
 
         Raises:
             ModelError, InfraError: as for `respond`.

@@ -376,11 +376,6 @@ class RestEpisodes:
     `reset` returns the id of its episode in `metadata`: the requested one, or a new one. `step` and `state` take `episode_id`;
     the default is the episode that began last. (OpenEnv's own server forgets an episode after each request, so that only the
     first step can be taken there.) An episode ends with its last step, or when another one begins with its id.
-
-    Args:
-        begin: begins an episode, given the data of a reset.
-        limit: limit of sessions, shared with the server's connections.
-        idle_seconds: see `IDLE_TIMEOUT_S`.
     """
 
     def __init__(

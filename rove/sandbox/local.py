@@ -150,11 +150,7 @@ class LocalBackend:
 
 
 def unlimited_warning(missing: Mapping[str, str]) -> str:
-    """Return a warning that sessions have no limits as a whole.
-
-    Args:
-        missing: Missing features of `LIMITING`, with the reasons.
-    """
+    """Return a warning that sessions have no limits as a whole."""
     return f"sandboxes run without control groups on this machine: {'; '.join(describe(missing).missing)}"
 
 

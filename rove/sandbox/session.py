@@ -29,12 +29,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class SupervisedSession(ABC):
-    """See `Session`. The next call restarts a dead session, and its result reports the lost files.
-
-    Args:
-        limits: Limits of the session.
-        on_close: Called when it closes.
-    """
+    """See `Session`. The next call restarts a dead session, and its result reports the lost files."""
 
     def __init__(self, limits: SandboxLimits, on_close: Callable[[SupervisedSession], None]):
         self.limits, self._on_close = limits, on_close
@@ -198,10 +193,7 @@ class HostCall(msgspec.Struct, frozen=True):
 async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:
     """Return the reply to a host call: {"id", "value"}, or {"id", "error"} if the call or the value is invalid.
 
-    Args:
-        call_json: The call as JSON; untrusted.
-        functions: The functions that may be called.
-        max_bytes: Maximum size of the reply.
+    `call_json` is untrusted.
 
     Raises:
         InfraError, LimitReachedError: A function raised it.

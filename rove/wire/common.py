@@ -161,11 +161,6 @@ def forces_one_call(request: Request) -> bool:
 def refuse_unsupported(request: Request, api: str, *names: str) -> None:
     """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
 
-    Args:
-        request: The request.
-        api: Name of the API, for the error.
-        names: Sampling parameters that the API does not support.
-
     Raises:
         ConfigError: one of them is given and not off.
     """

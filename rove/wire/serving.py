@@ -136,6 +136,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Characters of the answer's tokens before it."""
 
 
+Json = dict[str, Any]
+Tokens = Sequence[TokenLogprob]
+Logprobs = list[TokenLogprob] | None
+"""Tokens of one choice; None if no log-probabilities were requested."""
+ChoiceLogprobs = Sequence[list[TokenLogprob]] | None
+"""Tokens of each choice; None if no log-probabilities were requested."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 

@@ -185,11 +185,7 @@ def single_state(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
 async def score_with_legacy_overrides(rubric: Any, states: list[State], base: type) -> bool:
     """Score states with a rubric's own `score_rollouts`, or `score_rollout` with the legacy arguments.
 
-    Args:
-        base: class whose methods are not the rubric's own.
-
-    Returns:
-        Whether the rubric overrides one of them.
+    Returns whether the rubric overrides one of these methods of `base`.
     """
     own = type(rubric)
     if own.score_rollouts is not base.score_rollouts:  # type: ignore[attr-defined]

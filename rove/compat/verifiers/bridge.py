@@ -33,14 +33,14 @@ _V0_STATE = "v0_state"
 """Key of a rove state under which the v0 state of its rollout is stored."""
 
 
-class TurnClient(Client[Any, Any, Any, Any]):
+@Client.register
+class TurnClient:
     """The v0 client of one rollout: it requests turns from rove."""
 
+    client = config = None
+
     def __init__(self, turn: Turn, outer: RoveState, raw: bool):
-        super().__init__(None)
-        self.turn = turn
-        self.outer = outer
-        self.raw = raw
+        self.turn, self.raw = turn, raw
         self.state: State | None = None
         self.inner = RoveState(outer)
         """The state that turns get: its steps are those in v0's trajectory."""
@@ -64,44 +64,17 @@ class TurnClient(Client[Any, Any, Any, Any]):
         recorded = list(steps)  # a list per call, since calls may be concurrent
         self.inner.update(trajectory=recorded, tools=[wire_tool(tool) for tool in tools or []] or None)
         prompt_messages = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
-        is_turn = not model and (
-            self.state is None or not sampling_args or sampling_args is self.state["sampling_args"]
-        )
-        if is_turn:
+        is_default = self.state is None or not sampling_args or sampling_args is self.state["sampling_args"]
+        if is_default and not model:
             await self.turn(self.inner, prompt_messages)
             step = recorded[-1]
         else:
-            reply = await self.turn(
-                self.inner, prompt_messages, role=ROLE, model=model, sampling_args=_sampling(sampling_args)
-            )
+            own_args = {"model": model, "sampling_args": _sampling(sampling_args)}
+            reply = await self.turn(self.inner, prompt_messages, role=ROLE, **own_args)
             step = next(one for one in self.inner["model_roles"][ROLE] if one.completion[-1] is reply)
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
-
-    def setup_client(self, config: Any) -> Any:
-        """Do nothing: the client has no configuration."""
-
-    async def to_native_tool(self, tool: Tool) -> Any:
-        """Return a tool in the OpenAI wire form."""
-        return wire_tool(tool)
-
-    async def to_native_prompt(self, messages: Any) -> tuple[Any, dict[str, Any]]:
-        """Return messages in the OpenAI wire form."""
-        return to_rove(messages), {}
-
-    async def get_native_response(
-        self, prompt: Any, model: str, sampling_args: Any, tools: Any = None, **kwargs: Any
-    ) -> Any:
-        """Unused, because `get_response` is overridden."""
-        raise NotImplementedError
-
-    async def raise_from_native_response(self, response: Any) -> None:
-        """Unused."""
-
-    async def from_native_response(self, response: Any) -> Response:
-        """Unused."""
-        raise NotImplementedError
 
     async def close(self) -> None:
         """Do nothing: the client holds no resources."""
@@ -137,11 +110,9 @@ class BridgedEnvironment(Environment):
 
     def __init__(self, inner: EvaluableEnvironment):
         self.inner = inner
-        has_rows = inner.dataset_source is not None
-        has_eval_rows = inner.eval_dataset_source is not None
         super().__init__(
-            dataset=(lambda: list(self._rows(True))) if has_rows else None,
-            eval_dataset=(lambda: list(self._rows(False))) if has_eval_rows else None,
+            dataset=None if inner.dataset_source is None else lambda: list(self._table(True)),
+            eval_dataset=None if inner.eval_dataset_source is None else lambda: list(self._table(False)),
             rubric=BridgedRubric(inner),
             sampling_args=_sampling(inner.sampling_args),
             env_id=inner.env_id,
@@ -151,17 +122,14 @@ class BridgedEnvironment(Environment):
         self.max_turns = inner.max_turns
 
     def _table(self, train: bool) -> Any:
-        table = self.inner.build_dataset() if train else self.inner.build_eval_dataset()
-        if table is None:
-            table = self.inner.build_eval_dataset() if train else self.inner.build_dataset()
-        return table
-
-    def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
-        return iter(self._table(train))
+        builders = (self.inner.build_dataset, self.inner.build_eval_dataset)
+        first, other = builders if train else reversed(builders)
+        table = first()
+        return other() if table is None else table
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the first `n` examples (all if n < 0). `v0_row` is the row in v0's form."""
-        for index, row in enumerate(self._rows(train)):
+        for index, row in enumerate(self._table(train)):
             if 0 <= n <= index:
                 return
             yield self._example(row, index)
@@ -169,9 +137,8 @@ class BridgedEnvironment(Environment):
     def _example(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         prompt, answer = row.get("prompt"), row.get("answer")
         raw = self.message_type == "completion"
-        extra = {
-            name: value for name, value in row.items() if name not in ("prompt", "answer", "info", "example_id", "task")
-        }
+        standard = ("prompt", "answer", "info", "example_id", "task")
+        extra = {name: value for name, value in row.items() if name not in standard}
         return {
             **extra,
             "prompt": raw_text(prompt) if raw else list(to_rove(normalize_messages(prompt))),
@@ -286,15 +253,12 @@ class BridgedRubric(Rubric):
         inner = [_state_of(state) for state in states]
         await self.inner.score_states(inner)
         await self.inner.clean_up_scored(inner)
-        return [
-            msgspec.structs.replace(as_scores(state, *self._scorers(state)), extras=reward_errors(state))
-            for state in inner
-        ]
+        return [self._scores_of(state) for state in inner]
 
-    def _scorers(self, state: State) -> tuple[list[str], list[float]]:
-        """Return names and weights of the functions that scored a state."""
-        env = self.inner.member_of(state)
-        return env.rubric._get_reward_func_names(), env.rubric._get_reward_weights()
+    def _scores_of(self, state: State) -> Scores:
+        rubric = self.inner.member_of(state).rubric
+        scores = as_scores(state, rubric._get_reward_func_names(), rubric._get_reward_weights())
+        return msgspec.structs.replace(scores, extras=reward_errors(state))
 
 
 def _state_of(state: RoveState) -> State:

@@ -176,8 +176,7 @@ class Rubric(LegacyScoring):
         return objects
 
     async def _call_individual_reward_func(self, func: Callable[..., Any], state: State) -> float:
-        objects = self.score_objects(state)
-        return await self._value(func, objects, float, 0.0, [state])
+        return await self._value(func, self.score_objects(state), float, 0.0, [state])
 
     async def _call_group_reward_func(self, func: Callable[..., Any], states: list[State]) -> list[float]:
         objects = self.group_score_objects(states)

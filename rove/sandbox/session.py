@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from rove.core.config import check_positive
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
@@ -178,6 +179,39 @@ class SupervisedSession(ABC):
         if streams is not None:
             streams[1].close()
         return await self._disconnect()
+
+
+class SupervisedBackend(ABC):
+    """Opens supervised sessions; see `Backend`."""
+
+    def __init__(self, limits: SandboxLimits | None, max_sessions: int):
+        self.limits, self.max_sessions = limits or SandboxLimits(), max_sessions
+        check_positive(self, "max_sessions")
+        self._sessions: set[SupervisedSession] = set()
+
+    @abstractmethod
+    def _new_session(self, limits: SandboxLimits) -> SupervisedSession: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See `Backend.close`."""
+
+    async def open(self, limits: SandboxLimits | None = None) -> SupervisedSession:
+        """See `Backend.open`."""
+        session = self._new_session(limits or self.limits)
+        await session.start()
+        self._sessions.add(session)
+        return session
+
+    def forget(self, session: SupervisedSession) -> None:
+        """Remove a closed session."""
+        self._sessions.discard(session)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
 
 
 class HostCall(msgspec.Struct, frozen=True):

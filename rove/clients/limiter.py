@@ -133,16 +133,7 @@ class Limiter:
     async def acquire(self) -> float:
         """Wait for admission; return its time, to be passed to `release`."""
         if self._queue or self.under_way >= self.limit or self._is_closed:
-            waiter = asyncio.get_running_loop().create_future()
-            self._queue.append(waiter)
-            self._wake_later()
-            try:
-                await waiter  # `_wake` has already counted this request
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self.under_way -= 1
-                    self._wake()
-                raise
+            await self._wait_in(self._queue, self._retract)  # `_wake` has already counted this request
         else:
             self.under_way += 1
         return self._clock()
@@ -160,8 +151,23 @@ class Limiter:
             if self.adaptive:
                 self._learn(admitted, outcome, pause)
         finally:  # `on_change` is foreign code and may raise
-            self.under_way -= 1
-            self._wake()
+            self._retract()
+
+    async def _wait_in(self, queue: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
+        """Wait until `_wake` admits; call `give_back` if the task is cancelled after that."""
+        waiter = asyncio.get_running_loop().create_future()
+        queue.append(waiter)
+        self._wake_later()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                give_back()
+            raise
+
+    def _retract(self) -> None:
+        self.under_way -= 1
+        self._wake()
 
     async def reserve(self) -> None:
         """Wait until a new rollout's first request would be admitted at once.
@@ -171,15 +177,7 @@ class Limiter:
         if not self._arrivals and self._has_room:
             self._reserved += 1
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._arrivals.append(waiter)
-        self._wake_later()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.unreserve()
-            raise
+        await self._wait_in(self._arrivals, self.unreserve)
 
     def unreserve(self) -> None:
         """Give up a reservation. A request sent right after this call is still admitted at once."""

@@ -101,8 +101,9 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
     logprobs = [queue.token_logprobs(tokens_of(response)) for response in responses] if with_logprobs else None
     shown = responses
     if parsed.echo:
-        prompts = map(queue.prompt_text, parsed.choices)
-        shown = [_echoed(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
+        texts = [text_of(response.message) for response in responses]
+        messages = [AssistantMessage(queue.prompt_text(one) + text) for one, text in zip(parsed.choices, texts)]
+        shown = [msgspec.structs.replace(one, message=message) for one, message in zip(responses, messages)]
         logprobs = [_with_prompt(queue, response) for response in responses] if with_logprobs else None
     body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
     if parsed.prompt_logprobs or parsed.return_token_ids:
@@ -112,11 +113,6 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
             scores = [prompt_logprobs_body(queue.prompt_token_logprobs(one)) for one in responses]
         body = wire.with_tokens(body, responses, parsed.return_token_ids, scores)
     return json_response(body)
-
-
-def _echoed(prompt: str, response: Response) -> Response:
-    """Return the response with its prompt before its text."""
-    return msgspec.structs.replace(response, message=AssistantMessage(prompt + text_of(response.message)))
 
 
 def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:

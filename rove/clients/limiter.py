@@ -65,7 +65,7 @@ class Limiter:
 
     - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
       whole round is refused, no request is admitted until the longest requested pause is over.
-    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they say nothing about the load.
+    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they are unrelated to the load.
     - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as many
       requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is restored.
 
@@ -143,8 +143,8 @@ class Limiter:
 
         Args:
             admitted: the return value of `acquire`.
-            outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (says
-                nothing about the load).
+            outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (unrelated
+                to the load).
             pause: seconds of pause that a refusing endpoint requested.
         """
         try:

@@ -132,7 +132,7 @@ class Parent:
     def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
         """End every process of a session; the future is done when they have ended, with a reason if the session never started.
 
-        Without a process namespace the supervisor is asked first; `hard` skips that.
+        Without a process namespace the supervisor gets a request first; `hard` skips that.
         """
         end = self._ends.get(number)
         if end is None:

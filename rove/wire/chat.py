@@ -308,13 +308,13 @@ def checked_messages(messages: Sequence[dict[str, Any]]) -> list[Json]:
     checked = []
     for i, message in enumerate(messages):
         try:
-            checked.append(_asked_message(message))
+            checked.append(_checked_message(message))
         except ConfigError as error:
             raise ConfigError(f"messages[{i}]: {error}") from error
     return checked
 
 
-def _asked_message(message: dict[str, Any]) -> Json:
+def _checked_message(message: dict[str, Any]) -> Json:
     role = message.get("role")
     if role not in ROLES:
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")

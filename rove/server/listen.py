@@ -68,18 +68,13 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then finish running requests for up to `drain` seconds or until a second signal.
 
     While it drains, the server refuses new requests. It then cancels the rest: a stream ends with an error event, any other
-    request with status 503.
+    request with status 503. Returns the number of cancelled requests.
 
     Args:
-        app: From `make_app`.
-        host: Address or name to listen on.
-        port: Port; 0 chooses a free one.
+        app, host, port: see `listening`.
         drain: Maximum time for running requests to finish, in seconds.
         on_start: Called with the base URL once the server listens.
         on_drain: Called with the number of running requests when draining starts, unless it is 0.
-
-    Returns:
-        The number of requests that were cancelled.
 
     Raises:
         ConfigError: The server cannot listen there.

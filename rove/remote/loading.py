@@ -21,7 +21,7 @@ from rove.remote.venv import StandIns, python_for
 from rove.workers.import_alias import active_import_alias
 
 SETTINGS = ("isolation", "ray")
-"""Tables of settings that say where an environment runs, and change nothing of what it does."""
+"""Tables of settings that state where an environment runs; they do not change what it does."""
 
 
 class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -92,7 +92,7 @@ class _Evaluation:
         if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
             raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
         lines, used = run.ledger() if run is not None else ({}, Usage())
-        self.kept = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
+        self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
         self.price = options.price or Price(0.0, 0.0)
         self.spent = self.price.of(used)
         self.planned = 0
@@ -145,12 +145,18 @@ class _Evaluation:
         examples = self.env.examples(options.num_examples, options.train)
         for group in plan(examples, options.rollouts_per_example, options.seed):
             self.planned += len(group)
-            missing = [job for job in group if (job.key, job.index) not in self.kept]
-            if together and not missing and not are_consecutive([self.kept[job.key, job.index] for job in group]):
+            missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
+            if (
+                together
+                and not missing
+                and not are_consecutive([self.finished_lines[job.key, job.index] for job in group])
+            ):
                 missing = group  # its lines are of two attempts, the later one interrupted
             again = group if missing and together else missing
             if len(again) < len(group):
-                self._unreported.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
+                self._unreported.extend(
+                    self.finished_lines[job.key, job.index].offset for job in group if job not in again
+                )
             if again and self.run is not None and not self._reopened:
                 self.run.reopen()
                 self._reopened = True

@@ -304,7 +304,7 @@ def make_trainer(
     A single process trains the model itself; several train shards of a copy.
 
     Raises:
-        ConfigError: The model does not support activation checkpointing or sharding, but the settings ask for it.
+        ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)

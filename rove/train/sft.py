@@ -158,10 +158,7 @@ def train_sft(
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))
     training, held_out = split(loaded.renderer, read_conversations(records, config), config, on_progress)
-    client = EngineClient.from_model(loaded) if config.evaluation else None
-    evaluations = HeldOutEvaluations(
-        config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress
-    )
+    evaluations = _evaluations(config, loaded, run, on_progress)
     step = resume(group, run)
     history, goal = run.metrics(), config.goal
     stopped = stop_reason(history, goal)
@@ -195,6 +192,11 @@ def train_sft(
         callbacks.close()
     counts = {"conversations": len(training), "held_out_samples": len(held_out), "steps": step, **_best(history, goal)}
     return _save_final(run, loaded, counts)
+
+
+def _evaluations(config: SFTConfig, loaded: LoadedModel, run: Run, on_progress: OnProgress) -> HeldOutEvaluations:
+    client = EngineClient.from_model(loaded) if config.evaluation else None
+    return HeldOutEvaluations(config.evaluation, client, run, config.env_dir, config.seed, on_progress=on_progress)
 
 
 def _save_final(run: Run, loaded: LoadedModel, summary: Mapping[str, Any]) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import warnings
 from collections import Counter, deque
@@ -20,7 +19,7 @@ from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Limits, SamplingParams
 from rove.core.records import Outcome, RolloutRecord, Usage
-from rove.envs.environment import Environment
+from rove.envs.environment import Environment, EvaluationFunctions
 from rove.envs.loading import as_environment
 from rove.rendering.tool_calls import FORMATS, calls_of
 from rove.rollouts.export import dataset_row
@@ -339,7 +338,9 @@ def _opened(
 ) -> Iterator[_Evaluation]:
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
     if not isinstance(client, Client):
-        client = importlib.import_module("rove.clients.openai").as_client(client)
+        from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
+
+        client = as_client(client)
     if run is None or isinstance(run, Run):
         yield _Evaluation(env, client, model, options, run)
         return
@@ -387,3 +388,6 @@ def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
             if calls := calls_of(message):
                 texts.append(hermes.write(calls))
     return texts
+
+
+Environment.evaluation = EvaluationFunctions(generate, evaluate, make_dataset)

@@ -76,7 +76,7 @@ def step_unless_non_finite(
         raise TrainingError(
             f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
-            "that are no numbers"
+            "that are not numbers"
         ) from error
 
 

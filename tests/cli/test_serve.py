@@ -256,8 +256,8 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
         ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
-        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is no adapter"),  # said before there is a model
-        ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
+        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is not an adapter"),  # said before there is a model
+        ([str(model), "--adapter", "poet=nothing"], "nothing is not an adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         ([str(model), "--adapter", "poet=strange"], "strange was trained on another model (folder#other) than"),
         (

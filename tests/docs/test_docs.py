@@ -160,7 +160,7 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     [block] = blocks("docs/agents.md", "bash")
     said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
-    assert "ended by agent_finished (16)" in said[0]
+    assert "stop conditions: agent_finished (16)" in said[0]
     metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
 

@@ -12,10 +12,10 @@ demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another se
 	$(BIN)/rove demo tictactoe $(ARGS)
 
 test: $(STAMP)  ## everything that is not slow
-	$(BIN)/python -m pytest -m "not slow" -q -n 2 --dist loadfile $(ARGS)
+	$(BIN)/python -m pytest -m "not slow" -q -n 2 --dist loadfile --timeout 600 $(ARGS)
 
 test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whole processes, crowds, long tables
-	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal $(ARGS)
+	$(BIN)/python -m pytest -m broad -q -n 2 --dist worksteal --timeout 600 $(ARGS)
 
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q $(ARGS)

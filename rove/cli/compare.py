@@ -165,7 +165,7 @@ def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[
 
 
 def plain(text: str) -> str:
-    """Escape text so that Markdown shows it as it is, on one line, and GitHub links and notifies nothing."""
+    """Escape text so that Markdown shows it as it is, on one line, and GitHub makes no links or notifications."""
     escaped = re.sub(r"([\\`*_{}\[\]<>()#!|~&@:$^])", r"\\\1", _one_line(text))
     escaped = re.sub(r"(www)\.", r"\1\\.", escaped, flags=re.IGNORECASE)
     return escaped.replace("@", "@\u2060")  # GitHub links names after "@" even in rendered text

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import click
+from rich.console import Console
 from rich.table import Table
 
 from rove.cli.common import console_for, counted, hint, print_json, run_async
@@ -39,6 +40,7 @@ data_option = click.option(
 @contextmanager
 def opened(data: Path, new: bool = False) -> Iterator[Any]:
     """Open the store of a hub.
+
     Raises:
         ConfigError: The folder has no hub, and `new` is not set.
     """
@@ -52,6 +54,11 @@ def opened(data: Path, new: bool = False) -> Iterator[Any]:
         yield store
     finally:
         store.close()
+
+
+def _print(console: Console, text: str, style: str | None = None) -> None:
+    """Print text without markup, on one line however long it is."""
+    console.print(text, style=style, markup=False, soft_wrap=True)
 
 
 @click.group(epilog=examples("rove hub token me", "rove hub serve", "rove hub login http://localhost:8900"))
@@ -75,7 +82,7 @@ def user(owner: str, keys: tuple[str, ...], no_keys: bool, data: Path) -> None:
     console = console_for(False)
     with opened(data, new=True) as store:
         new = store.add_owner(owner, list(keys) if keys or no_keys else None)
-    console.print(f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}", markup=False, soft_wrap=True)
+    _print(console, f"{owner}: {'new owner' if new else 'an owner'} of the hub in {data}")
     if keys:
         console.print(f"every upload must be signed by one of {counted(len(keys), 'key')}", markup=False)
     hint(console, f"create a token for them: rove hub token {owner}{_data(data)}")
@@ -153,12 +160,8 @@ def token(
         print_json({**made._asdict(), "token": text})
         return
     if new:
-        console.print(f"{owner}: new owner of the hub in {data}", markup=False, soft_wrap=True)
-    console.print(
-        f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})",
-        markup=False,
-        soft_wrap=True,
-    )
+        _print(console, f"{owner}: new owner of the hub in {data}")
+    _print(console, f"{', '.join(made.scopes)}; valid until {made.expires or 'it is revoked'} (token {made.id})")
     click.echo(text)
     hint(
         console,
@@ -207,7 +210,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
         raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://index.example/simple/")
 
     def started(url: str) -> None:
-        console.print(f"the hub in {data} is at {url} (Ctrl-C stops it)", markup=False, soft_wrap=True)
+        _print(console, f"the hub in {data} is at {url} (Ctrl-C stops it)")
         if not is_loopback(host):
             console.print("warning: tokens are sent unencrypted; put a web server with TLS in front", style="yellow")
         hint(
@@ -220,12 +223,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
     with opened(data, new=True) as store:
         owners = store.database.query("SELECT 1 FROM owners LIMIT 1")
         for file in store.recover():
-            console.print(
-                f"{file} is missing or damaged; restore it from a backup",
-                style="red",
-                markup=False,
-                soft_wrap=True,
-            )
+            _print(console, f"{file} is missing or damaged; restore it from a backup", "red")
         app = make_app(store, name, fallback=fallback, pace=UploadLimits(uploads=uploads))
         try:
             run_async(serve_hub(app, host, port, started))
@@ -248,11 +246,8 @@ def export(folder: Path, name: str, data: Path, as_json: bool) -> None:
     if as_json:
         print_json(made._asdict())
         return
-    console.print(
-        f"{folder}: {counted(made.environments, 'environment')}, {counted(made.versions, 'version')}, {made.bytes:,} bytes",
-        markup=False,
-        soft_wrap=True,
-    )
+    counts = f"{counted(made.environments, 'environment')}, {counted(made.versions, 'version')}, {made.bytes:,} bytes"
+    _print(console, f"{folder}: {counts}")
     hint(
         console,
         f"search it: rove search{at(str(folder))}",
@@ -272,15 +267,13 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
 
     Hashes and archives are verified; manifests, signatures, results and yanked versions are kept. DATA is this hub's folder.
     """
-    from rove.hub.client.hub import Hub
-    from rove.hub.server.mirror import Mirror, MirrorResult, check_source
+    from rove.hub.server.mirror import Mirror, MirrorResult
 
     console = console_for(as_json)
     data = to or data
 
     async def run(store: Any) -> MirrorResult:
         async with Hub(source) as hub:
-            check_source(hub.where, store)
             return await Mirror(hub, store, lambda words: console.print(words, markup=False)).run(owners)
 
     with opened(data, new=True) as store:
@@ -289,12 +282,10 @@ def mirror(source: str, to: Path | None, owners: tuple[str, ...], data: Path, as
     if as_json:
         print_json(done._asdict())
     else:
-        console.print(
-            f"{data}: {counted(done.new, 'new version')}, {done.known} already present", markup=False, soft_wrap=True
-        )
+        _print(console, f"{data}: {counted(done.new, 'new version')}, {done.known} already present")
         hint(console, f"serve it: rove hub serve{_data(data)}")
     for problem in done.problems:
-        console.print(problem, style="red", markup=False, soft_wrap=True)
+        _print(console, problem, "red")
     if done.problems:
         raise click.exceptions.Exit(1)
 
@@ -327,12 +318,9 @@ def login(hub: str | None, token: str | None, no_token: bool) -> None:
     token = (token or "").strip() or None
     account = run_async(_account(where, token))
     file = save_hub(where, token)
-    console.print(f"{where} is now your hub{account}; stored in {file}", markup=False, soft_wrap=True)
-    if (
-        where.startswith("http://")
-        and token
-        and not where.removeprefix("http://").startswith(("localhost", "127.", "[::1]"))
-    ):
+    _print(console, f"{where} is now your hub{account}; stored in {file}")
+    is_local = where.startswith(("http://localhost", "http://127.", "http://[::1]"))
+    if token and where.startswith("http://") and not is_local:
         console.print("note: without https, others on the network can read the token", style="yellow")
     hint(
         console,
@@ -363,9 +351,7 @@ def key(as_json: bool) -> None:
         print_json({"key": public, "file": str(file), "new": is_new})
         return
     console = console_for(False)
-    console.print(
-        f"{'created' if is_new else 'this is'} the key in {file}; its public half is", soft_wrap=True, markup=False
-    )
+    _print(console, f"{'created' if is_new else 'this is'} the key in {file}; its public half is")
     console.print(f"  {public}", markup=False)
     if is_new:
         hint(
@@ -393,7 +379,7 @@ def yank(version: str, reason: str | None, undo: bool, hub: str | None) -> None:
     require_server(hub)
     with_hub(hub, lambda one: one.yank(reference, reason))
     console = console_for(False)
-    console.print(f"{reference} {'is available again' if undo else 'is yanked'}", markup=False, soft_wrap=True)
+    _print(console, f"{reference} {'is available again' if undo else 'is yanked'}")
     if not undo:
         hint(console, f"undo it: rove hub yank {reference} --undo{at(hub)}")
 
@@ -409,4 +395,4 @@ def visibility(environment: str, to: str, hub: str | None) -> None:
         raise ConfigError(f"{reference} is one version; visibility applies to all versions: name OWNER/NAME")
     require_server(hub)
     with_hub(hub, lambda one: one.set_visibility(Reference(reference.owner, reference.name), to))
-    console_for(False).print(f"{reference} is {to}", markup=False, soft_wrap=True)
+    _print(console_for(False), f"{reference} is {to}")

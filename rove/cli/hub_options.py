@@ -22,26 +22,18 @@ hub_option = click.option("--hub", help="URL or folder of the hub.  [default: $R
 SHOWN_ARGUMENTS = 12
 
 
-def with_hub(where: str | None, ask: Callable[[Hub], Awaitable[T]]) -> T:
-    """Run a query on a hub and return its result.
-
-    Raises:
-        ConfigError: No hub is configured.
-    """
+def with_hub(where: str | None, call: Callable[[Hub], Awaitable[T]]) -> T:
+    """Call a function with the hub of --hub or of the settings, and return its result; without one, raise ConfigError."""
 
     async def query() -> T:
         async with hub_at(require_hub(where), where) as hub:
-            return await ask(hub)
+            return await call(hub)
 
     return run_async(query())
 
 
 def hub_at(where: str, given: str | None) -> Hub:
-    """Return a hub client with the user's token.
-
-    Args:
-        given: Value of --hub; see `token_for`.
-    """
+    """Return a hub client with the user's token; `given` is the value of --hub, see `token_for`."""
     return Hub(where, token_for(where, given))
 
 
@@ -78,9 +70,10 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
     rows = [
         ("description", manifest.description),
         ("tags", ", ".join(manifest.tags)),
-        ("by", ", ".join(manifest.authors) + (f" ({manifest.licence})" if manifest.licence else "")),
+        ("authors", ", ".join(manifest.authors)),
+        ("license", manifest.licence),
         ("written for", manifest.compatibility),
-        ("reward", _reward(manifest)),
+        ("reward", "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)),
         ("metrics", ", ".join(manifest.metrics)),
         ("policies", ", ".join(f"{name} {one.reward:.3g} (n={one.n})" for name, one in manifest.policies.items())),
         ("tools", ", ".join(manifest.tools)),
@@ -89,11 +82,8 @@ def details_table(manifest: Manifest, title: str, more: Iterable[tuple[str, str]
         ("arguments", _arguments(manifest)),
         ("depends on", ", ".join(manifest.dependencies)),
         ("python", manifest.requires_python),
-        ("from", " ".join(part for part in (manifest.source.repository, manifest.source.commit) if part)),
-        (
-            "built by",
-            ", ".join(part for part in (manifest.source.builder, manifest.rove and f"rove {manifest.rove}") if part),
-        ),
+        ("from", " ".join(filter(None, (manifest.source.repository, manifest.source.commit)))),
+        ("built by", ", ".join(filter(None, (manifest.source.builder, manifest.rove and f"rove {manifest.rove}")))),
         *more,
     ]
     for name, words in rows:
@@ -118,19 +108,9 @@ def versions(releases: Iterable[Release]) -> Table:
     table.add_column("yanked", overflow="fold", ratio=1)
     for one in reversed(list(releases)):
         size = sum(file.size for file in one.files)
-        table.add_row(
-            plain(one.version),
-            plain(one.uploaded),
-            one.manifest[:16],
-            f"{size:,}",
-            plain(one.yanked or ""),
-            style="dim" if one.yanked else "",
-        )
+        cells = (one.version, one.uploaded, one.manifest[:16], f"{size:,}", one.yanked or "")
+        table.add_row(*map(plain, cells), style="dim" if one.yanked else "")
     return table
-
-
-def _reward(manifest: Manifest) -> str:
-    return "" if manifest.reward_range is None else "{:g} to {:g}".format(*manifest.reward_range)
 
 
 def _arguments(manifest: Manifest) -> str:

@@ -1,23 +1,26 @@
-"""`rove install`, `rove list` and `rove uninstall`: environments in virtual environments of their own."""
+"""Find environments on a hub, and install them in virtual environments: `rove search`, `info`, `install`, `list`, `uninstall`."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
-from rove.cli.hub_options import details_table, hub_at, hub_option, plain, show_notes
+from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, json_option
-from rove.core.errors import ConfigError, HubError
+from rove.core.errors import ConfigError
 from rove.envs.loading import example_environments
-from rove.hub.client import known_keys, sources
-from rove.hub.client.installed import Installed, all_installed, find, uninstall
+from rove.hub.client import settings, sources
+from rove.hub.client.hub import Hub, Releases
+from rove.hub.client.installed import Installed, all_installed, find, require_installed, uninstall
 from rove.hub.client.installing import (
     LOCK,
     Locked,
@@ -32,33 +35,26 @@ from rove.hub.client.installing import (
 )
 from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
+from rove.viewer.format import interval, number
 
 
+@dataclass
 class Installer:
-    """Installs environments, each after showing its details and asking the user.
+    """Installs environments, each after showing its details and asking the user."""
 
-    Args:
-        hub: URL or folder of the hub; None = that of the settings, or of the lock file.
-        lock: The lock file; updated if it exists.
-        only_locked: Install only versions in the lock file.
-        into_current: Install into this interpreter, where dependencies may conflict.
-        allow_source: Also build dependencies that have no wheel.
-        trusted: The owner's new signing key.
-    """
-
-    def __init__(
-        self,
-        console: Console,
-        hub: str | None = None,
-        lock: Path = Path(LOCK),
-        only_locked: bool = False,
-        into_current: bool = False,
-        allow_source: bool = False,
-        trusted: str | None = None,
-    ):
-        self.console, self.hub, self.lock = console, hub, lock
-        self.only_locked, self.into_current = only_locked, into_current
-        self.allow_source, self.trusted = allow_source, trusted
+    console: Console
+    hub: str | None = None
+    """URL or folder of the hub (default: from the settings or the lock file)."""
+    lock: Path = Path(LOCK)
+    """The lock file; updated if it exists."""
+    only_locked: bool = False
+    """Install only versions in the lock file."""
+    into_current: bool = False
+    """Install into this interpreter, where dependencies may conflict."""
+    allow_source: bool = False
+    """Also build dependencies that have no wheel."""
+    trusted: str | None = None
+    """The owner's new signing key."""
 
     def from_hub(self, reference: Reference) -> Installed | Offer | None:
         """Install from a hub; return None if the user declined, an `Offer` if installed into this interpreter."""
@@ -121,26 +117,22 @@ class Installer:
     def _confirmed(self, offer: Offer) -> bool:
         check_compatible(offer.manifest, str(offer.reference))
         more = [("from", offer.origin), ("manifest", offer.sha256[:16] or "none; details are from the wheel")]
-        more.append(("signed", f"by {known_keys.fingerprint(offer.key)}" if offer.key else "no"))
+        more.append(("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no"))
         self.console.print(details_table(offer.manifest, str(offer.reference), more))
         show_notes(self.console, offer.notes)
         return confirmed(f"Install {offer.reference}?", "give --yes to confirm")
 
     def _install(self, offer: Offer, wheel: Path) -> Installed | Offer:
+        made = offer
         if self.into_current:
             install_into_current(offer, wheel, self.allow_source)
-            made = offer
         else:
             made = install(offer, wheel, self.allow_source)
-        self._update_lock(offer)
-        return made
-
-    def _update_lock(self, offer: Offer) -> None:
-        """Add an environment to the lock file, if there is one."""
         if offer.files and offer.sha256 and offer.reference.owner != sources.LOCAL and self.lock.is_file():
             content: dict[tuple[str, str], Locked] = read_lock(self.lock)
             content[offer.reference.owner, offer.reference.name] = offer.locked
             write_lock(self.lock, content.values())
+        return made
 
 
 def install_one(target: str, installer: Installer) -> Installed | Offer | None:
@@ -253,16 +245,13 @@ def list_command(as_json: bool) -> None:
         console.print("no environment is installed from a hub")
     console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
     if found:
-        one = found[0]
+        folder = found[0].path.parents[2]
         hint(
-            console,
-            f"evaluate a model: rove eval {one.owner}/{one.name} -m MODEL",
-            f"installed in {Path(one.path).parents[2]}",
+            console, f"evaluate a model: rove eval {found[0].owner}/{found[0].name} -m MODEL", f"installed in {folder}"
         )
     else:
-        hint(
-            console, "try an example: rove eval tictactoe -m scripted:teacher", "find more on a hub: rove search WORDS"
-        )
+        example = "try an example: rove eval tictactoe -m scripted:teacher"
+        hint(console, example, "find more on a hub: rove search WORDS")
 
 
 @click.command(epilog=examples("rove uninstall alice/my-task"))
@@ -273,10 +262,96 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
     console = console_for(False)
     references = [parse_reference(name) for name in names]
     for reference in references:
-        if find(reference) is None:
-            known = ", ".join(str(one.reference) for one in all_installed()) or "none"
-            raise HubError(f"{reference} is not installed; installed: {known}")
+        require_installed(reference)
     if not confirmed(f"Uninstall {', '.join(map(str, references))}?", "give --yes to confirm"):
         ctx.exit(1)
     for reference in references:
         console.print(f"uninstalled {uninstall(reference).reference}", markup=False, soft_wrap=True)
+
+
+@click.command(epilog=examples("rove search", "rove search chess --tag game"))
+@click.argument("words", nargs=-1)
+@hub_option
+@click.option("--tag", help="Only environments with this tag.")
+@click.option("--owner", help="Only environments of this owner.")
+@click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
+@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum results.")
+@json_option
+def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
+    """Search for environments with all WORDS in name, description or tags; without words, list all."""
+    console = console_for(as_json)
+    found, total = with_hub(hub, lambda one: one.search(" ".join(words), limit=limit, **wanted))
+    if as_json:
+        print_json({"environments": msgspec.to_builtins(found), "total": total})
+        return
+    if not found:
+        text = f"nothing found; try fewer words, or list everything: rove search{at(hub)}"
+        console.print(text, markup=False, soft_wrap=True)
+        return
+    console.print(listing(found))
+    if total > len(found):
+        console.print(f"{len(found)} of {total}; show more with --limit")
+    first = f"{found[0].reference}{at(hub)}"
+    hint(console, f"show details: rove info {first}", f"install it: rove install {first}")
+
+
+class _Info(NamedTuple):
+    offer: Offer
+    releases: Releases
+    results: list[dict[str, Any]]
+    readme: str
+
+
+async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
+    offer = await look_up(hub, reference)
+    readme = await hub.readme(offer.reference) or "it has no README" if with_readme else ""
+    return _Info(offer, await hub.releases(reference), await hub.results(offer.reference), readme)
+
+
+def _results(results: list[dict[str, Any]]) -> Table:
+    table = Table(title="results", width=100, title_justify="left")
+    table.add_column("model", overflow="fold", ratio=3)
+    for name in ("rollouts", "reward", "95 % interval"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_column("pushed", no_wrap=True)
+    for one in results:
+        summary = one.get("summary") or {}
+        reward = summary.get("reward")
+        reward = reward if isinstance(reward, dict) else {}
+        mean = reward.get("mean")
+        figures = [number(mean) if isinstance(mean, (int, float)) else "–", interval(reward)]
+        words = (one.get("model", ""), summary.get("scored", "–"), *figures, str(one.get("uploaded", ""))[:10])
+        table.add_row(*(plain(str(word)) for word in words))
+    return table
+
+
+@click.command(epilog=examples("rove info alice/my-task", "rove info alice/my-task@1.0.0 --readme"))
+@click.argument("name", metavar="OWNER/NAME[@VERSION]")
+@hub_option
+@click.option("--readme", is_flag=True, help="Also print the README.")
+@json_option
+def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> None:
+    """Show an environment's rewards, scores of scripted policies, requirements, versions and results."""
+    console = console_for(as_json)
+    reference, where = parse_reference(name), require_hub(hub)
+    offer, releases, results, text = with_hub(hub, lambda one: _info(one, reference, readme and not as_json))
+    installed = find(offer.reference._replace(version=None))
+    if as_json:
+        content = {
+            "manifest": msgspec.json.decode(offer.content),
+            "index": msgspec.to_builtins(releases),
+            "results": results,
+        }
+        print_json({**content, "hub": where, "key": offer.key, "installed": installed and installed.version})
+        return
+    more = [("hub", where), ("signed", f"by {settings.fingerprint(offer.key)}" if offer.key else "no")]
+    more.append(("installed", installed.version if installed else "no"))
+    console.print(details_table(offer.manifest, str(offer.reference), more))
+    console.print(versions(releases.versions))
+    if results:
+        console.print(_results(results))
+    if readme:
+        console.print(Text("\n").join(map(plain, text.splitlines())), soft_wrap=True)
+    short = f"{reference.owner}/{reference.name}"
+    install = f"install it: rove install {short}{at(hub)}"
+    hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)

@@ -163,7 +163,7 @@ def set_up_game(
     """Assign the model's role, the opponent and all model roles to models and the person at the terminal.
 
     Args:
-        model_client: The model that plays; None = the person does.
+        model_client: The model that acts; None = the person.
         person_roles: Patterns of the roles that the person plays.
         role_clients: Patterns of the roles that models play → client.
     """

@@ -42,7 +42,7 @@ ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "tem
 
 
 class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of `rove eval`: those of `rove.evaluate.Options`, the model, the environment and the run folder."""
+    """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
     """Environment, or a file of questions and answers (.jsonl, .csv or .parquet)."""

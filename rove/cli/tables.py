@@ -11,7 +11,7 @@ from rich.text import Text
 
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
-from rove.statistics import Comparison, Difference, Mover
+from rove.statistics import Comparison, Difference
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
 from rove.viewer.html import cut
 
@@ -150,14 +150,10 @@ def movers_table(comparison: Comparison) -> Table:
     table.add_column("example_key", no_wrap=True)
     for group in (comparison.up, comparison.down):
         for mover in group:
-            table.add_row(*_mover(mover))
+            values = (number(mover.a), number(mover.b), signed(mover.b - mover.a))
+            table.add_row(str(mover.example_id), *values, mover.example_key)
         table.add_section()
     return table
-
-
-def _mover(mover: Mover) -> tuple[str, ...]:
-    change = signed(mover.b - mover.a)
-    return str(mover.example_id), number(mover.a), number(mover.b), change, mover.example_key
 
 
 def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], title: str) -> Table:

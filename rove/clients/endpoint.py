@@ -189,9 +189,6 @@ class EndpointClient(ABC):
         The response, and every error raised here, lists the failed tries in `attempts`, oldest first. If a request is
         cancelled after failed tries or while it waits for the limiter, the `CancelledError` lists them.
 
-        Returns:
-            The response with message, usage and finish reason.
-
         Raises:
             OverlongPromptError: the prompt exceeds the model's context.
             InvalidModelResponseError: the reply to the last try was empty or malformed.
@@ -240,11 +237,7 @@ class EndpointClient(ABC):
     async def open_stream(
         self, path: str, content: Mapping[str, Any] | None = None
     ) -> AsyncIterator[aiohttp.ClientResponse]:
-        """Open a streaming reply: one try, outside of the limiter.
-
-        Args:
-            path: below the base URL.
-            content: JSON to POST; None sends a GET.
+        """Open a streaming reply: one try, outside of the limiter. `path` is below the base URL; without `content` it is a GET.
 
         Raises:
             ModelError, InfraError: as for `respond`.
@@ -269,8 +262,8 @@ class EndpointClient(ABC):
             await connection.session.close()
 
     def __del__(self) -> None:
-        # After asyncio.run nothing can await close(). One step then completes it, so that aiohttp does not print "Unclosed client
-        # session" at the end of every script.
+        # After asyncio.run, close() cannot be awaited. One step then completes it, so that aiohttp does not print "Unclosed
+        # client session" at the end of every script.
         if self._connection and self._connection.loop.is_closed():
             with suppress(StopIteration):
                 self._connection.session.close().send(None)
@@ -357,7 +350,7 @@ def retry_delay(failures: int, backoff: float, retry_after: float, jitter: rando
     """Return the seconds to pause after `failures` failed tries.
 
     The pause is `retry_after` plus a random part up to min(8, backoff * 2**(failures - 1)), because a server that is
-    overloaded asks many clients for the same pause and they must not all return at once.
+    overloaded requests the same pause from many clients and they must not all return at once.
     """
     return retry_after + jitter.uniform(0.0, min(MAX_BACKOFF_S, backoff * 2 ** (failures - 1)))
 

@@ -78,11 +78,7 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
             )
 
     def client(self, api_key: str | None = None, **settings: Any) -> EndpointClient:
-        """Return a client for this address.
-
-        Args:
-            api_key: overrides the environment variable.
-            settings: arguments of `EndpointClient`.
+        """Return a client for this address. `api_key` overrides the environment variable.
 
         Raises:
             MissingKeyError: the environment variable is not set, or the official API got no key.

@@ -65,7 +65,7 @@ class Limiter:
 
     - Refusal: to 0.9 of the concurrent requests. Refusals of requests that were sent before the cut do not cut again. If a
       whole round is refused, no request is admitted until the longest requested pause is over.
-    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they say nothing about the load.
+    - Timeout: the same, but without a pause. Errors and dropped connections do not count: they are unrelated to the load.
     - Slow round: to 0.7, if a round took twice as long as the fastest one with hardly more throughput than half as many
       requests. If latency then drops, requests had been queueing and the cut stays; otherwise the old limit is restored.
 
@@ -133,16 +133,7 @@ class Limiter:
     async def acquire(self) -> float:
         """Wait for admission; return its time, to be passed to `release`."""
         if self._queue or self.under_way >= self.limit or self._is_closed:
-            waiter = asyncio.get_running_loop().create_future()
-            self._queue.append(waiter)
-            self._wake_later()
-            try:
-                await waiter  # `_wake` has already counted this request
-            except asyncio.CancelledError:
-                if waiter.done() and not waiter.cancelled():
-                    self.under_way -= 1
-                    self._wake()
-                raise
+            await self._wait_in(self._queue, self._retract)  # `_wake` has already counted this request
         else:
             self.under_way += 1
         return self._clock()
@@ -152,16 +143,31 @@ class Limiter:
 
         Args:
             admitted: the return value of `acquire`.
-            outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (says
-                nothing about the load).
+            outcome: "answered", "refused" (the endpoint is overloaded), "unanswered" (timeout) or "failed" (unrelated
+                to the load).
             pause: seconds of pause that a refusing endpoint requested.
         """
         try:
             if self.adaptive:
                 self._learn(admitted, outcome, pause)
         finally:  # `on_change` is foreign code and may raise
-            self.under_way -= 1
-            self._wake()
+            self._retract()
+
+    async def _wait_in(self, queue: deque[asyncio.Future[None]], give_back: Callable[[], None]) -> None:
+        """Wait until `_wake` admits; call `give_back` if the task is cancelled after that."""
+        waiter = asyncio.get_running_loop().create_future()
+        queue.append(waiter)
+        self._wake_later()
+        try:
+            await waiter
+        except asyncio.CancelledError:
+            if waiter.done() and not waiter.cancelled():
+                give_back()
+            raise
+
+    def _retract(self) -> None:
+        self.under_way -= 1
+        self._wake()
 
     async def reserve(self) -> None:
         """Wait until a new rollout's first request would be admitted at once.
@@ -171,15 +177,7 @@ class Limiter:
         if not self._arrivals and self._has_room:
             self._reserved += 1
             return
-        waiter = asyncio.get_running_loop().create_future()
-        self._arrivals.append(waiter)
-        self._wake_later()
-        try:
-            await waiter
-        except asyncio.CancelledError:
-            if waiter.done() and not waiter.cancelled():
-                self.unreserve()
-            raise
+        await self._wait_in(self._arrivals, self.unreserve)
 
     def unreserve(self) -> None:
         """Give up a reservation. A request sent right after this call is still admitted at once."""

@@ -60,7 +60,7 @@ class ScriptedClient:
         return Response(message, usage, "tool_calls" if message.get("tool_calls") else "stop")
 
     async def close(self) -> None:
-        """Do nothing: there is nothing to free."""
+        """Do nothing: the client holds no resources."""
 
     def _message(self, answer: Any) -> Message:
         if isinstance(answer, str):

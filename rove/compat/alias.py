@@ -18,16 +18,9 @@ TARGET = "rove.compat.verifiers"
 
 _PACKAGES = {
     "",
-    "clients",
-    "envs",
-    "envs.experimental",
-    "envs.integrations",
-    "inference",
-    "legacy",
-    "parsers",
-    "rubrics",
+    *["clients", "envs", "envs.experimental", "envs.integrations", "inference", "legacy", "parsers"],
+    *["rubrics", "rubrics.experimental", "scripts", "tools", "trainers", "utils"],
 }
-_PACKAGES |= {"rubrics.experimental", "scripts", "tools", "trainers", "utils"}
 _PATHS_OF_MODULE = {
     "": "envs envs.experimental envs.integrations rubrics rubrics.experimental utils legacy",
     "clients": "clients clients.client clients.anthropic_messages_client clients.nemorl_chat_completions_client "

@@ -96,7 +96,7 @@ def check_reward(scored: Sequence[RolloutRecord]) -> Finding:
 
 
 def check_advantages(scored: Sequence[RolloutRecord]) -> Finding:
-    """Check whether rewards differ within groups: zero-advantage groups teach nothing."""
+    """Check whether rewards differ within groups: zero-advantage groups give no gradient."""
     groups, useful = len({record.example_key for record in scored}), len(groups_with_advantages(scored))
     zero = groups - useful
     seen = f"{zero} of {groups} groups have zero advantage"

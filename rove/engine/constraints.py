@@ -28,11 +28,7 @@ occasionally large ones) write line breaks until they run out of tokens."""
 
 
 class Constraint:
-    """The state of one completion in its grammar.
-
-    Args:
-        matcher: llguidance matcher at the start of the grammar.
-    """
+    """The state of one completion in its grammar."""
 
     def __init__(self, matcher: LLMatcher):
         self._matcher = matcher

@@ -115,8 +115,8 @@ class CacheShape(NamedTuple):
     @property
     def position_bytes(self) -> int:
         """Bytes of one position in all layers."""
-        kept = (heads * (key + value) for heads, key, value in map(self.layer_shape, range(self.layers)))
-        return sum(kept) * self.dtype.itemsize
+        sizes = (heads * (key + value) for heads, key, value in map(self.layer_shape, range(self.layers)))
+        return sum(sizes) * self.dtype.itemsize
 
 
 def row_capacity(length: int) -> int:

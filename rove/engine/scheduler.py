@@ -148,11 +148,13 @@ class Scheduler:
     def _grow_slots(self) -> None:
         full = [seq for seq in self.running if seq.slot and len(seq.tokens) > seq.slot.pool.capacity]
         for seq in full:
+            # Preemption may take the slot of this very sequence, which then waits and leaves the loop.
             while seq.slot is not None and len(seq.tokens) > seq.slot.pool.capacity:
                 larger = self.cache.grow(seq.slot, len(seq.tokens))
                 if larger is None:
                     self._preempt(self.running[-1])
                 else:
+                    # Keys computed with older weights must not be offered to new sequences.
                     if larger is not seq.slot and not larger.outdated:
                         self.cache.index.add(seq.tokens[: seq.prompt_length], larger, seq.scope)
                     seq.slot = larger
@@ -180,6 +182,7 @@ class Scheduler:
             if seq.slot is None:
                 postponed += self.waiting[i:]
                 break
+            # The whole prompt enters the index at once: sequences that arrive during its prefill wait for it and copy it.
             seq.slot.target, seq.slot.scope = len(seq.tokens), seq.scope
             self.cache.index.add(seq.tokens, seq.slot, seq.scope)
             insort(self.running, seq, key=lambda seq: seq.arrival)
@@ -200,6 +203,7 @@ class Scheduler:
     def _allocate(self, seq: SequenceState, source: Slot | None, usable: int, expected: int) -> Slot | None:
         length = len(seq.tokens) + min(seq.remaining_tokens, RESERVED_POSITIONS)
         slot = None
+        # A finished sequence that this one continues, such as the last turn: take over its slot without copying.
         if source in self.cache.reusable and source.filled == usable:
             self.cache.reuse(source)
             slot = self.cache.grow(source, len(seq.tokens))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import importlib
 import inspect
 from abc import ABC, abstractmethod
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext, suppress
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest
@@ -92,6 +91,14 @@ def _mark(kind: str, priority: Any) -> Any:
     return decorate
 
 
+class EvaluationFunctions(NamedTuple):
+    """The functions behind `Environment.generate`, `evaluate` and `make_dataset`, which belong to a layer above."""
+
+    generate: Callable[..., Awaitable[list[Any]]]
+    evaluate: Callable[..., Awaitable[dict[str, Any]]]
+    make_dataset: Callable[..., list[dict[str, Any]]]
+
+
 class Environment(ABC):
     """A dataset, a system prompt, an interaction protocol (`run`) and a rubric.
 
@@ -117,6 +124,9 @@ class Environment(ABC):
         records = env.generate_sync(rove.OpenAIClient(), "gpt-4.1-nano", rollouts_per_example=4)
         print(records[0].scores.reward)
     """
+
+    evaluation: ClassVar[EvaluationFunctions]
+    """Set by `rove.rollouts.evaluate`, which `import rove` imports."""
 
     def __init__(
         self,
@@ -232,15 +242,15 @@ class Environment(ABC):
 
     async def generate(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """Run rollouts and return records; see `rove.generate`."""
-        return await importlib.import_module("rove.rollouts.evaluate").generate(self, client, model, **options)
+        return await self.evaluation.generate(self, client, model, **options)
 
     async def evaluate(self, client: Any, model: str = "", **options: Any) -> dict[str, Any]:
         """Run rollouts and return a summary; see `rove.evaluate`."""
-        return await importlib.import_module("rove.rollouts.evaluate").evaluate(self, client, model, **options)
+        return await self.evaluation.evaluate(self, client, model, **options)
 
     def make_dataset(self, records: Iterable[Any], **options: Any) -> list[dict[str, Any]]:
         """Convert records to dataset rows; see `rove.make_dataset`."""
-        return importlib.import_module("rove.rollouts.evaluate").make_dataset(records, **options)
+        return self.evaluation.make_dataset(records, **options)
 
     def generate_sync(self, client: Any, model: str = "", **options: Any) -> list[Any]:
         """Call `generate` from synchronous code."""

@@ -298,7 +298,9 @@ def _installed(name: str) -> Path | None:
         return None
     # Not importlib.util.find_spec: it would find a module again that was loaded from a folder before.
     spec = next((found for finder in sys.meta_path if (found := finder.find_spec(name, None))), None)
-    return Path(spec.origin) if spec is not None and spec.origin and not _is_example(spec.origin) else None
+    if spec is None or not spec.origin or Path(spec.origin).is_relative_to(_examples_dir()):
+        return None
+    return Path(spec.origin)
 
 
 def _hidden_by_stdlib(name: str) -> Path | None:
@@ -319,10 +321,6 @@ def _file_in(folders: list[Path], name: str) -> Path | None:
         if file is not None:
             return file.resolve()
     return None
-
-
-def _is_example(origin: str) -> bool:
-    return Path(origin).is_relative_to(_examples_dir())
 
 
 def _import_file(name: str, file: Path) -> ModuleType:

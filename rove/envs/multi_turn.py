@@ -157,7 +157,7 @@ class MultiTurnEnv(Environment):
                 state["prompt"] = as_messages(state["prompt"])
 
     def _store_rendering(self, state: State, messages: Messages) -> None:
-        """Store the rendering of the state beside the last message.
+        """Store the rendering of the state with the last message.
 
         Raises:
             ConfigError: `render` did not return a Rendering.

@@ -183,7 +183,7 @@ class RLMEnv(PythonEnv):
     The input is the variable `context`; the prompt shows only its length and beginning. Code calls `llm(prompt)` and
     `llm_batch(prompts)`; a call beyond the limits raises in the code and does not end the rollout. The model answers with
     `answer["content"] = …; answer["ready"] = True`. `state["final_answer"]` is the last content ("" if none) and
-    `state["rlm"].ready` tells whether it was final. A turn without code also ends the rollout.
+    `state["rlm"].ready` is whether it was final. A turn without code also ends the rollout.
 
     The duration of sub-calls does not count for `timeout_per_command_seconds`. It is limited by the client's timeout, the
     number of calls, and `timeout_seconds` of the rollout.

@@ -92,12 +92,7 @@ def recorded_opponent(record: RolloutRecord) -> Opponent | None:
 
 
 class RecordedRoles:
-    """Model roles of a replay: a person's recorded answers come first (implements `rove.core.model_roles.RoleClients`).
-
-    Args:
-        record: The recorded game.
-        role: Pattern of the role names in which the person answered.
-    """
+    """Model roles of a replay: a person's recorded answers come first (implements `rove.core.model_roles.RoleClients`)."""
 
     def __init__(self, record: RolloutRecord, role: str):
         self.record, self.role = record, role
@@ -110,12 +105,7 @@ class RecordedRoles:
 
 
 class RecordedClient:
-    """A client that repeats recorded answers and forwards unknown conversations to another client.
-
-    Args:
-        steps: The recorded conversations and answers.
-        client: Answers all other conversations.
-    """
+    """A client that repeats recorded answers and forwards unknown conversations to another client."""
 
     def __init__(self, steps: Iterable[TrajectoryStep], client: Client):
         self.steps, self.client = list(steps), client

@@ -16,7 +16,7 @@ def require_library(module: str, extra: str, user: str) -> None:
         user: what needs it, for the error message.
 
     Raises:
-        ConfigError: it is not installed; the message says how to install it.
+        ConfigError: it is not installed; the message explains how to install it.
     """
     if importlib.util.find_spec(module) is None:
         raise ConfigError(f"{user} needs '{module}': pip install 'rove[{extra}]'")

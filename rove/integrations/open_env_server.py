@@ -8,6 +8,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -23,6 +24,7 @@ from rove.integrations.environments.open_env import RefusedError
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 from rove.server.admission import own_pages_only
+from rove.wire.common import excerpt
 
 MAX_SESSIONS = 1024
 SPLITS = {"train": True, "eval": False}
@@ -39,10 +41,7 @@ OBSERVATION = {
         "tools": {"type": "array", "items": {"type": "object"}, "description": "Tools that the model may call."},
         "done": {"type": "boolean"},
         "reward": {"type": "number", "description": "Reward of the rollout at its end; 0 before."},
-        "metadata": {
-            "type": "object",
-            "description": "At the end: rewards, metrics, stop condition, error.",
-        },
+        "metadata": {"type": "object", "description": "At the end: rewards, metrics, stop condition, error."},
     },
 }
 STATE = {
@@ -86,10 +85,15 @@ class OpenEnvServer:
     def app(self) -> web.Application:
         """Return the web application. It has no API keys, so it refuses web pages of other origins."""
         app = web.Application(middlewares=[own_pages_only])
-        app.router.add_get("/health", self._health)
-        app.router.add_get("/schema", self._schema)
-        app.router.add_get("/metadata", self._metadata)
-        app.router.add_get("/list_environments", self._environments)
+        about = (type(self.env).__doc__ or "").strip().split("\n")[0]
+        fixed_bodies = {
+            "health": {"status": "healthy"},
+            "schema": {"action": ACTION, "observation": OBSERVATION, "state": STATE},
+            "metadata": {"name": self.name, "description": about or self.name, "version": "1"},
+            "list_environments": [self.name],
+        }
+        for name, body in fixed_bodies.items():
+            app.router.add_get(f"/{name}", partial(_respond_with, body))
         app.router.add_get("/{env}/splits", self._splits)
         for name in ("tasks", "num_tasks", "task", "task_range"):
             app.router.add_post(f"/{{env}}/{name}", self._tasks)
@@ -101,19 +105,6 @@ class OpenEnvServer:
     async def _tear_down(self, _: web.Application) -> None:
         await self.rest.close()
         await self.env.tear_down()
-
-    async def _health(self, _: web.Request) -> web.Response:
-        return web.json_response({"status": "healthy"})
-
-    async def _schema(self, _: web.Request) -> web.Response:
-        return web.json_response({"action": ACTION, "observation": OBSERVATION, "state": STATE})
-
-    async def _metadata(self, _: web.Request) -> web.Response:
-        about = (type(self.env).__doc__ or "").strip().split("\n")[0]
-        return web.json_response({"name": self.name, "description": about or self.name, "version": "1"})
-
-    async def _environments(self, _: web.Request) -> web.Response:
-        return web.json_response([self.name])
 
     async def _splits(self, request: web.Request) -> web.Response:
         self._check_name(request)
@@ -195,6 +186,10 @@ class OpenEnvServer:
                 await episode.close()
             await socket.close()
         return socket
+
+
+async def _respond_with(body: Any, _: web.Request) -> web.Response:
+    return web.json_response(body)
 
 
 async def _reply(kind: str, data: Mapping[str, Any], episode: Episode | None) -> tuple[str, dict[str, Any]]:
@@ -343,15 +338,10 @@ def _message(action: Mapping[str, Any]) -> AssistantMessage:
     text, calls = action.get("message"), action.get("tool_calls")
     if unknown or not isinstance(text, str) or not isinstance(calls, (list, type(None))):
         raise RefusedError(
-            f"the action is {_excerpt(action)}; expected {{'message': string}}, optionally with 'tool_calls': list",
+            f"the action is {excerpt(action)}; expected {{'message': string}}, optionally with 'tool_calls': list",
             "VALIDATION_ERROR",
         )
     return AssistantMessage(text, tool_calls=calls) if calls else AssistantMessage(text)
-
-
-def _excerpt(action: Mapping[str, Any]) -> str:
-    text = json.dumps(action, ensure_ascii=False, default=str)
-    return text if len(text) <= 200 else f"{text[:200]}…"
 
 
 IDLE_TIMEOUT_S = 600.0
@@ -376,11 +366,6 @@ class RestEpisodes:
     `reset` returns the id of its episode in `metadata`: the requested one, or a new one. `step` and `state` take `episode_id`;
     the default is the episode that began last. (OpenEnv's own server forgets an episode after each request, so that only the
     first step can be taken there.) An episode ends with its last step, or when another one begins with its id.
-
-    Args:
-        begin: begins an episode, given the data of a reset.
-        limit: limit of sessions, shared with the server's connections.
-        idle_seconds: see `IDLE_TIMEOUT_S`.
     """
 
     def __init__(
@@ -403,10 +388,9 @@ class RestEpisodes:
         """
         now = asyncio.get_running_loop().time()
         name = str(data.get("episode_id") or uuid.uuid4().hex)
-        for old in [
-            old for old, stored in self._episodes.items() if old == name or now - stored.last_used > self.idle_seconds
-        ]:
-            await self._end(old)
+        for old, stored in list(self._episodes.items()):
+            if old == name or now - stored.last_used > self.idle_seconds:
+                await self._end(old)
         self.limit.acquire()
         try:
             stored = _StoredEpisode(self.begin({**data, "episode_id": name}), now)

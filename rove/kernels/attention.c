@@ -1,9 +1,12 @@
-/* Attention of training on a CPU, forward and backward, over a packed batch.
+/* Causal attention for training on a CPU, forward and backward, over a packed batch.
  *
- * A row is a sequence of `length` tokens, each given by its place in the batch; the first `shared` of them are attended to, the
- * others attend, each to all up to itself. Axes: q, out, d_out, d_q [tokens, query heads, SIZE]; k, v, d_k, d_v [tokens, key
- * heads, SIZE]; lse [tokens, query heads], the logarithm of the sum of exponentials, which the backward pass needs. places
- * [all lengths], offsets [rows + 1] of rows in it, shared [rows]. Key heads `first` to `last` are done.
+ * A row is a sequence of `length` tokens, each given by its index in the batch. The first `shared` tokens are a prefix that
+ * another row computes: here they are only keys and values. Each later token is a query that attends to all tokens up to itself.
+ *
+ * Shapes: q, out, d_out, d_q [tokens, query heads, SIZE]; k, v, d_k, d_v [tokens, key heads, SIZE]; lse [tokens, query heads],
+ * the logarithm of the sum of exponentials, which the backward pass needs; places [sum of lengths], the indices of all rows;
+ * offsets [rows + 1], where each row begins in places; shared [rows]. A call computes the key heads `first` to `last` - 1, so
+ * that threads share the work without writing to the same memory.
  */
 #include <math.h>
 #include <stdlib.h>
@@ -26,7 +29,8 @@ static int64_t longest(const int64_t *offsets, int64_t rows) {
     return (most + W - 1) / W * W;
 }
 
-/* Memory for rows of up to `most` tokens; 0 if there is none. One more block than needed: what is ahead is fetched. */
+/* Allocate memory for rows of up to `most` tokens; return 0 if there is none. It has one block more than needed because the
+ * loops read ahead. */
 static float *allocate(Row *row, int64_t most) {
     float *all = calloc((5 * SIZE + 2 * HEADS) * most + W * SIZE * (MANY + 1), sizeof(float)), *next = all;
     if (!all) return 0;
@@ -40,6 +44,7 @@ static float *allocate(Row *row, int64_t most) {
     return all;
 }
 
+/* Store the vector of token `t` in blocks of W tokens, so that one load gives the same dimension of W tokens. */
 INLINE void blocked(const float *from, int64_t t, float *to) {
     for (int d = 0; d < SIZE; d++) to[(t / W * SIZE + d) * W + t % W] = from[d];
 }
@@ -49,7 +54,7 @@ INLINE void read_query(const float *from, float scale, float to[HEADS][SIZE]) {
         for (int d = 0; d < SIZE; d++) to[g][d] = from[g * SIZE + d] * scale;
 }
 
-/* Returns 0, or 1 when there is no memory. */
+/* Return 0, or 1 if there is no memory. */
 int forward(const float *q, const float *k, const float *v, float scale, const int64_t *places, const int64_t *offsets,
             const int64_t *shared, int64_t rows, int64_t key_heads, int64_t first, int64_t last, float *out, float *lse) {
     Row row;
@@ -72,13 +77,14 @@ int forward(const float *q, const float *k, const float *v, float scale, const i
                 vf seen[HEADS][VECTORS], sums[HEADS];
                 for (int g = 0; g < HEADS; g++) {
                     float *score = row.score + g * whole;
+                    /* Not -INFINITY: the difference of two infinities is not a number. exp(-1e30) is 0. */
                     for (int64_t t = count; t < whole; t++) score[t] = -1e30f;
                     vf high = all(-1e30f), sum = {};
                     for (int64_t t = 0; t < whole; t += W) {
                         vf x = load_f32(score + t);
                         high = pick(x > high, x, high);
                     }
-                    float most = most_of(high);
+                    float most = most_of(high); /* subtracted so that no exponential overflows */
                     for (int64_t t = 0; t < whole; t += W) {
                         vf weight = exponential(load_f32(score + t) - most);
                         sum += weight;
@@ -97,7 +103,7 @@ int forward(const float *q, const float *k, const float *v, float scale, const i
     return 0;
 }
 
-/* d_key and d_value of `count` tokens get what a query's gradients say about them. */
+/* Add the gradients of one query to d_key and d_value of `count` tokens. */
 INLINE void scatter(Row *row, int64_t count, int64_t stride, float query[HEADS][SIZE], float d_seen[HEADS][SIZE]) {
     for (int64_t t = 0; t < count; t++)
         UNROLL for (int j = 0; j < VECTORS; j++) {
@@ -111,7 +117,7 @@ INLINE void scatter(Row *row, int64_t count, int64_t stride, float query[HEADS][
         }
 }
 
-/* Adds to d_k and d_v, and sets d_q. Returns 0, or 1 when there is no memory. */
+/* Set d_q, and add to d_k and d_v (rows may share tokens). Return 0, or 1 if there is no memory. */
 int backward(const float *q, const float *k, const float *v, float scale, const int64_t *places, const int64_t *offsets,
              const int64_t *shared, int64_t rows, int64_t key_heads, int64_t first, int64_t last, const float *out,
              const float *lse, const float *d_out, float *d_q, float *d_k, float *d_v) {

@@ -76,11 +76,7 @@ class ServerProcess:
 
     @asynccontextmanager
     async def streams(self, make_stream: Callable[[], Any]) -> AsyncIterator[tuple[Any, Any]]:
-        """Open the streams (from the server, to the server) for the SDK; on exit, end the process group.
-
-        Args:
-            make_stream: creates an in-memory stream as (send, receive).
-        """
+        """Open the streams (from the server, to the server) for the SDK; on exit, end the process group."""
         (arrived, incoming), (outgoing, leaving) = make_stream(), make_stream()
         work = [self._read(arrived), self._write(leaving), self._listen()]
         tasks = [asyncio.create_task(one) for one in work]

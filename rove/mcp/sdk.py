@@ -27,11 +27,7 @@ def text_part(text: str) -> Part:
 def content_of(result: Mapping[str, Any], max_chars: int) -> str | list[Part]:
     """Return the result of a tool as text, or as content parts if it is not only text.
 
-    Structured content is added as JSON if the result has no text.
-
-    Args:
-        result: as the protocol spells it.
-        max_chars: characters of all texts together; the rest is cut.
+    Structured content is added as JSON if the result has no text. Texts are cut after `max_chars` characters in total.
     """
     parts = [_part(block) for block in result.get("content", ())]
     structured = result.get("structuredContent")
@@ -166,13 +162,7 @@ async def start_process(settings: ServerSettings) -> ServerProcess:
 async def connected(
     settings: ServerSettings, process: ServerProcess | None, read_seconds: float
 ) -> AsyncIterator[Session]:
-    """Open a session with a server; the task that enters must also exit.
-
-    Args:
-        settings: the server.
-        process: the process of a command; ended on exit.
-        read_seconds: read timeout of an HTTP connection.
-    """
+    """Open a session with a server; the task that enters must also exit."""
     mcp = _mcp()
     async with AsyncExitStack() as stack:
         if process is not None:

@@ -16,11 +16,6 @@ class Connection:
     """A session with one server; calls may be concurrent.
 
     A separate task holds the session, because the SDK's contexts must be exited by the task that entered them.
-
-    Args:
-        settings: the server.
-        start_seconds: time limit for start and tool list.
-        call_seconds: time limit of a call.
     """
 
     def __init__(self, settings: ServerSettings, start_seconds: float, call_seconds: float):

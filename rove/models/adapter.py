@@ -28,12 +28,7 @@ ADAPTER_NAME = "default"
 
 
 class Adapter:
-    """The adapter in a model.
-
-    Args:
-        wrapped: PEFT's wrapper, which contains the model's modules.
-        base: Folder or hub name of the base model.
-    """
+    """The adapter in a model."""
 
     def __init__(self, wrapped: PeftModel, base: str):
         self._wrapped = wrapped

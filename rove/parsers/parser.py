@@ -141,10 +141,7 @@ class XMLParser(Parser):
     def parse(self, text: str, strip: bool = True, last: bool = False) -> SimpleNamespace:
         """Return the texts of all tags as attributes; None for a tag that is missing or not closed.
 
-        Args:
-            text: text to parse.
-            strip: remove white space around the texts.
-            last: use the last complete pair of a repeated tag instead of the first.
+        `strip` removes white space around the texts; `last` uses the last complete pair of a repeated tag, not the first.
         """
         found = {name: _between(text, name, last) for names in self._fields for name in names}
         return SimpleNamespace(**{name: raw.strip() if raw and strip else raw for name, raw in found.items()})
@@ -245,12 +242,7 @@ def _is_tidy(raw: str) -> bool:
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    """Return the content of the last complete `\\boxed{…}`, with inner braces.
-
-    Args:
-        text: text to search.
-        strict: return "" instead of the whole text if there is none.
-    """
+    """Return the content of the last complete `\\boxed{…}`, with inner braces; without one the text, or "" if `strict`."""
     opened: list[int] = []  # start of the content of every open brace; -1 if it is not a box
     first, last = -1, -1
     for found in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):

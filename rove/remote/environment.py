@@ -34,13 +34,7 @@ INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class RemoteEnv(Environment):
-    """An environment in worker processes, which run and score rollouts; this process queries the model.
-
-    Args:
-        description: From `rove.remote.worker.setup`.
-        pools: The workers.
-        env_args: Arguments that it was loaded with.
-    """
+    """An environment in worker processes, which run and score rollouts; this process queries the model."""
 
     def __init__(self, description: Mapping[str, Any], pools: WorkerPools, env_args: Mapping[str, Any] | None = None):
         self.description, self.pools = dict(description), pools

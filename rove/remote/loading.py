@@ -17,11 +17,11 @@ from rove.envs.environment import Environment
 from rove.envs.loading import environment_file, find_external_environment, load_environment
 from rove.envs.questions import is_question_file
 from rove.remote.environment import IsolatedEnv, RemoteEnv
-from rove.remote.venv import StandIns, python_for
+from rove.remote.venv import python_for
 from rove.workers.import_alias import active_import_alias
 
 SETTINGS = ("isolation", "ray")
-"""Tables of settings that say where an environment runs, and change nothing of what it does."""
+"""Tables of settings that state where an environment runs; they do not change what it does."""
 
 
 class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -102,7 +102,8 @@ def open_environment(
     Raises:
         ConfigError: It cannot be loaded, its dependencies cannot be installed, or the cluster cannot be used.
     """
-    prepare, stand_ins = _import_alias()
+    alias = active_import_alias()
+    prepare, stand_ins = ("", {}) if alias is None else (alias.setup, alias.provided_versions)
     if isolation.ray is not None:
         module = importlib.import_module("rove.remote.ray")
         return module.RayEnv(env_id, env_args, env_dir, isolation, prepare)
@@ -126,12 +127,6 @@ async def open_environment_in_thread(
     if not isolation.on:
         return open_environment(env_id, env_dir, env_args, isolation)
     return await asyncio.to_thread(open_environment, env_id, env_dir, env_args, isolation)
-
-
-def _import_alias() -> tuple[str, StandIns]:
-    """Return the function that installs this process's import alias in a worker, and the versions that the alias provides."""
-    alias = active_import_alias()
-    return ("", {}) if alias is None else (alias.setup, alias.provided_versions)
 
 
 @contextmanager

@@ -64,13 +64,7 @@ class Node(Protocol):
 
 
 class NodeWorkers:
-    """The workers of an environment on a node; each connects to this process directly.
-
-    Args:
-        node: Forks them.
-        name: Name of the environment there.
-        address: Address of this machine for the workers' connections.
-    """
+    """The workers of an environment on a node; each connects to this process directly."""
 
     def __init__(self, node: Node, name: str, address: str):
         self.node, self.name, self.address = node, name, address
@@ -82,7 +76,8 @@ class NodeWorkers:
             WorkerError: It did not start or connect.
         """
         token = secrets.token_bytes(TOKEN_BYTES)
-        with socket.create_server((self.address, 0), family=_family(self.address)) as listener:
+        family = socket.AF_INET6 if ":" in self.address else socket.AF_INET
+        with socket.create_server((self.address, 0), family=family) as listener:
             listener.setblocking(False)
             port = listener.getsockname()[1]
             try:
@@ -344,7 +339,3 @@ async def _accept(listener: socket.socket, token: bytes) -> socket.socket:
         if hmac.compare_digest(received, token):
             return connection
         connection.close()
-
-
-def _family(address: str) -> socket.AddressFamily:
-    return socket.AF_INET6 if ":" in address else socket.AF_INET

@@ -42,7 +42,7 @@ class RemoteRollout:
     """A rollout that runs in a shared worker; if the worker dies, it is replayed alone in a new worker.
 
     A replay receives the recorded responses again, so that the model is not queried twice. Replaying alone shows whether this
-    rollout kills workers: if the second worker dies too, the rollout fails. A lost node says nothing about its rollouts; they
+    rollout kills workers: if the second worker dies too, the rollout fails. The loss of a node is no fault of its rollouts; they
     are replayed on another node's shared worker.
 
     Args:

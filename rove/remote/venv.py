@@ -76,7 +76,7 @@ def make_venv(
 
     Args:
         folder: The folder of the environment.
-        arguments: Arguments of `pip install`: requirements, files, flags; empty installs nothing.
+        arguments: Arguments of `pip install`: requirements, files, flags; none are installed if empty.
         seconds: Time limit for installing.
         stand_ins: Distributions that are replaced by empty ones.
 

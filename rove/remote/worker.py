@@ -388,7 +388,7 @@ class _ParentClient:
         return Response(message, usage, reply["finish_reason"], attempts=reply["attempts"])
 
     async def close(self) -> None:
-        """Do nothing: the parent owns the model."""
+        """See `Client`; the parent owns the model."""
 
 
 def _error_to_dict(error: BaseException) -> dict[str, Any]:

@@ -66,12 +66,7 @@ class WorkerPools(Protocol):
 
 
 class WorkerPool:
-    """The workers of one node, with their rollouts. On a single machine it also implements `WorkerPools`.
-
-    Args:
-        workers: Starts workers.
-        hang_seconds: Kill a worker that is unresponsive for this many seconds.
-    """
+    """The workers of one node, with their rollouts. On a single machine it also implements `WorkerPools`."""
 
     def __init__(self, workers: WorkerFactory, hang_seconds: float):
         self.workers, self.hang_seconds = workers, hang_seconds

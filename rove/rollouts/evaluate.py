@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import importlib
 import json
 import warnings
 from collections import Counter, deque
@@ -20,7 +19,7 @@ from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Limits, SamplingParams
 from rove.core.records import Outcome, RolloutRecord, Usage
-from rove.envs.environment import Environment
+from rove.envs.environment import Environment, EvaluationFunctions
 from rove.envs.loading import as_environment
 from rove.rendering.tool_calls import FORMATS, calls_of
 from rove.rollouts.export import dataset_row
@@ -92,7 +91,7 @@ class _Evaluation:
         if options.price is None and (options.budget is not None or options.limits.max_cost is not None):
             raise ConfigError("a budget or a max_cost needs a price: input and output, per million tokens")
         lines, used = run.ledger() if run is not None else ({}, Usage())
-        self.kept = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
+        self.finished_lines = {(key, index): line for (_, key, index), line in lines.items() if not line.failed}
         self.price = options.price or Price(0.0, 0.0)
         self.spent = self.price.of(used)
         self.planned = 0
@@ -145,12 +144,18 @@ class _Evaluation:
         examples = self.env.examples(options.num_examples, options.train)
         for group in plan(examples, options.rollouts_per_example, options.seed):
             self.planned += len(group)
-            missing = [job for job in group if (job.key, job.index) not in self.kept]
-            if together and not missing and not are_consecutive([self.kept[job.key, job.index] for job in group]):
+            missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
+            if (
+                together
+                and not missing
+                and not are_consecutive([self.finished_lines[job.key, job.index] for job in group])
+            ):
                 missing = group  # its lines are of two attempts, the later one interrupted
             again = group if missing and together else missing
             if len(again) < len(group):
-                self._unreported.extend(self.kept[job.key, job.index].offset for job in group if job not in again)
+                self._unreported.extend(
+                    self.finished_lines[job.key, job.index].offset for job in group if job not in again
+                )
             if again and self.run is not None and not self._reopened:
                 self.run.reopen()
                 self._reopened = True
@@ -333,7 +338,9 @@ def _opened(
 ) -> Iterator[_Evaluation]:
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
     if not isinstance(client, Client):
-        client = importlib.import_module("rove.clients.openai").as_client(client)
+        from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need
+
+        client = as_client(client)
     if run is None or isinstance(run, Run):
         yield _Evaluation(env, client, model, options, run)
         return
@@ -381,3 +388,6 @@ def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
             if calls := calls_of(message):
                 texts.append(hermes.write(calls))
     return texts
+
+
+Environment.evaluation = EvaluationFunctions(generate, evaluate, make_dataset)

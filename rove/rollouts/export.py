@@ -75,12 +75,12 @@ class RunRows:
             raise RunError(f"{run.path} has no scored rollouts ({self.failed} failed)")
         if tags or not_tags:
             of = _tags(run, (*tags, *not_tags))
-            kept = {
+            chosen = {
                 line.number
                 for place, line in lines.items()
                 if (not tags or of.get(place, set()) & set(tags)) and not of.get(place, set()) & set(not_tags)
             }
-            self._places &= kept
+            self._places &= chosen
         if passes is not None:
             for record in islice(self._records(), CHECKED):
                 passes(record)
@@ -333,5 +333,5 @@ def _schema(rows: Iterable[Row]) -> Any:
             schema = pyarrow.unify_schemas([schema, seen], promote_options="permissive")
     except (pyarrow.ArrowInvalid, pyarrow.ArrowTypeError, pyarrow.ArrowNotImplementedError) as error:
         raise ConfigError(f"these rows do not fit into columns ({error}): use --to jsonl") from error
-    kept = [field for field in schema if not (pyarrow.types.is_struct(field.type) and not field.type.num_fields)]
-    return pyarrow.schema([field.with_type(fixed.get(field.name, field.type)) for field in kept])
+    fields = [field for field in schema if not (pyarrow.types.is_struct(field.type) and not field.type.num_fields)]
+    return pyarrow.schema([field.with_type(fixed.get(field.name, field.type)) for field in fields])

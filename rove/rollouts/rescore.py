@@ -19,7 +19,7 @@ from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
 from rove.core.protocols import Request, Response, SamplingParams
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord, Timing
+from rove.core.records import Outcome, RolloutRecord, Timing
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.rollouts.groups import run_groups
@@ -213,7 +213,8 @@ class _Recorded:
         for (_, key, index), line in run.ledger()[0].items():
             outcome = run.outcome_at(line.offset)
             self._rows = max(self._rows, outcome.example_id + 1)
-            if outcome.error is None or _is_of_scoring(outcome.error):
+            # rescoring can correct the failure of a reward function, but not that of a rollout
+            if outcome.error is None or outcome.error.phase == "scoring" or outcome.error.phase.startswith("reward "):
                 self._places.setdefault(key, {})[index] = line.offset
             else:
                 self.failed += 1
@@ -239,11 +240,6 @@ class _Recorded:
         """Return whether `outcome` is of the recorded rollout, identified by its exact times and usage."""
         mine = self.run.outcome_at(self._places[job.key][job.index])
         return (mine.turn_seconds, mine.usage) == (outcome.turn_seconds, outcome.usage)
-
-
-def _is_of_scoring(error: ErrorInfo) -> bool:
-    """Return whether only a reward function failed, which rescoring can correct."""
-    return error.phase == "scoring" or error.phase.startswith("reward ")
 
 
 class _Replay(Environment):
@@ -373,10 +369,8 @@ class _Answers:
             self._fail(f"{where}: {_difference(now, then)}")
 
     def _read_back(self, prompt: Sequence[Any]) -> list[Any]:
-        return decode_record(encode_record(self._with(prompt))).prompt
-
-    def _with(self, prompt: Sequence[Any]) -> RolloutRecord:
-        return msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
+        record = msgspec.structs.replace(self.record, prompt=list(prompt), completion=[], steps=[])
+        return decode_record(encode_record(record)).prompt
 
     def _fail(self, what: str) -> None:
         self._failure = ReplayError(f"replay differs {what}")

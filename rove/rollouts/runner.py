@@ -294,7 +294,8 @@ async def run_rollout(
             state["input"] = _own_copy(
                 job.example
             )  # the group shares the example; a rollout must not change it for others
-            limit = _shorter(env.time_limit(state), timeout_seconds)
+            limits = (env.time_limit(state), timeout_seconds)
+            limit = min((limit for limit in limits if limit is not None), default=None)
             await run_with_limits(limit, state, lambda: env.run(state, turn))
     finally:  # clean up also after a cancellation
         with _contained(state), phase("cleanup"):
@@ -334,10 +335,6 @@ def _own_copy(value: Any) -> Any:
         dict.update(copied, ((name, _own_copy(item)) for name, item in value.items()))
         return copied
     return [_own_copy(item) for item in value] if kind is list else copy.deepcopy(value)
-
-
-def _shorter(*limits: float | None) -> float | None:
-    return min((limit for limit in limits if limit is not None), default=None)
 
 
 @contextmanager

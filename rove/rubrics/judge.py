@@ -398,7 +398,9 @@ class JudgeRubric(Rubric):
             except (InvalidModelResponseError, OverlongPromptError):
                 raise
             except (ConfigError, ModelError) as error:  # any other cause makes the plain request fail as well
-                rejects_format = _is_about_format(error)
+                # a ModelError may also reject the question, as a content filter does
+                named = re.search(r"response.?format|json.?schema|structured.?output", str(error), flags=re.IGNORECASE)
+                rejects_format = isinstance(error, ConfigError) or named is not None
         reply = await self._cache.query(judge, text, self._sampling)
         if rejects_format:
             self._plain.add(judge.name)
@@ -497,12 +499,6 @@ def _noting(states: list[State]) -> Iterator[_Notes]:
         yield notes
     finally:
         _notes.reset(before)
-
-
-def _is_about_format(error: ConfigError | ModelError) -> bool:
-    """Return whether an endpoint rejected the response format, not the question (as a content filter might)."""
-    named = re.search(r"response.?format|json.?schema|structured.?output", str(error), flags=re.IGNORECASE)
-    return isinstance(error, ConfigError) or named is not None
 
 
 def _check_prompt(prompt: str) -> None:

@@ -97,11 +97,7 @@ class Annotation(NamedTuple):
 
 
 class Annotations:
-    """The current annotations of a run, read again when the file has changed.
-
-    Args:
-        folder: The run folder.
-    """
+    """The current annotations of a run, read again when the file has changed."""
 
     def __init__(self, folder: Path):
         self.file = folder / FILE

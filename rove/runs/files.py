@@ -20,9 +20,6 @@ class RunFiles:
 
     Symbolic links, pipes and devices are never opened. Every method checks the content and raises a RunError that names the
     file if rove did not write it.
-
-    Args:
-        path: The folder.
     """
 
     def __init__(self, path: str | Path):

@@ -144,7 +144,8 @@ class Run(RunFiles):
         self._acquire()
         file = self.path / "config.toml"
         if overwrite:
-            self._clear()
+            for name in OWNED:
+                remove(self.path / name)
         self._check_files()
         current = {"kind": kind, "identity": plain(identity), "config": plain(config)}
         changes = []
@@ -174,8 +175,8 @@ class Run(RunFiles):
 
     def _is_unused(self) -> bool:
         """Return whether the folder holds only settings."""
-        kept = [self.path / name for name in OWNED if name not in NO_RESULTS]
-        return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in kept)
+        results = [self.path / name for name in OWNED if name not in NO_RESULTS]
+        return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in results)
 
     def _refuse_foreign(self) -> None:
         """Refuse a folder that is not empty and not a run folder."""
@@ -215,10 +216,6 @@ class Run(RunFiles):
             raise RunError(
                 f"another process is writing to {self.path}; wait for it, or pass another --run-dir"
             ) from error
-
-    def _clear(self) -> None:
-        for name in OWNED:
-            remove(self.path / name)
 
     def close(self) -> None:
         """Close the files and release the lock."""

@@ -18,13 +18,7 @@ OVERHEAD_PROCESSES = 8
 
 
 class Groups:
-    """Creates and removes the control groups of one backend.
-
-    Args:
-        root: Where control groups are mounted.
-        own_groups: File with the groups of this process.
-        without: Controllers to ignore.
-    """
+    """Creates and removes the control groups of one backend."""
 
     def __init__(
         self,

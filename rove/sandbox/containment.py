@@ -60,11 +60,7 @@ ALWAYS = (
 
 
 def describe(missing: Mapping[str, str]) -> Description:
-    """Return a description of a machine.
-
-    Args:
-        missing: Missing features, with the reasons.
-    """
+    """Return a description of a machine, given its missing features and the reasons."""
     return Description(
         enforced=[*ALWAYS, *(gives for name, (gives, _) in FEATURES.items() if name not in missing)],
         missing=[f"{name}: {lacks} ({missing[name]})" for name, (_, lacks) in FEATURES.items() if name in missing],

@@ -15,10 +15,9 @@ from pathlib import Path
 
 import msgspec
 
-from rove.core.config import check_positive
 from rove.core.errors import ConfigError
 from rove.sandbox.backend import Description, SandboxLimits
-from rove.sandbox.session import Streams, SupervisedSession
+from rove.sandbox.session import Streams, SupervisedBackend, SupervisedSession
 
 BOOT = """
 import base64, os, sys
@@ -40,7 +39,7 @@ ENVIRONMENT = {
 REMOVE_TIMEOUT_S = 20.0
 
 
-class DockerBackend:
+class DockerBackend(SupervisedBackend):
     """Sessions in containers of their own.
 
     Args:
@@ -69,23 +68,18 @@ class DockerBackend:
         binary: str | None = None,
         max_sessions: int = 64,
     ):
-        self.image, self.limits, self.max_sessions = image, limits or SandboxLimits(), max_sessions
+        super().__init__(limits, max_sessions)
+        self.image = image
         self.environment = ENVIRONMENT | dict(environment or {})
-        check_positive(self, "max_sessions")
         names = [binary] if binary else ["docker", "podman"]
         found = [path for path in map(shutil.which, names) if path]
         if not found:
             raise ConfigError(f"{' or '.join(names)} is not on PATH; install it, or use LocalBackend on Linux")
         self.binary = found[0]
         self.slots = asyncio.Semaphore(max_sessions)
-        self._sessions: set[SupervisedSession] = set()
 
-    async def open(self, limits: SandboxLimits | None = None) -> DockerSession:
-        """See `Backend.open`."""
-        session = DockerSession(self, limits or self.limits)
-        await session.start()
-        self._sessions.add(session)
-        return session
+    def _new_session(self, limits: SandboxLimits) -> DockerSession:
+        return DockerSession(self, limits)
 
     async def describe(self) -> Description:
         """See `Backend.describe`; these are the engine's promises, which rove does not test."""
@@ -108,16 +102,6 @@ class DockerBackend:
         """See `Backend.close`."""
         await asyncio.gather(*(session.close() for session in list(self._sessions)))
         self.slots = asyncio.Semaphore(self.max_sessions)  # a used semaphore is bound to its event loop
-
-    def forget(self, session: SupervisedSession) -> None:
-        """Remove a closed session."""
-        self._sessions.discard(session)
-
-    async def __aenter__(self) -> DockerBackend:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
 
 class DockerSession(SupervisedSession):

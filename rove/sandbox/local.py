@@ -11,12 +11,11 @@ import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.core.config import check_positive
 from rove.core.errors import ConfigError, SandboxError, nearest
 from rove.sandbox.backend import Description, SandboxLimits
 from rove.sandbox.containment import ESSENTIAL, FEATURES, LIMITING, describe
 from rove.sandbox.parent import Parent, python_folders
-from rove.sandbox.session import Streams, SupervisedSession
+from rove.sandbox.session import Streams, SupervisedBackend, SupervisedSession
 
 ENVIRONMENT = {
     "HOME": "/session",
@@ -29,7 +28,7 @@ ENVIRONMENT = {
 }
 
 
-class LocalBackend:
+class LocalBackend(SupervisedBackend):
     """Sessions on this machine (Linux).
 
     Args:
@@ -63,31 +62,21 @@ class LocalBackend:
         max_sessions: int = 64,
         without: Sequence[str] = (),
     ):
-        self.limits, self.unsafe, self.max_sessions = limits or SandboxLimits(), unsafe, max_sessions
-        check_positive(self, "max_sessions")
+        super().__init__(limits, max_sessions)
+        self.unsafe = unsafe
         self._settings = settings(packages, paths, environment or {}, without)
         self._parent: Parent | None = None
         self._loop: asyncio.AbstractEventLoop | None = None
         self._starting = asyncio.Lock()
-        self._sessions: set[SupervisedSession] = set()
 
-    async def open(self, limits: SandboxLimits | None = None) -> LocalSession:
-        """See `Backend.open`."""
-        session = LocalSession(self, limits or self.limits)
-        await session.start()
-        self._sessions.add(session)
-        return session
-
-    def forget(self, session: SupervisedSession) -> None:
-        """Remove a closed session."""
-        self._sessions.discard(session)
+    def _new_session(self, limits: SandboxLimits) -> LocalSession:
+        return LocalSession(self, limits)
 
     async def describe(self) -> Description:
         """See `Backend.describe`."""
         if not sys.platform.startswith("linux"):
-            return Description(
-                enforced=[], missing=describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing
-            )
+            missing = describe(dict.fromkeys(FEATURES, f"this is {sys.platform}")).missing
+            return Description(enforced=[], missing=missing)
         return describe(self._missing(await self._ensure_parent()))
 
     async def parent(self) -> Parent:
@@ -115,12 +104,6 @@ class LocalBackend:
         parent, self._parent = self._parent, None
         if parent is not None:
             await self._end(parent)
-
-    async def __aenter__(self) -> LocalBackend:
-        return self
-
-    async def __aexit__(self, *_: object) -> None:
-        await self.close()
 
     async def _ensure_parent(self) -> Parent:
         if not sys.platform.startswith("linux"):
@@ -150,11 +133,7 @@ class LocalBackend:
 
 
 def unlimited_warning(missing: Mapping[str, str]) -> str:
-    """Return a warning that sessions have no limits as a whole.
-
-    Args:
-        missing: Missing features of `LIMITING`, with the reasons.
-    """
+    """Return a warning that sessions have no limits as a whole."""
     return f"sandboxes run without control groups on this machine: {'; '.join(describe(missing).missing)}"
 
 
@@ -202,11 +181,8 @@ def settings(
         ConfigError: A package is not installed, a path is invalid, or a feature is unknown.
     """
     for path in paths:
-        if (
-            not os.path.isabs(path)
-            or not os.path.exists(path)
-            or os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
-        ):
+        is_reserved = os.path.realpath(path) in ("/", "/dev", "/proc", "/session")
+        if is_reserved or not os.path.isabs(path) or not os.path.exists(path):
             raise ConfigError(
                 f"paths has '{path}'; expected existing absolute paths other than /, /dev, /proc and /session"
             )
@@ -216,14 +192,13 @@ def settings(
     folders = python_folders(packages)
     home = os.path.dirname(os.path.realpath(sys.executable))
     shown = [sys.base_prefix, *folders, *paths]
+    variables = ENVIRONMENT | {"PATH": f"{home}:{ENVIRONMENT['PATH']}"}
+    variables |= {"PYTHONPATH": ":".join(folders)} if folders else {}
     return {
         "paths": [*shown, *map(os.path.realpath, shown)],
         "python_path": folders,
         "preload": [module_of(package) for package in packages],
-        "environment": ENVIRONMENT
-        | {"PATH": f"{home}:{ENVIRONMENT['PATH']}"}
-        | ({"PYTHONPATH": ":".join(folders)} if folders else {})
-        | dict(environment),
+        "environment": variables | dict(environment),
         "without": list(without),
     }
 

@@ -29,14 +29,7 @@ BOOT = "import sys; sys.path.insert(0, sys.argv[1]); from inside.zygote import m
 
 
 class Parent:
-    """A running zygote, bound to the event loop in which `start` created it.
-
-    Args:
-        control: The host's end of the socket, non-blocking.
-        process: The zygote, or the process that waits for it.
-        slots: Maximum number of sessions.
-        groups: Control groups of the sessions.
-    """
+    """A running zygote, bound to the event loop in which `start` created it."""
 
     def __init__(self, control: socket.socket, process: subprocess.Popen[bytes], slots: int, groups: Groups):
         self.loop = asyncio.get_running_loop()
@@ -139,7 +132,7 @@ class Parent:
     def kill(self, number: int, hard: bool = False) -> asyncio.Future[str]:
         """End every process of a session; the future is done when they have ended, with a reason if the session never started.
 
-        Without a process namespace the supervisor is asked first; `hard` skips that.
+        Without a process namespace the supervisor gets a request first; `hard` skips that.
         """
         end = self._ends.get(number)
         if end is None:
@@ -226,13 +219,7 @@ def start_process(control: socket.socket, environment: Mapping[str, str]) -> sub
 
 
 def first_user_id(count: int, own: int | None = None, uid_map: Path = Path("/proc/self/uid_map")) -> int | None:
-    """Return the first of `count` unused user ids; None unless this process is root.
-
-    Args:
-        count: Number of ids.
-        own: User id of the caller; None = that of this process.
-        uid_map: The ids of this user namespace, from the kernel.
-    """
+    """Return the first of `count` unused user ids; None unless this process (or user id `own`) is root."""
     if (os.geteuid() if own is None else own) != 0:
         return None
     starts = [(int(first), int(size)) for first, _, size in map(str.split, uid_map.read_text().splitlines())]

@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import msgspec
 
+from rove.core.config import check_positive
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
@@ -29,12 +30,7 @@ Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
 
 
 class SupervisedSession(ABC):
-    """See `Session`. The next call restarts a dead session, and its result reports the lost files.
-
-    Args:
-        limits: Limits of the session.
-        on_close: Called when it closes.
-    """
+    """See `Session`. The next call restarts a dead session, and its result reports the lost files."""
 
     def __init__(self, limits: SandboxLimits, on_close: Callable[[SupervisedSession], None]):
         self.limits, self._on_close = limits, on_close
@@ -185,6 +181,39 @@ class SupervisedSession(ABC):
         return await self._disconnect()
 
 
+class SupervisedBackend(ABC):
+    """Opens supervised sessions; see `Backend`."""
+
+    def __init__(self, limits: SandboxLimits | None, max_sessions: int):
+        self.limits, self.max_sessions = limits or SandboxLimits(), max_sessions
+        check_positive(self, "max_sessions")
+        self._sessions: set[SupervisedSession] = set()
+
+    @abstractmethod
+    def _new_session(self, limits: SandboxLimits) -> SupervisedSession: ...
+
+    @abstractmethod
+    async def close(self) -> None:
+        """See `Backend.close`."""
+
+    async def open(self, limits: SandboxLimits | None = None) -> SupervisedSession:
+        """See `Backend.open`."""
+        session = self._new_session(limits or self.limits)
+        await session.start()
+        self._sessions.add(session)
+        return session
+
+    def forget(self, session: SupervisedSession) -> None:
+        """Remove a closed session."""
+        self._sessions.discard(session)
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self.close()
+
+
 class HostCall(msgspec.Struct, frozen=True):
     """A call of a host function, as the code wrote it."""
 
@@ -198,10 +227,7 @@ class HostCall(msgspec.Struct, frozen=True):
 async def reply_to(call_json: str, functions: Functions, max_bytes: int) -> str:
     """Return the reply to a host call: {"id", "value"}, or {"id", "error"} if the call or the value is invalid.
 
-    Args:
-        call_json: The call as JSON; untrusted.
-        functions: The functions that may be called.
-        max_bytes: Maximum size of the reply.
+    `call_json` is untrusted.
 
     Raises:
         InfraError, LimitReachedError: A function raised it.

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hmac
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import NamedTuple
 
 from aiohttp import web
@@ -88,15 +89,6 @@ def api_handler(api: Api, queue_of: Callable[[web.Request], RequestQueue]) -> Ha
 
 
 def _routes(queue: RequestQueue) -> list[web.RouteDef]:
-    async def to_tokens(request: web.Request) -> web.StreamResponse:
-        return await tokenize(request, queue)
-
-    async def to_text(request: web.Request) -> web.StreamResponse:
-        return await detokenize(request, queue)
-
-    async def count(request: web.Request) -> web.StreamResponse:
-        return await count_tokens(request, queue)
-
     async def models(request: web.Request) -> web.StreamResponse:
         return json_response({"object": "list", "data": [model_body(queue, name) for name in queue.names]})
 
@@ -111,11 +103,11 @@ def _routes(queue: RequestQueue) -> list[web.RouteDef]:
 
     return [
         *(web.post(f"/v1/{path}", api_handler(api, lambda request: queue)) for path, api in APIS.items()),
-        web.post("/v1/messages/count_tokens", count),
+        web.post("/v1/messages/count_tokens", partial(count_tokens, queue=queue)),
         web.get("/v1/models", models),
         web.get("/v1/models/{name:.+}", one_model),
-        web.post("/tokenize", to_tokens),
-        web.post("/detokenize", to_text),
+        web.post("/tokenize", partial(tokenize, queue=queue)),
+        web.post("/detokenize", partial(detokenize, queue=queue)),
         web.post("/generate", api_handler(Api(tokens, "gen"), lambda request: queue)),
         web.get("/health", health),
         web.get("/metrics", metrics),
@@ -156,9 +148,8 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
     @web.middleware
     async def middleware(request: web.Request, handler: Handler) -> web.StreamResponse:
         resource = request.match_info.route.resource
-        route = (
-            resource.canonical if resource else "other"
-        )  # the pattern, not the path: clients could invent any number of paths
+        # The pattern, not the path: clients could invent any number of paths.
+        route = resource.canonical if resource else "other"
         began, status = time.perf_counter(), 499  # nginx's status for "client closed request"
         queue.metrics.open += 1
         queue.idle.clear()
@@ -168,9 +159,8 @@ def _access_middleware(queue: RequestQueue, api_key: str) -> Middleware:
                 response = await handler(request)
             except web.HTTPNotFound:
                 paths = ", ".join(sorted(resource.canonical for resource in request.app.router.resources()))
-                response = refusal(
-                    RejectedError(404, f"no route {excerpt(request.path)}; expected one of {paths}"), route
-                )
+                message = f"no route {excerpt(request.path)}; expected one of {paths}"
+                response = refusal(RejectedError(404, message), route)
             except Exception as error:
                 response = refusal(error, route)
             status = response.status

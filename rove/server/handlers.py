@@ -19,10 +19,14 @@ from rove.server.validation import error_response
 from rove.wire.chat import checked_messages, checked_template_kwargs
 from rove.wire.common import excerpt
 from rove.wire.serving import (
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     ServingRequest,
     TokenLogprob,
+    Tokens,
     new_head,
     prompt_logprobs_body,
     read_body,
@@ -38,22 +42,15 @@ class Wire(Protocol):
 
     def read_request(self, body: Any) -> ServingRequest: ...  # noqa: D102
     def response_body(  # noqa: D102
-        self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None
-    ) -> dict[str, Any]: ...
-    def first_chunks(self, head: Head, index: int) -> list[dict[str, Any]]: ...  # noqa: D102
+        self, head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs
+    ) -> Json: ...
+    def first_chunks(self, head: Head, index: int) -> list[Json]: ...  # noqa: D102
     def text_chunks(  # noqa: D102
-        self, head: Head, index: int, text: str, before: str, logprobs: list[TokenLogprob] | None, /
-    ) -> list[dict[str, Any]]: ...
+        self, head: Head, index: int, text: str, before: str, logprobs: Logprobs, /
+    ) -> list[Json]: ...
     def last_chunks(  # noqa: D102
-        self,
-        head: Head,
-        index: int,
-        response: Response,
-        before: str,
-        logprobs: list[TokenLogprob] | None,
-        earlier: Sequence[TokenLogprob] = (),
-        /,
-    ) -> list[dict[str, Any]]: ...
+        self, head: Head, index: int, response: Response, before: str, logprobs: Logprobs, earlier: Tokens = (), /
+    ) -> list[Json]: ...
 
 
 @runtime_checkable
@@ -68,15 +65,9 @@ class TokenWire(Protocol):
     """A wire module whose bodies can hold token ids and the log-probabilities of prompts."""
 
     def with_tokens(  # noqa: D102
-        self,
-        body: dict[str, Any],
-        responses: Sequence[Response],
-        token_ids: bool,
-        prompt_logprobs: Sequence[list[Any]] | None,
-    ) -> dict[str, Any]: ...
-    def chunk_with_prompt(  # noqa: D102
-        self, chunk: dict[str, Any], prompt_token_ids: list[int] | None
-    ) -> dict[str, Any]: ...
+        self, body: Json, responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
+    ) -> Json: ...
+    def chunk_with_prompt(self, chunk: Json, prompt_token_ids: list[int] | None) -> Json: ...  # noqa: D102
 
 
 async def read_json(request: web.Request) -> Any:
@@ -106,29 +97,22 @@ async def answer(request: web.Request, queue: RequestQueue, wire: Wire, prefix: 
     if parsed.stream:
         return await _Stream(request, queue, wire, head, parsed).run()
     responses = await queue.respond_all(parsed.choices)
-    logprobs = (
-        None if parsed.logprobs is None else [queue.token_logprobs(tokens_of(response)) for response in responses]
-    )
+    with_logprobs = parsed.logprobs is not None
+    logprobs = [queue.token_logprobs(tokens_of(response)) for response in responses] if with_logprobs else None
     shown = responses
     if parsed.echo:
-        prompts = map(queue.prompt_text, parsed.choices)
-        shown = [_echoed(prompt, response) for prompt, response in zip(prompts, responses, strict=True)]
-        logprobs = None if logprobs is None else [_with_prompt(queue, response) for response in responses]
+        texts = [text_of(response.message) for response in responses]
+        messages = [AssistantMessage(queue.prompt_text(one) + text) for one, text in zip(parsed.choices, texts)]
+        shown = [msgspec.structs.replace(one, message=message) for one, message in zip(responses, messages)]
+        logprobs = [_with_prompt(queue, response) for response in responses] if with_logprobs else None
     body = wire.response_body(head, shown, usage_of(responses, parsed.n), logprobs)
     if parsed.prompt_logprobs or parsed.return_token_ids:
         assert isinstance(wire, TokenWire)
-        scores = (
-            [prompt_logprobs_body(queue.prompt_token_logprobs(one)) for one in responses]
-            if parsed.prompt_logprobs
-            else None
-        )
+        scores = None
+        if parsed.prompt_logprobs:
+            scores = [prompt_logprobs_body(queue.prompt_token_logprobs(one)) for one in responses]
         body = wire.with_tokens(body, responses, parsed.return_token_ids, scores)
     return json_response(body)
-
-
-def _echoed(prompt: str, response: Response) -> Response:
-    """Return the response with its prompt before its text."""
-    return msgspec.structs.replace(response, message=AssistantMessage(prompt + text_of(response.message)))
 
 
 def _with_prompt(queue: RequestQueue, response: Response) -> list[TokenLogprob]:
@@ -220,7 +204,7 @@ class _Stream:
         if not self.parsed.api:
             await self.reply.write(b"data: [DONE]\n\n")
 
-    def _chunks(self, index: int, item: Token | str | Response) -> list[dict[str, Any]]:
+    def _chunks(self, index: int, item: Token | str | Response) -> list[Json]:
         """Return the events for one item of a choice; a token waits for the text that contains it."""
         choice = self.choices[index]
         if isinstance(item, Response):
@@ -237,7 +221,7 @@ class _Stream:
         tokens, ids = self._tokens(choice)
         return self._with_ids(self.wire.text_chunks(self.head, index, item, before, tokens), ids)
 
-    def _tokens(self, choice: _Choice) -> tuple[list[TokenLogprob] | None, list[int]]:
+    def _tokens(self, choice: _Choice) -> tuple[Logprobs, list[int]]:
         """Return the waiting tokens, if log-probabilities were requested, and their ids."""
         ids = [token.id for token in choice.waiting]
         choice.tokens += len(ids)
@@ -249,9 +233,7 @@ class _Stream:
         choice.waiting = []
         return sent, ids
 
-    def _with_ids(
-        self, chunks: list[dict[str, Any]], ids: list[int], response: Response | None = None
-    ) -> list[dict[str, Any]]:
+    def _with_ids(self, chunks: list[Json], ids: list[int], response: Response | None = None) -> list[Json]:
         """Return the chunks of a choice with token ids, if they were requested; the last chunk also has those of the prompt."""
         if not (self.parsed.return_token_ids and chunks):
             return chunks
@@ -277,8 +259,8 @@ class _Stream:
 class _Tokenize(msgspec.Struct):
     model: str = ""
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: list[Json] | None = None
+    tools: list[Json] | None = None
     add_generation_prompt: bool = True
     chat_template_kwargs: dict[str, Any] | None = None
 

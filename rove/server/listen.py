@@ -6,6 +6,7 @@ import asyncio
 import signal
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager, suppress
+from typing import Any
 
 from aiohttp import web
 
@@ -20,20 +21,23 @@ CANCEL_GRACE_S = 1.0
 
 
 @asynccontextmanager
-async def listening(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[web.AppRunner]:
+async def listening(
+    app: web.Application, host: str = "127.0.0.1", port: int = 0, **options: Any
+) -> AsyncIterator[web.AppRunner]:
     """Serve an application within the `with` block, at `base_url_of(runner)`; cancel running requests at its end.
 
     Args:
         app: From `make_app`.
         host: Address or name to listen on.
         port: Port; 0 chooses a free one.
+        options: Options of `aiohttp.web.AppRunner` to change.
 
     Raises:
         ConfigError: The server cannot listen there.
     """
     if not app.frozen:
         app[HOST] = host
-    runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.5)
+    runner = web.AppRunner(app, access_log=None, **{"handler_cancellation": True, "shutdown_timeout": 0.5, **options})
     await runner.setup()
     try:
         try:
@@ -64,18 +68,13 @@ async def serve(
     """Serve until SIGTERM or SIGINT, then finish running requests for up to `drain` seconds or until a second signal.
 
     While it drains, the server refuses new requests. It then cancels the rest: a stream ends with an error event, any other
-    request with status 503.
+    request with status 503. Returns the number of cancelled requests.
 
     Args:
-        app: From `make_app`.
-        host: Address or name to listen on.
-        port: Port; 0 chooses a free one.
+        app, host, port: see `listening`.
         drain: Maximum time for running requests to finish, in seconds.
         on_start: Called with the base URL once the server listens.
         on_drain: Called with the number of running requests when draining starts, unless it is 0.
-
-    Returns:
-        The number of requests that were cancelled.
 
     Raises:
         ConfigError: The server cannot listen there.

@@ -17,7 +17,7 @@ logger = logging.getLogger(__name__)
 
 
 def error_response(error: Exception, api: str = "") -> tuple[int, dict[str, object]]:
-    """Return the HTTP status of an error and its JSON body in the format of an API (see `Asked.api`).
+    """Return the HTTP status of an error and its JSON body in the format of an API (see `ServingRequest.api`).
 
     Errors that the caller can fix, including a prompt that is too long, are 4xx. An unusable model response is 502, an
     unreachable endpoint 503, any other error 500.

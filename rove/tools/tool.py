@@ -360,7 +360,7 @@ def as_content(value: Any) -> str | list[Any]:
     """Convert the result of a tool to message content: a text, a list of content parts, or JSON of anything else."""
     if isinstance(value, str):
         return value
-    if _are_parts(value):
+    if isinstance(value, (list, tuple)) and value and all(map(_is_part, value)):
         return list(value)
     if isinstance(value, (int, float)) and not isinstance(value, bool):
         return str(value)
@@ -378,19 +378,10 @@ def as_content(value: Any) -> str | list[Any]:
         return str(value)
 
 
-def _are_parts(value: Any) -> bool:
-    return (
-        isinstance(value, (list, tuple))
-        and bool(value)
-        and all(isinstance(part, Mapping) and _is_part(part) for part in value)
-    )
-
-
-def _is_part(part: Mapping[Any, Any]) -> bool:
-    kind = part.get("type")
-    return (
-        isinstance(kind, str) and kind in PART_TYPES and kind in part
-    )  # other dicts may have a type "file" or "text", too
+def _is_part(part: Any) -> bool:
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    # Other dicts may have a type "file" or "text", too.
+    return isinstance(kind, str) and kind in PART_TYPES and kind in part
 
 
 def _cut(text: str) -> str:

@@ -6,7 +6,7 @@ A group whose rewards are all equal has no advantages (None): there is nothing t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from statistics import fmean
 
 from rove.core.errors import ConfigError, nearest
@@ -140,13 +140,9 @@ def batch_advantages(
     found = [turn_advantages(group, within_group, gamma) for group in groups]
     if estimator != "batch_std":
         return found
-    scale = _batch_scale(turns for group in found if group for turns in group)
+    values = [value for group in found if group for turns in group for value in turns]
+    scale = 1 / _root_mean_square(values) if values else 1.0
     return [group and [_scaled(turns, scale) for turns in group] for group in found]
-
-
-def _batch_scale(groups: Iterable[Sequence[float]]) -> float:
-    values = [value for group in groups for value in group]
-    return 1 / _root_mean_square(values) if values else 1.0
 
 
 def _scaled(values: Sequence[float], factor: float) -> list[float]:

@@ -1,4 +1,4 @@
-"""Observers of a training run: loggers, alerts, and the progress within a step. They change nothing that is computed."""
+"""Observers of a training run: loggers, alerts, and the progress within a step. They do not change the computation."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ OnProgress = Callable[[str, int, int], None]
 
 
 def ignore(what: str, done: int, total: int) -> None:
-    """Report nothing."""
+    """Discard the report."""
 
 
 def counted(items: Sequence[T], what: str, on_progress: OnProgress) -> Iterator[T]:

@@ -43,14 +43,7 @@ def find_overlaps(
     trained: Collection[str],
     isolation: Isolation = Isolation(),  # noqa: B008  frozen
 ) -> list[Overlap]:
-    """Return the overlap of each evaluation with the training rows; exhaustive evaluations use no rows and are left out.
-
-    Args:
-        evaluations: Evaluations of the run.
-        env_dir: Folder that is searched first for environments.
-        trained: Keys of the training rows.
-        isolation: Where the run's environment is.
-    """
+    """Return the overlap of each evaluation with the training rows; exhaustive evaluations use no rows and are left out."""
     found: list[Overlap] = []
     for evaluation in evaluations:
         if evaluation.evaluation_kind is not None:

@@ -32,7 +32,7 @@ from rove.train.config import EvaluationConfig, Goal
 
 FOLDER = "evaluations"
 MIN_PLATEAU_STEPS = 20
-"""Steps below which the variation of the rewards says nothing."""
+"""Steps below which the variation of the rewards is not meaningful."""
 
 
 class Best(NamedTuple):

@@ -32,7 +32,7 @@ from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
 
 def add_lora(config: TrainingConfig, loaded: LoadedModel) -> LoadedModel:
-    """Return the model with a new adapter if the settings ask for one; only its weights are then trained and saved.
+    """Return the model with a new adapter if the settings enable one; only its weights are then trained and saved.
 
     Raises:
         ConfigError: The model has no layers with the names in `lora.targets`.
@@ -77,13 +77,7 @@ DECIMALS = 6
 
 
 class TokenStats:
-    """Records log-probabilities and entropies of the trained tokens of some rollouts during a step.
-
-    Args:
-        samples: Sequences of the step.
-        count: Number of rollouts to record.
-        seed: Seed of their choice.
-    """
+    """Records log-probabilities and entropies of the trained tokens of some rollouts during a step."""
 
     def __init__(self, samples: Sequence[TrainingSequence], count: int, seed: int):
         trained = sorted({(s.origin.example_key, s.origin.rollout_index) for s in samples if s.origin is not None})

@@ -1,4 +1,4 @@
-"""Metric loggers besides metrics.jsonl: TensorBoard, Weights & Biases, Trackio."""
+"""Metric loggers other than metrics.jsonl: TensorBoard, Weights & Biases, Trackio."""
 
 from __future__ import annotations
 

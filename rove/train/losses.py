@@ -161,7 +161,7 @@ def importance_corrected(per_token: Loss, cap: float) -> Loss:
     """Multiply a loss by min(π_old/μ, cap): truncated importance sampling (Espeholt et al. 2018, arXiv 1802.01561).
 
     Ratios are relative to π_old but tokens are from μ; this corrects for a sampler with other numerics or older weights. Without
-    `old` log-probabilities nothing changes: the ratio is then relative to μ itself.
+    `old` log-probabilities the loss stays the same: the ratio is then relative to μ itself.
     """
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:

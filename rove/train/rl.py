@@ -100,13 +100,7 @@ async def train_rl(
 
 
 def follow_rl(config: RLConfig, loaded: LoadedModel, ranks: Ranks) -> None:
-    """Train with the first process of an RL run until it ends.
-
-    Args:
-        config: Settings of the first process.
-        loaded: Model that training starts from.
-        ranks: The processes.
-    """
+    """Train with the first process of an RL run until it ends."""
     WorkerGroup(ranks, Learner(config, objective_of(config), add_lora(config, loaded), ranks)).serve()
 
 

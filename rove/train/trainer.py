@@ -76,7 +76,7 @@ def step_unless_non_finite(
         raise TrainingError(
             f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "
             f"batch is in {run.path / FILE}. Lower the learning rate, or look for rewards and log-probabilities in the batch "
-            "that are no numbers"
+            "that are not numbers"
         ) from error
 
 
@@ -304,7 +304,7 @@ def make_trainer(
     A single process trains the model itself; several train shards of a copy.
 
     Raises:
-        ConfigError: The model does not support activation checkpointing or sharding, but the settings ask for it.
+        ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
     torch.set_num_threads(config.threads or default_threads())
     use_fast_linear(loaded.model, config.bf16_backward)

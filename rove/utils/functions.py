@@ -37,7 +37,8 @@ def read_docstring(text: str | None) -> tuple[str, Described]:
         title, is_numpy = _heading(lines, at)
         field = _FIELD.match(lines[at])
         if title:
-            body = _numpy_body(lines, at + 2) if is_numpy else _indented(lines[at + 1 :])
+            end = next((i for i in range(at + 2, len(lines)) if _heading(lines, i)[0]), len(lines))
+            body = lines[at + 2 : end] if is_numpy else _indented(lines[at + 1 :])
             if title in _ARGUMENTS:
                 described |= _numpy_entries(body) if is_numpy else _google_entries(body)
             first, at = min(first, at), at + 1 + is_numpy + len(body)
@@ -64,11 +65,6 @@ def _heading(lines: Sequence[str], at: int) -> tuple[str, bool]:
 
 def _indented(lines: Iterable[str]) -> list[str]:
     return list(takewhile(lambda line: not line or line[0].isspace(), lines))
-
-
-def _numpy_body(lines: Sequence[str], start: int) -> list[str]:
-    end = next((at for at in range(start, len(lines)) if _heading(lines, at)[0]), len(lines))
-    return list(lines[start:end])
 
 
 def _google_entries(body: Sequence[str]) -> Described:

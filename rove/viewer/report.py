@@ -125,7 +125,7 @@ class RunReport:
 
 
 def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
-    """Write a run as one HTML file that loads nothing from the network; return `path`.
+    """Write a run as one HTML file that works offline; return `path`.
 
     Args:
         run: An evaluation or a training run, finished or not.

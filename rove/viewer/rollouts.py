@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.records import RolloutRecord, TrajectoryStep
+from rove.core.records import TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
 from rove.utils.files import open_regular
@@ -80,15 +80,10 @@ def describe_rollout(
         "parts": {
             "model": record.timing.model,
             "scoring": record.timing.scoring,
-            "environment": _environment_seconds(record),
+            "environment": max(0.0, record.timing.total - record.timing.model - record.timing.scoring),
         },
         "cut": any(len(str(message.get("content"))) > limit for message in (*record.prompt, *record.completion)),
     }
-
-
-def _environment_seconds(record: RolloutRecord) -> float:
-    """Return the seconds of tools, environment and waiting: all but those of the model and the rubric."""
-    return max(0.0, record.timing.total - record.timing.model - record.timing.scoring)
 
 
 def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:

@@ -66,10 +66,6 @@ class HealthMonitor:
 
     Requests have no time limit, since a long completion takes long. While requests wait, the monitor polls a route that the
     engine itself answers between two steps; the HTTP process alone would respond even if the engine hangs.
-
-    Args:
-        server: The server.
-        is_busy: Returns whether the server may be silent because it is loading weights.
     """
 
     def __init__(self, server: Server, is_busy: Callable[[], bool]):

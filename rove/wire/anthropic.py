@@ -44,18 +44,6 @@ CONTENT = "anthropic_content"
 
 _INSTRUCTIONS = ("system", "developer")
 _THINKING = ("thinking", "redacted_thinking")
-_UNSUPPORTED = (
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "response_format",
-    "structured_outputs",
-)
 
 
 class _Text(msgspec.Struct):
@@ -97,7 +85,7 @@ def request_body(request: Request) -> dict[str, Any]:
             a web address, tool arguments that are not a JSON object), a tool is not in chat form, or a sampling parameter is
             not supported.
     """
-    refuse_unsupported(request, "Anthropic's Messages API", *_UNSUPPORTED)
+    refuse_unsupported(request, "Anthropic's Messages API", "response_format")
     system: list[dict[str, Any]] = []
     turns: list[dict[str, Any]] = []
     for message in request.messages:

@@ -27,11 +27,15 @@ from rove.wire.common import (
     without_none,
 )
 from rove.wire.serving import (
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     ServingRequest,
     TokenLogprob,
     TokenOptions,
+    Tokens,
     completion_object,
     expand_choices,
     logprobs_content,
@@ -85,7 +89,7 @@ class _Completion(msgspec.Struct):
     usage: Any = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> Json:
     """Return the JSON body of a chat-completions request.
 
     None is left out of the body and of each message, but not deeper, since null has a meaning inside a tool's schema.
@@ -206,9 +210,7 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(
-    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
-) -> dict[str, Any]:
+def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
     """Return the JSON of a chat completion; `logprobs` are the tokens of each choice."""
     choices = [
         {
@@ -224,7 +226,7 @@ def response_body(
 
 def with_tokens(
     body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
-) -> dict[str, Any]:
+) -> Json:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
     if prompt_logprobs is not None:
         body = {**body, "prompt_logprobs": prompt_logprobs[0]}
@@ -235,31 +237,24 @@ def with_tokens(
     return body
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> dict[str, Any]:
+def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "prompt_token_ids": prompt_token_ids}
 
 
-def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+def first_chunks(head: Head, index: int) -> list[Json]:
     """Return the first chunk of the stream of a choice."""
     return [_chunk(head, index, {"role": "assistant", "content": ""})]
 
 
-def text_chunks(
-    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
-) -> list[dict[str, Any]]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
     """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
     return [_chunk(head, index, {"content": text}, logprobs=logprobs)]
 
 
 def last_chunks(
-    head: Head,
-    index: int,
-    response: Response,
-    sent: str,
-    logprobs: list[TokenLogprob] | None = None,
-    earlier: Sequence[TokenLogprob] = (),
-) -> list[dict[str, Any]]:
+    head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
+) -> list[Json]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     message = response.message
     calls = [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
@@ -269,7 +264,7 @@ def last_chunks(
     return [*rest, _chunk(head, index, {}, response.finish_reason)]
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: Head, usage: Usage) -> Json:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, "chat.completion.chunk", []) | {"usage": usage_body(usage)}
 
@@ -279,18 +274,18 @@ def _chunk(
     index: int,
     delta: dict[str, Any],
     finish_reason: str | None = None,
-    logprobs: list[TokenLogprob] | None = None,
-) -> dict[str, Any]:
+    logprobs: Logprobs = None,
+) -> Json:
     listed = None if logprobs is None else _logprobs(logprobs)
     choice = {"index": index, "delta": delta, "logprobs": listed, "finish_reason": finish_reason}
     return completion_object(head, "chat.completion.chunk", [choice])
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
+def _logprobs(tokens: list[TokenLogprob]) -> Json:
     return {"content": logprobs_content(tokens), "refusal": None}
 
 
-def checked_template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | None:
+def checked_template_kwargs(given: dict[str, Any] | None) -> Json | None:
     """Return the variables of a chat template; None if there are none.
 
     Raises:
@@ -304,7 +299,7 @@ def checked_template_kwargs(given: dict[str, Any] | None) -> dict[str, Any] | No
     return given or None
 
 
-def checked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+def checked_messages(messages: Sequence[dict[str, Any]]) -> list[Json]:
     """Check messages of a request and join lists of text parts.
 
     Raises:
@@ -313,13 +308,13 @@ def checked_messages(messages: Sequence[dict[str, Any]]) -> list[dict[str, Any]]
     checked = []
     for i, message in enumerate(messages):
         try:
-            checked.append(_asked_message(message))
+            checked.append(_checked_message(message))
         except ConfigError as error:
             raise ConfigError(f"messages[{i}]: {error}") from error
     return checked
 
 
-def _asked_message(message: dict[str, Any]) -> dict[str, Any]:
+def _checked_message(message: dict[str, Any]) -> Json:
     role = message.get("role")
     if role not in ROLES:
         raise ConfigError(f"the role is {excerpt(role)}; expected one of {', '.join(sorted(ROLES))}")

@@ -18,6 +18,13 @@ NO_ARGUMENTS = {"type": "object", "properties": {}}
 """JSON schema of a function without arguments; chat tools may leave it out, other APIs may not."""
 
 
+_ONLY_COMPLETIONS = (
+    *("min_p", "repetition_penalty", "presence_penalty", "frequency_penalty", "logit_bias"),
+    *("stop_token_ids", "min_tokens", "ignore_eos", "structured_outputs"),
+)
+"""Sampling parameters that only (chat) completions APIs have."""
+
+
 class Function(msgspec.Struct):
     """The function inside a tool call."""
 
@@ -161,16 +168,13 @@ def forces_one_call(request: Request) -> bool:
 def refuse_unsupported(request: Request, api: str, *names: str) -> None:
     """Refuse sampling parameters and template arguments that an API lacks: without them the answer would differ.
 
-    Args:
-        request: The request.
-        api: Name of the API, for the error.
-        names: Sampling parameters that the API does not support.
+    `names` are missing parameters in addition to those that only (chat) completions have.
 
     Raises:
         ConfigError: one of them is given and not off.
     """
     off = {"top_k": (0, -1), "repetition_penalty": (1,)}
-    for name in names:
+    for name in (*names, *_ONLY_COMPLETIONS):
         value = getattr(request.sampling_params, name)
         if value and value not in off.get(name, ()):
             raise ConfigError(

@@ -24,11 +24,15 @@ from rove.wire.common import (
 )
 from rove.wire.serving import (
     MAX_CHOICES,
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     ServingRequest,
     TokenLogprob,
     TokenOptions,
+    Tokens,
     completion_object,
     expand_choices,
     prompt_logprobs_of,
@@ -53,7 +57,7 @@ class _Completion(msgspec.Struct):
     usage: Any = None
 
 
-def request_body(request: Request) -> dict[str, Any]:
+def request_body(request: Request) -> Json:
     """Return the JSON body of a completions request; the prompt is the text of its only message, a user's.
 
     None is left out; many servers then stop after 16 tokens, so give `max_tokens`. `sampling_params.extra` takes precedence;
@@ -166,9 +170,7 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(
-    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
-) -> dict[str, Any]:
+def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
     """Return the JSON of a completion; `logprobs` are the tokens of each choice."""
     choices = [
         _choice(i, text_of(response.message), response.finish_reason, None if logprobs is None else logprobs[i])
@@ -179,7 +181,7 @@ def response_body(
 
 def with_tokens(
     body: dict[str, Any], responses: Sequence[Response], token_ids: bool, prompt_logprobs: Sequence[list[Any]] | None
-) -> dict[str, Any]:
+) -> Json:
     """Return the body with vLLM's fields `prompt_logprobs`, `prompt_token_ids` and `token_ids`, if they were requested."""
     choices: list[dict[str, Any]] = body["choices"]
     if prompt_logprobs is not None:
@@ -190,50 +192,41 @@ def with_tokens(
     return {**body, "choices": choices}
 
 
-def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> dict[str, Any]:
+def chunk_with_prompt(chunk: dict[str, Any], prompt_token_ids: list[int] | None) -> Json:
     """Return a chunk of a stream with vLLM's field `prompt_token_ids`."""
     return {**chunk, "choices": [{**choice, "prompt_token_ids": prompt_token_ids} for choice in chunk["choices"]]}
 
 
-def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+def first_chunks(head: Head, index: int) -> list[Json]:
     """Return the first chunks of a choice: none before its text."""
     return []
 
 
-def text_chunks(
-    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
-) -> list[dict[str, Any]]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
     """Return the chunks for a new piece of a choice's text after the text `sent`, with its tokens."""
     return [completion_object(head, KIND, [_choice(index, text, logprobs=logprobs)])]
 
 
 def last_chunks(
-    head: Head,
-    index: int,
-    response: Response,
-    sent: str,
-    logprobs: list[TokenLogprob] | None = None,
-    earlier: Sequence[TokenLogprob] = (),
-) -> list[dict[str, Any]]:
+    head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
+) -> list[Json]:
     """Return the last chunks of a choice after the text `sent`; `logprobs` are the tokens not sent yet."""
     return [
         completion_object(head, KIND, [_choice(index, unsent_text(response, sent), response.finish_reason, logprobs)])
     ]
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: Head, usage: Usage) -> Json:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, KIND, []) | {"usage": usage_body(usage)}
 
 
-def _choice(
-    index: int, text: str, finish_reason: str | None = None, logprobs: list[TokenLogprob] | None = None
-) -> dict[str, Any]:
+def _choice(index: int, text: str, finish_reason: str | None = None, logprobs: Logprobs = None) -> Json:
     listed = None if logprobs is None else _logprobs(logprobs)
     return {"index": index, "text": text, "logprobs": listed, "finish_reason": finish_reason}
 
 
-def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
+def _logprobs(tokens: list[TokenLogprob]) -> Json:
     tops = [None if token.logprob is None else _by_text(token.top) for token in tokens]
     return {
         "tokens": [token.token for token in tokens],
@@ -243,7 +236,7 @@ def _logprobs(tokens: list[TokenLogprob]) -> dict[str, Any]:
     }
 
 
-def _by_text(tokens: Sequence[TokenLogprob]) -> dict[str, float | None]:
+def _by_text(tokens: Tokens) -> dict[str, float | None]:
     """Return text → log-probability; the first, most likely of several tokens with the same text counts."""
     found: dict[str, float | None] = {}
     for token in tokens:

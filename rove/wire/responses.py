@@ -37,20 +37,6 @@ from rove.wire.common import (
 OUTPUT = "responses_output"
 """Key of an assistant message with the output items of an answer that the other fields cannot represent."""
 
-_UNSUPPORTED = (
-    "stop",
-    "top_k",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "logit_bias",
-    "stop_token_ids",
-    "min_tokens",
-    "ignore_eos",
-    "structured_outputs",
-)
-
 
 class _FunctionCall(msgspec.Struct):
     call_id: str
@@ -103,7 +89,7 @@ def request_body(request: Request) -> dict[str, Any]:
             such as `stop` is not supported.
     """
     sampling = request.sampling_params
-    refuse_unsupported(request, "OpenAI's Responses API", *_UNSUPPORTED)
+    refuse_unsupported(request, "OpenAI's Responses API", "stop", "top_k")
     body: dict[str, Any] = {
         "model": request.model or None,
         "input": [item for message in request.messages for item in _items(message)],

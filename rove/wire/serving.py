@@ -136,6 +136,13 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     """Characters of the answer's tokens before it."""
 
 
+Json = dict[str, Any]
+Tokens = Sequence[TokenLogprob]
+Logprobs = list[TokenLogprob] | None
+"""Tokens of one choice; None if no log-probabilities were requested."""
+ChoiceLogprobs = Sequence[list[TokenLogprob]] | None
+"""Tokens of each choice; None if no log-probabilities were requested."""
+
 T = TypeVar("T", bound=msgspec.Struct)
 
 
@@ -153,7 +160,7 @@ def read_body(body: Any, kind: type[T]) -> T:
     """Convert a decoded body to a struct.
 
     Raises:
-        ConfigError: a field is missing, out of range or of the wrong type; the message says which.
+        ConfigError: a field is missing, out of range or of the wrong type; the message names it.
     """
     if not isinstance(body, dict):
         raise ConfigError(f"the body is {excerpt(body, 100)}; expected a JSON object")
@@ -209,19 +216,19 @@ def fields_of(options: msgspec.Struct) -> frozenset[str]:
     return frozenset((*options.__struct_fields__, *SamplingParams.__struct_fields__, *IGNORED)) - {"extra"}
 
 
-def check_known(asked: ServingRequest) -> ServingRequest:
+def check_known(parsed: ServingRequest) -> ServingRequest:
     """Return the request without fields that only some endpoints use.
 
     Raises:
         ConfigError: the API does not support a field; the message names the nearest one.
     """
     questions = []
-    for question in asked.choices:
+    for question in parsed.choices:
         request = question.request
         extra = request.sampling_params.extra
         unknown = sorted(extra.keys() - ONLY_ENDPOINTS)
         if unknown:
-            close = get_close_matches(unknown[0], sorted(asked.fields), n=1)
+            close = get_close_matches(unknown[0], sorted(parsed.fields), n=1)
             mean = f"did you mean '{close[0]}'? Else leave it out" if close else "leave it out"
             raise ConfigError(f"no field '{excerpt(unknown[0], 100)}' here; {mean}. docs/serving.md lists all fields")
         if extra:
@@ -230,7 +237,7 @@ def check_known(asked: ServingRequest) -> ServingRequest:
                 question, request=msgspec.structs.replace(request, sampling_params=sampling)
             )
         questions.append(question)
-    return msgspec.structs.replace(asked, choices=questions)
+    return msgspec.structs.replace(parsed, choices=questions)
 
 
 def expand_choices(question: ChoiceRequest, n: int | None) -> list[ChoiceRequest]:

@@ -15,11 +15,14 @@ from rove.wire.chat import checked_messages
 from rove.wire.common import excerpt, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     AtLeastOne,
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     ServingRequest,
     StopText,
-    TokenLogprob,
+    Tokens,
     expand_choices,
     fields_of,
     joined_content,
@@ -108,22 +111,18 @@ def _tool_choice(given: dict[str, Any] | None, tools: list[dict[str, Any]] | Non
     )
 
 
-def response_body(
-    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
-) -> dict[str, Any]:
+def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
     """Return the JSON of the message."""
     response = responses[0]
     return _message(head, _blocks(response.message), response.usage) | _ended(response)
 
 
-def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+def first_chunks(head: Head, index: int) -> list[Json]:
     """Return the first events of a stream."""
     return [{"type": "message_start", "message": _message(head, [], Usage())}]
 
 
-def text_chunks(
-    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
-) -> list[dict[str, Any]]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
@@ -132,13 +131,8 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head,
-    index: int,
-    response: Response,
-    sent: str,
-    logprobs: list[TokenLogprob] | None = None,
-    earlier: Sequence[TokenLogprob] = (),
-) -> list[dict[str, Any]]:
+    head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
+) -> list[Json]:
     """Return the last events of an answer after the text `sent`."""
     blocks = _blocks(response.message, text_first=bool(sent))
     events: list[dict[str, Any]] = []
@@ -149,12 +143,12 @@ def last_chunks(
     return [*events, {"type": "message_delta", **ended}, {"type": "message_stop"}]
 
 
-def error_body(status: int, message: str) -> dict[str, Any]:
+def error_body(status: int, message: str) -> Json:
     """Return an error in Anthropic's form."""
     return {"type": "error", "error": {"type": _ERRORS.get(status, "api_error"), "message": message}}
 
 
-def _message(head: Head, blocks: list[dict[str, Any]], usage: Usage) -> dict[str, Any]:
+def _message(head: Head, blocks: list[dict[str, Any]], usage: Usage) -> Json:
     message = {"id": head.id, "type": "message", "role": "assistant", "model": head.model, "content": blocks}
     return {**message, "stop_reason": None, "stop_sequence": None, "usage": _usage(usage)}
 
@@ -164,12 +158,12 @@ def _usage(usage: Usage) -> dict[str, int]:
     return {"input_tokens": usage.prompt_tokens, "output_tokens": usage.completion_tokens, **cached}
 
 
-def _ended(response: Response) -> dict[str, Any]:
+def _ended(response: Response) -> Json:
     refused = "refusal" if response.message.get("refusal") else "end_turn"
     return {"stop_reason": _REASONS.get(response.finish_reason, refused), "stop_sequence": None}
 
 
-def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[dict[str, Any]]:
+def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[Json]:
     """Return the blocks of an answer; `text_first` if a stream has already sent text."""
     text, thought = text_of(message) or message.get("refusal") or "", message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -181,7 +175,7 @@ def _blocks(message: Mapping[str, Any], text_first: bool = False) -> list[dict[s
     return blocks
 
 
-def _input(function: Any) -> dict[str, Any]:
+def _input(function: Any) -> Json:
     """Return the arguments of a call; text that is no JSON object becomes {"arguments": text}, since the API needs one."""
     try:
         return msgspec.json.decode(function.arguments.strip() or "{}", type=dict[str, Any])
@@ -189,7 +183,7 @@ def _input(function: Any) -> dict[str, Any]:
         return {"arguments": function.arguments}
 
 
-def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator[dict[str, Any]]:
+def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator[Json]:
     kind = block["type"]
     empty = {"text": {"text": ""}, "thinking": {"thinking": ""}, "tool_use": {"input": {}}}[kind]
     if not begun:
@@ -203,15 +197,15 @@ def _block_events(position: int, block: dict[str, Any], begun: bool) -> Iterator
     yield {"type": "content_block_stop", "index": position}
 
 
-def _start(position: int, block: dict[str, Any]) -> dict[str, Any]:
+def _start(position: int, block: dict[str, Any]) -> Json:
     return {"type": "content_block_start", "index": position, "content_block": block}
 
 
-def _delta(position: int, delta: dict[str, Any]) -> dict[str, Any]:
+def _delta(position: int, delta: dict[str, Any]) -> Json:
     return {"type": "content_block_delta", "index": position, "delta": delta}
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any]) -> Json:
     if tool.get("type", "custom") not in ("custom", None) or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected a name and an input_schema: no others are known here")
     function = {name: tool.get(name) for name in ("name", "description", "strict")}
@@ -256,7 +250,7 @@ def _content(content: Any, where: str) -> Any:
     return joined_content(content, lambda block: _part(block, where))
 
 
-def _part(block: Any, where: str) -> dict[str, Any]:
+def _part(block: Any, where: str) -> Json:
     kind = block.get("type") if isinstance(block, dict) else None
     if kind == "text" and isinstance(block.get("text"), str):
         return {"type": "text", "text": block["text"]}

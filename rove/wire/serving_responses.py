@@ -18,10 +18,13 @@ from rove.wire.chat import checked_messages
 from rove.wire.common import excerpt, text_or_refusal, tool_call, tool_calls_of, without_none
 from rove.wire.serving import (
     AtLeastOne,
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     ServingRequest,
-    TokenLogprob,
+    Tokens,
     expand_choices,
     fields_of,
     joined_content,
@@ -108,22 +111,18 @@ def read_request(body: Any) -> ServingRequest:
     )
 
 
-def response_body(
-    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
-) -> dict[str, Any]:
+def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
     """Return the JSON of the response."""
     return _response(head, responses[0], _output(head, responses[0].message, logprobs=(logprobs or [[]])[0]))
 
 
-def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+def first_chunks(head: Head, index: int) -> list[Json]:
     """Return the first events of a stream."""
     begun = _response(head, None, [])
     return [{"type": f"response.{name}", "response": begun} for name in ("created", "in_progress")]
 
 
-def text_chunks(
-    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
-) -> list[dict[str, Any]]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
     """Return the events for a new piece of the text after the text `sent`."""
     if not text:
         return []
@@ -132,13 +131,8 @@ def text_chunks(
 
 
 def last_chunks(
-    head: Head,
-    index: int,
-    response: Response,
-    sent: str,
-    logprobs: list[TokenLogprob] | None = None,
-    earlier: Sequence[TokenLogprob] = (),
-) -> list[dict[str, Any]]:
+    head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
+) -> list[Json]:
     """Return the last events of an answer after the text `sent`."""
     output = _output(head, response.message, bool(sent), [*earlier, *(logprobs or [])])
     events: list[dict[str, Any]] = []
@@ -152,7 +146,7 @@ def last_chunks(
     return [*events, {"type": f"response.{whole['status']}", "response": whole}]
 
 
-def _response(head: Head, response: Response | None, output: list[dict[str, Any]]) -> dict[str, Any]:
+def _response(head: Head, response: Response | None, output: list[dict[str, Any]]) -> Json:
     cut = response is not None and response.finish_reason == "length"
     return {
         "id": head.id,
@@ -177,7 +171,7 @@ def _response(head: Head, response: Response | None, output: list[dict[str, Any]
     }
 
 
-def _usage(usage: Usage) -> dict[str, Any]:
+def _usage(usage: Usage) -> Json:
     return {
         "input_tokens": usage.prompt_tokens,
         "input_tokens_details": {"cached_tokens": 0},
@@ -187,9 +181,7 @@ def _usage(usage: Usage) -> dict[str, Any]:
     }
 
 
-def _output(
-    head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Sequence[TokenLogprob] = ()
-) -> list[dict[str, Any]]:
+def _output(head: Head, message: Mapping[str, Any], text_first: bool = False, logprobs: Tokens = ()) -> list[Json]:
     """Return the items of an answer; `text_first` if a stream has already sent text."""
     text, refusal, thought = text_of(message), message.get("refusal"), message.get("reasoning_content")
     calls = tool_calls_of(message)
@@ -211,13 +203,13 @@ def _output(
     return items
 
 
-def _message_item(head: Head, part: dict[str, Any]) -> dict[str, Any]:
+def _message_item(head: Head, part: dict[str, Any]) -> Json:
     more = {"text": "", "annotations": [], "logprobs": []} if part["type"] == "output_text" else {}
     item = {"type": "message", "id": f"msg_{head.id}", "role": "assistant", "status": "completed"}
     return {**item, "content": [{**more, **part}]}
 
 
-def _text_begins(item: dict[str, Any], position: int) -> Iterator[dict[str, Any]]:
+def _text_begins(item: dict[str, Any], position: int) -> Iterator[Json]:
     begun = {**item, "status": "in_progress", "content": []}
     yield {"type": "response.output_item.added", "output_index": position, "item": begun}
     part = {**item["content"][0], "text": "", "logprobs": []}
@@ -227,7 +219,7 @@ def _text_begins(item: dict[str, Any], position: int) -> Iterator[dict[str, Any]
 
 def _text_events(
     head: Head, position: int, item: dict[str, Any], rest: str, logprobs: list[dict[str, Any]], begun: bool
-) -> Iterator[dict[str, Any]]:
+) -> Iterator[Json]:
     if not begun:
         yield from _text_begins(item, position)
     if rest:
@@ -239,12 +231,12 @@ def _text_events(
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _text_event(head: Head, position: int, name: str, **fields: Any) -> dict[str, Any]:
+def _text_event(head: Head, position: int, name: str, **fields: Any) -> Json:
     where = {"item_id": f"msg_{head.id}", "output_index": position, "content_index": 0}
     return {"type": f"response.output_text.{name}", **where, **fields}
 
 
-def _item_events(position: int, item: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _item_events(position: int, item: dict[str, Any]) -> Iterator[Json]:
     """Yield the events of a function call, a refusal or reasoning, sent whole."""
     is_call = item["type"] == "function_call"
     begun = {**item, "status": "in_progress", "arguments": ""} if is_call else item
@@ -256,7 +248,7 @@ def _item_events(position: int, item: dict[str, Any]) -> Iterator[dict[str, Any]
     yield {"type": "response.output_item.done", "output_index": position, "item": item}
 
 
-def _chat_format(wanted: Mapping[str, Any] | None) -> dict[str, Any] | None:
+def _chat_format(wanted: Mapping[str, Any] | None) -> Json | None:
     """Return the format as chat's `response_format`, which has the schema one level deeper."""
     if not wanted or wanted.get("type") == "text":
         return None
@@ -264,13 +256,13 @@ def _chat_format(wanted: Mapping[str, Any] | None) -> dict[str, Any] | None:
     return {"type": wanted.get("type"), **({"json_schema": inner} if inner else {})}
 
 
-def _tool(tool: Mapping[str, Any]) -> dict[str, Any]:
+def _tool(tool: Mapping[str, Any]) -> Json:
     if tool.get("type") != "function" or not isinstance(tool.get("name"), str):
         raise ConfigError(f"the tool {excerpt(tool)}; expected type 'function' with a name: no others are known here")
     return {"type": "function", "function": without_none({name: tool[name] for name in tool if name != "type"})}
 
 
-def _messages(options: _Body) -> list[dict[str, Any]]:
+def _messages(options: _Body) -> list[Json]:
     messages: list[Message] = [SystemMessage(options.instructions)] if options.instructions else []
     if isinstance(options.input, str):
         return [*messages, UserMessage(options.input)]
@@ -308,7 +300,7 @@ def _content(content: Any, position: int) -> Any:
     return joined_content(content, lambda part: _part(part, position))
 
 
-def _part(part: Any, position: int) -> dict[str, Any]:
+def _part(part: Any, position: int) -> Json:
     kind = part.get("type") if isinstance(part, dict) else None
     if kind in ("input_text", "output_text"):
         part = {**part, "type": "text"}

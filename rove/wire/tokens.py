@@ -13,11 +13,14 @@ from rove.core.records import Usage
 from rove.wire.common import without_none
 from rove.wire.completions import Ids
 from rove.wire.serving import (
+    ChoiceLogprobs,
     ChoiceRequest,
     Head,
+    Json,
+    Logprobs,
     Options,
     ServingRequest,
-    TokenLogprob,
+    Tokens,
     completion_object,
     expand_choices,
     read_body,
@@ -50,51 +53,42 @@ def read_request(body: Any) -> ServingRequest:
     return ServingRequest.of(options, questions, options.logprobs or 0, is_token_stream=True)
 
 
-def response_body(
-    head: Head, responses: Sequence[Response], usage: Usage, logprobs: Sequence[list[TokenLogprob]] | None = None
-) -> dict[str, Any]:
+def response_body(head: Head, responses: Sequence[Response], usage: Usage, logprobs: ChoiceLogprobs = None) -> Json:
     """Return the JSON of the sampled tokens; `logprobs` are the tokens of each choice."""
     tokens = logprobs or [[]] * len(responses)
     choices = [_sampled(i, some) | _ended(response) for i, (response, some) in enumerate(zip(responses, tokens))]
     return completion_object(head, KIND, choices) | {"usage": usage_body(usage)}
 
 
-def first_chunks(head: Head, index: int) -> list[dict[str, Any]]:
+def first_chunks(head: Head, index: int) -> list[Json]:
     """Return the first chunks of a choice: none before its first token."""
     return []
 
 
-def text_chunks(
-    head: Head, index: int, text: str, sent: str, logprobs: list[TokenLogprob] | None = None
-) -> list[dict[str, Any]]:
+def text_chunks(head: Head, index: int, text: str, sent: str, logprobs: Logprobs = None) -> list[Json]:
     """Return the chunk for new tokens of a choice; the text is sent with the last chunk."""
     return [completion_object(head, KIND, [_sampled(index, logprobs or [])])]
 
 
 def last_chunks(
-    head: Head,
-    index: int,
-    response: Response,
-    sent: str,
-    logprobs: list[TokenLogprob] | None = None,
-    earlier: Sequence[TokenLogprob] = (),
-) -> list[dict[str, Any]]:
+    head: Head, index: int, response: Response, sent: str, logprobs: Logprobs = None, earlier: Tokens = ()
+) -> list[Json]:
     """Return the last chunk of a choice, with the tokens not sent yet."""
     return [completion_object(head, KIND, [_sampled(index, logprobs or []) | _ended(response)])]
 
 
-def usage_chunk(head: Head, usage: Usage) -> dict[str, Any]:
+def usage_chunk(head: Head, usage: Usage) -> Json:
     """Return the last chunk of a stream, with token counts."""
     return completion_object(head, KIND, []) | {"usage": usage_body(usage)}
 
 
-def _sampled(index: int, tokens: Sequence[TokenLogprob]) -> dict[str, Any]:
+def _sampled(index: int, tokens: Tokens) -> Json:
     sampled = {"index": index, "ids": [token.id for token in tokens], "logprobs": [token.logprob for token in tokens]}
     tops = [[(other.id, other.logprob) for other in token.top] for token in tokens]
     return sampled | ({"top_logprobs": tops} if any(tops) else {})
 
 
-def _ended(response: Response) -> dict[str, Any]:
+def _ended(response: Response) -> Json:
     fields = {
         "text": text_of(response.message),
         "finish_reason": response.finish_reason,

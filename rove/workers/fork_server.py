@@ -121,10 +121,7 @@ class Workers:
             await asyncio.to_thread(self.start)
 
     async def open(self, handler: CallHandler | None = None) -> Worker:
-        """Fork a new worker; `max_workers` does not apply.
-
-        Args:
-            handler: handles calls that the worker makes.
+        """Fork a new worker; `max_workers` does not apply. `handler` handles calls that the worker makes.
 
         Raises:
             WorkerError, RemoteError: see `start`.
@@ -136,10 +133,9 @@ class Workers:
         return Worker(ours, kill, exit_report, handler)
 
     def fork(self, connection: socket.socket) -> int:
-        """Fork a worker that communicates over this connection, which is closed here. The fork server must be running.
+        """Fork a worker that communicates over this connection, which is closed here; return the worker's number.
 
-        Returns:
-            The worker's number, for `kill` and `exit_report`.
+        The fork server must be running.
         """
         server = self._server
         assert server is not None

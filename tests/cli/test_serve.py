@@ -186,8 +186,7 @@ def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
         wait_for(url, "rove_answers_under_way 1", asking)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
-        while "waiting for 1 answer" not in process.stdout.readline():
-            pass
+        assert any("waiting for 1 response" in line for line in process.stdout)
         if drain == "1000":
             process.send_signal(signal.SIGINT)
         answer, _ = asking.communicate(timeout=60)
@@ -256,8 +255,8 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
         ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
-        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is no adapter"),  # said before there is a model
-        ([str(model), "--adapter", "poet=nothing"], "nothing is no adapter"),
+        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is not an adapter"),  # said before there is a model
+        ([str(model), "--adapter", "poet=nothing"], "nothing is not an adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         ([str(model), "--adapter", "poet=strange"], "strange was trained on another model (folder#other) than"),
         (

@@ -160,7 +160,7 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     [block] = blocks("docs/agents.md", "bash")
     said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
-    assert "ended by agent_finished (16)" in said[0]
+    assert "stop conditions: agent_finished (16)" in said[0]
     metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
 
@@ -202,7 +202,7 @@ def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
         hub.terminate()
         hub.communicate()
     for number, words in enumerate(
-        ("published", "scored", "there already", "ada/my-sums", "1.2", "installed", "5 of 5")
+        ("published", "scored", "already published", "ada/my-sums", "1.2", "installed", "5 of 5")
     ):
         assert words in said[number], said[number]
 

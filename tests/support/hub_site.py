@@ -9,8 +9,7 @@ import msgspec
 from hubs import add
 
 from rove.hub.package.manifest import Argument, Needs, PolicyScores, Source
-from rove.hub.server.results import read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import Store, read_run
 from rove.hub.server.tokens import Access
 
 EVIL = "<b onmouseover=1>\"'&</b></script><script>window.pwned = 1</script>"

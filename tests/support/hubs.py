@@ -19,10 +19,9 @@ from yarl import URL
 
 from rove.hub.package.manifest import Manifest
 from rove.hub.server.app import make_app, serving
-from rove.hub.server.checking import Session
-from rove.hub.server.results import read_run
-from rove.hub.server.store import Store, StoredFile
-from rove.hub.server.tokens import Access, make_token
+from rove.hub.server.checkers import Session
+from rove.hub.server.store import Store, StoredFile, read_run
+from rove.hub.server.tokens import ADMIN, Access, make_token
 
 DOUBLING = """
 import rove as vf
@@ -63,7 +62,9 @@ def add(store: Store, owner: str = "acme", name: str = "my-sums", version: str =
     for part, content in parts_of(folder, manifest).items():
         (draft / part).write_bytes(content)
     kept = [StoredFile(**file) for file in Session().check(str(draft), owner, name, version, [])]
-    store.add(owner, manifest, draft, kept, private=private)
+    store.add(owner, manifest, draft, kept)
+    if private:
+        store.set_private(owner, manifest.name, True, Access(owner, (ADMIN,)))
     return manifest
 
 

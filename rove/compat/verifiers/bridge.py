@@ -139,19 +139,13 @@ def _pieces(prompt: Any) -> list[Message]:
 
 
 class BridgedEnvironment(Environment):
-    """A v0 environment as a rove environment. Dataset, limits and cleanups stay those of the v0 environment.
-
-    Args:
-        inner: the v0 environment.
-    """
+    """A v0 environment as a rove environment. Dataset, limits and cleanups stay those of the v0 environment."""
 
     def __init__(self, inner: EvaluableEnvironment):
         self.inner = inner
-        has_rows = inner.dataset_source is not None
-        has_eval_rows = inner.eval_dataset_source is not None
         super().__init__(
-            dataset=(lambda: list(self._rows(True))) if has_rows else None,
-            eval_dataset=(lambda: list(self._rows(False))) if has_eval_rows else None,
+            dataset=None if inner.dataset_source is None else lambda: list(self._table(True)),
+            eval_dataset=None if inner.eval_dataset_source is None else lambda: list(self._table(False)),
             rubric=BridgedRubric(inner),
             sampling_args=_sampling(inner.sampling_args),
             env_id=inner.env_id,
@@ -161,17 +155,14 @@ class BridgedEnvironment(Environment):
         self.max_turns = inner.max_turns
 
     def _table(self, train: bool) -> Any:
-        table = self.inner.build_dataset() if train else self.inner.build_eval_dataset()
-        if table is None:
-            table = self.inner.build_eval_dataset() if train else self.inner.build_dataset()
-        return table
-
-    def _rows(self, train: bool) -> Iterator[dict[str, Any]]:
-        return iter(self._table(train))
+        builders = (self.inner.build_dataset, self.inner.build_eval_dataset)
+        first, other = builders if train else reversed(builders)
+        table = first()
+        return other() if table is None else table
 
     def examples(self, n: int = -1, train: bool = False) -> Iterator[dict[str, Any]]:
         """Yield the first `n` examples (all if n < 0). `v0_row` is the row in v0's form."""
-        for index, row in enumerate(self._rows(train)):
+        for index, row in enumerate(self._table(train)):
             if 0 <= n <= index:
                 return
             yield self._example(row, index)
@@ -179,9 +170,8 @@ class BridgedEnvironment(Environment):
     def _example(self, row: dict[str, Any], index: int) -> dict[str, Any]:
         prompt, answer = row.get("prompt"), row.get("answer")
         raw = self.message_type == "completion"
-        extra = {
-            name: value for name, value in row.items() if name not in ("prompt", "answer", "info", "example_id", "task")
-        }
+        standard = ("prompt", "answer", "info", "example_id", "task")
+        extra = {name: value for name, value in row.items() if name not in standard}
         return {
             **extra,
             "prompt": raw_text(prompt) if raw else list(to_rove(normalize_messages(prompt))),
@@ -296,15 +286,12 @@ class BridgedRubric(Rubric):
         inner = [_state_of(state) for state in states]
         await self.inner.score_states(inner)
         await self.inner.clean_up_scored(inner)
-        return [
-            msgspec.structs.replace(as_scores(state, *self._scorers(state)), extras=reward_errors(state))
-            for state in inner
-        ]
+        return [self._scores_of(state) for state in inner]
 
-    def _scorers(self, state: State) -> tuple[list[str], list[float]]:
-        """Return names and weights of the functions that scored a state."""
-        env = self.inner.member_of(state)
-        return env.rubric._get_reward_func_names(), env.rubric._get_reward_weights()
+    def _scores_of(self, state: State) -> Scores:
+        rubric = self.inner.member_of(state).rubric
+        scores = as_scores(state, rubric._get_reward_func_names(), rubric._get_reward_weights())
+        return msgspec.structs.replace(scores, extras=reward_errors(state))
 
 
 def _state_of(state: RoveState) -> State:

@@ -188,8 +188,8 @@ class _Source(NamedTuple):
     predicate: Callable[[Mapping[str, Any]], bool] | None = None
 
 
-def _problem(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"question": row["problem"], "answer": row["answer"]}
+def _columns(question: str, answer: str) -> Callable[[Mapping[str, Any]], dict[str, str]]:
+    return lambda row: {"question": row[question], "answer": row[answer]}
 
 
 def _aime2024(row: Mapping[str, Any]) -> dict[str, str]:
@@ -237,10 +237,7 @@ def _openbookqa(row: Mapping[str, Any]) -> dict[str, str]:
     return {"question": f"Question: {row['question_stem']}\n\nChoices:\n{lines}", "answer": row["answerKey"]}
 
 
-def _prime_code(row: Mapping[str, Any]) -> dict[str, str]:
-    return {"question": row["prompt"], "answer": row["verification_info"]}
-
-
+_problem = _columns("problem", "answer")
 _PYTHON = "Solve the following coding problem using the programming language python:"
 _SOURCES = {
     "aime2024": _Source("HuggingFaceH4/aime_2024", "train", _aime2024),
@@ -260,7 +257,7 @@ _SOURCES = {
     "prime_code": _Source(
         "PrimeIntellect/verifiable-coding-problems",
         "train",
-        _prime_code,
+        _columns("prompt", "verification_info"),
         predicate=lambda row: row["prompt"].startswith(_PYTHON),
     ),
 }

@@ -9,7 +9,6 @@ import logging
 import sys
 import uuid
 import warnings
-from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
 from copy import deepcopy
 from typing import Any
@@ -129,19 +128,19 @@ class Environment(EvaluableEnvironment):
     def _format_dataset(self, dataset: Any, system_prompt: str | None, few_shot: Any, map_kwargs: Any) -> Any:
         return with_prompts(with_ids(dataset), system_prompt, few_shot, map_kwargs)
 
-    def _build(self, source: Callable[[], Any]) -> Any:
+    def _build(self, source: Callable[[], Any] | None, built: Any) -> Any:
+        if built is not None or source is None:
+            return built
         return self._format_dataset(as_table(source()), self.system_prompt, self.few_shot, self.map_kwargs)
 
     def build_dataset(self) -> Any:
         """Return the training rows, built at the first call; None if there are none."""
-        if self.dataset is None and self.dataset_source is not None:
-            self.dataset = self._build(self.dataset_source)
+        self.dataset = self._build(self.dataset_source, self.dataset)
         return self.dataset
 
     def build_eval_dataset(self) -> Any:
         """Return the evaluation rows, built at the first call; None if there are none."""
-        if self.eval_dataset is None and self.eval_dataset_source is not None:
-            self.eval_dataset = self._build(self.eval_dataset_source)
+        self.eval_dataset = self._build(self.eval_dataset_source, self.eval_dataset)
         return self.eval_dataset
 
     def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
@@ -246,10 +245,6 @@ class Environment(EvaluableEnvironment):
         self.increment_state_usage_from_response(state, response)
         return response
 
-    @abstractmethod
-    async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
-        """Run a rollout of a row, without scoring it."""
-
     async def is_completed(self, *args: Any, **kwargs: Any) -> bool:
         """Return whether a stop condition holds; the first that does ends the rollout.
 
@@ -278,10 +273,7 @@ class Environment(EvaluableEnvironment):
 
     async def score_states(self, states: list[State]) -> None:
         """Score the finished rollouts of one example."""
-        if self.score_rollouts:
-            await self.rubric.score_group(states)
-        else:
-            await self.rubric.dummy_score_group(states)
+        await (self.rubric.score_group if self.score_rollouts else self.rubric.dummy_score_group)(states)
 
     async def clean_up_scored(self, states: list[State]) -> None:
         """Run the rubric's `@cleanup` methods."""
@@ -345,9 +337,8 @@ def _warn_unknown(cls: type, name: str) -> None:
     parameters: set[str] = set()
     for base in cls.__mro__:
         if "__init__" in vars(base) and base is not object:
-            parameters |= {
-                one.name for one in inspect.signature(base.__init__).parameters.values() if one.kind in (1, 3)
-            }
+            own = inspect.signature(base.__init__).parameters.values()
+            parameters |= {one.name for one in own if one.kind in (1, 3)}
     message = f"{cls.__name__} has no argument '{name}'; {nearest(name, parameters - {'self'})}"
     if fixed():
         raise ConfigError(message)

@@ -399,17 +399,14 @@ def state_to_output(state: State, state_columns: Sequence[str] | None = None) ->
     for name, value in (state.get("metrics") or {}).items():
         if not (fixed() and name in output):
             output[name] = value
-    return RolloutOutput({**output, **reward_errors(state), **_state_columns(state, state_columns or ())})
+    values = {name: state.get(name) for name in state_columns or ()}
+    columns = {name: one.snapshot() if isinstance(one, UsageTracker) else plain(one) for name, one in values.items()}
+    return RolloutOutput({**output, **reward_errors(state), **columns})
 
 
 def reward_errors(state: State) -> dict[str, Any]:
     """Return the exceptions of reward functions as a field of an output or a record's `extras`; empty without any."""
     return {REWARD_ERRORS: dict(state[REWARD_ERRORS])} if state.get(REWARD_ERRORS) else {}
-
-
-def _state_columns(state: State, names: Sequence[str]) -> dict[str, Any]:
-    values = {name: state.get(name) for name in names}
-    return {name: one.snapshot() if isinstance(one, UsageTracker) else plain(one) for name, one in values.items()}
 
 
 def _usage(state: State) -> dict[str, float] | None:
@@ -477,10 +474,8 @@ def _mean(values: Sequence[float]) -> float:
 def _pass_at_k(
     outputs: Sequence[Mapping[str, Any]], n: int, threshold: float
 ) -> tuple[dict[str, float], dict[str, float]]:
-    groups: dict[Any, list[bool]] = defaultdict(list)
-    for output in outputs:
-        groups[output["example_id"]].append((output["reward"] or 0.0) >= threshold)
-    complete = [group for group in groups.values() if len(group) == n]
+    passed = [[(output["reward"] or 0.0) >= threshold for output in group] for group in _group_by_example(outputs)]
+    complete = [group for group in passed if len(group) == n]
     sizes = [2**power for power in range(n.bit_length()) if 2**power <= n]
     any_of, all_of = {}, {}
     for k in sizes if n > 1 and complete else []:

@@ -61,19 +61,13 @@ class EnvGroupRubric(Rubric):
     async def score_rollout(self, state: Any, *former: Any, **kwargs: Any) -> Any:
         """Set reward and metrics with the member's rubric."""
         member = self._member(state)
-        if member is None:
-            state["reward"], state["metrics"] = 0.0, {}
-        else:
-            await member.rubric.score_rollout(state)
+        await (self.dummy_score_rollout if member is None else member.rubric.score_rollout)(state)
         self._fill(state)
 
     async def score_group(self, states: list[State]) -> None:
         """Set rewards and metrics with the member's rubric."""
         member = self._member(states[0])
-        if member is None:
-            await self.dummy_score_group(states)
-        else:
-            await member.rubric.score_group(states)
+        await (self.dummy_score_group if member is None else member.rubric.score_group)(states)
         for state in states:
             self._fill(state)
 

@@ -32,6 +32,12 @@ CHUNK_SIZE = 64
 _LIBRARY_DEFAULT: Any = object()
 
 
+def _tables(rows: list[dict[str, Any]], num_train: int) -> tuple[Any, Any]:
+    """Return the training rows, and the evaluation rows or None."""
+    held_out = rows[num_train:]
+    return make_table(rows[:num_train]), make_table(held_out) if held_out else None
+
+
 class ReasoningGymEnv(SingleTurnEnv):
     """Tasks of reasoning-gym. Worker processes score the answers, since some families evaluate them as Python.
 
@@ -61,15 +67,13 @@ class ReasoningGymEnv(SingleTurnEnv):
             family = {"family": "composite", "config": {"datasets": specs}}
         self._tasks = RoveReasoningGymEnv(family["family"], config=family["config"])
         self._infos = [{**family, "seed": seed, "task": task} for task in self._create_tasks(family)]
-        rows = [
-            {
-                "question": info["task"]["question"],
-                "answer": str(index),
-                "info": {"source_dataset": info["task"]["metadata"]["source_dataset"]},
-            }
-            for index, info in enumerate(self._infos)
-        ]
-        train, held_out = rows[:num_train_examples], rows[num_train_examples:]
+        tasks = [info["task"] for info in self._infos]
+        sources = [{"source_dataset": task["metadata"]["source_dataset"]} for task in tasks]
+        questions = enumerate(zip(tasks, sources, strict=True))
+        rows = [{"question": task["question"], "answer": str(i), "info": info} for i, (task, info) in questions]
+        dataset, eval_dataset = _tables(rows, num_train_examples)
+        if system_prompt is _LIBRARY_DEFAULT:
+            system_prompt = self._tasks.workers.setup_result["system_prompt"]
         parser = parser or XMLParser(fields=["answer"])
         rubric = Rubric(parser=parser)
 
@@ -83,11 +87,9 @@ class ReasoningGymEnv(SingleTurnEnv):
         rubric.add_reward_func(check_answer_reward_func)
         rubric.add_reward_func(parser.get_format_reward_func(), weight=0.0)
         super().__init__(
-            dataset=make_table(train),
-            eval_dataset=make_table(held_out) if held_out else None,
-            system_prompt=self._tasks.workers.setup_result["system_prompt"]
-            if system_prompt is _LIBRARY_DEFAULT
-            else system_prompt,
+            dataset=dataset,
+            eval_dataset=eval_dataset,
+            system_prompt=system_prompt,
             parser=parser,
             rubric=rubric,
         )
@@ -143,10 +145,10 @@ class TextArenaEnv(MultiTurnEnv):
             {"question": observation["question"], "answer": rng.choice(observation["words"])}
             for _ in range(num_train_examples + num_eval_examples)
         ]
-        train, held_out = rows[:num_train_examples], rows[num_train_examples:]
+        dataset, eval_dataset = _tables(rows, num_train_examples)
         super().__init__(
-            dataset=make_table(train),
-            eval_dataset=make_table(held_out) if held_out else None,
+            dataset=dataset,
+            eval_dataset=eval_dataset,
             system_prompt=system_prompt,
             parser=parser or XMLParser(fields=["think", "guess"], answer_field="guess"),
             rubric=rubric,
@@ -163,14 +165,11 @@ class TextArenaEnv(MultiTurnEnv):
         """Make the guess; return the observation, or why the game has ended."""
         guess = str(self.parser.parse_answer(messages))
         observation = await state["ta_env"].call("guess", CALL_TIMEOUT_S, guess=guess)
-        text = [
-            UserMessage(
-                content=observation["text"] if observation["done"] else str(self.feedback_fn(observation["text"]))
-            )
-        ]
+        text = observation["text"] if observation["done"] else str(self.feedback_fn(observation["text"]))
+        reply = [UserMessage(content=text)]
         if observation["done"]:
-            state["final_env_response"] = text
-        return text
+            state["final_env_response"] = reply
+        return reply
 
     @cleanup
     async def cleanup_ta_env(self, state: State) -> None:
@@ -222,12 +221,12 @@ class OpenEnvEnv(MultiTurnEnv):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         prompt = [{"role": "user", "content": "OpenEnv rollout is initializing."}]
         rows = [{"prompt": prompt, "info": {"seed": seed + i}} for i in range(num_train_examples + num_eval_examples)]
-        train, held_out = rows[:num_train_examples], rows[num_train_examples:]
+        dataset, eval_dataset = _tables(rows, num_train_examples)
         for name in [name for name in kwargs if name in _SANDBOX_ARGUMENTS]:
             del kwargs[name]
         super().__init__(
-            dataset=make_table(train),
-            eval_dataset=make_table(held_out) if held_out else None,
+            dataset=dataset,
+            eval_dataset=eval_dataset,
             rubric=rubric or EpisodicSumRubric(),
             max_turns=max_turns,
             **kwargs,
@@ -378,8 +377,7 @@ class GymEnv(MultiTurnEnv):
             rows = [self._row(env, self.seed + i) for i in range(self.num_train_episodes + self.num_eval_episodes)]
         finally:
             _close(env)
-        train, held_out = rows[: self.num_train_episodes], rows[self.num_train_episodes :]
-        return make_table(train), make_table(held_out) if held_out else None
+        return _tables(rows, self.num_train_episodes)
 
     def _row(self, env: Any, seed: int) -> dict[str, str]:
         result = env.reset(seed=seed)

@@ -108,8 +108,9 @@ class JudgeRubric(Rubric):
         return self.judge_prompt.format(question=_question(prompt), answer=answer, response=response)
 
     def _request(self, prompt_text: str) -> dict[str, Any]:
-        messages = [{"role": "user", "content": prompt_text}]
-        return {"model": self.judge_model, "messages": messages, **_chat_args(self.judge_sampling_args)}
+        given = {name: value for name, value in self.judge_sampling_args.items() if value is not None}
+        args = {"max_completion_tokens" if name == "max_tokens" else name: value for name, value in given.items()}
+        return {"model": self.judge_model, "messages": [{"role": "user", "content": prompt_text}], **args}
 
     def _request_error(self, error: Exception) -> RuntimeError:
         return RuntimeError(f"judge model '{self.judge_model}' could not be called: {error}")
@@ -143,13 +144,10 @@ def _request_sync(client: Any, request: dict[str, Any]) -> Any:
     An async client belongs to another event loop: an equivalent sync client replaces it, or its coroutine runs in a thread.
     """
     if type(client).__name__ == "AsyncOpenAI":
-        settings = {
-            name: getattr(client, name) for name in ("api_key", "organization", "project", "base_url", "timeout")
-        }
-        headers = getattr(client, "_custom_headers", None)
-        with importlib.import_module("openai").OpenAI(
-            **settings, max_retries=client.max_retries, default_headers=headers
-        ) as sync_client:
+        names = ("api_key", "organization", "project", "base_url", "timeout", "max_retries")
+        settings = {name: getattr(client, name) for name in names}
+        settings["default_headers"] = getattr(client, "_custom_headers", None)
+        with importlib.import_module("openai").OpenAI(**settings) as sync_client:
             return sync_client.chat.completions.create(**request)
     response = client.chat.completions.create(**request)
     if not inspect.isawaitable(response):
@@ -167,11 +165,6 @@ def _question(prompt: Any) -> str:
         return str(prompt)
     last = prompt[-1] if prompt else ""
     return str(last.get("content", "") if isinstance(last, Mapping) else getattr(last, "content", ""))
-
-
-def _chat_args(args: Mapping[str, Any]) -> dict[str, Any]:
-    renamed = {"max_completion_tokens" if name == "max_tokens" else name: value for name, value in args.items()}
-    return {name: value for name, value in renamed.items() if value is not None}
 
 
 def _default_client(is_async: bool) -> Any:

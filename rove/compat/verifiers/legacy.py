@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import inspect
 from collections.abc import Callable, Mapping, Sequence
+from operator import attrgetter
 from typing import Any
 
 from packaging.version import Version
@@ -92,6 +93,16 @@ def legacy_is_completed(env: Any, base: type) -> Callable[[State, Any], Any] | N
     return is_completed
 
 
+def _renamed(name: str, attribute: str) -> Any:
+    """Return a property that reads and sets an attribute under its name of older releases."""
+
+    def set_attribute(rubric: Any, value: Any) -> None:
+        outdated(f"rubric.{name}", f"set rubric.{attribute}")
+        setattr(rubric, attribute, value)
+
+    return property(attrgetter(attribute), set_attribute, doc=f"Now `{attribute}`.")
+
+
 class LegacyScoring:
     """Attributes and methods that a `Rubric` had under other names, or with other arguments, before 0.1.8."""
 
@@ -100,25 +111,8 @@ class LegacyScoring:
     parser: Any
     class_objects: dict[str, Any]
 
-    @property
-    def reward_funcs(self) -> list[Callable[..., Any]]:
-        """The reward functions, now `funcs`."""
-        return self.funcs
-
-    @reward_funcs.setter
-    def reward_funcs(self, funcs: list[Callable[..., Any]]) -> None:
-        outdated("rubric.reward_funcs", "set rubric.funcs")
-        self.funcs = funcs
-
-    @property
-    def reward_weights(self) -> list[float]:
-        """The weights of the reward functions, now `weights`."""
-        return self.weights
-
-    @reward_weights.setter
-    def reward_weights(self, weights: list[float]) -> None:
-        outdated("rubric.reward_weights", "set rubric.weights")
-        self.weights = weights
+    reward_funcs = _renamed("reward_funcs", "funcs")
+    reward_weights = _renamed("reward_weights", "weights")
 
     async def call_reward_func(
         self,
@@ -185,11 +179,7 @@ def single_state(arguments: Sequence[Any], keywords: Mapping[str, Any]) -> Any:
 async def score_with_legacy_overrides(rubric: Any, states: list[State], base: type) -> bool:
     """Score states with a rubric's own `score_rollouts`, or `score_rollout` with the legacy arguments.
 
-    Args:
-        base: class whose methods are not the rubric's own.
-
-    Returns:
-        Whether the rubric overrides one of them.
+    Returns whether the rubric overrides one of these methods of `base`.
     """
     own = type(rubric)
     if own.score_rollouts is not base.score_rollouts:  # type: ignore[attr-defined]

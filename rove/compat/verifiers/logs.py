@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
+from itertools import islice
 from typing import Any
 
 from rich.console import Console
@@ -57,9 +58,8 @@ def print_prompt_completions_sample(
 ) -> None:
     """Print a few rollouts as a table."""
     table = Table("Prompt", "Completion", "Reward", title=f"Step {step}")
-    for prompt, completion, error, reward in list(zip(prompts, completions, errors, rewards, strict=False))[
-        :num_samples
-    ]:
+    rows = zip(prompts, completions, errors, rewards, strict=False)
+    for prompt, completion, error, reward in islice(rows, num_samples):
         failed = f"\n\nerror: {error!r}" if error is not None else ""
         table.add_row(format_messages(prompt), format_messages(completion) + failed, f"{reward:.2f}")
     Console(markup=False).print(table)

@@ -35,10 +35,6 @@ class MCPServerConfig:
     description: str = ""
 
 
-def _format_error(error: Exception) -> str:
-    return f"Error: {error}"
-
-
 class _ServerThread:
     """The MCP servers of one process, and the thread with their event loop."""
 
@@ -84,7 +80,7 @@ class MCPEnv(ToolEnv):
         self,
         mcp_servers: Sequence[MCPServerConfig | dict[str, Any]] = (),
         max_turns: int = 10,
-        error_formatter: Callable[[Exception], str] = _format_error,
+        error_formatter: Callable[[Exception], str] = "Error: {}".format,
         **kwargs: Any,
     ):
         self.mcp_servers = [one if isinstance(one, MCPServerConfig) else MCPServerConfig(**one) for one in mcp_servers]

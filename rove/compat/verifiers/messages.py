@@ -336,9 +336,8 @@ def _flat_call(call: Any) -> Any:
             arguments = json.dumps({} if arguments is None else arguments)
         except (TypeError, ValueError):
             arguments = str(arguments)
-    return ToolCall(
-        id=given if isinstance(given, str) else function["name"], name=function["name"], arguments=arguments
-    )
+    name = function["name"]
+    return ToolCall(id=given if isinstance(given, str) else name, name=name, arguments=arguments)
 
 
 def normalize_messages(value: Any, *, field_name: str = "messages") -> Messages:
@@ -435,10 +434,8 @@ def message_to_printable(message: Any) -> Any:
         for part in message["content"]
         if isinstance(part, Mapping)
     ]
-    printable = {
-        "role": message.get("role"),
-        "content": " ".join(text for text in texts if isinstance(text, str)).strip(),
-    }
+    content = " ".join(text for text in texts if isinstance(text, str)).strip()
+    printable = {"role": message.get("role"), "content": content}
     more = {name: message.get(name) for name in ("reasoning_content", "tool_calls")}
     return printable | {name: value for name, value in more.items() if value is not None}
 

@@ -100,8 +100,7 @@ class MultiTurnEnv(Environment):
         """Return the messages for the next turn: the prompt, or the conversation with the environment's response."""
         if not state["trajectory"]:
             return state["prompt"]
-        last = state["trajectory"][-1]
-        messages = concat_messages([last["prompt"], last["completion"]])
+        messages = _conversation(state)
         reply = unpack_env_response(state, await call_user(self.env_response, messages, state))
         return concat_messages([messages, self.as_written(maybe_normalize_messages(reply, field_name="env_response"))])
 
@@ -110,8 +109,7 @@ class MultiTurnEnv(Environment):
         if not state["trajectory"]:
             state["completion"] = []
             return
-        last = state["trajectory"][-1]
-        conversation = concat_messages([last["prompt"], last["completion"]])
+        conversation = _conversation(state)
         if state.get("final_env_response"):
             final = maybe_normalize_messages(state["final_env_response"], field_name="final_env_response")
             conversation = concat_messages([conversation, final])
@@ -188,12 +186,11 @@ class MultiTurnEnv(Environment):
         await self.add_model_response(state, prompt, response)
 
     async def _is_over(self, state: State) -> bool:
-        if self._legacy_is_completed is not None and state.get("error") is None:
-            last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
-            if state["is_completed"] or await self._is_completed_by_override(
-                state, concat_messages([last["prompt"], last["completion"]])
-            ):
-                return True
+        has_override = self._legacy_is_completed is not None and state.get("error") is None
+        if has_override and (
+            state["is_completed"] or await self._is_completed_by_override(state, _conversation(state))
+        ):
+            return True
         over = await Environment.is_completed(self, state)
         if over and fixed() and state["stop_condition"] == "max_turns_reached" and state["trajectory"]:
             await self._final_response(state)
@@ -221,10 +218,15 @@ class MultiTurnEnv(Environment):
         """Let the environment respond to the last turn, too."""
         if type(self).env_response is SingleTurnEnv.env_response:
             return
-        messages = concat_messages([state["trajectory"][-1]["prompt"], state["trajectory"][-1]["completion"]])
-        reply = unpack_env_response(state, await call_user(self.env_response, messages, state))
+        reply = unpack_env_response(state, await call_user(self.env_response, _conversation(state), state))
         if state.get("final_env_response") is None and reply:
             state["final_env_response"] = reply
+
+
+def _conversation(state: State) -> Messages:
+    """Return the messages up to the last model turn; the prompt before the first."""
+    last = state["trajectory"][-1] if state["trajectory"] else {"prompt": state["prompt"], "completion": []}
+    return concat_messages([last["prompt"], last["completion"]])
 
 
 class SingleTurnEnv(MultiTurnEnv):

@@ -17,6 +17,10 @@ def _field(message: Any, name: str, default: Any = None) -> Any:
     return message.get(name, default) if isinstance(message, Mapping) else getattr(message, name, default)
 
 
+def _of_role(messages: Any, role: str) -> list[Any]:
+    return [message for message in messages if _field(message, "role") == role]
+
+
 class Parser:
     """Extracts the answer from the last assistant message of a completion with `extract_fn`.
 
@@ -45,19 +49,24 @@ class Parser:
 
     def get_assistant_messages(self, completion: Any) -> list[Any]:
         """Return the messages of the model."""
-        return [message for message in completion if _field(message, "role") == "assistant"]
+        return _of_role(completion, "assistant")
 
     def get_system_messages(self, completion: Any) -> list[Any]:
         """Return the system messages."""
-        return [message for message in completion if _field(message, "role") == "system"]
+        return _of_role(completion, "system")
 
     def get_user_messages(self, completion: Any) -> list[Any]:
         """Return the user messages."""
-        return [message for message in completion if _field(message, "role") == "user"]
+        return _of_role(completion, "user")
 
     def get_tool_messages(self, completion: Any) -> list[Any]:
         """Return the tool messages."""
-        return [message for message in completion if _field(message, "role") == "tool"]
+        return _of_role(completion, "tool")
+
+    def _mean_score(self, completion: Any, score: Callable[[str], float]) -> float:
+        """Return the mean score of the texts of the assistant messages; 0 without any."""
+        texts = [self._text(message) for message in self.get_assistant_messages(completion)]
+        return sum(map(score, texts)) / len(texts) if texts else 0.0
 
     def parse_answer(self, completion: Any) -> Any:
         """Return the answer in the last assistant message, or in a string; None without one."""
@@ -90,8 +99,7 @@ class ThinkParser(Parser):
             return float(once and text.strip().startswith("<think>") and not text.endswith("</think>"))
 
         def format_reward_func(completion: Any, **kwargs: Any) -> float:
-            messages = self.get_assistant_messages(completion)
-            return sum(has_format(self._text(message)) for message in messages) / len(messages) if messages else 0.0
+            return self._mean_score(completion, has_format)
 
         return format_reward_func
 
@@ -183,12 +191,7 @@ class XMLParser(Parser):
         """
 
         def format_reward_func(completion: Any) -> float:
-            messages = self.get_assistant_messages(completion)
-            return (
-                sum(self._format_score(self._text(message)) for message in messages) / len(messages)
-                if messages
-                else 0.0
-            )
+            return self._mean_score(completion, self._format_score)
 
         return format_reward_func
 

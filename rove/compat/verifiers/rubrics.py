@@ -176,8 +176,7 @@ class Rubric(LegacyScoring):
         return objects
 
     async def _call_individual_reward_func(self, func: Callable[..., Any], state: State) -> float:
-        objects = self.score_objects(state)
-        return await self._value(func, objects, float, 0.0, [state])
+        return await self._value(func, self.score_objects(state), float, 0.0, [state])
 
     async def _call_group_reward_func(self, func: Callable[..., Any], states: list[State]) -> list[float]:
         objects = self.group_score_objects(states)
@@ -327,18 +326,19 @@ class RubricGroup(Rubric):
 
     def add_reward_func(self, func: Callable[..., Any], weight: float = 1.0) -> None:
         """Add a function to the first rubric."""
-        self.logger.warning("Adding reward function to the first rubric in the group.")
-        self.rubrics[0].add_reward_func(func, weight)
+        self._first_rubric("reward function").add_reward_func(func, weight)
 
     def add_metric(self, func: Callable[..., Any], weight: float = 0.0) -> None:
         """Add a metric to the first rubric."""
-        self.logger.warning("Adding metric to the first rubric in the group.")
-        self.rubrics[0].add_metric(func, weight)
+        self._first_rubric("metric").add_metric(func, weight)
 
     def add_class_object(self, name: str, obj: Any) -> None:
         """Add a class object to the first rubric."""
-        self.logger.warning("Adding class object to the first rubric in the group.")
-        self.rubrics[0].add_class_object(name, obj)
+        self._first_rubric("class object").add_class_object(name, obj)
+
+    def _first_rubric(self, added: str) -> Rubric:
+        self.logger.warning(f"Adding {added} to the first rubric in the group.")
+        return self.rubrics[0]
 
     def add_score_object_provider(self, provider: Callable[[State], Mapping[str, Any]]) -> None:
         """Pass what `provider(state)` returns to functions of all rubrics."""

@@ -57,11 +57,7 @@ class CommandResult(NamedTuple):
 
 
 class SandboxClient:
-    """The `sandbox_client` of environments, which they use mainly in `post_rollout`.
-
-    Args:
-        env: environment with the sandboxes.
-    """
+    """The `sandbox_client` of environments, which they use mainly in `post_rollout`."""
 
     def __init__(self, env: SandboxEnv):
         self.env = env

@@ -95,17 +95,14 @@ class ToolEnv(MultiTurnEnv):
         self.tool_map: dict[str, Callable[..., Any]] = {_name(tool): tool for tool in self.tools}
         definitions = [convert_func_to_tool_def(tool) for tool in self.tools]
         super().__init__(tool_defs=definitions, max_turns=max_turns, **kwargs)
-        existing = self._existing_monitor()
-        self.tool_monitor_rubric = ToolMonitorRubric() if existing is None else existing
+        rubrics = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
+        # A package may have its own rubric that counts calls, such as a `ToolRubric`.
+        existing = next((one for one in rubrics if isinstance(one, ToolMonitorRubric)), None)
+        self.tool_monitor_rubric = existing or ToolMonitorRubric()
         for name in self.tool_map:
             self.tool_monitor_rubric.add_tool_metric(name)
         if existing is None:
             self.add_rubric(self.tool_monitor_rubric)
-
-    def _existing_monitor(self) -> ToolMonitorRubric | None:
-        """Return the package's own rubric that counts calls, such as a `ToolRubric`."""
-        rubrics = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
-        return next((one for one in rubrics if isinstance(one, ToolMonitorRubric)), None)
 
     def __getattr__(self, name: str) -> Any:
         """Provide `oai_tools`, which packages for 0.1.2 to 0.1.10 read."""
@@ -266,15 +263,13 @@ def convert_func_to_tool_def(func: Callable[..., Any]) -> Tool:
             hint = list[hint]
         note = notes.get(name) or _annotated(hint, parameter.default)
         properties[name] = _property(name, parameter, note, _schema(hint, definitions), definitions)
-    parameters = {
-        **({"$defs": definitions} if definitions else {}),
-        "properties": properties,
-        "required": list(properties),
-        "title": f"{function_name(func)}_args",
-        "type": "object",
-        "additionalProperties": False,
-    }
+    parameters = ({"$defs": definitions} if definitions else {}) | _object(f"{function_name(func)}_args", properties)
     return Tool(name=function_name(func), description=described, parameters=parameters, strict=True)
+
+
+def _object(title: str, properties: dict[str, Any]) -> dict[str, Any]:
+    fields = {"properties": properties, "required": list(properties), "title": title}
+    return {**fields, "type": "object", "additionalProperties": False}
 
 
 def convert_func_to_oai_tool(func: Callable[..., Any]) -> dict[str, Any]:
@@ -371,25 +366,14 @@ def _definition_of(hint: type, definitions: Definitions) -> dict[str, Any]:
     elif hasattr(hint, "model_json_schema"):  # pydantic
         schema_of = hint.model_json_schema()  # pyright: ignore[reportAttributeAccessIssue]
         definitions.update(schema_of.pop("$defs", {}))
-        definitions[hint.__name__] = {
-            **schema_of,
-            "additionalProperties": False,
-            "required": list(schema_of.get("properties", {})),
-        }
+        required = list(schema_of.get("properties", {}))
+        definitions[hint.__name__] = {**schema_of, "additionalProperties": False, "required": required}
     elif dataclasses.is_dataclass(hint) or is_typeddict(hint):
         if hint.__name__ not in definitions:
             definitions[hint.__name__] = {}  # it may refer to itself
-            fields = {
-                name: _field(name, one, hint, definitions)
-                for name, one in get_type_hints(hint, include_extras=True).items()
-            }
-            definitions[hint.__name__] = {
-                "properties": fields,
-                "required": list(fields),
-                "title": hint.__name__,
-                "type": "object",
-                "additionalProperties": False,
-            }
+            hints = get_type_hints(hint, include_extras=True)
+            fields = {name: _field(name, one, hint, definitions) for name, one in hints.items()}
+            definitions[hint.__name__] = _object(hint.__name__, fields)
     else:
         return {}
     return {"$ref": f"#/$defs/{hint.__name__}"}

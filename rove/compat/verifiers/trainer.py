@@ -113,9 +113,6 @@ def _lora_settings(adapter: Any) -> dict[str, Any]:
 def rl_config(args: Mapping[str, Any], env_id: str, adapter: Any = None) -> Any:
     """Convert v0's settings to rove's. Settings without a counterpart (devices, vLLM servers, logging) are dropped.
 
-    Args:
-        adapter: a `LoraConfig`.
-
     Raises:
         ConfigError: the loss is unknown.
     """

@@ -139,11 +139,8 @@ class RolloutScore(Model):
     defaults: ClassVar = {"metrics": dict}
 
 
-class RolloutScores(Model):
+class RolloutScores(RolloutScore):
     """Rewards and metrics of several rollouts, as lists."""
-
-    required = ("reward",)
-    defaults: ClassVar = {"metrics": dict}
 
 
 class ErrorData(dict[str, str]):

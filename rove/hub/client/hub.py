@@ -17,6 +17,7 @@ from rove.core.errors import ConfigError, HubError, TrustError
 from rove.hub.client.settings import is_url, normalize_address, token_for
 from rove.hub.client.transport import BytesSink, FolderTransport, HttpTransport, NotFoundError, Sink
 from rove.hub.package import limits
+from rove.hub.package.manifest import File
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
 
 
@@ -82,11 +83,11 @@ class Releases(msgspec.Struct, kw_only=True):
             HubError: There is no such version.
         """
         if version is not None:
-            found = next((one for one in self.versions if one.version == version), None)
-            if found is None:
-                known = ", ".join(one.version for one in self.versions[-10:]) or "none"
-                raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {known}")
-            return found
+            for one in self.versions:
+                if one.version == version:
+                    return one
+            known = ", ".join(one.version for one in self.versions[-10:]) or "none"
+            raise HubError(f"{self.owner}/{self.name} has no version {version}; the hub has {known}")
         available = [one for one in self.versions if one.yanked is None]
         if not available:
             raise HubError(
@@ -114,7 +115,6 @@ def check_filename(name: str) -> str:
 
 SCHEMA = 1
 SEARCH = "/api/search"
-"""Default path of a hub's search API."""
 HUB_REFUSAL_STATUSES = (400, 401)
 """HTTP statuses of a hub that rejects a query or a token; other statuses mean that a static server has no search API."""
 MAX_INDEX_BYTES = 64 << 20
@@ -262,7 +262,7 @@ class Hub:
         """Return the pushed document of one run."""
         return await self._read(f"{_folder(reference)}/runs/{id}.json", limit)
 
-    async def download(self, reference: Reference, file: HubFile, folder: Path) -> Path:
+    async def download(self, reference: Reference, file: HubFile | File, folder: Path) -> Path:
         """Download a file of a version into a folder, checking its size and hash.
 
         Raises:
@@ -335,7 +335,10 @@ class Hub:
         if not path.startswith("/") or path.startswith("//"):
             raise HubError(f"{self.where}/index.json has the search path '{path}'; expected a path like {SEARCH}")
         answer = await self._transport.call("GET", f"{path}?{urlencode(given)}")
-        found = _converted(answer, _SearchResult, f"{self.where}{path}")
+        try:
+            found = msgspec.convert(answer, _SearchResult)
+        except msgspec.ValidationError as error:
+            raise HubError(f"{self.where}{path} is not a valid hub response: {error}") from None
         return found.environments, found.total
 
     async def _has_manifest(self, reference: Reference, manifest: bytes) -> bool:
@@ -369,7 +372,7 @@ class _Runs(msgspec.Struct):
 class _FileSink(Sink):
     """Sink that writes a file and checks its size and hash."""
 
-    def __init__(self, target: Path, expected: HubFile):
+    def __init__(self, target: Path, expected: HubFile | File):
         self.expected, self._stream = expected, target.open("wb")
         self.restart()
 
@@ -412,19 +415,9 @@ def _check_hash(found: str, expected: str, what: str) -> None:
 
 def _decoded(content: bytes, kind: type[T], where: str) -> T:
     try:
-        return _check_schema(msgspec.json.decode(content, type=kind), where)
+        value = msgspec.json.decode(content, type=kind)
     except msgspec.DecodeError as error:
         raise HubError(f"{where} is not a valid hub file: {error}") from None
-
-
-def _converted(value: Any, kind: type[T], where: str) -> T:
-    try:
-        return msgspec.convert(value, kind)
-    except msgspec.ValidationError as error:
-        raise HubError(f"{where} is not a valid hub response: {error}") from None
-
-
-def _check_schema(value: T, where: str) -> T:
     schema = getattr(value, "schema", SCHEMA)
     if schema != SCHEMA:
         raise HubError(f"{where} has schema {schema}, but this version of rove reads {SCHEMA}; upgrade rove")

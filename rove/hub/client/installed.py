@@ -107,6 +107,19 @@ def find(reference: Reference) -> Installed | None:
     return found if reference.version in (None, found.version) else None
 
 
+def require_installed(reference: Reference) -> Installed:
+    """Return the installed environment.
+
+    Raises:
+        HubError: It is not installed, or its record cannot be read.
+    """
+    found = find(reference)
+    if found is None:
+        known = ", ".join(str(one.reference) for one in all_installed()) or "none"
+        raise HubError(f"{reference} is not installed; installed: {known}")
+    return found
+
+
 def all_installed() -> list[Installed]:
     """Return all installed environments by owner and name; damaged ones are skipped with a warning."""
     found = []
@@ -125,10 +138,7 @@ def uninstall(reference: Reference) -> Installed:
         HubError: It is not installed.
     """
     with install_lock(reference):
-        found = find(reference)
-        if found is None:
-            known = ", ".join(str(one.reference) for one in all_installed()) or "none"
-            raise HubError(f"{reference} is not installed; installed: {known}")
+        found = require_installed(reference)
         (environment_folder(reference) / RECORD).unlink()
         shutil.rmtree(environment_folder(reference))
     return found

@@ -7,34 +7,164 @@ index.
 from __future__ import annotations
 
 import hashlib
+import importlib.util
+import re
 import shutil
 import sys
 import tempfile
+import zipfile
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from importlib import metadata
 from pathlib import Path
 
 import msgspec
 import tomli_w
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
 
+import rove
+from rove.compat import PROVIDED_VERSIONS
 from rove.core.config import read_toml
 from rove.core.errors import ConfigError, HubError, TrustError
-from rove.hub.client import installed, known_keys
+from rove.hub.client import installed, settings
 from rove.hub.client.hub import Hub, HubFile, Release, check_filename
 from rove.hub.client.installed import LOCAL, RECORD, Installed, environment_folder, install_lock
-from rove.hub.client.requirements import (
-    PROVIDED,
-    check_no_conflict,
-    check_python,
-    required_packages,
-    undeclared_v0_requirements,
-)
-from rove.hub.package.archives import check_package
-from rove.hub.package.manifest import V0, Manifest, read_manifest
+from rove.hub.package.archives import check_package, has_load_environment
+from rove.hub.package.manifest import V0, Manifest, applies, parse_requirement, parse_specifiers, read_manifest
 from rove.hub.package.names import Reference, check_name, check_owner, check_version
 from rove.remote.venv import make_venv, run_pip, stand_in_arguments
 from rove.utils.files import atomic_write
+
+VERIFIERS = "verifiers"
+PROVIDED = {"rove": (rove.__version__,), **PROVIDED_VERSIONS}
+"""Dependencies that the installed rove provides → the versions it provides; they are not downloaded."""
+V0_REQUIREMENTS = {"datasets": "datasets>=3.0", "openai": "openai>=1.50"}
+"""Dependencies of the real `verifiers`, which v0 packages import without declaring them."""
+
+
+def required_packages(dependencies: Iterable[str], subject: str) -> list[str]:
+    """Return the dependencies to install: without rove and verifiers, and with the dependencies of requested rove extras.
+
+    `subject` names the package in errors.
+
+    Raises:
+        ConfigError: It requires another version of rove, or a dependency is malformed.
+    """
+    found: list[str] = []
+    for text in dependencies:
+        try:
+            requirement = parse_requirement(text)
+            is_needed = applies(requirement)
+        except ValueError as error:
+            raise ConfigError(f"{subject} has the dependency {text[:200]!r}, which cannot be read: {error}") from None
+        name = canonicalize_name(requirement.name)
+        if not is_needed:
+            continue
+        if name == "rove":
+            here = rove.__version__
+            _check_version(
+                requirement, [here], f"{subject} requires {requirement}, but rove {here} is installed; upgrade rove"
+            )
+            found += _requirements_of_extras(requirement.extras)
+        elif name == VERIFIERS:
+            known = PROVIDED_VERSIONS[VERIFIERS]
+            message = f"{subject} requires {requirement}; rove provides the API of verifiers up to {known[-1]}"
+            _check_version(requirement, known, message)
+        else:
+            found.append(text)
+    return found
+
+
+def undeclared_v0_requirements(wheel: Path) -> list[str]:
+    """Return the dependencies of the real `verifiers` that a v0 package imports without declaring them."""
+    with zipfile.ZipFile(wheel) as archive:
+        code = "\n".join(
+            archive.read(name).decode(errors="replace") for name in archive.namelist() if name.endswith(".py")
+        )
+    return [
+        text for name, text in V0_REQUIREMENTS.items() if re.search(rf"^\s*(from|import) {name}\b", code, re.MULTILINE)
+    ]
+
+
+def check_python(requires: str, subject: str) -> None:
+    """Check that a package supports this Python.
+
+    Raises:
+        ConfigError: It does not, or `requires` is malformed.
+    """
+    here = ".".join(map(str, sys.version_info[:3]))
+    try:
+        is_met = parse_specifiers(requires).contains(here, prereleases=True)
+    except ValueError as error:
+        raise ConfigError(f"{subject} requires Python {requires[:200]!r}, which cannot be parsed: {error}") from None
+    if not is_met:
+        raise ConfigError(f"{subject} requires Python {requires}, but this is Python {here}")
+
+
+def _check_version(requirement: Requirement, versions: Iterable[str], message: str) -> None:
+    if not any(requirement.specifier.contains(version, prereleases=True) for version in versions):
+        raise ConfigError(message)
+
+
+def _requirements_of_extras(extras: Iterable[str]) -> list[str]:
+    try:
+        declared = [Requirement(text) for text in metadata.requires("rove") or []]
+    except metadata.PackageNotFoundError:
+        return []
+    found = []
+    for one in declared:
+        if one.marker is None or one.marker.evaluate({"extra": ""}):
+            continue
+        if any(one.marker.evaluate({"extra": extra}) for extra in extras):
+            one.marker = None
+            found += _requirements_of_extras(one.extras) if canonicalize_name(one.name) == "rove" else [str(one)]
+    return found
+
+
+HINT = "install it without --into-current, into a virtual environment of its own"
+
+
+def check_no_conflict(name: str, module: str) -> None:
+    """Check that a package replaces no distribution and hides no module of this interpreter, unless it is an environment.
+
+    pip uninstalls a distribution of the same name first, even if it contains other modules.
+
+    `name` is the package's normalized name, `module` its only top-level module.
+
+    Raises:
+        ConfigError: The module belongs to another distribution, the name to one with other modules, or a module of this name
+            that is not an environment can be imported.
+    """
+    owners = metadata.packages_distributions()
+    others = sorted({owner for owner in owners.get(module, []) if canonicalize_name(owner) != name})
+    if others:
+        raise ConfigError(f"the module '{module}' is already installed by {', '.join(others)}; {HINT}")
+    modules = {top for top, names in owners.items() if name in [str(canonicalize_name(owner)) for owner in names]}
+    replaced = sorted(top for top in modules - {module} if top.isidentifier() and not top.startswith("__editable__"))
+    if replaced:
+        raise ConfigError(f"it would replace '{name}', which is installed and contains {', '.join(replaced)}; {HINT}")
+    file = _other_module(module)
+    if file is not None:
+        raise ConfigError(f"it would replace or hide the module {file}, which is not an environment; {HINT}")
+
+
+def _other_module(module: str) -> Path | None:
+    """Return the file that `import module` would run, unless it is an environment; None if there is none."""
+    try:
+        spec = importlib.util.find_spec(module)
+    except ValueError:  # a module that is running and has no spec
+        return None
+    if spec is None or spec.origin is None:
+        return None
+    file = Path(spec.origin)
+    with suppress(OSError, ValueError):
+        if has_load_environment(file.read_bytes()):
+            return None
+    return file
+
 
 LOCK = "rove.lock"
 SCHEMA = 1
@@ -170,7 +300,7 @@ async def look_up(
         reference: The environment; without a version, the locked or newest version is used.
         locked: Entry of the lock file.
         lock: Path of the lock file, for errors.
-        trusted: See `known_keys.check_signature`.
+        trusted: A new key of the owner that the user confirmed.
 
     Raises:
         HubError: The hub does not have it.
@@ -184,14 +314,14 @@ async def look_up(
     content = await hub.manifest(reference, release.manifest)
     manifest = read_manifest(content)
     _check_matches(manifest, reference, release)
-    key = known_keys.check_signature(
+    key = settings.check_owner_signature(
         hub.where, reference.owner, content, await hub.signature(reference), releases.keys, trusted
     )
     notes = []
     if release.yanked is not None:
         notes.append(f"this version is yanked: {release.yanked}")
-    if key is not None and known_keys.known_key(hub.where, reference.owner) is None:
-        notes.append(f"signed; the key of '{reference.owner}' ({known_keys.fingerprint(key)}) is new and will be saved")
+    if key is not None and settings.known_key(hub.where, reference.owner) is None:
+        notes.append(f"signed; the key of '{reference.owner}' ({settings.fingerprint(key)}) is new and will be saved")
     if manifest.needs.secrets:
         notes.append(f"it will receive these environment variables: {', '.join(manifest.needs.secrets)}")
     return Offer(
@@ -220,11 +350,7 @@ def _check_matches(manifest: Manifest, reference: Reference, release: Release) -
 
 
 def check_compatible(manifest: Manifest, subject: str) -> None:
-    """Check that a package can run with this Python and this rove.
-
-    Raises:
-        ConfigError: It requires a different version of either.
-    """
+    """Raise ConfigError if a package requires a different version of Python or rove."""
     check_python(manifest.requires_python, subject)
     required_packages(manifest.dependencies, subject)
 
@@ -236,10 +362,8 @@ async def fetch(hub: Hub, offer: Offer, folder: Path) -> Path:
         TrustError: The wheel does not match the manifest.
         PackageError: The wheel is invalid or unsafe.
     """
-    entry = offer.manifest.wheel
-    file = HubFile(filename=entry.filename, sha256=entry.sha256, size=entry.size)
-    wheel = await hub.download(offer.reference, file, folder)
-    check_package(msgspec.structs.replace(offer.manifest, files=[entry]), wheel)
+    wheel = await hub.download(offer.reference, offer.manifest.wheel, folder)
+    check_package(msgspec.structs.replace(offer.manifest, files=[offer.manifest.wheel]), wheel)
     return wheel
 
 
@@ -276,66 +400,53 @@ def install(offer: Offer, wheel: Path, allow_source: bool = False) -> Installed:
 
 def _fill_folder(offer: Offer, wheel: Path, folder: Path, allow_source: bool) -> str:
     """Install the wheel and its dependencies into a folder; return the path of the module's file in it."""
-    subject, is_v0 = str(offer.reference), offer.manifest.compatibility == V0
     python = make_venv(folder / "venv", [])
     [packages] = (folder / "venv").glob("lib/python*/site-packages")
-    requirements = [
-        *required_packages(offer.manifest.dependencies, subject),
-        *(undeclared_v0_requirements(wheel) if is_v0 else []),
-    ]
     with tempfile.TemporaryDirectory() as empty:
-        pip_options = stand_in_arguments(Path(empty) / "wheels", PROVIDED)
-        _install(python, requirements, wheel, allow_source, pip_options)
+        _install(python, offer, wheel, allow_source, stand_in_arguments(Path(empty) / "wheels", PROVIDED))
     shutil.copyfile(wheel, folder / offer.manifest.wheel.filename)
     (folder / "manifest.json").write_bytes(offer.content)
     module = offer.manifest.module
     for file in (packages / f"{module}.py", packages / module / "__init__.py"):
         if file.is_file():
             return str(file.relative_to(folder))
-    raise HubError(f"{subject} does not contain the module '{module}' that its manifest names")
+    raise HubError(f"{offer.reference} does not contain the module '{module}' that its manifest names")
 
 
 def install_into_current(offer: Offer, wheel: Path, allow_source: bool = False) -> None:
     """Install a package into the current interpreter, where its dependencies can conflict with others.
 
     Raises:
-        ConfigError: As for `place`, or the package would replace or hide another distribution or module.
+        ConfigError: As for `install`, or the package would replace or hide another distribution or module.
     """
     check_no_conflict(offer.manifest.name, offer.manifest.module)
-    is_v0 = offer.manifest.compatibility == V0
-    requirements = required_packages(offer.manifest.dependencies, str(offer.reference))
-    _install(
-        sys.executable, [*requirements, *(undeclared_v0_requirements(wheel) if is_v0 else [])], wheel, allow_source
-    )
+    _install(sys.executable, offer, wheel, allow_source)
     _remember_key(offer)
 
 
 def _remember_key(offer: Offer) -> None:
     """Save the key that signed the package; later versions must use the same key."""
     if offer.key is not None:
-        known_keys.remember(offer.origin, offer.reference.owner, offer.key)
+        settings.remember_key(offer.origin, offer.reference.owner, offer.key)
 
 
-def _install(
-    python: str, requirements: Sequence[str], wheel: Path, allow_source: bool, pip_options: Sequence[str] = ()
-) -> None:
+def _install(python: str, offer: Offer, wheel: Path, allow_source: bool, pip_options: Sequence[str] = ()) -> None:
+    """Install the dependencies of a package, then its wheel."""
+    requirements = required_packages(offer.manifest.dependencies, str(offer.reference))
+    if offer.manifest.compatibility == V0:
+        requirements += undeclared_v0_requirements(wheel)
     sources = () if allow_source else (NO_SOURCES,)
     if requirements:
         try:
             failed = f"its dependencies cannot be installed ({', '.join(requirements)})"
             run_pip(python, [*INSTALL, *pip_options, *sources, *requirements], failed)
         except ConfigError as error:
-            hint = (
-                ""
-                if allow_source
-                else "\nadd --allow-source to build dependencies without a wheel, which runs their code"
-            )
-            raise ConfigError(f"{error}{hint}") from error
-    run_pip(
-        python,
-        [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)],
-        f"{wheel.name} cannot be installed",
-    )
+            if allow_source:
+                raise
+            hint = "add --allow-source to build dependencies without a wheel, which runs their code"
+            raise ConfigError(f"{error}\n{hint}") from error
+    arguments = [*INSTALL, "--no-deps", "--no-index", "--force-reinstall", str(wheel)]
+    run_pip(python, arguments, f"{wheel.name} cannot be installed")
 
 
 def _installed(offer: Offer, wheel: Path, folder: str, file: str) -> Installed:

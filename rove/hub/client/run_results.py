@@ -45,7 +45,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
         folder: The run folder.
         manifest: Manifest of the evaluated package.
         wheel: Wheel of the evaluated package.
-        examples: Number of rollouts to include: lowest reward, highest reward, and evenly spaced ones in between.
+        examples: Number of rollouts to include: lowest and highest reward, and evenly spaced ones in between.
 
     Raises:
         RunError: The run is not a finished evaluation, or evaluated other code than the package's.
@@ -57,6 +57,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
     if summary is None:
         raise RunError(f"{folder} is not complete; run the same `rove eval` command again to complete it")
     config, identity = content["config"], str(content["identity"].get("env", ""))
+    model = str(config.get("model", ""))
     if identity.rsplit("#", 1)[-1] != code_digest(wheel, manifest.module):
         raise RunError(
             f"{folder} evaluated '{config.get('env')}' ({identity}), whose code differs from {manifest.name} "
@@ -65,7 +66,7 @@ def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, example
     records = sorted(run.finished(), key=lambda record: record.reward or 0.0)
     document = {
         "schema": SCHEMA,
-        "model": _public_model_name(str(config.get("model", ""))),
+        "model": "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model,
         "content": manifest.content,
         "summary": summary,
         "settings": {name: value for name, value in config.items() if name not in (*PRIVATE_SETTINGS, "model")},
@@ -120,8 +121,3 @@ def _public_fields(record: RolloutRecord) -> dict[str, Any]:
 def _evenly_spaced(count: int, wanted: int) -> Sequence[int]:
     wanted = min(count, wanted)
     return sorted({round(i * (count - 1) / max(1, wanted - 1)) for i in range(wanted)})
-
-
-def _public_model_name(model: str) -> str:
-    """Return a model's name; for a local folder, the last two parts of its path."""
-    return "/".join(Path(model).parts[-2:]) if model.startswith((".", "/", "~")) else model

@@ -11,8 +11,7 @@ import msgspec
 from rove.core.errors import ConfigError
 from rove.hub.client.hub import HubFile
 from rove.hub.client.installed import LOCAL
-from rove.hub.client.installing import Offer
-from rove.hub.client.requirements import VERIFIERS
+from rove.hub.client.installing import VERIFIERS, Offer
 from rove.hub.package.archives import check_package, check_wheel
 from rove.hub.package.building import build
 from rove.hub.package.manifest import ROVE, V0, File, Manifest, filename, read_manifest
@@ -43,9 +42,7 @@ def masked(text: str) -> str:
 def clone(target: str, folder: Path) -> tuple[Path, str]:
     """Clone a git repository without running its code; return the package's folder and the commit.
 
-    Args:
-        target: URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER".
-        folder: Folder to create.
+    `target` is a URL, optionally followed by "@REVISION" and "#subdirectory=FOLDER"; `folder` is created.
 
     Raises:
         ConfigError: git fails, or the package's folder has no pyproject.toml.
@@ -98,6 +95,7 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
     if manifest is not None:
         check_package(msgspec.structs.replace(manifest, files=[manifest.wheel]), wheel)
     else:
+        wheel_name = filename(found.name, found.version, "wheel")
         for_v0 = any(re.match(rf"{VERIFIERS}\b(?!-)", one) for one in found.dependencies)
         manifest = Manifest(
             name=found.name,
@@ -108,19 +106,11 @@ def offer_of_wheel(wheel: Path, origin: str = "") -> Offer:
             dependencies=found.dependencies,
             compatibility=V0 if for_v0 else ROVE,
             content=found.content,
-            files=[
-                File(
-                    filename=filename(found.name, found.version, "wheel"),
-                    kind="wheel",
-                    sha256=found.sha256,
-                    size=found.size,
-                )
-            ],
+            files=[File(filename=wheel_name, kind="wheel", sha256=found.sha256, size=found.size)],
         )
-    reference = Reference(LOCAL, manifest.name, manifest.version)
     entry = manifest.wheel
     return Offer(
-        reference=reference,
+        reference=Reference(LOCAL, manifest.name, manifest.version),
         origin=origin or str(wheel.resolve()),
         manifest=manifest,
         content=content,

@@ -60,11 +60,7 @@ class BytesSink:
         self.content.clear()
 
     def write(self, piece: bytes) -> None:
-        """Append a piece.
-
-        Raises:
-            HubError: The content exceeds the limit.
-        """
+        """Append a piece; raise HubError if the content exceeds the limit."""
         self.content += piece
         if len(self.content) > self.limit:
             raise HubError(f"{self.path} of this hub has more than {self.limit:,} bytes, the maximum")
@@ -79,12 +75,7 @@ class FolderTransport:
         self.where = Path(where)
 
     async def fetch(self, path: str, sink: Sink) -> None:
-        """Read a file.
-
-        Raises:
-            NotFoundError: The file does not exist.
-            HubError: The file cannot be read.
-        """
+        """Read the file at a path; errors as for `HttpTransport.fetch`."""
         await asyncio.to_thread(self._read, path, sink)
 
     def _read(self, path: str, sink: Sink) -> None:
@@ -101,11 +92,7 @@ class FolderTransport:
             raise HubError(f"{self.where / path} cannot be read: {error}") from error
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """Raise: a folder has no API.
-
-        Raises:
-            HubError: Always.
-        """
+        """Raise HubError: a folder has no API."""
         raise HubError(
             f"the hub {self.where} is a read-only folder; start `rove hub serve` and give its address with --hub"
         )
@@ -141,30 +128,22 @@ class HttpTransport:
 
         async def attempt() -> None:
             sink.restart()
-            async with self._open_session().get(self._url(path)) as reply:
-                if reply.status >= 300:
-                    raise await self._error_for(path, reply)
-                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
-                    sink.write(piece)
+            await self._receive("GET", path, sink)
 
         await self._with_retries(path, attempt)
 
     async def call(self, method: str, path: str, body: Callable[[], Any] | None = None) -> Any:
-        """Call the API and return its JSON response. `body` creates the request body (JSON or a form) for each attempt.
+        """Call the API and return its JSON response; errors as for `fetch`.
 
-        Raises:
-            HubError, InfraError: As for `fetch`.
+        `body` creates the request body (JSON or a form) for each attempt.
         """
 
         async def attempt() -> Any:
             content = body() if body is not None else None
-            sent: dict[str, Any] = {"data" if isinstance(content, aiohttp.FormData) else "json": content}
-            async with self._open_session().request(method, self._url(path), **sent) as reply:
-                if reply.status >= 300:
-                    raise await self._error_for(path, reply)
-                sink = BytesSink(path, MAX_RESPONSE_BYTES)
-                async for piece in reply.content.iter_chunked(CHUNK_BYTES):
-                    sink.write(piece)
+            sink = BytesSink(path, MAX_RESPONSE_BYTES)
+            await self._receive(
+                method, path, sink, **{"data" if isinstance(content, aiohttp.FormData) else "json": content}
+            )
             with suppress(msgspec.DecodeError):
                 return msgspec.json.decode(sink.content) if sink.content else {}
             raise HubError(f"{self.where}{path} does not respond with JSON; check that it is a hub")
@@ -176,6 +155,14 @@ class HttpTransport:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
+
+    async def _receive(self, method: str, path: str, sink: Sink, **sent: Any) -> None:
+        """Send a request once and write the response to a sink."""
+        async with self._open_session().request(method, self._url(path), **sent) as reply:
+            if reply.status >= 300:
+                raise await self._error_for(path, reply)
+            async for piece in reply.content.iter_chunked(CHUNK_BYTES):
+                sink.write(piece)
 
     async def _with_retries(self, path: str, attempt: Callable[[], Awaitable[Any]]) -> Any:
         attempts = 0

@@ -6,12 +6,16 @@ describes both correctly. Every violation raises `PackageError` with the file na
 
 from __future__ import annotations
 
+import ast
 import base64
 import binascii
+import configparser
 import csv
 import hashlib
 import io
+import re
 import tempfile
+import warnings
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from email.utils import getaddresses
@@ -19,13 +23,184 @@ from pathlib import Path
 
 from packaging.metadata import Metadata, parse_email
 
-from rove.core.errors import PackageError
+from rove.core.errors import ConfigError, PackageError
+from rove.envs.loading import ENTRY_POINT_GROUP
 from rove.hub.package import limits
-from rove.hub.package.contents import check_contents, within_limit
 from rove.hub.package.manifest import Manifest, check_requirements, filename, read_manifest
-from rove.hub.package.names import normalize_name, normalize_version
+from rove.hub.package.names import check_module, module_of, normalize_name, normalize_version
 from rove.hub.package.signing import check_signature
 from rove.hub.package.unpacking import Members, tar_members, zip_members
+
+LOAD = "load_environment"
+
+_COMPILED = re.compile(r"\.(so|pyd|dll|dylib|pyc|pyo)(\.[0-9]+)*\Z", re.IGNORECASE)
+"""Suffixes of compiled code, with the version that a shared library may have after them."""
+_STARTUP = (".pth", ".start", ".egg-link")
+"""Suffixes of files that Python or setuptools read when Python starts."""
+_DATA = re.compile(
+    r"[a-z0-9][a-z0-9._-]*\.(toml|md|rst|txt|json|jsonl|csv|ya?ml)|(license|licence|copying|notice|authors|readme|changelog)",
+    re.IGNORECASE,
+)
+"""Names of data files allowed next to the module. Packages for verifiers v0 install their pyproject.toml there."""
+_METADATA = re.compile(
+    r"METADATA|WHEEL|RECORD|entry_points\.txt|top_level\.txt|zip-safe|scm_[a-z_]+\.json|(licenses|license_files|sboms)/.+|"
+    r"(?i:(licen[cs]e|copying|notice|authors|contributors)[^/]*)"
+)
+"""Files of a `.dist-info` folder. Others change what installers and importlib.metadata report."""
+_SECTION = re.compile(r"\[([^\[\]]*)\]")
+_ENTRY = re.compile(r"([A-Za-z0-9._-]+)[ \t]*=[ \t]*([A-Za-z0-9_.:]+)")
+
+
+def check_contents(members: Members, info: str, project: str, name: str) -> str:
+    """Check the files and entry points of a wheel, and return the name of its module.
+
+    A wheel may install exactly one top-level module, named like its package, and plain data files. Python runs some files when
+    it starts (`*.pth`, `sitecustomize.py`, `_distutils_hack`) and other tools run the entry points of their own groups, so
+    everything else is refused.
+
+    `info` is the wheel's `.dist-info` folder, `project` the package's normalized name, `name` the wheel's file name for errors.
+
+    Raises:
+        PackageError: The wheel installs anything besides one module named like the package, data files and its metadata,
+            declares entry points that are not its own, or the module has no `load_environment`.
+    """
+    for path in members:
+        if _COMPILED.search(path):
+            raise PackageError(f"{name}: {path} is compiled code, which cannot be reviewed; move it into a dependency")
+        if path.startswith(f"{info}/") and not _METADATA.fullmatch(path.removeprefix(f"{info}/")):
+            raise PackageError(f"{name}: {path} is not part of a wheel's metadata; remove it")
+    module = _check_top(members, info, project, name)
+    declared = within_limit(members.get(f"{info}/top_level.txt", b""), name, "top_level.txt").decode("utf-8", "replace")
+    if declared.split() not in ([], [module]):
+        raise PackageError(f"{name}: its top_level.txt lists {declared[:80]!r}; its only module is {module}")
+    points = members.get(f"{info}/entry_points.txt", b"")
+    _check_entry_points(within_limit(points, name, "entry_points.txt"), project, module, name)
+    return module
+
+
+def has_load_environment(source: bytes) -> bool:
+    """Return whether a module defines, imports or assigns `load_environment` at its top level, without running it.
+
+    Raises:
+        ValueError: The source cannot be parsed.
+    """
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            tree = ast.parse(source)
+        return any(_binds(node) for node in tree.body)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise ValueError(f"{type(error).__name__}: {error}") from None
+
+
+def within_limit(content: bytes, name: str, what: str) -> bytes:
+    """Return a metadata file's content."""
+    if len(content) > limits.MAX_METADATA_BYTES:
+        raise PackageError(
+            f"{name}: its {what} has {len(content):,} bytes; expected at most {limits.MAX_METADATA_BYTES:,}"
+        )
+    return content
+
+
+def _check_top(members: Members, info: str, project: str, name: str) -> str:
+    """Check the top level of the wheel, except its metadata, and return the name of its only module."""
+    found = []
+    for top in sorted({path.split("/")[0] for path in members} - {info}):
+        is_folder = top not in members
+        if is_folder or top.endswith(".py"):
+            _check_name(top, is_folder, project, name)
+            found.append(top)
+        elif top.lower().endswith(_STARTUP):
+            raise PackageError(f"{name}: {top} would run whenever Python starts; remove it")
+        elif not _DATA.fullmatch(top):
+            raise PackageError(f"{name}: {top} is not allowed next to the module; move it into {module_of(project)}/")
+    if len(found) > 1:
+        raise PackageError(f"{name}: {' and '.join(found)} are both top-level modules; keep one of them")
+    if not found:
+        raise PackageError(f"{name}: it has no module; expected {module_of(project)} with a {LOAD}()")
+    [top] = found
+    file = top if top in members else f"{top}/__init__.py"
+    if not _loads(members.get(file, b""), file, name):
+        raise PackageError(f"{name}: expected a module with a {LOAD}(); {file} has none")
+    return top if top not in members else top.removesuffix(".py")
+
+
+def _check_name(top: str, is_folder: bool, project: str, name: str) -> None:
+    """Check that a module at the top is named like the package and hides no other module."""
+    if is_folder and top.lower().endswith(".data"):
+        raise PackageError(f"{name}: {top}/ would write outside of the modules; keep data files in the package itself")
+    module = top if is_folder else top.removesuffix(".py")
+    try:
+        check_module(module)
+    except ConfigError as error:
+        raise PackageError(f"{name}: {error}") from None
+    if re.sub(r"_+", "-", module).lower() != project:
+        raise PackageError(
+            f"{name}: the module '{module}' is not named like the package '{project}'; expected one top-level module, "
+            f"{module_of(project)}: move {top} into the folder {module_of(project)}/, or rename the package"
+        )
+
+
+def _check_entry_points(content: bytes, project: str, module: str, name: str) -> None:
+    """Check that all entry points are environments of the package itself.
+
+    importlib.metadata reads this file with a parser of its own: indented lines, other delimiters and unusual line ends mean
+    something else to it than to `configparser`. Only lines that every parser reads in the same way are accepted.
+    """
+    where = f"{name}: its entry_points.txt"
+    try:
+        text = content.decode("ascii")
+        for line in text.split("\n"):
+            line = line.removesuffix("\r")
+            if line.strip(" \t") and not _SECTION.fullmatch(line) and not _ENTRY.fullmatch(line):
+                raise PackageError(
+                    f"{where} has the line {line[:80]!r}; expected [{ENTRY_POINT_GROUP}] or NAME = MODULE"
+                )
+        parser = configparser.ConfigParser(delimiters=("=",), interpolation=None, strict=True, default_section="\0")
+        parser.optionxform = str  # pyright: ignore[reportAttributeAccessIssue] # names keep their case
+        parser.read_string(text)
+    except (configparser.Error, UnicodeError) as error:
+        raise PackageError(f"{where} cannot be read: {str(error)[:200]}") from None
+    for group in parser.sections():
+        if group != ENTRY_POINT_GROUP:
+            raise PackageError(
+                f"{where} declares the group [{group[:80]}]; an environment may declare only [{ENTRY_POINT_GROUP}]"
+            )
+        for point, value in parser.items(group):
+            _check_entry_point(point, value, project, module, where)
+
+
+def _check_entry_point(point: str, value: str, project: str, module: str, where: str) -> None:
+    try:
+        is_own = normalize_name(point) == project
+    except ConfigError:
+        is_own = False
+    if not is_own:
+        raise PackageError(f"{where} declares the environment '{point[:80]}'; expected the package's name, '{project}'")
+    if value not in (module, f"{module}:{LOAD}"):
+        raise PackageError(f"{where} names {value[:80]!r}; the module with a {LOAD}() is {module}")
+
+
+def _binds(node: ast.stmt) -> bool:
+    if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+        return node.name == LOAD
+    if isinstance(node, (ast.Import, ast.ImportFrom)):
+        return any((alias.asname or alias.name) == LOAD for alias in node.names)
+    if isinstance(node, (ast.Assign, ast.AnnAssign)):
+        targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+        return any(isinstance(target, ast.Name) and target.id == LOAD for target in targets)
+    if isinstance(node, (ast.If, ast.Try)):
+        inside = [*node.body, *node.orelse, *(handled for h in getattr(node, "handlers", []) for handled in h.body)]
+        return any(_binds(each) for each in inside)
+    return False
+
+
+def _loads(source: bytes, file: str, name: str) -> bool:
+    if len(source) > limits.MAX_SOURCE_BYTES:
+        raise PackageError(f"{name}: {file} has {len(source):,} bytes; expected at most {limits.MAX_SOURCE_BYTES:,}")
+    try:
+        return has_load_environment(source)
+    except ValueError as error:
+        raise PackageError(f"{name}: {file} cannot be parsed as Python: {error}") from None
 
 
 @dataclass(frozen=True)
@@ -56,11 +231,7 @@ class Wheel:
 def check_wheel(file: Path, name: str | None = None) -> Wheel:
     """Check a wheel and return its contents.
 
-    Args:
-        name: File name to check against, if the file is stored under another name.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
+    `name` is the file name to check against, if the file is stored under another name.
     """
     name = name or file.name
     size, sha256 = _measured(file, name)
@@ -75,10 +246,7 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
     metadata = read_metadata(members[f"{info}/METADATA"], name)
     raw, _ = parse_email(members[f"{info}/METADATA"])  # versions of packaging write requirements in different ways
     project, version = project_of(metadata)
-    if name != filename(project, version, "wheel"):
-        raise PackageError(
-            f"{name}: its METADATA describes {project} {version}; expected the file name {filename(project, version, 'wheel')}"
-        )
+    _check_filename(name, project, version, "wheel", "METADATA")
     if info != f"{project.replace('-', '_')}-{version}.dist-info":
         raise PackageError(
             f"{name}: its metadata is in {info}; expected {project.replace('-', '_')}-{version}.dist-info"
@@ -103,11 +271,7 @@ def check_wheel(file: Path, name: str | None = None) -> Wheel:
 
 
 def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
-    """Check a source archive (a gzipped tar of one folder with PKG-INFO and pyproject.toml); return its name and version.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Check a source archive (a gzipped tar of one folder with PKG-INFO and pyproject.toml); return its name and version."""
     name = name or file.name
     _measured(file, name)
     with file.open("rb") as packed, tempfile.TemporaryFile() as unpacked:
@@ -120,24 +284,23 @@ def check_source(file: Path, name: str | None = None) -> tuple[str, str]:
         if f"{folder}/{needed}" not in members:
             raise PackageError(f"{name}: it has no {folder}/{needed}")
     project, version = project_of(read_metadata(members[f"{folder}/PKG-INFO"], name))
-    if name != filename(project, version, "source"):
-        raise PackageError(
-            f"{name}: its PKG-INFO describes {project} {version}; expected the file name {filename(project, version, 'source')}"
-        )
+    _check_filename(name, project, version, "source", "PKG-INFO")
     return project, version
 
 
-def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
-    """Check that a manifest describes a wheel and a source archive correctly; the files may have any name.
+def _check_filename(name: str, project: str, version: str, kind: str, metadata: str) -> None:
+    expected = filename(project, version, kind)
+    if name != expected:
+        raise PackageError(f"{name}: its {metadata} describes {project} {version}; expected the file name {expected}")
 
-    Raises:
-        PackageError: A file is missing or invalid, or contradicts the manifest.
-    """
+
+def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -> Wheel:
+    """Check that a manifest describes a wheel and a source archive correctly; the files may have any name."""
     given = {"wheel": wheel, "source": source}
     for entry in manifest.files:
         file = given[entry.kind]
-        if file is None:
-            raise PackageError(f"{entry.filename} is missing, but the manifest lists it")
+        if file is None or not file.is_file():
+            raise PackageError(f"{file or entry.filename} is missing, but the manifest lists it")
         check_file(file, entry.sha256, entry.size, entry.filename)
     if source is not None:
         if manifest.source_archive is None:
@@ -154,11 +317,7 @@ def check_package(manifest: Manifest, wheel: Path, source: Path | None = None) -
 
 
 def check_file(file: Path, sha256: str, size: int, name: str) -> None:
-    """Check the size and hash of a file.
-
-    Raises:
-        PackageError: They differ.
-    """
+    """Check the size and hash of a file."""
     real_size, real = _measured(file, name)
     if (real_size, real) != (size, sha256):
         raise PackageError(
@@ -248,11 +407,7 @@ def project_of(metadata: Metadata) -> tuple[str, str]:
 
 
 def read_metadata(content: bytes, name: str) -> Metadata:
-    """Parse the metadata of a wheel or source archive, and check its name and version.
-
-    Raises:
-        PackageError: The metadata is invalid.
-    """
+    """Parse the metadata of a wheel or source archive, and check its name and version."""
     try:
         raw, _ = parse_email(within_limit(content, name, "metadata"))
         check_requirements(raw.get("requires_python", ""), raw.get("requires_dist", []), name)
@@ -297,9 +452,7 @@ class Package:
 def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
     """Check a package completely, without running its code.
 
-    Args:
-        folder: Folder of the package.
-        keys: Public keys, one of which must have signed it. By default a signature is optional, but must be valid.
+    `keys` are public keys, one of which must have signed it. By default a signature is optional, but must be valid.
 
     Raises:
         PackageError: A file is missing, invalid or differs from the manifest; or the signature is missing, invalid or by
@@ -314,14 +467,8 @@ def verify(folder: Path, keys: Collection[str] | None = None) -> Package:
             f"{folder} is not signed ({SIGNATURE} is missing); expected a signature by one of {len(keys)} keys"
         )
     manifest = read_manifest(content)
-    archives = [
-        None if entry is None else folder / entry.filename for entry in (manifest.wheel, manifest.source_archive)
-    ]
-    for file in archives:
-        if file is not None and not file.is_file():
-            raise PackageError(f"{file} is missing, but the manifest lists it")
-    assert archives[0] is not None
-    wheel = check_package(manifest, archives[0], archives[1])
+    source = manifest.source_archive
+    wheel = check_package(manifest, folder / manifest.wheel.filename, folder / source.filename if source else None)
     readme = folder / README
     if readme.exists() and readme.read_bytes() != wheel.readme.encode():
         raise PackageError(f"{readme} differs from the README in the wheel; delete it, or build the package again")

@@ -17,7 +17,7 @@ import zipfile
 import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 from rove.core.errors import ConfigError, PackageError
 from rove.hub.package.archives import Wheel, check_source, check_wheel, project_of, read_metadata, record_hash
@@ -33,8 +33,7 @@ _GZIP = b"\x1f\x8b\x08\0" + struct.pack("<L", 0) + b"\2\xff"
 
 def pack_wheel(members: Members, name: str, version: str) -> bytes:
     """Pack a wheel from the files of another wheel; rename its `.dist-info` folder and rewrite RECORD."""
-    info = f"{name.replace('-', '_')}-{version}.dist-info"
-    old = next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
+    info, old = f"{name.replace('-', '_')}-{version}.dist-info", dist_info(members)
     files = {
         path.replace(f"{old}/", f"{info}/", 1) if path.startswith(f"{old}/") else path: members[path]
         for path in members
@@ -53,6 +52,11 @@ def pack_wheel(members: Members, name: str, version: str) -> bytes:
             entry.create_system, entry.external_attr = 3, 0o100644 << 16
             archive.writestr(entry, files[path], zipfile.ZIP_DEFLATED, 9)
     return stream.getvalue()
+
+
+def dist_info(members: Members) -> str:
+    """Return the `.dist-info` folder of a wheel."""
+    return next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
 
 
 def pack_source(members: Members, name: str, version: str) -> bytes:
@@ -113,10 +117,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     The backend builds the source archive from a copy of the folder, and the wheel from that archive. The folder stays
     unchanged, and a file missing from the source archive is also missing from the wheel.
 
-    Args:
-        folder: Folder with pyproject.toml.
-        work: Empty folder for intermediate files.
-        output: Folder for the two archives.
+    `work` is an empty folder for intermediate files; `output` is the folder for the two archives.
 
     Returns:
         The contents of the wheel, its files by path, and the manifest entries of both archives.
@@ -138,12 +139,17 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
     if "py3-none-any" not in made.name:
         raise PackageError(f"{made.name} is not pure Python (py3-none-any); move compiled code into a dependency")
     try:
-        contents = {"wheel": pack_wheel(members, name, version), "source": pack_source(source, name, version)}
+        contents: dict[Literal["wheel", "source"], bytes] = {
+            "wheel": pack_wheel(members, name, version),
+            "source": pack_source(source, name, version),
+        }
     except ValueError as error:
         raise PackageError(f"{folder}: a path is too long for a source archive: {error}") from None
-    files = [
-        _write_archive(output / filename(name, version, kind), content, kind) for kind, content in contents.items()
-    ]
+    files: list[File] = []
+    for kind, content in contents.items():
+        file, sha256 = output / filename(name, version, kind), hashlib.sha256(content).hexdigest()
+        file.write_bytes(content)
+        files.append(File(filename=file.name, kind=kind, sha256=sha256, size=len(content)))
     wheel = check_wheel(output / files[0].filename)
     check_source(output / files[1].filename)
     with (output / files[0].filename).open("rb") as stream:
@@ -151,11 +157,7 @@ def build_archives(folder: Path, work: Path, output: Path) -> tuple[Wheel, Membe
 
 
 def copy_source(folder: Path, copy: Path) -> None:
-    """Copy a package's sources, without generated files, files ignored by git, and files that may contain secrets.
-
-    Raises:
-        PackageError: A file cannot be read.
-    """
+    """Copy a package's sources, without generated files, files ignored by git, and files that may contain secrets."""
     ignored = _ignored_by_git(folder)
 
     def left_out(path: str, names: list[str]) -> Iterable[str]:
@@ -172,14 +174,19 @@ def copy_source(folder: Path, copy: Path) -> None:
 
 def _ignored_by_git(folder: Path) -> set[Path]:
     """Return the paths in a folder that git ignores; none without git, or if git ignores the package itself."""
-    command = ["git", "-C", str(folder), "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False)
-    except OSError:
-        return set()
-    names = [name.rstrip("/") for name in done.stdout.split("\0")] if done.returncode == 0 else []
+    listed = git_output(folder, "ls-files", "--others", "--ignored", "--exclude-standard", "--directory", "-z")
+    names = [name.rstrip("/") for name in listed.split("\0")]
     ignored = {folder / name for name in names if name not in ("", ".")}
     return set() if folder / "pyproject.toml" in ignored else ignored
+
+
+def git_output(folder: Path, *words: str) -> str:
+    """Return the output of git in a folder; "" if it fails or is not installed."""
+    try:
+        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+    except OSError:
+        return ""
+    return done.stdout if done.returncode == 0 else ""
 
 
 def write_members(folder: Path, members: Members) -> None:
@@ -188,11 +195,6 @@ def write_members(folder: Path, members: Members) -> None:
         file = folder / path
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_bytes(content)
-
-
-def _write_archive(file: Path, content: bytes, kind: Any) -> File:
-    file.write_bytes(content)
-    return File(filename=file.name, kind=kind, sha256=hashlib.sha256(content).hexdigest(), size=len(content))
 
 
 def _run(folder: Path, kind: Literal["sdist", "wheel"], output: Path) -> Path:

@@ -6,7 +6,6 @@ import ast
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass, field
@@ -21,9 +20,8 @@ from rove.check.source_reader import Reading, read
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, PackageError, RemoteError, WorkerError
 from rove.hub.package import limits
-from rove.hub.package.archives import MANIFEST, README, Wheel
-from rove.hub.package.backend import OUTPUT, build_archives, write_members
-from rove.hub.package.contents import LOAD
+from rove.hub.package.archives import LOAD, MANIFEST, README, Wheel
+from rove.hub.package.backend import OUTPUT, build_archives, dist_info, git_output, write_members
 from rove.hub.package.manifest import (
     ROVE,
     V0,
@@ -85,21 +83,13 @@ def arguments(members: Members, module: str) -> list[Argument]:
     defaults = [None] * (len(plain) - len(function.args.defaults)) + list(function.args.defaults)
     pairs = [*zip(plain, defaults, strict=True), *zip(function.args.kwonlyargs, function.args.kw_defaults, strict=True)]
     return [
-        Argument(
-            name=argument.arg,
-            type=_written(argument.annotation) or "",
-            default=_written(default),
-        )
+        Argument(name=argument.arg, type=_written(argument.annotation) or "", default=_written(default))
         for argument, default in pairs
     ]
 
 
 def read_code(members: Members) -> Reading:
-    """Read the package's modules; see `rove.check.source_reader`.
-
-    Raises:
-        PackageError: A module cannot be parsed.
-    """
+    """Read the package's modules; see `rove.check.source_reader`."""
     code = read({path: members[path].decode("utf-8", "replace") for path in sorted(members) if path.endswith(".py")})
     for path, error in code.broken.items():
         raise PackageError(f"{path} cannot be parsed as Python: {error}")
@@ -175,13 +165,13 @@ class Score(msgspec.Struct, kw_only=True, frozen=True):
 class Facts(msgspec.Struct, kw_only=True, frozen=True):
     """What running an environment showed."""
 
-    metrics: list[str]
+    metrics: list[str] = []
     """Names of the rubric's reward functions and metrics."""
-    tools: list[str]
-    policies: dict[str, Score]
-    network: bool
+    tools: list[str] = []
+    policies: dict[str, Score] = {}
+    network: bool = False
     """Whether the environment connected to another machine."""
-    sandbox: bool
+    sandbox: bool = False
 
 
 def measure(
@@ -246,7 +236,7 @@ def build(folder: Path, output: Path | None = None, run_policies: bool = True, p
     Args:
         folder: Folder with pyproject.toml.
         output: Output folder (default: `dist` in `folder`).
-        playing: False does not load the environment; the manifest then contains only what the source declares.
+        run_policies: False does not load the environment; the manifest then contains only what the source declares.
         python: Interpreter with the environment's dependencies (default: this one).
 
     Raises:
@@ -301,36 +291,35 @@ def describe(
     commit: str,
 ) -> tuple[Manifest, list[str]]:
     """Return the manifest of a wheel, from declarations, source code and rollouts, with warnings for its author."""
-    warnings = _warnings(wheel, table, facts)
-    scores = facts.policies if facts is not None else {}
-    observed = [reward for score in scores.values() for reward in score.rewards]
+    seen = facts or Facts()
+    observed = [reward for score in seen.policies.values() for reward in score.rewards]
     tags = table.tags if table.tags is not None else wheel.keywords
     urls = {name.lower(): url for name, url in wheel.urls.items() if url.startswith(WEB)}
-    generator = re.search(rb"^Generator:\s*(.+)$", members[_info(members) + "/WHEEL"], re.MULTILINE)
+    generator = re.search(rb"^Generator:\s*(.+)$", members[f"{dist_info(members)}/WHEEL"], re.MULTILINE)
     manifest = Manifest(
         name=wheel.name,
         version=wheel.version,
         module=wheel.module,
         description=one_line(wheel.summary, limits.MAX_DESCRIPTION_CHARS),
-        tags=sorted({_tag(tag) for tag in tags} - {""}),
+        tags=sorted({re.sub(r"[^a-z0-9]+", "-", tag.lower()).strip("-") for tag in tags} - {""}),
         licence=one_line(wheel.licence),
         authors=[one_line(author) for author in wheel.authors],
         requires_python=wheel.requires_python,
         dependencies=wheel.dependencies,
         compatibility=compatibility(code),  # pyright: ignore[reportArgumentType]
         reward_range=table.reward_range or ((min(observed), max(observed)) if observed else None),
-        metrics=facts.metrics if facts is not None else [],
-        tools=facts.tools if facts is not None else [],
+        metrics=seen.metrics,
+        tools=seen.tools,
         policies={
             name: PolicyScores(reward=sum(score.rewards) / len(score.rewards), n=len(score.rewards))
-            for name, score in scores.items()
+            for name, score in seen.policies.items()
             if score.rewards
         },
         seeds=[SEED] if observed else [],
         needs=Needs(
-            network=table.needs.network or (facts is not None and facts.network),
+            network=table.needs.network or seen.network,
             secrets=sorted({*table.needs.secrets, *secrets(code)}),
-            sandbox=table.needs.sandbox or (facts is not None and facts.sandbox),
+            sandbox=table.needs.sandbox or seen.sandbox,
         ),
         data_sources=sorted({*table.data_sources, *code.datasets}),
         arguments=arguments(members, wheel.module),
@@ -343,7 +332,7 @@ def describe(
         content=wheel.content,
         files=files,
     )
-    return manifest, warnings
+    return manifest, _warnings(wheel, table, facts)
 
 
 def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
@@ -368,24 +357,9 @@ def _warnings(wheel: Wheel, table: Declared, facts: Facts | None) -> list[str]:
     return warnings
 
 
-def _info(members: Members) -> str:
-    return next(path.split("/")[0] for path in members if path.split("/")[0].endswith(".dist-info"))
-
-
-def _tag(word: str) -> str:
-    return re.sub(r"[^a-z0-9]+", "-", word.lower()).strip("-")
-
-
 def commit_of(folder: Path) -> str:
     """Return the git commit of a folder, with "-dirty" for uncommitted changes; "" if it is not in a repository."""
-
-    def git(*words: str) -> str:
-        try:
-            done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
-        except OSError:
-            return ""
-        return done.stdout.strip() if done.returncode == 0 else ""
-
-    if not git("ls-files"):
+    if not git_output(folder, "ls-files"):
         return ""
-    return git("rev-parse", "HEAD") + "-dirty" * bool(git("status", "--porcelain", "--", ".", f":(exclude){OUTPUT}"))
+    changes = git_output(folder, "status", "--porcelain", "--", ".", f":(exclude){OUTPUT}")
+    return git_output(folder, "rev-parse", "HEAD").strip() + "-dirty" * bool(changes)

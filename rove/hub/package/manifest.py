@@ -231,11 +231,7 @@ def canonical(document: Any) -> bytes:
 
 
 def check_manifest(manifest: Manifest) -> None:
-    """Check what the types alone do not guarantee.
-
-    Raises:
-        PackageError: A field is invalid.
-    """
+    """Check what the types alone do not guarantee."""
     try:
         check_name(manifest.name)
         check_version(manifest.version)
@@ -261,11 +257,9 @@ def check_manifest(manifest: Manifest) -> None:
     if [file.kind for file in manifest.files] not in (["wheel"], ["wheel", "source"]):
         raise PackageError("the manifest's files must be one wheel, then at most one source archive")
     for file in manifest.files:
-        if file.filename != filename(manifest.name, manifest.version, file.kind):
-            raise PackageError(
-                f"the manifest has the {file.kind} {file.filename!r}; "
-                f"expected {filename(manifest.name, manifest.version, file.kind)}"
-            )
+        expected = filename(manifest.name, manifest.version, file.kind)
+        if file.filename != expected:
+            raise PackageError(f"the manifest has the {file.kind} {file.filename!r}; expected {expected}")
 
 
 def check_requirements(requires_python: str, dependencies: Iterable[str], subject: str) -> None:

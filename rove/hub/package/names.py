@@ -1,4 +1,7 @@
-"""Names of owners, environments and versions on a hub. Checked names are safe as parts of paths and URLs."""
+"""Names of owners, environments and versions on a hub. Checked names are safe as parts of paths and URLs.
+
+Checks of invalid names raise `ConfigError`.
+"""
 
 from __future__ import annotations
 
@@ -53,11 +56,7 @@ class Reference(NamedTuple):
 
 
 def parse_reference(text: str) -> Reference:
-    """Parse OWNER/NAME or OWNER/NAME@VERSION; normalize the name and the version.
-
-    Raises:
-        ConfigError: The text has another form.
-    """
+    """Parse OWNER/NAME or OWNER/NAME@VERSION; normalize the name and the version."""
     path, at, version = text.partition("@")
     owner, slash, name = path.partition("/")
     if not slash:
@@ -94,14 +93,8 @@ def normalize_name(name: str) -> str:
 
 
 def check_name(name: str) -> str:
-    """Check a name that must already be normalized, as in a manifest or a URL.
-
-    Raises:
-        ConfigError: It is invalid or not normalized.
-    """
-    if normalize_name(name) != name:
-        raise ConfigError(f"the environment's name {_quoted(name)} is not normalized; write '{normalize_name(name)}'")
-    return name
+    """Check a name that must already be normalized, as in a manifest or a URL."""
+    return _check_normalized("the environment's name", name, normalize_name(name))
 
 
 def normalize_version(version: str) -> str:
@@ -110,27 +103,28 @@ def normalize_version(version: str) -> str:
     Raises:
         ConfigError: It is not a version, or has a local part ("1.0+mine"), which indexes do not allow.
     """
-    expected = "expected one like 1.2.0, 1.2.0rc1 or 1.2.0.post1 (PEP 440)"
-    if len(version) > limits.MAX_VERSION_CHARS or not version.isascii():
-        raise ConfigError(f"{_quoted(version)} is not a valid version; {expected}")
     try:
+        if len(version) > limits.MAX_VERSION_CHARS or not version.isascii():
+            raise InvalidVersion
         parsed = Version(version)
     except InvalidVersion:
-        raise ConfigError(f"{_quoted(version)} is not a valid version; {expected}") from None
+        raise ConfigError(
+            f"{_quoted(version)} is not a valid version; expected one like 1.2.0, 1.2.0rc1 or 1.2.0.post1 (PEP 440)"
+        ) from None
     if parsed.local is not None:
         raise ConfigError(f"the version {_quoted(version)} has a local part; remove '+{parsed.local}'")
     return str(parsed)
 
 
 def check_version(version: str) -> str:
-    """Check a version that must already be normalized.
+    """Check a version that must already be normalized."""
+    return _check_normalized("the version", version, normalize_version(version))
 
-    Raises:
-        ConfigError: It is invalid or not normalized.
-    """
-    if normalize_version(version) != version:
-        raise ConfigError(f"the version {_quoted(version)} is not normalized; write '{normalize_version(version)}'")
-    return version
+
+def _check_normalized(what: str, given: str, normalized: str) -> str:
+    if given != normalized:
+        raise ConfigError(f"{what} {_quoted(given)} is not normalized; write '{normalized}'")
+    return given
 
 
 def version_key(version: str) -> str:

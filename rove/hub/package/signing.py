@@ -38,10 +38,7 @@ def key_file() -> Path:
 
 
 def make_key(file: Path | None = None) -> str:
-    """Create a private key that only its owner can read, and return the public key.
-
-    Args:
-        file: File of the key (default: `key_file()`).
+    """Create a private key that only its owner can read, in `file` (default: `key_file()`), and return the public key.
 
     Raises:
         ConfigError: The file exists, or cryptography is not installed.
@@ -106,7 +103,7 @@ def sign(content: bytes, key: Ed25519PrivateKey) -> bytes:
 
 
 def check_signature(content: bytes, signature: bytes, keys: Collection[str] | None = None) -> str:
-    """Check the signature of a manifest's bytes and return the public key.
+    """Check the signature of a manifest and return the public key.
 
     Args:
         content: Content of manifest.json.

@@ -1,7 +1,7 @@
 """Read untrusted zip and tar archives strictly.
 
 Only archives that every program reads in the same way are accepted: relative paths, regular files, unique names, an index that
-matches the contents, no extra bytes, and no more bytes than `limits` allows.
+matches the contents, no extra bytes, and no more bytes than `limits` allows. Others raise `PackageError`.
 """
 
 from __future__ import annotations
@@ -30,6 +30,8 @@ _DEVICES = frozenset(
 )
 """File names that Windows treats as devices, with any suffix."""
 _NOT_ON_WINDOWS = frozenset('<>"|?*')
+_INVISIBLE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
+"""Unicode categories of control, format, surrogate, private and line separator characters."""
 _END = struct.Struct("<4s4H2LH")
 """End record of a zip: signature, two disk numbers, two counts, size and offset of the index, comment length."""
 _LOCATOR = 20
@@ -40,16 +42,7 @@ _AFTER = struct.Struct("<3L")
 """Data descriptor after a streamed member, with an optional signature before it: CRC, packed size, size."""
 _STREAMED = 8
 
-_UNREADABLE = (
-    zipfile.BadZipFile,
-    zlib.error,
-    lzma.LZMAError,
-    EOFError,
-    ValueError,
-    NotImplementedError,
-    RuntimeError,
-    OSError,
-)
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, lzma.LZMAError, EOFError, ValueError, RuntimeError, OSError)
 """Exceptions that the standard library raises for malformed archives."""
 
 
@@ -60,11 +53,7 @@ class Budget:
         self.name, self.packed, self.taken = name, packed, 0
 
     def take(self, size: int) -> None:
-        """Count `size` more unpacked bytes.
-
-        Raises:
-            PackageError: The total size or the compression ratio exceeds its limit.
-        """
+        """Count `size` more unpacked bytes."""
         self.taken += size
         if self.taken > limits.MAX_UNPACKED_BYTES:
             raise PackageError(f"{self.name} unpacks to more than {limits.MAX_UNPACKED_BYTES:,} bytes")
@@ -75,11 +64,7 @@ class Budget:
 
 
 def zip_members(stream: IO[bytes], name: str) -> Members:
-    """Return all files of a zip.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Return all files of a zip."""
     size = _check_end(stream, name)
     budget = Budget(name, size)
     members: Members = {}
@@ -104,11 +89,7 @@ def zip_members(stream: IO[bytes], name: str) -> Members:
 
 
 def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
-    """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar.
-
-    Raises:
-        PackageError: The archive is invalid or unsafe.
-    """
+    """Return all files of a gzipped tar; `unpacked` is an empty temporary file for the tar."""
     size = packed.seek(0, io.SEEK_END)
     packed.seek(0)
     budget = Budget(name, size)
@@ -120,13 +101,8 @@ def tar_members(packed: IO[bytes], unpacked: IO[bytes], name: str) -> Members:
     paths: list[str] = []
     for info in _headers(unpacked, name):
         if info.type not in (tarfile.REGTYPE, tarfile.AREGTYPE, tarfile.DIRTYPE):
-            kinds = {
-                tarfile.SYMTYPE: "a link",
-                tarfile.LNKTYPE: "a link",
-                tarfile.CHRTYPE: "a device",
-                tarfile.BLKTYPE: "a device",
-            }
-            what = kinds.get(info.type, f"an entry of type {info.type!r}")
+            is_link, is_device = info.issym() or info.islnk(), info.ischr() or info.isblk()
+            what = "a link" if is_link else "a device" if is_device else f"an entry of type {info.type!r}"
             raise PackageError(f"{name}: {info.name!r} is {what}; only regular files and folders are allowed")
         if not info.isdir() and info.name.endswith("/"):
             raise PackageError(f"{name}: {info.name!r} is a file whose name ends with a slash, like a folder")
@@ -153,8 +129,7 @@ def _check_paths(paths: list[str], name: str) -> None:
     seen: dict[str, str] = {}
     folders: set[str] = set()
     for path in paths:
-        reason = _path_problem(path)
-        if reason:
+        if reason := _path_problem(path):
             raise PackageError(f"{name}: the path {path[: limits.MAX_PATH_CHARS]!r} {reason}")
         same = unicodedata.normalize("NFKC", path.rstrip("/")).casefold()
         if same in seen:
@@ -168,30 +143,24 @@ def _check_paths(paths: list[str], name: str) -> None:
 
 
 def _path_problem(path: str) -> str:
+    """Return the reason why a path is refused, or ""."""
     parts = path.removesuffix("/").split("/")
-    if len(path) > limits.MAX_PATH_CHARS:
-        return f"has more than {limits.MAX_PATH_CHARS} characters"
-    if path.startswith("/") or ":" in path:
-        return "is absolute"
-    if "\\" in path:
-        return "has a backslash, which separates folders on some systems"
-    if ".." in parts:
-        return "leaves the archive"
-    if any(part in ("", ".") for part in parts):
-        return "has an empty part"
-    if any(unicodedata.category(c) in ("Cc", "Cf", "Cs", "Co", "Zl", "Zp") for c in path):
-        return "has invisible characters"
-    if any(part != part.strip(" ") or part.endswith(".") for part in parts):
-        return "has a part with a leading or trailing space or a trailing dot, which some systems drop"
-    return _windows_problem(parts)
-
-
-def _windows_problem(parts: list[str]) -> str:
-    if any(part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts):
-        return "has a part that is a device name on Windows"
-    if any(_NOT_ON_WINDOWS & set(part) for part in parts):
-        return "has a character that Windows does not allow"
-    return ""
+    reasons = {
+        f"has more than {limits.MAX_PATH_CHARS} characters": len(path) > limits.MAX_PATH_CHARS,
+        "is absolute": path.startswith("/") or ":" in path,
+        "has a backslash, which separates folders on some systems": "\\" in path,
+        "leaves the archive": ".." in parts,
+        "has an empty part": "" in parts or "." in parts,
+        "has invisible characters": any(unicodedata.category(c) in _INVISIBLE for c in path),
+        "has a part with a leading or trailing space or a trailing dot, which some systems drop": any(
+            part != part.strip(" ") or part.endswith(".") for part in parts
+        ),
+        "has a part that is a device name on Windows": any(
+            part.partition(".")[0].rstrip(" ").casefold() in _DEVICES for part in parts
+        ),
+        "has a character that Windows does not allow": not _NOT_ON_WINDOWS.isdisjoint(path),
+    }
+    return next((reason for reason, applies in reasons.items() if applies), "")
 
 
 def _check_end(stream: IO[bytes], name: str) -> int:

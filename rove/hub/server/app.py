@@ -15,11 +15,11 @@ from urllib.parse import quote
 import msgspec
 from aiohttp import web
 
-from rove.core.errors import ConfigError, RejectedError, as_json
+from rove.core.errors import RejectedError, as_json
+from rove.hub.package.manifest import find_markup
 from rove.hub.package.names import normalize_name
 from rove.hub.server import catalogue, simple
 from rove.hub.server.catalogue import Query
-from rove.hub.server.checking import find_markup
 from rove.hub.server.pages.html import KINDS, POLICY, static_files
 from rove.hub.server.pages.site import Site
 from rove.hub.server.responses import (
@@ -32,9 +32,9 @@ from rove.hub.server.responses import (
     json_response,
     redirect,
 )
-from rove.hub.server.results import MAX_RUN_BYTES, read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 from rove.hub.server.uploads import UploadLimits, Uploads, body_timeout
+from rove.server import base_url_of, listening
 
 T = TypeVar("T")
 
@@ -49,7 +49,6 @@ LINGERING_TIME_S = 2.0
 SHUTDOWN_TIMEOUT_S = 10.0
 """Time for running requests to finish when the server stops."""
 MAX_REASON_CHARS = 500
-"""Maximum length of the reason for yanking a version."""
 
 
 class _Yank(msgspec.Struct):
@@ -143,11 +142,9 @@ class _Hub:
     # reading
 
     async def index(self, request: web.Request) -> web.StreamResponse:
-        """Return the list of public environments."""
         return await self._json(request, lambda reader: catalogue.listing(self.store, self.name, "/api/search"))
 
     async def search(self, request: web.Request) -> web.StreamResponse:
-        """Return the environments that match a query."""
         query = self._query(request)
         return await self._json(request, lambda reader: catalogue.search(self.store, query, reader))
 
@@ -155,28 +152,24 @@ class _Hub:
         return decode_or_refuse(lambda: msgspec.convert(dict(request.query), Query, strict=False), "the parameters")
 
     async def environment(self, request: web.Request) -> web.StreamResponse:
-        """Return an environment's versions."""
-        owner, name = _owner_and_name(request)
-        return await self._json(request, lambda reader: catalogue.environment(self.store, owner, name, reader))
+        return await self._json(request, self._with_path(request, catalogue.environment))
 
     async def runs(self, request: web.Request) -> web.StreamResponse:
-        """Return the results pushed for a version."""
-        place = *_owner_and_name(request), request.match_info["version"]
-        return await self._json(request, lambda reader: catalogue.runs(self.store, *place, reader))
+        return await self._json(request, self._with_path(request, catalogue.runs))
 
     async def run(self, request: web.Request) -> web.StreamResponse:
-        """Return the pushed document of one run."""
-        place = *_owner_and_name(request), request.match_info["version"], request.match_info["id"]
-        return await file_response(request, lambda reader: catalogue.find_run(self.store, *place, reader))
+        return await file_response(request, self._with_path(request, catalogue.find_run))
 
     async def file(self, request: web.Request) -> web.StreamResponse:
         """Return a file of a version and count the download."""
-        owner, name = _owner_and_name(request)
-        place = owner, name, request.match_info["version"], request.match_info["filename"]
-        answer = await file_response(request, lambda reader: catalogue.find_file(self.store, *place, reader))
+        answer = await file_response(request, self._with_path(request, catalogue.find_file))
         if request.method == "GET" and answer.content_type == ARCHIVE_TYPE and "Range" not in request.headers:
-            self.downloads[owner, name] += 1
+            self.downloads[_owner_and_name(request)] += 1
         return answer
+
+    def _with_path(self, request: web.Request, find: Callable[..., T]) -> Callable[[str | None], T]:
+        """Return a query of the catalogue, about what the request's path names, as a function of the reader."""
+        return lambda reader: find(self.store, **request.match_info, reader=reader)
 
     async def _json(self, request: web.Request, build: Callable[[str | None], Any]) -> web.StreamResponse:
         body = await asyncio.to_thread(lambda: msgspec.json.encode(build(request[ACCESS].reads)))
@@ -185,30 +178,17 @@ class _Hub:
     # web pages
 
     async def front(self, request: web.Request) -> web.StreamResponse:
-        """Return the page with the list of environments, filtered by the query."""
         query = self._query(request)
         return await self._html(request, lambda reader: self.site.search_page(query, reader))
 
     async def environment_page(self, request: web.Request) -> web.StreamResponse:
-        """Return an environment's page."""
         place = _owner_and_name(request)
         return await self._html(request, lambda reader: self.site.environment(*place, reader))
 
     async def run_page(self, request: web.Request) -> web.StreamResponse:
-        """Return the page of a run."""
-        owner, name = _owner_and_name(request)
-        version, id = request.match_info["version"], request.match_info["id"]
-
-        def show(reader: str | None) -> bytes:
-            for row in self.site.rows(owner, name, version, reader):
-                if row.id == id:
-                    return self.site.run(owner, name, row)
-            raise RejectedError(404, "this hub has no such results")
-
-        return await self._html(request, show)
+        return await self._html(request, lambda reader: self.site.run_page(**request.match_info, reader=reader))
 
     async def static(self, request: web.Request) -> web.StreamResponse:
-        """Return a static file that pages load."""
         name = request.match_info["file"]
         if name not in self.static_files:
             raise RejectedError(404, "this hub has no such file")
@@ -225,13 +205,11 @@ class _Hub:
         return redirect(quote(request.match_info.get("name", "simple"), safe="") + "/")
 
     async def projects(self, request: web.Request) -> web.StreamResponse:
-        """Return the projects of an owner's index."""
         form, owner = _negotiated_type(request), request.match_info["owner"]
         names = await asyncio.to_thread(catalogue.names, self.store, owner, request[ACCESS].reads)
         return cached_response(request, simple.project_list(form, names), form)
 
     async def project(self, request: web.Request) -> web.StreamResponse:
-        """Return the files of a project."""
         form, (owner, name) = _negotiated_type(request), _owner_and_name(request)
         normalized = normalize_name(name)
         if normalized != name:
@@ -256,21 +234,18 @@ class _Hub:
     # changes
 
     async def me(self, request: web.Request) -> web.StreamResponse:
-        """Return the owner and scopes of the token."""
         access = request[ACCESS]
         if access.owner is None:
             raise RejectedError(401, "no token was sent; send one as 'Authorization: Bearer rove_…'")
         return json_response({"owner": access.owner, "scopes": list(access.scopes)})
 
     async def upload(self, request: web.Request) -> web.StreamResponse:
-        """Publish a new version."""
         owner, name, version = _authorized_target(request)
         published = await self.uploads.receive(request, owner, name, version)
         logger.info("%s uploaded %s/%s %s", request[ACCESS].owner, owner, name, version)
         return json_response(published, 201)
 
     async def yank(self, request: web.Request) -> web.StreamResponse:
-        """Yank a version."""
         place = _authorized_target(request)
         reason = (await self._body(request, _Yank)).reason
         if len(reason) > MAX_REASON_CHARS or not (reason or " ").isprintable() or find_markup(reason):
@@ -281,19 +256,16 @@ class _Hub:
         return json_response({"yanked": reason})
 
     async def unyank(self, request: web.Request) -> web.StreamResponse:
-        """Undo yanking a version."""
         await asyncio.to_thread(self.store.yank, *_authorized_target(request), None)
         return json_response({"yanked": None})
 
     async def add_run(self, request: web.Request) -> web.StreamResponse:
-        """Publish a model's results for a version."""
         place = _authorized_target(request)
         run = await asyncio.to_thread(read_run, await self._read(request))
         await asyncio.to_thread(self.store.add_run, *place, run)
         return json_response({"id": run.id, "sha256": run.sha256}, 201)
 
     async def set_visibility(self, request: web.Request) -> web.StreamResponse:
-        """Make an environment public or private."""
         owner, name = _owner_and_name(request)
         if request[ACCESS].owner is None:
             request[ACCESS].check_upload(owner, name)
@@ -334,49 +306,26 @@ def _negotiated_type(request: web.Request) -> str:
 
 @asynccontextmanager
 async def serving(app: web.Application, host: str = "127.0.0.1", port: int = 0) -> AsyncIterator[str]:
-    """Run the application; yields its address.
-
-    Args:
-        app: Application from `make_hub`.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free one.
+    """Run the application of `make_app`; yield its address. Port 0 chooses a free one.
 
     Raises:
         ConfigError: The address cannot be used.
     """
-    runner = web.AppRunner(
-        app,
-        access_log=None,
-        keepalive_timeout=KEEPALIVE_TIMEOUT_S,
-        lingering_time=LINGERING_TIME_S,
-        shutdown_timeout=SHUTDOWN_TIMEOUT_S,
-        auto_decompress=False,
-    )
-    await runner.setup()
-    try:
-        try:
-            await web.TCPSite(runner, host, port, backlog=1024).start()
-        except (OSError, OverflowError) as error:
-            raise ConfigError(
-                f"cannot listen on {host}:{port} ({error}); choose another --port (0 chooses a free one)"
-            ) from error
-        address, opened = runner.addresses[0][:2]
-        yield f"http://[{address}]:{opened}" if ":" in address else f"http://{address}:{opened}"
-    finally:
-        await runner.cleanup()
+    options = {
+        "handler_cancellation": False,
+        "keepalive_timeout": KEEPALIVE_TIMEOUT_S,
+        "lingering_time": LINGERING_TIME_S,
+        "shutdown_timeout": SHUTDOWN_TIMEOUT_S,
+        "auto_decompress": False,
+    }
+    async with listening(app, host, port, **options) as runner:
+        yield base_url_of(runner).removesuffix("/v1")
 
 
 async def serve_hub(app: web.Application, host: str, port: int, on_start: Callable[[str], None]) -> None:
-    """Serve until SIGTERM or cancellation, then let running requests finish.
+    """Serve the application of `make_app` until SIGTERM or cancellation, then let running requests finish.
 
-    Args:
-        app: Application from `make_hub`.
-        host: Address to listen on.
-        port: Port to listen on; 0 chooses a free one.
-        on_start: Called with the address once the server is running.
-
-    Raises:
-        ConfigError: The address cannot be used.
+    `on_start` is called with the address once the server is running; see `serving`.
     """
     stop = asyncio.Event()
     with suppress(NotImplementedError):  # Windows

@@ -1,7 +1,7 @@
 """Queries on a hub's content, in the JSON format shared by the server and static exports.
 
 `reader` is the owner whose private environments are visible, see `Access.reads`; None shows only public environments.
-Environments that are not visible are treated as missing.
+Environments that are not visible are treated as missing: queries about missing ones raise `RejectedError` (404).
 """
 
 from __future__ import annotations
@@ -19,9 +19,7 @@ from rove.hub.server.store import Store, StoredFile
 SCHEMA = 1
 ARCHIVES = ("wheel", "source")
 MAX_SEARCH_RESULTS = 1000
-"""Maximum number of environments in one search response."""
 MAX_SEARCH_WORDS = 20
-"""Maximum number of words in a search."""
 
 VISIBLE = "(private = 0 OR owner IS ?)"
 ENTRY_QUERY = (
@@ -72,12 +70,9 @@ class Query(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def listing(store: Store, hub: str, search: str | None = None) -> dict[str, Any]:
-    """Return the public environments: the content of `/index.json`.
+    """Return the public environments of a hub named `hub`: the content of `/index.json`.
 
-    Args:
-        store: The hub's store.
-        hub: Name of the hub.
-        search: Path of the search API; None in a static export.
+    `search` is the path of the search API, None in a static export.
     """
     rows = store.database.query(f"SELECT {ENTRY_QUERY} ORDER BY owner, name", [None])
     return {"schema": SCHEMA, "hub": hub, "environments": [_entry(row) for row in rows], "search": search}
@@ -102,18 +97,18 @@ def search(store: Store, query: Query, reader: str | None = None) -> dict[str, A
 
 
 def environment(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
-    """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's versions, highest last: the content of `/OWNER/NAME/index.json`."""
     versions = [
         {
             "version": release.version,
             "uploaded": release.uploaded,
             "yanked": release.yanked,
             "manifest": next(file.sha256 for file in release.files if file.kind == "manifest"),
-            "files": [_file_entry(file) for file in release.files if file.kind in ARCHIVES],
+            "files": [
+                {"filename": file.filename, "sha256": file.sha256, "size": file.size}
+                for file in release.files
+                if file.kind in ARCHIVES
+            ],
         }
         for release in releases(store, owner, name, reader)
     ]
@@ -121,11 +116,7 @@ def environment(store: Store, owner: str, name: str, reader: str | None = None) 
 
 
 def entry(store: Store, owner: str, name: str, reader: str | None = None) -> dict[str, Any]:
-    """Return an environment's entry in the list.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's entry in the list."""
     rows = store.database.query(f"SELECT {ENTRY_QUERY} AND owner = ? AND name = ?", [reader, owner, name])
     if not rows:
         raise _no_environment(owner, name)
@@ -149,11 +140,7 @@ def keys(store: Store, owner: str) -> list[str]:
 
 
 def names(store: Store, owner: str, reader: str | None = None) -> list[str]:
-    """Return the names of an owner's environments.
-
-    Raises:
-        RejectedError: None is visible to this reader.
-    """
+    """Return the names of an owner's environments."""
     rows = store.database.query(
         f"SELECT name FROM environments WHERE owner = ? AND latest IS NOT NULL AND {VISIBLE} ORDER BY name",
         [owner, reader],
@@ -169,11 +156,7 @@ def has_private(store: Store, owner: str) -> bool:
 
 
 def releases(store: Store, owner: str, name: str, reader: str | None = None) -> list[StoredRelease]:
-    """Return an environment's versions with their files, highest last.
-
-    Raises:
-        RejectedError: The environment does not exist or is hidden from this reader.
-    """
+    """Return an environment's versions with their files, highest last."""
     rows = store.database.query(
         "SELECT versions.version, requires_python, uploaded, yanked, filename, kind, sha256, size FROM environments"
         " JOIN versions ON versions.environment = environments.id JOIN files ON files.version = versions.id"
@@ -190,11 +173,7 @@ def releases(store: Store, owner: str, name: str, reader: str | None = None) -> 
 
 
 def find_file(store: Store, owner: str, name: str, version: str, filename: str, reader: str | None = None) -> FoundFile:
-    """Return a file of a version.
-
-    Raises:
-        RejectedError: The file does not exist or is hidden from this reader.
-    """
+    """Return a file of a version."""
     rows = store.database.query(
         "SELECT kind, sha256, private FROM environments JOIN versions ON versions.environment = environments.id"
         f" JOIN files ON files.version = versions.id WHERE owner = ? AND name = ? AND {VISIBLE}"
@@ -208,11 +187,7 @@ def find_file(store: Store, owner: str, name: str, version: str, filename: str, 
 
 
 def runs(store: Store, owner: str, name: str, version: str, reader: str | None = None) -> dict[str, Any]:
-    """Return the results pushed for a version, oldest first: the content of `runs/index.json`.
-
-    Raises:
-        RejectedError: The version does not exist or is hidden from this reader.
-    """
+    """Return the results pushed for a version, oldest first: the content of `runs/index.json`."""
     sql = (
         "SELECT {} FROM environments JOIN versions ON versions.environment = environments.id {}"
         f" WHERE owner = ? AND name = ? AND {VISIBLE} AND versions.version = ?"
@@ -229,11 +204,7 @@ def runs(store: Store, owner: str, name: str, version: str, reader: str | None =
 
 
 def find_run(store: Store, owner: str, name: str, version: str, id: str, reader: str | None = None) -> FoundFile:
-    """Return the file of one pushed result.
-
-    Raises:
-        RejectedError: The file does not exist or is hidden from this reader.
-    """
+    """Return the file of one pushed result."""
     for run in runs(store, owner, name, version, reader)["runs"]:
         if run["id"] == id:
             path = store.files / owner / name / version / "runs" / f"{id}.json"
@@ -248,7 +219,3 @@ def _no_environment(owner: str, name: str) -> RejectedError:
 def _entry(row: Any) -> dict[str, Any]:
     columns = ("owner", "name", "version", "description", "compatibility", "licence", "downloads")
     return {key: row[key] for key in columns} | {"tags": msgspec.json.decode(row["tags"]), "updated": row["uploaded"]}
-
-
-def _file_entry(file: StoredFile) -> dict[str, Any]:
-    return {"filename": file.filename, "sha256": file.sha256, "size": file.size}

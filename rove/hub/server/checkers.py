@@ -1,15 +1,86 @@
-"""Worker processes that check uploads, so that a hostile package can at worst crash its worker."""
+"""Check uploads in worker processes without running their code.
+
+A hostile archive can exhaust its worker's time or memory, or crash it; the hub limits both and continues. This module is also
+the workers' program.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 
 from rove.core.errors import ConfigError, PackageError, RejectedError, RemoteError, WorkerError
+from rove.hub.package.archives import PARTS, README, verify
+from rove.hub.package.manifest import find_markup, read_manifest
 from rove.hub.server.store import StoredFile
 from rove.workers import Workers
+
+
+class Session:
+    """The worker's side: checks uploads, one at a time."""
+
+    def check(self, draft: str, owner: str, name: str, version: str, keys: list[str]) -> list[dict[str, Any]]:
+        """Check an upload, rename its files to their final names, and return the fields of a `StoredFile` per file.
+
+        Args:
+            draft: Folder with the parts: manifest, wheel, and optionally source, signature and readme.
+            owner: Owner of the environment.
+            name: Name of the environment.
+            version: Version that the upload is for.
+            keys: The owner's public keys; if there are any, one of them must have signed the manifest.
+
+        Raises:
+            PackageError: The package is invalid.
+            ConfigError: The package is signed, but cryptography is not installed.
+        """
+        folder = Path(draft)
+        content = (folder / "manifest").read_bytes()
+        manifest = read_manifest(content)
+        if (manifest.name, manifest.version) != (name, version):
+            raise PackageError(
+                f"the manifest describes {manifest.name} {manifest.version}, but the upload is for {owner}/{name} {version}; "
+                "build the package and push it again"
+            )
+        check_no_markup(msgspec.json.decode(content))
+        parts = {part.name for part in folder.iterdir()}
+        names = {file.kind: file.filename for file in manifest.files} | PARTS
+        if keys and "signature" not in parts:
+            raise PackageError(
+                f"'{owner}' has signing keys on this hub, so every upload must be signed; push it with --sign"
+            )
+        for part in parts:
+            if part not in names:
+                raise PackageError(f"this upload contains a {part} archive that the manifest does not list")
+            (folder / part).rename(folder / names[part])
+        package = verify(folder, keys or None)
+        if package.wheel.readme and "readme" not in parts:
+            (folder / README).write_text(package.wheel.readme, encoding="utf-8", newline="")
+        stored = []
+        for kind, filename in names.items():
+            if (folder / filename).exists():
+                content = (folder / filename).read_bytes()
+                sha256 = hashlib.sha256(content).hexdigest()
+                stored.append({"filename": filename, "kind": kind, "sha256": sha256, "size": len(content)})
+        return stored
+
+
+def check_no_markup(manifest: Mapping[str, Any]) -> None:
+    """Refuse active markup in any field: the hub's pages escape it, but other programs that show manifests may not.
+
+    Raises:
+        PackageError: A field contains active markup.
+    """
+    for field, value in manifest.items():
+        found = find_markup(field) or find_markup(msgspec.json.encode(value).decode())
+        if found:
+            raise PackageError(
+                f"the manifest's {field[:40]!r} has {found!r}, which a browser would execute; write plain text"
+            )
+
 
 CHECK_TIMEOUT_S = 60.0
 MAX_MEMORY_BYTES = 1 << 30
@@ -20,22 +91,23 @@ TOO_EXPENSIVE = "this package cannot be checked: the check exceeded its time or 
 
 
 class Checkers:
-    """Runs package checks in worker processes, see `rove.hub.server.checking`."""
+    """Runs package checks in worker processes, each with a `Session`."""
 
     def __init__(self) -> None:
-        program = Path(__file__).with_name("checking.py")
-        self._workers = Workers(program, max_workers=MAX_CHECKERS, memory_bytes=MAX_MEMORY_BYTES, name="rove-hub-check")
+        self._workers = Workers(
+            Path(__file__), max_workers=MAX_CHECKERS, memory_bytes=MAX_MEMORY_BYTES, name="rove-hub-check"
+        )
 
     async def check(self, draft: Path, owner: str, name: str, version: str, keys: Sequence[str]) -> list[StoredFile]:
-        """Check a package and rename its files; for the arguments see `rove.hub.server.checking.Session.check`.
+        """Check a package and rename its files; for the arguments see `Session.check`.
 
         Raises:
             RejectedError: The package is invalid.
         """
-        arguments = {"draft": str(draft), "owner": owner, "name": name, "version": version, "keys": list(keys)}
+        place = {"draft": str(draft), "owner": owner, "name": name, "version": version}
         try:
             async with self._workers.acquire() as worker:
-                kept = await worker.call("check", CHECK_TIMEOUT_S, **arguments)
+                kept = await worker.call("check", CHECK_TIMEOUT_S, **place, keys=list(keys))
         except RemoteError as error:
             message = str(error).partition(": ")[2].replace(f"{draft}/", "")
             if error.type == PackageError.__name__:

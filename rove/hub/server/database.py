@@ -14,7 +14,6 @@ from rove.core.errors import ConfigError
 
 FILE = "hub.sqlite"
 SCHEMA_VERSION = 1
-"""Version of the database schema."""
 TIME = "%Y-%m-%dT%H:%M:%SZ"
 """Time format: ISO 8601, in UTC."""
 LOCK_TIMEOUT_S = 60.0

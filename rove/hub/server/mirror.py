@@ -14,8 +14,7 @@ from rove.hub.package.manifest import filename, read_manifest
 from rove.hub.package.names import Reference
 from rove.hub.server import catalogue
 from rove.hub.server.checkers import Checkers
-from rove.hub.server.results import MAX_RUN_BYTES, read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store, read_run
 
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT\d\d:\d\d:\d\dZ")
 
@@ -41,9 +40,16 @@ class Mirror:
         source: The other hub, opened.
         store: The local store.
         on_copy: Called with the name of each version that is copied.
+
+    Raises:
+        ConfigError: The source is the store itself.
     """
 
     def __init__(self, source: Hub, store: Store, on_copy: Callable[[str], None] = lambda name: None):
+        if source.where == str(store.folder):
+            raise ConfigError(
+                f"{source.where} is this hub's data folder; expected another hub's address or the output of rove hub export"
+            )
         self.source, self.store, self.on_copy = source, store, on_copy
         self._checkers = Checkers()
         self._new = self._known = 0
@@ -76,7 +82,7 @@ class Mirror:
             self._problems.append(f"{owner[:80]}/{name[:80]}: {error}")
             return
         for release in releases.versions:
-            reference = Reference(owner, name, release.version)
+            reference = reference._replace(version=release.version)
             try:
                 await self._version(reference, release, local)
                 await self._runs(reference)
@@ -161,15 +167,3 @@ class Mirror:
                 if run.id != id:
                     raise RejectedError(422, f"the results {id[:40]!r} do not match their id; they were skipped")
                 self.store.add_run(owner, name, version, run)
-
-
-def check_source(where: str, store: Store) -> None:
-    """Check that a hub is not mirrored into itself.
-
-    Raises:
-        ConfigError: It is.
-    """
-    if where == str(store.folder):
-        raise ConfigError(
-            f"{where} is this hub's data folder; expected another hub's address or the output of rove hub export"
-        )

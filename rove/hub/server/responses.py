@@ -17,8 +17,7 @@ from aiohttp.typedefs import Handler, Middleware
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server.catalogue import FoundFile
-from rove.hub.server.results import MAX_RUN_BYTES
-from rove.hub.server.store import Store
+from rove.hub.server.store import MAX_RUN_BYTES, Store
 from rove.hub.server.tokens import Access, access_of
 
 T = TypeVar("T")
@@ -41,11 +40,7 @@ ACCESS = web.RequestKey("access", Access)
 
 
 def decode_or_refuse(decode: Callable[[], T], what: str) -> T:
-    """Run a decoder on part of a request.
-
-    Raises:
-        RejectedError: The decoder fails.
-    """
+    """Run a decoder on part of a request; raise RejectedError if it fails."""
     try:
         return decode()
     except (msgspec.MsgspecError, RecursionError) as error:
@@ -63,13 +58,9 @@ def redirect(where: str, status: int = 301) -> web.Response:
 
 
 def cached_response(request: web.Request, body: bytes, kind: str, policy: str = "") -> web.Response:
-    """Return content that can change at any time: clients revalidate it by its ETag.
+    """Return content of type `kind` that can change at any time: clients revalidate it by its ETag.
 
-    Args:
-        request: The request.
-        body: The content.
-        kind: Content type.
-        policy: Content security policy (default: allow nothing).
+    `policy` is the content security policy (default: allow nothing).
     """
     tag = hashlib.blake2b(body, digest_size=16).hexdigest()
     headers = {

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from html import escape
-from typing import Any
 from urllib.parse import quote
 
 import msgspec
@@ -44,14 +43,9 @@ def _weight(text: str) -> float:
 
 
 def project_list(form: str, names: Sequence[str]) -> bytes:
-    """Render the list of projects.
-
-    Args:
-        form: Content type: HTML, HTML_V1 or JSON_V1.
-        names: Names of the projects.
-    """
+    """Render the list of projects; `form` is the content type HTML, HTML_V1 or JSON_V1."""
     if form == JSON_V1:
-        return _json({"meta": {"api-version": API}, "projects": [{"name": name} for name in names]})
+        return msgspec.json.encode({"meta": {"api-version": API}, "projects": [{"name": name} for name in names]})
     return _page("Simple index", [f'<a href="{quote(name)}/">{escape(name)}</a>' for name in names])
 
 
@@ -59,7 +53,7 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
     """Render the files of a project; their addresses are relative to OWNER/simple/NAME/."""
     files = [(release, file) for release in releases for file in release.files if file.kind in ARCHIVES]
     if form == JSON_V1:
-        body = {
+        listing = {
             "meta": {"api-version": API},
             "name": name,
             "versions": [release.version for release in releases],
@@ -76,22 +70,18 @@ def project(form: str, name: str, releases: Sequence[StoredRelease]) -> bytes:
                 for release, file in files
             ],
         }
-        return _json(body)
+        return msgspec.json.encode(listing)
     lines = []
     for release, file in files:
         address = f"{_url(name, release.version, file.filename)}#sha256={file.sha256}"
         about = {"data-requires-python": release.requires_python or None, "data-yanked": release.yanked}
-        body = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
-        lines.append(f'<a href="{escape(address)}"{body}>{escape(file.filename)}</a>')
+        attributes = "".join(f' {key}="{escape(value)}"' for key, value in about.items() if value is not None)
+        lines.append(f'<a href="{escape(address)}"{attributes}>{escape(file.filename)}</a>')
     return _page(f"Links for {name}", lines)
 
 
 def _url(name: str, version: str, filename: str) -> str:
     return f"../../{quote(name)}/{quote(version)}/{quote(filename)}"
-
-
-def _json(value: Any) -> bytes:
-    return msgspec.json.encode(value)
 
 
 def _page(title: str, links: Sequence[str]) -> bytes:

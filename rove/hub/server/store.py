@@ -10,6 +10,7 @@ inserts its rows. A crash leaves a draft or a folder without rows; `Store.enter`
 
 from __future__ import annotations
 
+import hashlib
 import os
 import secrets
 import shutil
@@ -17,21 +18,28 @@ import sqlite3
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import Any, NamedTuple
 
 import msgspec
 from packaging.version import Version
 
 from rove.core.errors import ConfigError, RejectedError
-from rove.hub.package.manifest import Manifest
+from rove.hub.package.manifest import Manifest, find_markup
 from rove.hub.package.names import check_name, check_owner, check_version, skeleton, version_key
 from rove.hub.server.database import FILE, Database, now
-from rove.hub.server.results import MAX_RUNS_PER_VERSION, Result
 from rove.hub.server.tokens import Access
 
 try:
     import fcntl
 except ImportError:  # Windows: a concurrent cleanup is not locked there
     fcntl = None
+
+
+MAX_RUN_BYTES = 4 << 20
+MAX_MODEL_CHARS = 200
+MAX_SUMMARY_BYTES = 64 << 10
+"""Maximum size of a summary, which is part of the list of runs."""
+MAX_RUNS_PER_VERSION = 1000
 
 
 class StoredFile(msgspec.Struct, frozen=True):
@@ -42,6 +50,45 @@ class StoredFile(msgspec.Struct, frozen=True):
     """wheel, source, manifest, signature or readme."""
     sha256: str
     size: int
+
+
+class Result(NamedTuple):
+    """Validated results of one run."""
+
+    id: str
+    """Hash of the content, so that repeated pushes are stored once."""
+    model: str
+    summary: str
+    """Summary as JSON."""
+    sha256: str
+    content: bytes
+
+
+class _PushedRun(msgspec.Struct):
+    model: str
+    summary: dict[str, Any]
+
+
+def read_run(content: bytes) -> Result:
+    """Validate pushed results: a JSON object with `model` (a name), `summary` (an object) and other fields.
+
+    Raises:
+        RejectedError: The content is malformed or too large.
+    """
+    try:
+        pushed = msgspec.json.decode(content, type=_PushedRun)
+        written = msgspec.json.encode(msgspec.json.decode(content), order="sorted")
+    except (msgspec.MsgspecError, RecursionError, UnicodeError) as error:
+        raise RejectedError(400, f"the results of a run are malformed: {error}") from error
+    if not 0 < len(pushed.model) <= MAX_MODEL_CHARS or not pushed.model.isprintable() or find_markup(pushed.model):
+        raise RejectedError(
+            400, f"the model's name must be one line of plain text of at most {MAX_MODEL_CHARS} characters"
+        )
+    summary = msgspec.json.encode(pushed.summary, order="sorted")
+    if len(summary) > MAX_SUMMARY_BYTES:
+        raise RejectedError(413, f"the summary has {len(summary):,} bytes; expected at most {MAX_SUMMARY_BYTES:,}")
+    sha256 = hashlib.sha256(written).hexdigest()
+    return Result(sha256[:16], pushed.model, summary.decode(), sha256, written)
 
 
 class Store:
@@ -139,7 +186,6 @@ class Store:
         draft: Path,
         kept: Sequence[StoredFile],
         *,
-        private: bool = False,
         uploaded: str | None = None,
         yanked: str | None = None,
     ) -> None:
@@ -148,9 +194,8 @@ class Store:
         Args:
             owner: Owner of the environment.
             manifest: Manifest of the package.
-            draft: Folder made by `draft` with the files; always removed.
+            draft: Folder made by `new_draft` with the files `kept`; always removed.
             kept: The files in the draft.
-            private: Whether a new environment is private.
             uploaded: Time of the upload (default: now).
             yanked: Reason for yanking, or None.
 
@@ -162,7 +207,7 @@ class Store:
             _sync(*(draft / file.filename for file in kept), draft)
             with self.database.write() as change:
                 self.check_new(owner, manifest.name, manifest.version, change)
-                id = _environment(change, owner, manifest.name, private)
+                id = _environment(change, owner, manifest.name)
                 _insert_version(change, id, owner, manifest, kept, uploaded or now(), yanked)
                 place = self.files / owner / manifest.name / manifest.version
                 shutil.rmtree(place, ignore_errors=True)  # left by a crash: it has no rows
@@ -186,11 +231,8 @@ class Store:
     def set_private(self, owner: str, name: str, private: bool, access: Access) -> None:
         """Make an environment private or public; create it if missing.
 
-        Args:
-            owner: Owner of the environment.
-            name: Name of the environment.
-            private: Whether only tokens of the owner can see it.
-            access: Access of the request; an upload scope can create a private environment but not change its visibility.
+        Only tokens of the owner can see a private environment. An `access` with an upload scope can create one, but not change
+        its visibility.
 
         Raises:
             ConfigError: A name is invalid.
@@ -204,7 +246,7 @@ class Store:
                 self.check_new(owner, name, "0", change)
             elif now_private != [private]:
                 access.check_admin(owner, f"show or hide {owner}/{name}")
-            id = _environment(change, owner, name, private)
+            id = _environment(change, owner, name)
             change.execute("UPDATE environments SET private = ? WHERE id = ?", [private, id])
 
     def add_run(self, owner: str, name: str, version: str, run: Result) -> None:
@@ -294,10 +336,10 @@ def _delete(path: Path) -> None:
         path.unlink()
 
 
-def _environment(change: sqlite3.Connection, owner: str, name: str, private: bool) -> int:
-    """Return the id of an environment; create it if missing."""
+def _environment(change: sqlite3.Connection, owner: str, name: str) -> int:
+    """Return the id of an environment; create it, public, if missing."""
     sql = "INSERT OR IGNORE INTO environments (owner, name, skeleton, private) VALUES (?, ?, ?, ?)"
-    change.execute(sql, [owner, name, skeleton(name), private])
+    change.execute(sql, [owner, name, skeleton(name), False])
     [(id,)] = change.execute("SELECT id FROM environments WHERE owner = ? AND name = ?", [owner, name])
     return id
 

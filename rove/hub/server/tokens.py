@@ -17,17 +17,17 @@ from rove.hub.server.database import TIME, Database, now
 PREFIX = "rove_"
 """Prefix of tokens, recognizable by people and secret scanners."""
 MAX_TOKEN_CHARS = 200
-"""Maximum length of a token."""
 DEFAULT_DAYS = 365
-"""Default lifetime of a token."""
 MAX_NOTE_CHARS = 100
-"""Maximum length of a token's note."""
 READ, UPLOAD, ADMIN = "read", "upload:", "admin"
 SCOPES = "expected 'read', 'upload:OWNER/NAME', 'upload:OWNER/*' or 'admin'"
 
 
 class Access(NamedTuple):
-    """Permissions of a request; by default anonymous, with access to public environments only."""
+    """Permissions of a request; by default anonymous, with access to public environments only.
+
+    Checks raise `RejectedError`.
+    """
 
     owner: str | None = None
     scopes: tuple[str, ...] = ()
@@ -38,28 +38,19 @@ class Access(NamedTuple):
         return self.owner if READ in self.scopes or ADMIN in self.scopes else None
 
     def check_upload(self, owner: str, name: str) -> None:
-        """Check that OWNER/NAME may be changed.
-
-        Raises:
-            RejectedError: The token does not allow it.
-        """
+        """Check that OWNER/NAME may be changed."""
         accepted = {f"{UPLOAD}{owner}/{name}", f"{UPLOAD}{owner}/*"}
         if accepted.isdisjoint(self.scopes):
-            self._check(owner, f"upload to {owner}/{name}", f"'{UPLOAD}{owner}/{name}'")
+            self.check_admin(owner, f"upload to {owner}/{name}", f"{UPLOAD}{owner}/{name}")
 
-    def check_admin(self, owner: str, what: str) -> None:
-        """Check that the visibility of an owner's environments may be changed.
-
-        Raises:
-            RejectedError: The token does not allow it.
-        """
-        self._check(owner, what, f"'{ADMIN}'")
-
-    def _check(self, owner: str, what: str, scope: str) -> None:
+    def check_admin(self, owner: str, what: str, scope: str = ADMIN) -> None:
+        """Check that an owner's environments may be administered, to do `what`; errors name the narrowest scope for it."""
         if self.owner is None:
             raise RejectedError(401, f"a token is required to {what}; send it as 'Authorization: Bearer rove_…'")
         if self.owner != owner or ADMIN not in self.scopes:
-            raise RejectedError(403, f"this token of '{self.owner}' may not {what}; use a token with the scope {scope}")
+            raise RejectedError(
+                403, f"this token of '{self.owner}' may not {what}; use a token with the scope '{scope}'"
+            )
 
 
 class Token(NamedTuple):
@@ -112,11 +103,7 @@ def make_token(
 
 
 def check_scope(scope: str) -> str:
-    """Check a scope and return it.
-
-    Raises:
-        ConfigError: The scope is invalid.
-    """
+    """Check a scope and return it."""
     if scope in (READ, ADMIN):
         return scope
     owner, slash, name = scope.removeprefix(UPLOAD).partition("/")
@@ -142,10 +129,10 @@ def access_of(database: Database, text: str) -> Access:
     if not rows:
         raise RejectedError(401, "unknown token; create one on the hub's machine with rove hub token OWNER")
     [(owner, scopes, expires, revoked)] = rows
-    if revoked is not None:
-        raise RejectedError(401, f"this token was revoked ({revoked}); create a new one with rove hub token {owner}")
-    if expires is not None and expires <= now():
-        raise RejectedError(401, f"this token has expired ({expires}); create a new one with rove hub token {owner}")
+    is_expired = expires is not None and expires <= now()
+    if revoked is not None or is_expired:
+        reason = f"has expired ({expires})" if revoked is None else f"was revoked ({revoked})"
+        raise RejectedError(401, f"this token {reason}; create a new one with rove hub token {owner}")
     return Access(owner, _scopes(scopes))
 
 

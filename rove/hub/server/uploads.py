@@ -54,12 +54,7 @@ class UploadLimits(msgspec.Struct, frozen=True):
 
 
 class Uploads:
-    """Receives, checks and publishes uploads.
-
-    Args:
-        store: The store to publish to.
-        pace: Limits of uploads.
-    """
+    """Receives and checks uploads, and publishes them in a store."""
 
     def __init__(self, store: Store, pace: UploadLimits):
         self.store, self.pace = store, pace
@@ -125,8 +120,7 @@ class Uploads:
                 await self._read_in_time(request.content.readany)
         except MALFORMED_BODY as error:
             raise RejectedError(400, f"the body cannot be read as multipart/form-data: {error}") from error
-        missing = {"manifest", "wheel"} - seen
-        if missing:
+        if missing := {"manifest", "wheel"} - seen:
             raise RejectedError(400, f"this upload lacks the part {' and the part '.join(sorted(missing))}")
 
     async def _save_part(self, part: BodyPartReader, file: Path, max_bytes: int) -> None:
@@ -135,9 +129,7 @@ class Uploads:
             while piece := await self._read_in_time(lambda: part.read_chunk(CHUNK_BYTES)):
                 size += len(piece)
                 if size > max_bytes:
-                    raise RejectedError(
-                        413, f"the part {part.name} has more than {max_bytes:,} bytes, which is the max_bytes"
-                    )
+                    raise RejectedError(413, f"the part {part.name} has more than {max_bytes:,} bytes, the maximum")
                 pieces += piece
                 if len(pieces) >= CHUNK_BYTES:
                     await self._in_thread(partial(stream.write, bytes(pieces)))
@@ -170,7 +162,7 @@ def _check_head(request: web.Request) -> None:
 
 @asynccontextmanager
 async def body_timeout(pace: UploadLimits) -> AsyncIterator[None]:
-    """Reading a body, for as long as it may receive.
+    """Limit the time for reading a body.
 
     Raises:
         RejectedError: The time limit is exceeded.

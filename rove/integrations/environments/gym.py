@@ -103,10 +103,7 @@ class GymEnv(MultiTurnEnv):
         super().__init__(
             dataset=lambda: self._rows(description, num_train_episodes, f"{seed}:train"),
             eval_dataset=lambda: self._rows(description, num_eval_episodes, f"{seed}:eval"),
-            max_turns=max_episode_steps
-            or (game.max_steps if game else None)
-            or _registered_max_steps(env_cls)
-            or MAX_STEPS,
+            max_turns=max_episode_steps or (game and game.max_steps) or _registered_max_steps(env_cls) or MAX_STEPS,
             **{"rubric": rubric, "policies": {"random": self.random_policy}, **kwargs},
         )
 
@@ -133,9 +130,8 @@ class GymEnv(MultiTurnEnv):
         except ValueError as error:
             state["gym_invalid"] += 1
             return str(error)
-        observation, reward, done, is_terminated, info = _unpack_step(
-            await self._run_in_thread(state, lambda: env.step(action))
-        )
+        result = await self._run_in_thread(state, lambda: env.step(action))
+        observation, reward, done, is_terminated, info = _unpack_step(result)
         state["gym_rewards"].append(float(reward))
         state.update(gym_done=done, gym_terminated=is_terminated, gym_info=info)
         text = self.show(env, observation)
@@ -349,7 +345,7 @@ def plain(drawing: str) -> str:
 
 def _taxi(env: Any, observation: int) -> str:
     row, column, passenger, goal = env.unwrapped.decode(int(observation))
-    grid = LAST_MOVE.sub("", COLORED.sub(lambda found: found[2], env.render())).strip("\n")
+    grid = LAST_MOVE.sub("", COLORED.sub(r"\2", env.render())).strip("\n")
     where = f"at {TAXI_PLACES[passenger]}" if passenger < 4 else "in the taxi"
     return f"{grid}\nTaxi: row {row}, column {column}. Passenger: {where}. Destination: {TAXI_PLACES[goal]}."
 

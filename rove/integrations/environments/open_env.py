@@ -46,7 +46,7 @@ class OpenEnvEnv(MultiTurnEnv):
     """Each turn of the model is an action in an environment of an OpenEnv server, the observation the response.
 
     rove implements the protocol; the `openenv` package is not needed. If actions have one required string field, the model's
-    answer is its value; otherwise the model is asked for a JSON object, and gets an error message if it is invalid. With
+    answer is its value; otherwise the model must write a JSON object, and gets an error message if it is invalid. With
     `as_tool` it calls the tool `act`, whose arguments are the action's fields. All rollouts of a group reset with the same seed.
     The reward `episode_reward` is the sum of the steps' rewards. Metrics: `episode_steps`, `finished`, `invalid_actions` (share
     of the turns). State key: `openenv_state` is the server's last response.

@@ -145,9 +145,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         """
         async with self.workers.acquire() as worker:
             family = {name: info[name] for name in ("family", "config", "seed")}
-            await worker.call(
-                "prepare", TASK_TIMEOUT_S, **family
-            )  # loading does not count toward the answer's time limit
+            # Loading does not count toward the answer's time limit.
+            await worker.call("prepare", TASK_TIMEOUT_S, **family)
             score, _ = await worker.call("score", self.score_seconds, **info, answer=answer)
             if info["family"] in self.workers.setup_result["running"]:
                 worker.close()

@@ -16,7 +16,7 @@ from reasoning_gym.utils import SYSTEM_PROMPTS  # pyright: ignore[reportMissingI
 
 
 def setup() -> dict[str, Any]:
-    """Return the families, those that may run an answer as code, and the prompt that asks for tags."""
+    """Return the families, those that may run an answer as code, and the prompt that requests tags."""
     running = sorted(filter(_runs_code, DATASETS))
     return {"families": sorted(DATASETS), "running": running, "system_prompt": SYSTEM_PROMPTS["default"]}
 

@@ -46,9 +46,8 @@ def setup(
     """Load the taskset and all of its tasks; return their description."""
     settings = {**env, "taskset": taskset}
     kind = vf.env_config_type(taskset["id"], env.get("id", ""))
-    roles = {
-        name: field.default for name, field in kind.model_fields.items() if isinstance(field.default, vf.AgentConfig)
-    }
+    defaults = {name: field.default for name, field in kind.model_fields.items()}
+    roles = {name: default for name, default in defaults.items() if isinstance(default, vf.AgentConfig)}
     overrides = {name: dict(settings.get(name) or {}) for name in roles}
     Loaded.agent = _model_agent(roles, overrides, agent)
     other_roles = [name for name in roles if name != Loaded.agent and not _has_model(roles[name], overrides[name])]
@@ -233,14 +232,8 @@ def _result_of(episode: Any) -> dict[str, Any]:
         errors = [*episode.errors, *(error for trace in (*traces, *episode.traces) for error in trace.errors)]
         if not errors:
             raise ValueError("the environment reports an incomplete episode without a reason")
-        error = errors[0]
-        return {
-            "error": {
-                "type": error.type,
-                "message": error.message,
-                "traceback": (error.traceback or "")[-MAX_TRACEBACK_CHARS:],
-            }
-        }
+        trace = (errors[0].traceback or "")[-MAX_TRACEBACK_CHARS:]
+        return {"error": {"type": errors[0].type, "message": errors[0].message, "traceback": trace}}
     if len(traces) != 1:
         raise ValueError(
             f"'{Loaded.agent}' ran {len(traces)} times in this episode; a rollout has one reward, so it must run once"

@@ -20,7 +20,7 @@ from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
 from rove.rubrics import Rubric
-from rove.workers import Worker, Workers
+from rove.workers import Workers
 
 WORKER = Path(__file__).with_name("text_arena_worker.py")
 SYSTEM_PROMPT = "You play a text game. Answer with your move, in the form that the game asks for, such as [4]."
@@ -94,8 +94,8 @@ class TextArenaEnv(MultiTurnEnv):
         rubric = Rubric([game_reward])
         for metric in (raw_reward, finished, invalid_move):
             rubric.add_metric(metric)
-        defaults = {"max_turns": 100, "rubric": rubric, "system_prompt": SYSTEM_PROMPT}
-        defaults |= {"policies": {"random": random_bracket}}
+        policies = {"random": random_bracket}
+        defaults = {"max_turns": 100, "rubric": rubric, "system_prompt": SYSTEM_PROMPT, "policies": policies}
         evaluated = (lambda: self._rows(num_eval_examples, f"{seed}:eval")) if num_eval_examples else None
         super().__init__(
             dataset=lambda: self._rows(num_train_examples, f"{seed}:train"),
@@ -124,10 +124,8 @@ class TextArenaEnv(MultiTurnEnv):
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> str:
         """Make the model's move, then the others'."""
-        worker: Worker = state["worker"]
-        return await self._advance_to_model(
-            state, await worker.call("act", self.call_seconds, action=text_of(messages[-1]))
-        )
+        turn = await state["worker"].call("act", self.call_seconds, action=text_of(messages[-1]))
+        return await self._advance_to_model(state, turn)
 
     async def _advance_to_model(self, state: State, turn: dict[str, Any]) -> str:
         """Let the other players move; return the model's observation at its next move, or at the end of the game."""

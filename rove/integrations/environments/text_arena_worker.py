@@ -33,8 +33,7 @@ class Session:
     def begin(self, game: str, seed: int, num_players: int | None = None) -> dict[str, Any]:
         """Create and reset the game; return the first turn (see `_turn`) and the number of players.
 
-        Args:
-            num_players: default: the minimum for the game, but two if it is not for one player.
+        The default of `num_players` is the minimum for the game, but two if it is not for one player.
         """
         if num_players is not None:
             self._reset(game, seed, num_players)

@@ -18,11 +18,7 @@ HOST_CALL_COST_S = 0.001
 
 
 class Clipped:
-    """Keeps the start and the end of a stream of bytes.
-
-    Args:
-        limit: Maximum number of bytes to keep.
-    """
+    """Keeps the start and the end of a stream of bytes."""
 
     def __init__(self, limit: int):
         self.head, self.tail, self.limit, self.total = bytearray(), bytearray(), limit, 0
@@ -235,11 +231,6 @@ def readable(reading: Iterable[int], seconds: float | None = None, writing: Iter
     """Wait until one of `reading` is readable or one of `writing` is writable, or its other end is closed.
 
     It uses poll(2), because select(2) fails for file descriptors above 1023.
-
-    Args:
-        reading: File descriptors, none of them also in `writing`.
-        seconds: Maximum time to wait, rounded up to milliseconds; None = no limit.
-        writing: File descriptors.
 
     Returns:
         The file descriptors that are ready; an empty set after the time limit.

@@ -20,12 +20,7 @@ RAN, FAILED, QUESTION = 0, 1, 2
 
 
 class HostCaller:
-    """Calls the host, one call at a time for all threads.
-
-    Args:
-        requests, answers: File descriptors of the connection to the supervisor.
-        max_bytes: Maximum size of a request.
-    """
+    """Calls the host, one call at a time for all threads."""
 
     def __init__(self, requests: int, answers: int, max_bytes: int):
         self.requests, self.answers, self.max_bytes = requests, answers, max_bytes

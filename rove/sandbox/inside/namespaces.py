@@ -70,11 +70,7 @@ class Jail:
         self._try("processes", lambda: kernel.unshare(kernel.NEW_PID))
 
     def enter_jail(self, uid: int | None) -> None:
-        """Build the file system and make it the root.
-
-        Args:
-            uid: User id of a session, to test whether it can be used.
-        """
+        """Build the file system and make it the root. `uid` is a session's user id, to test whether it can be used."""
         os.umask(0o022)
         self._try("files", self._build)
         for name in ("network", "ipc", "names"):

@@ -17,13 +17,7 @@ from .host_calls import ANSWER, REQUEST, HostCaller
 
 
 def serve(requests: int, answers: int, limit: int, max_request_bytes: int) -> None:
-    """Answer calls until the supervisor is gone.
-
-    Args:
-        requests, answers: File descriptors of the connection.
-        limit: Maximum bytes of an answer.
-        max_request_bytes: Maximum bytes of a host call.
-    """
+    """Answer calls until the supervisor is gone."""
     host = HostCaller(requests, answers, max_request_bytes)
     main = sys.modules["__main__"] = ModuleType("__main__")
     namespace = vars(main)

@@ -288,11 +288,7 @@ def _cause(status: int | None) -> str:
 
 
 def main_of_container(limits: str) -> None:
-    """Serve the host as the first process of a container; its standard streams are the connection to the host.
-
-    Args:
-        limits: Fields of `rove.sandbox.SandboxLimits` as JSON.
-    """
+    """Serve the host as the first process of a container; its standard streams are the connection to the host."""
     requests, answers, null = os.dup(0), os.dup(1), os.open(os.devnull, os.O_RDWR)
     for standard in (0, 1, 2):
         os.dup2(null, standard)

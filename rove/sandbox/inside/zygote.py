@@ -77,9 +77,11 @@ class Zygote:
 
     def serve(self) -> None:
         """Serve until the host closes the socket."""
+        # A signal may arrive between two reads: the wakeup pipe makes SIGCHLD readable, so that none is missed.
         wake, alarm = os.pipe2(os.O_NONBLOCK | os.O_CLOEXEC)
         signal.set_wakeup_fd(alarm, warn_on_full_buffer=False)
         signal.signal(signal.SIGCHLD, lambda *_: None)
+        # Processes whose session has died become children of this process, which reaps them.
         kernel.prctl(kernel.SET_CHILD_SUBREAPER, 1)
         while True:
             ready = readable([self.host.fileno(), wake])
@@ -120,6 +122,7 @@ class Zygote:
         """Run the first process of a session."""
         connection, *groups = fds
         try:
+            # The child must not answer in place of the zygote: it gives up the wakeup pipe and the host's socket first.
             signal.set_wakeup_fd(-1)
             self.host.close()
             for group in groups:  # writing 0 moves this process, and its later children, into the group
@@ -132,7 +135,7 @@ class Zygote:
             self.jail.drop_privileges(uid)
             alone = os.getpid() == 1 or (uid is not None and os.getuid() == uid != 0)
             Supervisor(connection, connection, limits, folder, alone).serve()
-        except BaseException:
+        except BaseException:  # not only Exception: after a fork, SystemExit would run the parent's exit handlers
             write_frame(connection, {"broken": traceback.format_exc()[-4000:]})
         os._exit(0)
 
@@ -170,6 +173,7 @@ def _kill_user(uid: int) -> None:
     if not pid:
         try:
             os.setresuid(uid, uid, uid)
+            # If the change of user failed silently, kill(-1) would reach every process of the machine.
             if os.getuid() == uid != 0:
                 os.kill(-1, signal.SIGKILL)
         finally:

@@ -14,14 +14,27 @@ import msgspec
 import pytest
 from hubs import V0 as V0_CODE
 from hubs import code, list_again, publish, tampered
+from hypothesis import given
+from hypothesis import strategies as st
 from packages import put_wheel, wheel_files, with_record
 
 from rove.core.errors import ConfigError, HubError, PackageError, TrustError
-from rove.hub.client import installing, known_keys
-from rove.hub.client.hub import Hub
-from rove.hub.client.installing import Locked, Offer, check_compatible, fetch, install, install_into_current, look_up
+from rove.hub.client import installing, settings
+from rove.hub.client.hub import Hub, HubFile
+from rove.hub.client.installing import (
+    Locked,
+    Offer,
+    check_compatible,
+    check_locked,
+    fetch,
+    install,
+    install_into_current,
+    look_up,
+    read_lock,
+    write_lock,
+)
 from rove.hub.package.manifest import V0
-from rove.hub.package.names import Reference, parse_reference
+from rove.hub.package.names import RESERVED, Reference, parse_reference
 from rove.hub.package.signing import check_signature, load_key, make_key, public_key, sign
 
 
@@ -183,7 +196,7 @@ def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> 
     assert signed(folder, mine) == first
     offer, _ = got(hub)
     assert offer.key == first and "is new and will be saved" in offer.notes[0]
-    known_keys.remember(str(hub), "alice", first)
+    settings.remember_key(str(hub), "alice", first)
     assert got(hub)[0].notes == []
     publish(hub, version="1.1")
     with pytest.raises(TrustError, match="is not signed, but 'alice' signs"):
@@ -212,7 +225,7 @@ def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
     monkeypatch.setattr(installing, "run_pip", lambda *words: None)
     offer, wheel = got(hub)
     installing.install_into_current(offer, wheel)
-    assert known_keys.known_key(str(hub), "alice") == offer.key is not None
+    assert settings.known_key(str(hub), "alice") == offer.key is not None
 
 
 def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:
@@ -299,3 +312,70 @@ def test_nothing_of_this_interpreter_is_replaced(hub: Path, tmp_path: Path, monk
     (tmp_path / "site" / "doubling.py").write_bytes(code())
     install_into_current(offer, wheel)
     assert str(wheel) in ran
+
+
+WHEEL = HubFile(filename="doubling-1.0-py3-none-any.whl", sha256="ab" * 32, size=900)
+DOUBLING = Locked(owner="alice", name="doubling", version="1.0", hub="http://hub", manifest="cd" * 32, files=[WHEEL])
+
+names = st.from_regex(r"[a-z][a-z0-9]{0,8}", fullmatch=True).filter(lambda name: name not in RESERVED)
+locked = st.builds(
+    Locked,
+    owner=names,
+    name=names,
+    version=st.sampled_from(["1.0", "0.1.0rc1", "2.0.post3"]),
+    hub=st.text(max_size=20),
+    manifest=st.binary(min_size=32, max_size=32).map(bytes.hex),
+    files=st.lists(
+        st.builds(HubFile, filename=st.just("a.whl"), sha256=st.just("ab" * 32), size=st.integers(1, 1 << 40)),
+        max_size=2,
+    ),
+)
+
+
+@given(st.lists(locked, max_size=4, unique_by=lambda one: (one.owner, one.name)))
+def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Locked]) -> None:
+    file = tmp_path_factory.mktemp("lock") / "rove.lock"
+    write_lock(file, rows)
+    first = file.read_bytes()
+    assert read_lock(file) == {(one.owner, one.name): one for one in rows}
+    write_lock(file, reversed(rows))
+    assert file.read_bytes() == first
+
+
+def test_no_file_holds_nothing(tmp_path: Path) -> None:
+    assert read_lock(tmp_path / "rove.lock") == {}
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("schema = 1", "schema = 2", "has schema 2, but this version of rove reads 1"),
+        ("schema = 1", "", "has schema None"),
+        ("schema = 1", "schema = ", "settings file"),
+        ('version = "1.0"', 'version = "../.."', "is not a valid version"),
+        ('owner = "alice"', 'owner = "../alice"', "is not a valid owner name"),
+        ("doubling-1.0-py3", "../../x", "is not a valid name for a package file"),
+        ("cd" * 32, "cd" * 31, "expected a SHA-256"),
+        ("size = 900", 'size = "900"', "Expected `int`"),
+        ("hub =", "hubs =", "unknown field `hubs`"),
+    ],
+)
+def test_what_is_no_lock_file_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+    file = tmp_path / "rove.lock"
+    write_lock(file, [DOUBLING])
+    file.write_text(file.read_text().replace(old, new))
+    with pytest.raises(ConfigError, match=r"rove\.lock") as caught:
+        read_lock(file)
+    assert said in str(caught.value)
+
+
+def test_what_differs_is_named() -> None:
+    file = Path("rove.lock")
+    check_locked(DOUBLING, DOUBLING.manifest, [WHEEL], file)
+    other = HubFile(filename=WHEEL.filename, sha256="ef" * 32, size=900)
+    with pytest.raises(TrustError, match=r"alice/doubling@1\.0 does not match rove\.lock: its manifest differs"):
+        check_locked(DOUBLING, "00" * 32, [WHEEL], file)
+    with pytest.raises(TrustError, match=r"does not match .*: doubling-1\.0-py3-none-any\.whl differs"):
+        check_locked(DOUBLING, DOUBLING.manifest, [other], file)
+    with pytest.raises(TrustError, match=r"its manifest, doubling-1\.0-py3-none-any\.whl differ\."):
+        check_locked(DOUBLING, "00" * 32, [], file)

@@ -10,6 +10,7 @@ import stat
 import struct
 import tarfile
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -34,8 +35,16 @@ from packages import (
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
-from rove.hub.package.archives import check_package, check_source, check_wheel, digest_content
-from rove.hub.package.contents import has_load_environment
+from rove.hub.package.archives import (
+    check_package,
+    check_source,
+    check_wheel,
+    digest_content,
+    has_load_environment,
+    verify,
+)
+from rove.hub.package.manifest import manifest_bytes, read_manifest
+from rove.hub.package.signing import load_key, make_key, sign
 
 ZEROS = bytes(6 << 20)
 METADATA = b"Metadata-Version: 2.1\nName: my-sums\nVersion: 1.0\n"
@@ -459,3 +468,84 @@ def test_a_manifest_that_lies_about_its_wheel_is_refused(tmp_path: Path, field: 
     wheel, source = (tmp_path / file.filename for file in manifest.files)
     with pytest.raises(PackageError, match=f"its {field} is"):
         check_package(manifest, wheel, source)
+
+
+def signed(folder: Path) -> str:
+    """A package with a signature; its public key."""
+    put_package(folder)
+    key = folder.parent / "signing.key"
+    public = make_key(key)
+    (folder / "manifest.sig").write_bytes(sign((folder / "manifest.json").read_bytes(), load_key(key)))
+    return public
+
+
+def test_a_whole_package_passes(tmp_path: Path):
+    manifest = put_package(tmp_path)
+    package = verify(tmp_path)
+    assert (package.manifest, package.signed_by) == (manifest, None)
+    assert package.wheel.module == "my_sums"
+    (tmp_path / "README.md").unlink()
+    assert verify(tmp_path).manifest == manifest
+
+
+def test_a_signature_is_looked_at(tmp_path: Path):
+    public = signed(tmp_path / "p")
+    assert verify(tmp_path / "p").signed_by == public
+    assert verify(tmp_path / "p", [public]).signed_by == public
+    with pytest.raises(PackageError, match="not one of the owner's keys"):
+        verify(tmp_path / "p", ["somebody else"])
+    (tmp_path / "p" / "manifest.sig").unlink()
+    assert verify(tmp_path / "p").signed_by is None
+    with pytest.raises(PackageError, match="is not signed"):
+        verify(tmp_path / "p", [public])
+
+
+def change(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    def spoil(folder: Path) -> None:
+        content = (folder / name).read_bytes()
+        assert old in content
+        (folder / name).write_bytes(content.replace(old, new, 1))
+
+    return spoil
+
+
+def swapped(folder: Path) -> None:
+    """Another wheel, which is right in itself."""
+    put_wheel(folder, with_record(wheel_files(modules={"my_sums.py": b"load_environment = print\n"})))
+
+
+def rewritten(folder: Path) -> None:
+    """The manifest says what is not so, in its one form."""
+    file = folder / "manifest.json"
+    manifest = read_manifest(file.read_bytes().replace(b'"description":"Sums"', b'"description":"Good"'))
+    file.write_bytes(manifest_bytes(manifest))
+
+
+@pytest.mark.parametrize(
+    ("spoil", "words"),
+    [
+        (swapped, "not the expected file"),
+        (change("my_sums-1.0-py3-none-any.whl", b"PK", b"PX"), "not the expected file"),
+        (change("my_sums-1.0.tar.gz", b"\0", b"\1"), "not the expected file"),
+        (change("manifest.json", b'"sha256":"', b'"sha256":"0'), "was modified"),
+        (rewritten, "was modified"),
+        (change("manifest.sig", b'"signature":"', b'"signature":"A'), "cannot be parsed"),
+        (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
+        (lambda folder: (folder / "my_sums-1.0-py3-none-any.whl").unlink(), "whl is missing"),
+        (lambda folder: (folder / "my_sums-1.0.tar.gz").unlink(), "gz is missing"),
+        (lambda folder: (folder / "manifest.json").write_bytes(bytes(1 << 19)), "more than 262,144"),
+        (change("README.md", b"Sums", b"Evil"), "differs from the README"),
+    ],
+)
+def test_what_was_tampered_with_is_seen(tmp_path: Path, spoil: Callable[[Path], None], words: str):
+    signed(tmp_path / "p")
+    spoil(tmp_path / "p")
+    with pytest.raises(PackageError, match=words):
+        verify(tmp_path / "p")
+
+
+def test_without_a_signature_the_manifests_own_lies_about_the_wheel_are_seen(tmp_path: Path):
+    put_package(tmp_path)
+    change("manifest.json", b'"module":"my_sums"', b'"module":"my_sumz"')(tmp_path)
+    with pytest.raises(PackageError, match="its module is 'my_sums', but the manifest has 'my_sumz'"):
+        verify(tmp_path)

@@ -2,15 +2,32 @@
 
 from __future__ import annotations
 
+import gzip
+import io
+import random
 import shutil
 import subprocess
+import tarfile
+import zipfile
+import zlib
 from pathlib import Path
 
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from packages import source_files, tarred, wheel_files, with_record
 
 from rove.cli.init import scaffold
 from rove.core.errors import PackageError
-from rove.hub.package.backend import copy_source
+from rove.hub.package.archives import check_source, check_wheel
+from rove.hub.package.backend import (
+    ARCHIVE_DATE,
+    SOURCE_DATE_EPOCH_S,
+    copy_source,
+    pack_source,
+    pack_wheel,
+    unpack_source,
+)
 
 SOURCE = {"README.md", "my_task.py", "pyproject.toml", "tests/test_my_task.py"}
 
@@ -60,3 +77,74 @@ def test_a_broken_link_is_told(tmp_path: Path):
     (folder / "data").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PackageError, match="cannot be copied(.|\n)*my_task.data"):
         copy_source(folder, tmp_path / "copy")
+
+
+CONTENTS = st.dictionaries(
+    st.from_regex(r"my_sums/data/[a-d]{1,3}\.txt", fullmatch=True), st.binary(max_size=50), max_size=5
+)
+
+
+@settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
+@given(CONTENTS, st.randoms(use_true_random=False))
+def test_a_wheel_is_the_same_in_whatever_order_its_files_came(
+    tmp_path: Path, data: dict[str, bytes], rng: random.Random
+):
+    files = wheel_files(modules={"my_sums/__init__.py": b"load_environment = 1\n", **data})
+    paths = list(files)
+    rng.shuffle(paths)
+    first = pack_wheel(files, "my-sums", "1.0")
+    assert first == pack_wheel(with_record({path: files[path] for path in paths}), "my-sums", "1.0")
+    wheel = tmp_path / "my_sums-1.0-py3-none-any.whl"
+    wheel.write_bytes(first)
+    assert set(check_wheel(wheel).files) == set(files)
+
+
+def test_nothing_of_time_and_machine_is_in_a_wheel():
+    with zipfile.ZipFile(io.BytesIO(pack_wheel(wheel_files(), "my-sums", "1.0"))) as archive:
+        names = archive.namelist()
+        assert names[-1] == "my_sums-1.0.dist-info/RECORD"
+        assert {info.date_time for info in archive.infolist()} == {ARCHIVE_DATE}
+        assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}
+
+
+def test_metadata_in_a_folder_of_another_name_is_put_right(tmp_path: Path):
+    files = {path.replace("my_sums-1.0.dist", "My.Sums-1.0.dist"): data for path, data in wheel_files().items()}
+    wheel = tmp_path / "my_sums-1.0-py3-none-any.whl"
+    wheel.write_bytes(pack_wheel(files, "my-sums", "1.0"))
+    assert check_wheel(wheel).name == "my-sums"
+
+
+def test_a_source_archive_is_the_same_from_any_tar(tmp_path: Path):
+    files = source_files()
+    backwards = {path: files[path] for path in reversed(files)}
+    first, second = (
+        unpack_source(tarred(each, form=form))
+        for each, form in ((files, tarfile.USTAR_FORMAT), (backwards, tarfile.PAX_FORMAT))
+    )
+    packed = pack_source(first, "my-sums", "1.0")
+    assert packed == pack_source(second, "my-sums", "1.0")
+    file = tmp_path / "my_sums-1.0.tar.gz"
+    file.write_bytes(packed)
+    assert check_source(file) == ("my-sums", "1.0")
+    assert packed[4:8] == bytes(4)
+    with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as archive:
+        told = {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in archive}
+    assert told == {(SOURCE_DATE_EPOCH_S, 0, "", 0o644)}
+
+
+def test_another_zlib_gives_other_archives_of_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """As one that compresses less would: bytes of archives differ, what `content` says of the wheel, and the tar, do not."""
+    files = wheel_files(modules={"my_sums.py": b"def load_environment(): ...\n" * 100})
+    sources = {f"my-sums-1.0/{path}": content for path, content in files.items()}
+    made = []
+    for level in (9, 1):
+        compress = zlib.compressobj
+        with monkeypatch.context() as patch:
+            patch.setattr(zlib, "compressobj", lambda _, *rest, level=level, make=compress: make(level, *rest))
+            wheel, source = pack_wheel(files, "my-sums", "1.0"), pack_source(sources, "my-sums", "1.0")
+        file = tmp_path / "my_sums-1.0-py3-none-any.whl"
+        file.write_bytes(wheel)
+        made.append((wheel, source, check_wheel(file).content, gzip.decompress(source)))
+    [(wheel, source, *content), (other_wheel, other_source, *other_content)] = made
+    assert wheel != other_wheel and source != other_source
+    assert content == other_content

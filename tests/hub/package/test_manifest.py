@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from packages import put_package
+from tiers import first_quick
 
 from rove.core.errors import PackageError
 from rove.hub.package import limits
@@ -19,8 +20,12 @@ from rove.hub.package.manifest import (
     Needs,
     PolicyScores,
     Source,
+    applies,
     canonical,
+    find_markup,
     manifest_bytes,
+    parse_requirement,
+    parse_specifiers,
     read_manifest,
 )
 
@@ -162,3 +167,73 @@ def test_a_huge_or_a_deep_one_is_refused():
         read_manifest(b"[" * 200_000)
     with pytest.raises(PackageError, match="cannot be read|schema"):
         read_manifest(b'{"schema":' + b"9" * 5000 + b"}")
+
+
+LONG = 250_000
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "<script>", "</SCRIPT >", "< / script", "<\\script>", "<img src=x>", "<b onclick=x>", "<b class='a' ONload = x",
+        "<svg/onload=x>", "javascript:x", "JavaScript :x", "<meta http-equiv=refresh>", "<iframe", "<link rel=stylesheet>",
+    ],
+)  # fmt: skip
+def test_what_acts_is_found(text: str):
+    assert find_markup(f"words {text} words")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "", "Answer <answer>42</answer>, think in <think>…</think>.", "x < y and y > z", "Jane <jane@example.org>", ">=3.11,<4",
+        "<b>bold</b>", "on = 1", "a script", "JavaScript", "<scripted>", "one<two",
+    ],
+)  # fmt: skip
+def test_what_is_text_is_left_alone(text: str):
+    assert find_markup(text) is None
+
+
+@pytest.mark.parametrize(
+    "piece", first_quick(["<", "< ", "<\t/", "< on", "<on", "on ", "<ona ", "javascript ", "\\", "<a"], 3)
+)
+def test_no_text_takes_long(piece: str):
+    """Where the time grew with the square of the length, one of these would take minutes."""
+    assert find_markup(piece * (LONG // len(piece))) is None
+    assert find_markup("<" + piece.strip("<") * (LONG // len(piece))) is None
+    assert find_markup("<" + " " * LONG) is None
+
+
+def nested(depth: int) -> str:
+    return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
+
+
+def test_a_dependency_is_parsed() -> None:
+    assert parse_requirement("numpy[x]>=1.26; python_version < '3'").name == "numpy"
+    assert not applies(parse_requirement("numpy; python_version < '3'"))
+    assert applies(parse_requirement("x; extra == 'dev'"), "dev")
+    assert parse_specifiers(">=3.11,<4").contains("3.12")
+    assert parse_requirement(nested(limits.MAX_PARENTHESES)).marker is not None
+
+
+@pytest.mark.parametrize("depth", [limits.MAX_PARENTHESES + 1, 200, 2_000, 100_000])
+def test_a_marker_that_nests_too_deep_is_refused(depth: int) -> None:
+    with pytest.raises(ValueError, match="parentheses; expected at most|characters; expected at most"):
+        parse_requirement(nested(depth))
+
+
+@pytest.mark.parametrize("text", ["", "a b", "a @", "a; (os_name", "a" * 501, "a[" * 200])
+def test_what_is_not_a_requirement_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_requirement(text)
+
+
+@pytest.mark.parametrize("text", ["3.11", ">=", ">=x", ">=" + "1" * 500])
+def test_what_is_not_a_specifier_is_refused(text: str) -> None:
+    with pytest.raises(ValueError):
+        parse_specifiers(text)
+
+
+def test_a_marker_that_compares_what_cannot_be_compared_is_a_value_error() -> None:
+    with pytest.raises(ValueError):
+        applies(parse_requirement("a; os_name ~= 'posix'"))

@@ -15,7 +15,7 @@ from rove.hub.client.hub import Hub
 from rove.hub.package.signing import load_key, make_key, sign
 from rove.hub.server import catalogue
 from rove.hub.server.export import export
-from rove.hub.server.mirror import Mirror, MirrorResult, check_source
+from rove.hub.server.mirror import Mirror, MirrorResult
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import make_token
 
@@ -128,4 +128,4 @@ async def test_an_owner_is_ours_or_mirrored_never_both(there: Store, here: Store
 
 def test_a_hub_is_not_mirrored_into_itself(here: Store):
     with pytest.raises(ConfigError, match="this hub's data folder"):
-        check_source(str(here.folder), here)
+        Mirror(Hub(str(here.folder)), here)

@@ -20,10 +20,8 @@ from rove.core.errors import RejectedError
 from rove.hub.server import catalogue
 from rove.hub.server.catalogue import Query
 from rove.hub.server.pages.html import MAX_README_CHARS, POLICY, readme_html
-from rove.hub.server.pages.leaderboard import rows_of, scale_of, with_interval
-from rove.hub.server.pages.run import examples_html
+from rove.hub.server.pages.run import Estimate, Summary, examples_html, read_summary, rows_of, scale_of, with_interval
 from rove.hub.server.pages.site import PAGE_SIZE, Site
-from rove.hub.server.results import Estimate, Summary, read_summary
 from rove.hub.server.store import Store
 
 TAGS = frozenset(
@@ -318,7 +316,7 @@ def test_facets_count_what_a_reader_sees(store: Store):
 
 
 def test_many_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr("rove.hub.server.pages.leaderboard.MAX_ROWS", 2)
+    monkeypatch.setattr("rove.hub.server.pages.run.MAX_ROWS", 2)
     store = made_hub(tmp_path / "hub")
     try:
         for i in range(3):

@@ -17,8 +17,7 @@ from hubs import add, listing
 
 from rove.core.errors import ConfigError, RejectedError
 from rove.hub.server import catalogue
-from rove.hub.server.results import read_run
-from rove.hub.server.store import Store
+from rove.hub.server.store import Store, read_run
 from rove.hub.server.tokens import Access
 
 ADMIN = Access("acme", ("admin",))

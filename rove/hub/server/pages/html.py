@@ -20,11 +20,6 @@ def text(value: Any) -> str:
     return html.escape(str(value))
 
 
-def short(value: float) -> str:
-    """Format a number with up to four significant digits."""
-    return f"{value:.4g}"
-
-
 def tag(name: str, content: str, kind: str = "") -> str:
     """Wrap HTML content in an element."""
     return f'<{name} class="{kind}">{content}</{name}>' if kind else f"<{name}>{content}</{name}>"
@@ -92,12 +87,7 @@ class PageLocation(NamedTuple):
 def frame(title: str, hub: str, place: PageLocation, trail: Sequence[tuple[str, str]], body: Iterable[str]) -> bytes:
     """Render a whole page.
 
-    Args:
-        title: Title of the page.
-        hub: Name of the hub.
-        place: Location of the page.
-        trail: Breadcrumbs below the hub: text and address; the address of the page itself is "".
-        body: HTML of the content.
+    `trail` has the text and address of each breadcrumb below the hub, with the address "" for the page itself; `body` is HTML.
     """
     steps = [(hub, place.front() if trail else ""), *trail]
     way = "".join(tag("li", link(address, text(word)) if address else text(word)) for word, address in steps)
@@ -155,10 +145,9 @@ _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable(["table", "striketh
 
 @lru_cache(maxsize=256)
 def readme_html(source: str) -> str:
-    """Render a README without active content: embedded HTML is shown as text, images as their description.
+    """Render a README (CommonMark with tables), truncated to `MAX_README_CHARS`, without active content.
 
-    Args:
-        source: Markdown (CommonMark with tables), truncated to `MAX_README_CHARS`.
+    Embedded HTML is shown as text, images as their description.
     """
     tokens = _MARKDOWN.parse(source[:MAX_README_CHARS])
     for token in tokens:

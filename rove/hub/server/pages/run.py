@@ -1,23 +1,230 @@
-"""The page of a run: its scores, some of its rollouts, and its settings."""
+"""Pushed results: the leaderboard of an environment, and the page of a run with its scores, rollouts and settings."""
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Iterator, Mapping
-from typing import Any
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Annotated, Any, NamedTuple
+from urllib.parse import quote
 
 import msgspec
+from msgspec import Meta, Struct, field
 
 from rove.core.messages import ROLES
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
-from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, short, table, tag, text
-from rove.hub.server.pages.leaderboard import Row, interval_svg, scale_of, with_interval
-from rove.hub.server.results import Estimate, Summary, read_example
+from rove.hub.package.manifest import Count
+from rove.hub.server.pages.html import PageLocation, block, collapsible, frame, link, table, tag, text
 from rove.viewer.html import cut, excerpt, shown
 
+MAX_ROWS = 200
+"""Maximum number of rows shown per version."""
+WIDTH, HEIGHT, MARGIN = 200, 16, 5
+"""Size of an interval drawing, in SVG units."""
+
+
+Value = Annotated[float, Meta(ge=-1e15, le=1e15)]
+
+
+class Estimate(Struct, frozen=True):
+    """A mean with its 95 % interval; missing values are None."""
+
+    mean: Value | None = None
+    half_width: Value | None = None
+    """Half width of the interval, in older summaries without `low` and `high`."""
+    low: Value | None = None
+    high: Value | None = None
+    caveat: str | None = None
+    """Reason why the interval may be inaccurate."""
+    weight: Value | None = None
+    """Weight of a reward function; 0 for a metric."""
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The interval, or None."""
+        if self.low is not None and self.high is not None:
+            return self.low, self.high
+        if self.mean is None or self.half_width is None:
+            return None
+        return self.mean - self.half_width, self.mean + self.half_width
+
+
+class Summary(Struct, frozen=True):
+    """The fields of an evaluation's summary that pages show."""
+
+    rollouts: Count | None = None
+    scored: Count | None = None
+    failed: Count = 0
+    truncated: Count = 0
+    examples: Count | None = None
+    reward: Estimate = Estimate()
+    functions: dict[str, Estimate] = {}
+    any_of: dict[str, Estimate] = field(name="pass@k", default_factory=dict)
+    all_of: dict[str, Estimate] = field(name="pass^k", default_factory=dict)
+    pass_threshold: Value | None = None
+    stops: dict[str, Count] = {}
+    errors: dict[str, Count] = {}
+    prompt_tokens: Count | None = None
+    completion_tokens: Count | None = None
+
+
+class _Message(Struct):
+    role: str
+    content: str | list[str | dict[str, Any]] | None = None
+
+
+class _Example(Struct):
+    """The fields of a pushed rollout."""
+
+    prompt: list[dict[str, Any]]
+    completion: list[dict[str, Any]]
+    answer: str = ""
+    info: dict[str, Any] = {}
+    scores: Scores | None = None
+    stop_condition: str | None = None
+    is_truncated: bool = False
+
+
+def read_summary(value: Any) -> Summary:
+    """Parse a summary; return an empty one if it is malformed."""
+    try:
+        return msgspec.convert(value, Summary)
+    except (msgspec.ValidationError, RecursionError):
+        return Summary()
+
+
+def read_example(value: Any) -> RolloutRecord | None:
+    """Parse a pushed rollout; return None if it is malformed."""
+    try:
+        example = msgspec.convert(value, _Example)
+        msgspec.convert([*example.prompt, *example.completion], list[_Message])
+    except (msgspec.ValidationError, RecursionError):
+        return None
+    return RolloutRecord(
+        example_key="",
+        example_id=0,
+        rollout_index=0,
+        seed=0,
+        steps=[],
+        error=None,
+        **{name: getattr(example, name) for name in example.__struct_fields__},
+    )
+
+
+class Row(NamedTuple):
+    """The results of one run."""
+
+    version: str
+    id: str
+    model: str
+    uploaded: str
+    summary: Summary
+
+    @property
+    def address(self) -> str:
+        """Address of the run's page, relative to the environment's page."""
+        return f"{quote(self.version)}/runs/{self.id}.html"
+
+
+class Scale(NamedTuple):
+    """The range of values that interval drawings share."""
+
+    low: float
+    high: float
+
+    def at(self, value: float) -> float:
+        """Return the horizontal position of a value in a drawing."""
+        share = (value - self.low) / (self.high - self.low)
+        return MARGIN + (WIDTH - 2 * MARGIN) * min(1.0, max(0.0, share))
+
+    @property
+    def ends(self) -> str:
+        """The range as text."""
+        return f"{shown(self.low)} to {shown(self.high)}"
+
+
+def rows_of(version: str, runs: Sequence[Mapping[str, Any]]) -> list[Row]:
+    """Return the leaderboard rows of a version, best first; `runs` are entries of `catalogue.runs`."""
+    rows = [
+        Row(version, run["id"], run["model"], run["uploaded"], read_summary(msgspec.json.decode(run["summary"])))
+        for run in runs
+    ]
+    return sorted(
+        rows, key=lambda row: (row.summary.reward.mean is None, -(row.summary.reward.mean or 0.0), row.uploaded)
+    )
+
+
+def scale_of(estimates: Iterable[Estimate], more: Iterable[float] = ()) -> Scale:
+    """Return a scale that covers all intervals and the additional values."""
+    values = list(more)
+    for one in estimates:
+        if one.mean is not None:
+            values += [one.mean, *(one.limits or ())]
+    low, high = float(min(values, default=0.0)), float(max(values, default=1.0))
+    return Scale(low, high) if high > low else Scale(low - 0.5, low + 0.5)
+
+
+def with_interval(one: Estimate) -> str:
+    """Format a mean with its interval; an asterisk marks an interval with a caveat."""
+    reach = f" [{shown(one.limits[0])}, {shown(one.limits[1])}]" if one.limits else ""
+    return f"{shown(one.mean)}{reach}{'*' * bool(one.caveat)}"
+
+
+def interval_svg(name: str, one: Estimate, scale: Scale) -> str:
+    """Draw a mean as a point on a line, with its interval."""
+    if one.mean is None:
+        return ""
+    label, reach, middle = f"{name} {shown(one.mean)}", "", f'y1="{HEIGHT / 2}" y2="{HEIGHT / 2}"'
+    if one.limits is not None:
+        low, high = one.limits
+        label += f", 95 % interval {shown(low)} to {shown(high)}"
+        reach = f'<line class="reach" x1="{scale.at(low):.1f}" x2="{scale.at(high):.1f}" {middle}/>'
+    axis = f'<line class="axis" x1="{MARGIN}" x2="{WIDTH - MARGIN}" {middle}/>'
+    point = f'<circle cx="{scale.at(one.mean):.1f}" cy="{HEIGHT / 2}" r="4"/>'
+    attributes = f'role="img" aria-label="{text(label)}, on a line from {scale.ends}"'
+    return f'<svg class="interval" viewBox="0 0 {WIDTH} {HEIGHT}" {attributes}>{axis}{reach}{point}</svg>'
+
+
+def leaderboard(rows: Sequence[Row], scale: Scale) -> str:
+    """Render one table per version, of rows ordered newest version first and best first within a version.
+
+    Only the newest is open, because rewards of different versions are not comparable.
+    """
+    versions: dict[str, list[Row]] = {}
+    for row in rows:
+        versions.setdefault(row.version, []).append(row)
+    parts: list[str] = []
+    for version, version_rows in versions.items():
+        title = f"Version {text(version)}, {len(version_rows):,} run{'s' * (len(version_rows) != 1)}"
+        version_table = _version_table(version_rows, scale)
+        parts.append(collapsible(title, version_table) if parts else tag("h3", title) + version_table)
+    return "\n".join(parts)
+
+
+def _version_table(rows: Sequence[Row], scale: Scale) -> str:
+    cells = []
+    for rank, row in enumerate(rows[:MAX_ROWS], 1):
+        values = row.summary
+        cells.append(
+            (
+                str(rank),
+                link(row.address, text(row.model)),
+                with_interval(values.reward),
+                interval_svg("reward", values.reward, scale),
+                shown(values.scored),
+                shown(values.examples),
+                text(row.uploaded[:10]),
+            )
+        )
+    head = ("rank", "model (run)", "mean reward, 95 % interval", scale.ends, "rollouts", "examples", "pushed")
+    board = table(head, cells, "leaderboard")
+    if len(rows) > MAX_ROWS:
+        board += tag("p", f"{len(rows) - MAX_ROWS:,} runs with lower rewards are not shown.", "note")
+    return board
+
+
 MAX_MESSAGE_CHARS = 8_000
-"""Maximum characters shown of one text."""
+"""Characters shown of one text."""
 MAX_ROLLOUT_CHARS = 120_000
 """Maximum characters shown of one rollout, divided among its messages."""
 MIN_MESSAGE_CHARS = 200
@@ -57,10 +264,10 @@ def _roles(record: RolloutRecord) -> dict[str, Any]:
 
 def _scores(scores: Scores) -> str:
     rows = [
-        (text(name), short(value), short(weight := scores.weights.get(name, 0.0)), short(weight * value))
+        (text(name), f"{value:.4g}", f"{(weight := scores.weights.get(name, 0.0)):.4g}", f"{weight * value:.4g}")
         for name, value in scores.rewards.items()
     ]
-    rows += [(text(name), short(value), "metric", "") for name, value in scores.metrics.items()]
+    rows += [(text(name), f"{value:.4g}", "metric", "") for name, value in scores.metrics.items()]
     return table(("function", "value", "weight", "contribution"), rows) if rows else ""
 
 
@@ -136,15 +343,7 @@ PAGE_DEPTH = 4
 
 
 def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str, Any], leaf: str) -> bytes:
-    """Render the page of a run.
-
-    Args:
-        hub: Name of the hub.
-        reference: Owner and name of the environment.
-        row: The run's row of the leaderboard.
-        pushed: The pushed document.
-        leaf: See `PageLocation`.
-    """
+    """Render the page of a run from its row of the leaderboard and its pushed document; `leaf`: see `PageLocation`."""
     place, (owner, name) = PageLocation(PAGE_DEPTH, leaf), reference
     trail = [(f"{owner}/{name}", place.environment(owner, name)), (row.model, "")]
     what = f"in {owner}/{name} {row.version}, pushed {row.uploaded[:10]}"
@@ -164,18 +363,12 @@ def run_page(hub: str, reference: tuple[str, str], row: Row, pushed: Mapping[str
     return frame(f"{row.model} · {owner}/{name} · {hub}", hub, place, trail, body)
 
 
-def examples_html(pushed: Any, is_open: bool = False) -> list[str]:
-    """Render the rollouts pushed with a run, each collapsed.
-
-    Args:
-        pushed: The field `examples` of the pushed document.
-        is_open: Whether the first rollout is expanded.
-    """
-    shown_ones = pushed[:MAX_ROLLOUTS] if isinstance(pushed, list) else []
-    return [_example(one, is_open and not number) for number, one in enumerate(shown_ones)]
+def examples_html(pushed: Any) -> list[str]:
+    """Render the rollouts pushed with a run (`examples` of its document), each collapsed."""
+    return [_example(one) for one in (pushed[:MAX_ROLLOUTS] if isinstance(pushed, list) else [])]
 
 
-def _example(pushed: Any, is_open: bool) -> str:
+def _example(pushed: Any) -> str:
     record = read_example(pushed)
     try:
         content = rollout_html(record) if record else block(_json(pushed))
@@ -187,7 +380,7 @@ def _example(pushed: Any, is_open: bool) -> str:
         title = tag("b", shown(record.reward), "reward") + tag(
             "span", text(ended + ", truncated" * record.is_truncated)
         )
-    return f'<details class="rollout"{" open" if is_open else ""}><summary>{title}</summary>{content}</details>'
+    return collapsible(title, content, "rollout")
 
 
 def _json(pushed: Any) -> str:

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from packages import MODULE, wheel_files
 
 from rove.core.errors import PackageError
-from rove.hub.package.contents import ENTRY_POINT_GROUP, LOAD, check_contents
+from rove.hub.package.archives import ENTRY_POINT_GROUP, LOAD, check_contents
 
 INFO = "my_sums-1.0.dist-info"
 

@@ -1,0 +1,117 @@
+"""What a package needs beside the rove that is here."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+from packages import MODULE, put_wheel, wheel_files, with_record
+
+from rove.core.errors import ConfigError
+from rove.hub.client.installing import check_no_conflict, check_python, required_packages, undeclared_v0_requirements
+
+
+def test_rove_and_verifiers_are_here_already() -> None:
+    given = [
+        "rove>=0.0.1",
+        "ROVE",
+        "verifiers>=0.1.5,<0.4",
+        "numpy==1.26.4",
+        "tomli; python_version < '3'",
+        "x; extra == 'dev'",
+    ]
+    assert required_packages(given, "it") == ["numpy==1.26.4"]
+
+
+@pytest.mark.parametrize(
+    "one", ["verifiers==0.1.5", "verifiers<0.2", "verifiers>=0.1.3,<0.1.6", "verifiers[rl]~=0.1.8"]
+)
+def test_packages_of_old_versions_of_verifiers_are_met(one: str) -> None:
+    assert required_packages([one], "it") == []
+
+
+def test_roves_extras_are_what_they_stand_for() -> None:
+    found = required_packages(["rove[math]"], "it")
+    assert [one.split(">")[0] for one in found] == ["math-verify"]
+    assert required_packages(["rove[nobody-knows-this]"], "it") == []
+
+
+@pytest.mark.parametrize("one", ["rove>99", "verifiers>=0.4", "verifiers==0.5.1"])
+def test_another_one_is_not(one: str) -> None:
+    with pytest.raises(ConfigError, match="it requires"):
+        required_packages([one], "it")
+
+
+def test_python() -> None:
+    check_python("", "it")
+    check_python(">=3.11", "it")
+    with pytest.raises(ConfigError, match=r"it requires Python <3\.9, but this is Python 3"):
+        check_python("<3.9", "it")
+
+
+def test_what_verifiers_brought_along(tmp_path: Path) -> None:
+    for code, wanted in [
+        (b"from datasets import load_dataset\n", ["datasets>=3.0"]),
+        (b"def f():\n    import openai, json\n", ["openai>=1.50"]),
+        (b"# import datasets\nimport datasets_server\n", []),
+    ]:
+        module = {"my_sums.py": code + b"def load_environment(): pass\n"}
+        assert undeclared_v0_requirements(put_wheel(tmp_path, with_record(wheel_files(modules=module)))) == wanted
+
+
+@pytest.mark.parametrize("one", ["a; " + "(" * 2_000, "a; os_name ~= 'posix'"])
+def test_dependencies_that_cannot_be_read_end_in_words(one: str) -> None:
+    with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
+        required_packages([one], "it")
+    with pytest.raises(ConfigError, match="it requires Python .* which cannot be parsed"):
+        check_python(">=" + "(" * 2_000, "it")
+
+
+def installed(site: Path, name: str, files: dict[str, bytes]) -> None:
+    """Put a distribution into a folder, as pip does."""
+    info = f"{name.replace('-', '_')}-1.0.dist-info"
+    everything = {**files, f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()}
+    record = "".join(f"{path},,\n" for path in [*everything, f"{info}/RECORD"])
+    for path, content in {**everything, f"{info}/RECORD": record.encode()}.items():
+        (site / path).parent.mkdir(parents=True, exist_ok=True)
+        (site / path).write_bytes(content)
+    importlib.invalidate_caches()
+
+
+@pytest.fixture
+def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path
+
+
+def test_a_new_package_and_another_version_pass(site: Path) -> None:
+    check_no_conflict("my-sums", "my_sums")
+    installed(site, "my-sums", {"my_sums.py": MODULE, "pyproject.toml": b""})
+    check_no_conflict("my-sums", "my_sums")
+
+
+@pytest.mark.parametrize(
+    ("name", "files", "words"),
+    [
+        ("other", {"my_sums.py": MODULE}, "is already installed by other"),
+        ("other", {"my_sums/part.py": b""}, "is already installed by other"),
+        ("my-sums", {"sums/__init__.py": b""}, "would replace 'my-sums', which is installed and contains sums"),
+        ("My_Sums", {"my_sums.py": b"x = 1\n"}, "would replace or hide the module .*, which is not an environment"),
+    ],
+)
+def test_what_would_be_replaced_or_hidden_is_named(site: Path, name: str, files: dict[str, bytes], words: str) -> None:
+    installed(site, name, files)
+    with pytest.raises(ConfigError, match=f"{words}; install it without --into-current"):
+        check_no_conflict("my-sums", "my_sums")
+
+
+def test_modules_without_a_distribution_are_not_hidden(site: Path) -> None:
+    (site / "my_sums.py").write_bytes(b"x = 1\n")
+    importlib.invalidate_caches()
+    with pytest.raises(ConfigError, match="is not an environment"):
+        check_no_conflict("my-sums", "my_sums")
+    with pytest.raises(ConfigError, match="is not an environment"):
+        check_no_conflict("json", "json")
+    assert "my_sums" not in sys.modules

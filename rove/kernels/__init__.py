@@ -44,8 +44,9 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
 
 
 def vector_floats(size: int) -> int:
-    """Return the floats per vector for heads of this size; 0 if no kernels support it."""
-    return 16 if size % 16 == 0 else 8 if size % 8 == 0 else 0
+    """Return the floats per vector for heads of this size on this processor; 0 if no kernels support it."""
+    widths = (16, 8) if "avx512f" in _processor() else (8,)
+    return next((width for width in widths if size % width == 0), 0)
 
 
 def kernel_cache() -> Path:
@@ -99,6 +100,7 @@ def _compile(command: list[str], path: Path) -> None:
         library.replace(path)
 
 
+@lru_cache(maxsize=1)
 def _processor() -> str:
     """Return a description of the processor: home folders may be shared by different machines."""
     try:

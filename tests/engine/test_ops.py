@@ -194,7 +194,7 @@ def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
     [
         (AttentionHeads(2, 1, 12, 1e-5), "silu", [], torch.zeros(1)),
         (AttentionHeads(2, 1, 16, 1e-5), "gelu", [], torch.zeros(1)),
-        (AttentionHeads(2, 1, 16, 1e-5), "silu", [40], torch.zeros(1)),
+        (AttentionHeads(2, 1, 16, 1e-5), "silu", [36], torch.zeros(1)),
         (AttentionHeads(2, 1, 16, 1e-5), "silu", [], torch.zeros(1, dtype=torch.float16)),
         (AttentionHeads(32, 1, 16, 1e-5), "silu", [], torch.zeros(1)),
     ],

@@ -367,8 +367,6 @@ def command(
     if model is not None and not (Path(model_path(model)) / "config.json").exists():
         raise ConfigError(f"-m is '{model}'; expected a model folder, but {Path(model) / 'config.json'} does not exist")
     with needs_train_extra():
-        import torch
-
         from rove.train.worker_group import join_process_group
 
     folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *(["smoke"] if smoke else [])])
@@ -387,8 +385,9 @@ def command(
         trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
         shown["exhaustive"] = evaluate_exhaustively(env, recipe, trained, console)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
-    spent = f"{cpu_minutes:.1f} CPU-minutes, {minutes:.1f} minutes, {torch.get_num_threads()} thread"
-    console.print(f"this run took {spent}, without earlier runs that it continued")
+    console.print(
+        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes; without stages that were complete before"
+    )
     if as_json:
         print_json(shown)
     final = rows[-1]["model"]

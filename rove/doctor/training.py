@@ -98,8 +98,8 @@ async def check_training(
         return
     try:
         on_progress("loading the model", 0, 1)
-        torch.set_num_threads(config.threads or default_threads())
         loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
+        torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything
         advice = "RL trains a model folder; an endpoint's weights are not available"
         yield Finding(FAIL, "model", _error_text(error), advice)

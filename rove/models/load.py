@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from rove.models.adapter import Adapter
 
 
+LARGE_MODEL_PARAMETERS = 50_000_000
+"""Models of at least this size use all threads that PyTorch would use by default."""
+PYTORCH_THREADS = torch.get_num_threads()
+"""PyTorch's default number of threads: the physical cores, or `OMP_NUM_THREADS`."""
+
+
 def checkpointed_layers(model: nn.Module) -> list[nn.Module]:
     """Return the layers of a transformers model that support activation checkpointing, in order.
 
@@ -323,15 +329,18 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
 
 def load_for_sampling(path: str | Path, trust_remote_code: bool = False) -> LoadedModel:
     """Load a model for sampling on the best device, with a suitable number of threads."""
-    torch.set_num_threads(default_threads())
-    return load_model(path, trust_remote_code=trust_remote_code)
+    loaded = load_model(path, trust_remote_code=trust_remote_code)
+    torch.set_num_threads(default_threads(loaded.model))
+    return loaded
 
 
-def default_threads() -> int:
-    """Return the number of PyTorch threads: half of the cores, at least 1.
+def default_threads(model: Any) -> int:
+    """Return the number of PyTorch threads for a model: PyTorch's own default for large models, else half of the cores.
 
     More do not help small models, and OpenMP's spinning threads stall next to any busy process.
     """
+    if sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS:
+        return PYTORCH_THREADS
     return max(1, (os.cpu_count() or 1) // 2)
 
 

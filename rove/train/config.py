@@ -304,7 +304,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mixed_precision: bool = False
     """Compute in bf16 when several processes train one model; weights, gradient sums and losses stay fp32."""
     threads: int | None = None
-    """CPU threads (≥ 1); half of the cores by default."""
+    """CPU threads (≥ 1). Default: half of the cores; for models of 50 M parameters and more, PyTorch's own default."""
     max_grad_norm: float = 1.0
     """Gradient norm above which the gradient is clipped."""
     max_non_finite_steps: int = 3

@@ -306,7 +306,7 @@ def make_trainer(
     Raises:
         ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
-    torch.set_num_threads(config.threads or default_threads())
+    torch.set_num_threads(config.threads or default_threads(loaded.model))
     use_fast_linear(loaded.model, config.bf16_backward)
     return Trainer(
         shard_copy(loaded.model, ranks, config.mixed_precision),

@@ -117,7 +117,10 @@ def test_a_missing_model_folder_is_refused_before_any_rollout(rove: Rove) -> Non
     assert "expected a model folder" in done.err
     assert not Path("runs").exists()
     missing = rove("demo", "tictactoe", "--recipe", "none.toml").err
-    assert "no recipe: none.toml does not exist; rove comes with configs/quick.toml, configs/tictactoe_lfm2.toml" in missing
+    assert (
+        "no recipe: none.toml does not exist; rove comes with configs/quick.toml, configs/tictactoe_lfm2.toml"
+        in missing
+    )
 
 
 def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> None:

@@ -12,7 +12,7 @@ from fakes import tiny_model
 from rove.core.errors import ConfigError
 from rove.models.from_scratch import new_model
 from rove.models.linear import FastLinear
-from rove.models.load import default_threads, load_model, pick_device
+from rove.models.load import PYTORCH_THREADS, default_threads, load_model, pick_device
 
 
 def test_a_saved_model_comes_back_with_rove_attention_and_stop_tokens(tmp_path: Path) -> None:
@@ -53,7 +53,9 @@ def test_a_model_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 def test_device_and_threads() -> None:
     assert pick_device("cpu").type == "cpu"
-    assert default_threads() >= 1
+    small, large = torch.nn.Linear(8, 8), torch.nn.Linear(8_000, 8_000, device="meta")
+    assert default_threads(small) == max(1, (os.cpu_count() or 1) // 2)
+    assert default_threads(large) == PYTORCH_THREADS >= 1
 
 
 def test_a_model_whose_weights_are_cut_off_is_an_error(tmp_path: Path):

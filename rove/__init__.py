@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from rove.envs.agent import AgentEnv
     from rove.envs.rlm import RLMEnv
     from rove.envs.sandbox import CodeMathEnv, PythonEnv, SandboxEnv
-    from rove.envs.smola import SmolaAgentEnv, SmolaToolEnv
+    from rove.envs.smolagents import SmolaAgentEnv, SmolaToolEnv
     from rove.integrations.environments.gym import GymEnv
     from rove.integrations.environments.open_env import OpenEnvEnv
     from rove.integrations.environments.reasoning import ReasoningGymEnv
@@ -95,8 +95,8 @@ _LAZY = {
     "ReasoningGymEnv": "rove.integrations.environments.reasoning",
     "ResponsesClient": "rove.clients.openai",
     "SandboxEnv": "rove.envs.sandbox",
-    "SmolaAgentEnv": "rove.envs.smola",
-    "SmolaToolEnv": "rove.envs.smola",
+    "SmolaAgentEnv": "rove.envs.smolagents",
+    "SmolaToolEnv": "rove.envs.smolagents",
     "TasksetEnv": "rove.integrations.environments.taskset",
     "TextArenaEnv": "rove.integrations.environments.text_arena",
     "as_client": "rove.clients.openai",

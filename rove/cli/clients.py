@@ -13,7 +13,7 @@ from rove.envs.environment import Environment
 from rove.models.pretrained import CATALOG, model_path
 
 if TYPE_CHECKING:
-    from rove.clients.endpoints import Endpoint
+    from rove.clients.endpoints_file import Endpoint
 
 SCRIPTED = "scripted:"
 API_KEY_VAR = "OPENAI_API_KEY"
@@ -88,13 +88,13 @@ def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint |
     """
     if endpoints is None and model.startswith((SCRIPTED, ".", "/", "~")):
         return None  # the default file is optional
-    from rove.clients.endpoints import known_endpoints
+    from rove.clients.endpoints_file import known_endpoints
 
     return known_endpoints(endpoints).get(model)
 
 
 def _endpoint_names(endpoints: str | Path | None) -> list[str]:
-    from rove.clients.endpoints import known_endpoints
+    from rove.clients.endpoints_file import known_endpoints
 
     return sorted(known_endpoints(endpoints))
 

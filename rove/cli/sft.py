@@ -42,7 +42,7 @@ from rove.viewer.format import interval
 if TYPE_CHECKING:
     from rove.core.protocols import Client
     from rove.train.config import SFTConfig
-    from rove.train.placement import PolicyResult
+    from rove.train.policy_comparison import PolicyResult
     from rove.train.worker_group import Ranks
 
 
@@ -239,7 +239,7 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
         advice = f"evaluate it: rove eval ENV -m {shlex.quote(str(final))}; --final-eval-rollouts 0 skips this"
         console.print(f"not evaluated: {error}\n{advice}", markup=False, soft_wrap=True)
         return
-    from rove.train.placement import learned_only_format, placement_text
+    from rove.train.policy_comparison import learned_only_format, placement_text
 
     model, policies = rows[0], rows[1:]
     text = placement_text(model, policies)
@@ -260,7 +260,7 @@ def _measure_all(
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
     from rove.engine.client import EngineClient
-    from rove.train.placement import turn_limit
+    from rove.train.policy_comparison import turn_limit
 
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         if config.env is None:
@@ -287,7 +287,7 @@ def _measure(
     report: ProgressDisplay,
 ) -> PolicyResult:
     """Evaluate a client, or the scripted policy of that name, in a freshly loaded environment."""
-    from rove.train.placement import measure_policy
+    from rove.train.policy_comparison import measure_policy
 
     with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
         policy = client or ScriptedClient(env.policies[name], name)

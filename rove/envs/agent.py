@@ -1,4 +1,4 @@
-"""Environments in which a foreign agent, a program that talks to the model over HTTP, carries out the rollouts."""
+"""Environments of external agents: programs that talk to the model over HTTP, with limits on their turns and tokens."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""One rollout of an environment in open_worker process, with its model requests; it is replayed after a crash."""
+"""One rollout of an environment in a worker process, with its model requests; it is replayed after a crash."""
 
 from __future__ import annotations
 

@@ -118,7 +118,7 @@ def make_judges(client: Any, model: str | Sequence[str]) -> tuple[list[Judge], l
 
 
 def _client_for(model: str) -> Client:
-    from rove.clients.endpoints import known_endpoints
+    from rove.clients.endpoints_file import known_endpoints
     from rove.clients.openai import OpenAIClient
 
     endpoint = known_endpoints().get(model)

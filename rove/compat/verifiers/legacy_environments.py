@@ -19,7 +19,7 @@ from rove.compat.verifiers.rubrics import MathRubric
 from rove.compat.verifiers.sandbox import PythonEnv
 from rove.compat.verifiers.tools import ToolEnv, ToolMonitorRubric
 from rove.compat.verifiers.types import State, Tool
-from rove.envs.smola import as_tool
+from rove.envs.smolagents import as_tool
 
 
 class ToolRubric(ToolMonitorRubric):

@@ -1,4 +1,4 @@
-"""smolagents in environments: its tools for any model, and its agents as foreign agents."""
+"""smolagents in environments: its tools for any model, and its agents as external agents."""
 
 from __future__ import annotations
 

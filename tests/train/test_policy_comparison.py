@@ -17,7 +17,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
-from rove.train.placement import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
+from rove.train.policy_comparison import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
 from tests.train.test_training_progress import Seen
 
 

@@ -8,7 +8,7 @@ from api_endpoint import ApiEndpoint, anthropic_message, openai_response, text_c
 from fault_endpoint import FaultEndpoint
 
 from rove.clients.anthropic import AnthropicClient
-from rove.clients.endpoints import APIS, Address, Endpoint, known_endpoints, read_endpoints
+from rove.clients.endpoints_file import APIS, Address, Endpoint, known_endpoints, read_endpoints
 from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.core.errors import ConfigError, InfraError, MissingKeyError
 from rove.core.messages import UserMessage

@@ -12,7 +12,7 @@ from fakes import tiny_model
 
 import rove as vf
 from rove.engine.client import EngineClient
-from rove.envs.smola import as_tool
+from rove.envs.smolagents import as_tool
 from rove.train.sequences import sequences_from_record
 from rove.wire.common import tool_call
 

@@ -20,7 +20,8 @@ if _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # oneDNN's bf1
     _ONEDNN_DTYPES.append(torch.bfloat16)
 
 
-def _forward(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+def fast_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
+    """Return x [..., in] times a weight [out, in], without gradients."""
     if x.dtype not in _ONEDNN_DTYPES:
         return torch.nn.functional.linear(x, weight)
     return torch.ops.mkldnn._linear_pointwise(x, weight, None, "none", [], "")
@@ -54,7 +55,7 @@ class _Linear(torch.autograd.Function):
         # Inputs are needed for the weight's gradient only; a weight under an adapter has none.
         ctx.save_for_backward(x.to(dtype) if ctx.needs_input_grad[1] else None, weight)
         ctx.dtype = dtype
-        return _forward(x, weight)
+        return fast_product(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor | None, None]:
@@ -77,7 +78,7 @@ class FastLinear(nn.Linear):
         """x [..., in] → [..., out]."""
         if torch.is_grad_enabled():
             return _Linear.apply(input, self.weight, self.backward_dtype)  # pyright: ignore[reportReturnType]
-        return _forward(input, self.weight)
+        return fast_product(input, self.weight)
 
 
 class _LoRALinear(torch.autograd.Function):
@@ -87,7 +88,7 @@ class _LoRALinear(torch.autograd.Function):
     def forward(
         ctx: Any, x: torch.Tensor, weight: torch.Tensor, a: torch.Tensor, b: torch.Tensor, scale: float, dtype: Any
     ) -> torch.Tensor:
-        inner = _forward(x, a)
+        inner = fast_product(x, a)
         ctx.save_for_backward(x.to(dtype), inner.to(dtype), weight, a, b)
         ctx.scale, ctx.dtype = scale, dtype
         return add_low_rank(x, weight, inner, b, scale)
@@ -109,7 +110,7 @@ def add_low_rank(
     x: torch.Tensor, weight: torch.Tensor, inner: torch.Tensor, b: torch.Tensor, scale: float
 ) -> torch.Tensor:
     """Return x Wᵀ + scale · inner bᵀ, with inner [..., r] = x aᵀ."""
-    y = _forward(x, weight)
+    y = fast_product(x, weight)
     y.view(-1, y.shape[-1]).addmm_(inner.flatten(0, -2), b.t(), alpha=scale)
     return y
 
@@ -118,7 +119,7 @@ def lora_linear(x: torch.Tensor, base: FastLinear, a: torch.Tensor, b: torch.Ten
     """Return the output [..., out] of a linear layer with an adapter for x [..., in]."""
     if torch.is_grad_enabled():
         return _LoRALinear.apply(x, base.weight, a, b, scale, base.backward_dtype)  # pyright: ignore[reportReturnType]
-    return add_low_rank(x, base.weight, _forward(x, a), b, scale)
+    return add_low_rank(x, base.weight, fast_product(x, a), b, scale)
 
 
 def use_fast_linear(model: nn.Module, bf16_backward: bool = False) -> int:

@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
-from rove.models.linear import use_fast_linear
+from rove.models.linear import FastLinear, fast_product, use_fast_linear
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers, clone_model, default_threads
 from rove.runs.run import Run
 from rove.train.batch import Batch
@@ -92,7 +92,7 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
     return msgspec.msgpack.decode(file.read_bytes(), type=NonFiniteBatch)
 
 
-MAX_LOGITS = 1 << 25
+MAX_LOGITS = 1 << 26
 """Maximum number of logits in memory at once when a packed batch is trained."""
 MAXIMA = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
@@ -136,7 +136,11 @@ def _score_in_chunks(
     the backward pass.
     """
 
+    fused = type(head) is FastLinear and not entropy_gradient
+
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
+        if fused:
+            return _TokenScores.apply(hidden, head.weight, temperature, rows, targets, head.backward_dtype)
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
     size = max(1, MAX_LOGITS // head.weight.shape[0])
@@ -160,6 +164,53 @@ def _score_in_chunks(
         )
     logprobs, entropy = zip(*parts, strict=True)
     return torch.cat(logprobs), torch.cat(entropy)
+
+
+class _TokenScores(torch.autograd.Function):
+    """`_gather_logprobs` of hidden [R, width] times weight [V, width], without a gradient of the entropy.
+
+    It reads and writes the logits [R, V] a few times less than autograd would, and keeps one tensor of their size: the
+    probabilities, which become the gradient of the logits in place.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        hidden: torch.Tensor,
+        weight: torch.Tensor,
+        temperature: torch.Tensor,
+        rows: torch.Tensor,
+        targets: torch.Tensor,
+        dtype: torch.dtype,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        logits = fast_product(hidden, weight)
+        scaled = bool((temperature != 1).any())
+        if scaled:
+            logits.div_(temperature[:, None])
+        logprobs = logits.log_softmax(-1)
+        places = rows * logprobs.shape[1] + targets
+        chosen = logprobs.flatten().index_select(0, places)
+        probabilities = torch.exp(logprobs, out=logits)
+        entropy = torch.einsum("rv,rv->r", probabilities, logprobs).neg_().index_select(0, rows)
+        ctx.save_for_backward(hidden, weight, temperature if scaled else None, rows, places, probabilities)
+        ctx.dtype = dtype
+        ctx.mark_non_differentiable(entropy)
+        return chosen, entropy
+
+    @staticmethod
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        hidden, weight, temperature, rows, places, logits_grad = ctx.saved_tensors
+        logits_grad.mul_(-grads[0].new_zeros(len(hidden)).index_add_(0, rows, grads[0])[:, None])
+        logits_grad.view(-1).index_add_(0, places, grads[0])
+        if temperature is not None:
+            logits_grad.div_(temperature[:, None])
+        logits_grad = logits_grad.to(ctx.dtype)
+        hidden_grad = weight_grad = None
+        if ctx.needs_input_grad[0]:
+            hidden_grad = (logits_grad @ weight.to(ctx.dtype)).to(hidden.dtype)
+        if ctx.needs_input_grad[1]:
+            weight_grad = (logits_grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
+        return hidden_grad, weight_grad, None, None, None, None
 
 
 def _gather_logprobs(

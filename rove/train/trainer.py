@@ -143,7 +143,8 @@ def _score_in_chunks(
             return _TokenScores.apply(hidden, head.weight, temperature, rows, targets, head.backward_dtype)
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    size = max(1, MAX_LOGITS // head.weight.shape[0])
+    most = MAX_LOGITS if fused else MAX_LOGITS // 2  # autograd keeps more tensors of this size
+    size = max(1, most // head.weight.shape[0])
     if len(hidden) <= size:
         return some(hidden, batch.temperature, batch.rows, batch.targets)
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)

@@ -25,6 +25,7 @@ check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff check rove environments tests benchmarks shim
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/docs/test_glossary.py
 
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/support/settings_page.py

@@ -25,6 +25,7 @@ check: $(STAMP)  ## format, lint, types, layers
 	$(BIN)/ruff check rove environments tests benchmarks shim
 	$(BIN)/pyright
 	$(BIN)/lint-imports
+	$(BIN)/python -m pytest -q tests/docs/test_glossary.py
 
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real

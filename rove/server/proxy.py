@@ -97,14 +97,14 @@ class AgentTurns:
     Args:
         turn: Queries the model and records the step.
         state: State of the rollout.
-        honoured: Names of sampling arguments that the agent may set; the run sets the others.
+        honored: Names of sampling arguments that the agent may set; the run sets the others.
         is_over: Checks after each step whether a stop condition holds.
     """
 
     max_concurrent = MAX_CONCURRENT
 
     def __init__(
-        self, turn: ModelTurn, state: State, honoured: Collection[str], is_over: Callable[[State], Awaitable[bool]]
+        self, turn: ModelTurn, state: State, honored: Collection[str], is_over: Callable[[State], Awaitable[bool]]
     ):
         self.over = asyncio.Event()
         """Set once the rollout is over."""
@@ -116,7 +116,7 @@ class AgentTurns:
         """Failed attempts of the last request that was given up, one line each."""
         self._turn = turn
         self._state = state
-        self._honoured = honoured
+        self._honored = honored
         self._is_over = is_over
         self._recorded: dict[str, list[TrajectoryStep]] = {}
 
@@ -169,7 +169,7 @@ class AgentTurns:
             raise RejectedError(500, f"{type(error).__name__}: {error}") from error
 
     def _allowed(self, sampling: SamplingParams) -> SamplingParams:
-        return SamplingParams(**{name: getattr(sampling, name) for name in self._honoured})
+        return SamplingParams(**{name: getattr(sampling, name) for name in self._honored})
 
     def _as_recorded(self, messages: Messages) -> Messages:
         recorded: Messages = []

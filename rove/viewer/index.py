@@ -93,7 +93,7 @@ class JsonlTail:
 
 T = TypeVar("T")
 
-TABLES_VERSION = 2
+TABLES_VERSION = 3
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
 """Reward functions and metrics with a column; further ones are only in the rollouts."""
@@ -130,7 +130,7 @@ FIXED = {
 
 TABLES = f"""
 CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items())});
-CREATE TABLE asked (line INTEGER PRIMARY KEY, words TEXT);
+CREATE TABLE questions (line INTEGER PRIMARY KEY, text TEXT);
 CREATE TABLE bad (line INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, why TEXT);
 CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB, inode TEXT, size INTEGER, changed INTEGER);
@@ -363,7 +363,7 @@ class _Batch:
         self.database = database
         self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
         self.rows: list[list[Any]] = []
-        self.asked: list[tuple[int, str]] = []
+        self.questions: list[tuple[int, str]] = []
         self.bad: list[tuple[int, int, int, str]] = []
 
     def add(self, number: int, offset: int, line: bytes) -> None:
@@ -377,7 +377,7 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.asked.append((number, _question(listed)))
+        self.questions.append((number, _question(listed)))
         if len(self.rows) >= BATCH_LINES:
             self.store()
 
@@ -393,9 +393,9 @@ class _Batch:
         if self.rows:
             marks = ", ".join("?" * len(self.rows[0]))
             self.database.executemany(f"INSERT INTO rollouts VALUES ({marks})", self.rows)
-        self.database.executemany("INSERT INTO asked VALUES (?, ?)", self.asked)
+        self.database.executemany("INSERT INTO questions VALUES (?, ?)", self.questions)
         self.database.executemany("INSERT INTO bad VALUES (?, ?, ?, ?)", self.bad)
-        self.rows, self.asked, self.bad = [], [], []
+        self.rows, self.questions, self.bad = [], [], []
 
 
 def _scalars(listed: RolloutListing) -> Iterator[Any]:

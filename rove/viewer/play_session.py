@@ -109,7 +109,7 @@ class PlaySession:
             "answer_field": self.answer_field,
             "messages": shortened(self.messages, MAX_TEXT_CHARS),
             "renderings": {str(place): board for place, board in self.renderings.items()},
-            "asked": None if self.prompt is None else shortened(self.prompt._asdict(), MAX_TEXT_CHARS),
+            "prompt": None if self.prompt is None else shortened(self.prompt._asdict(), MAX_TEXT_CHARS),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),
             "error": None

@@ -144,7 +144,7 @@ def _number(name: str, value: str) -> float:
 def page(
     index: Index, rows_filter: Filter, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
 ) -> dict[str, Any]:
-    """Return `total` and `rows` of a filter; a row has the values of FIXED, `asked`, `scores`, `tags` and `note`.
+    """Return `total` and `rows` of a filter; a row has the values of FIXED, `question`, `scores`, `tags` and `note`.
 
     Raises:
         ConfigError: There is no such column, or a number is out of range.
@@ -168,10 +168,10 @@ def page(
 def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     """Return the rows of these lines, in this order."""
     scores = index.columns()
-    names = [*FIXED, "asked", *scores]
-    columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "words", *scores.values()])
+    names = [*FIXED, "question", *scores]
+    columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "text", *scores.values()])
     marks = ", ".join("?" * len(lines))
-    sql = f"SELECT {columns} FROM rollouts LEFT JOIN asked USING (line) WHERE rollouts.line IN ({marks})"
+    sql = f"SELECT {columns} FROM rollouts LEFT JOIN questions USING (line) WHERE rollouts.line IN ({marks})"
     fixed = len(FIXED) + 1
     found: dict[int, dict[str, Any]] = {}
     for row in index.query(sql, lines):

@@ -366,9 +366,9 @@ def _examples(index: Index) -> tuple[list[dict[str, Any]], int]:
     listed = []
     for key, number, count, mean, failed, first in found[:MAX_EXAMPLES]:
         values = [reward for (reward,) in index.query(rewards, [key])]
-        [(asked,)] = index.query("SELECT words FROM asked WHERE line = ?", [first])
+        [(question,)] = index.query("SELECT text FROM questions WHERE line = ?", [first])
         spread = stdev(values) if len(values) > 1 else None
-        row = {"number": number, "key": key, "asked": asked, "rollouts": count, "mean": mean, "spread": spread}
+        row = {"number": number, "key": key, "question": question, "rollouts": count, "mean": mean, "spread": spread}
         listed.append({**row, "failed": failed})
     return listed, max(0, len(found) - MAX_EXAMPLES)
 

@@ -187,15 +187,15 @@ def over(now: dict[str, Any]) -> bool:
 
 
 def asked(now: dict[str, Any]) -> bool:
-    return now["asked"] is not None
+    return now["prompt"] is not None
 
 
 async def haggled(folder: Path) -> None:
     """A game in which the person sells at the second try, and one that it watches."""
     async with at_table(folder, ["seller", "none", "model"]) as (state, act):
         found = await state(asked)
-        assert (found["asked"]["role"], found["asked"]["legal"]) == ("seller", None)
-        assert found["asked"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
+        assert (found["prompt"]["role"], found["prompt"]["legal"]) == ("seller", None)
+        assert found["prompt"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
         await act("move", number=found["number"], text="Never.")
         await act("move", number=(await state(asked))["number"], text="Sold.")
         assert (await state(over))["scores"]["reward"] == 1.0
@@ -222,7 +222,7 @@ async def test_roles_that_were_asked_are_offered_and_two_questions_at_once_come_
         await act("again", role="seller")
         for text in ("Never.", "Sold."):
             found = await state(asked)
-            assert found["asked"]["messages"][0]["content"] == "The buyer says: 10?"
+            assert found["prompt"]["messages"][0]["content"] == "The buyer says: 10?"
             await act("move", number=found["number"], text=text)
         assert (await state(lambda now: over(now) and now["role"] == "seller"))["scores"]["reward"] == 1.0
 
@@ -231,10 +231,10 @@ async def test_roles_that_were_asked_are_offered_and_two_questions_at_once_come_
 async def test_a_person_in_the_models_role_answers_wherever_the_model_is_asked(tmp_path: Path):
     async with at_table(tmp_path, ["model"], has_model=False, own_model=True) as (state, act):
         found = await state(asked)
-        assert found["asked"]["role"] == ""
+        assert found["prompt"]["role"] == ""
         await act("move", number=found["number"], text="10?")
         found = await state(asked)
-        assert found["asked"]["role"] == "seller"
+        assert found["prompt"]["role"] == "seller"
         await act("move", number=found["number"], text="Sold.")
         found = await state(over)
         assert (found["scores"]["reward"], found["model_roles"]) == (1.0, ["model"])

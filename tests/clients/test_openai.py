@@ -391,7 +391,7 @@ async def test_who_pauses_does_not_stand_in_the_way():
 # Concurrency and lifetime
 
 
-async def test_limit_is_honoured_and_used():
+async def test_limit_is_honored_and_used():
     async with FaultEndpoint(together=3) as server:
         client = OpenAIClient(server.base_url, max_concurrent=3)
         async with asyncio.timeout(20):

@@ -33,7 +33,7 @@ def new_state() -> vf.State:
 class Rollout:
     """A rollout that is open to agents."""
 
-    def __init__(self, client: Any, allowance: Allowance, stop_after: int, honoured: tuple[str, ...]):
+    def __init__(self, client: Any, allowance: Allowance, stop_after: int, honored: tuple[str, ...]):
         async def stops(state: vf.State) -> bool:
             if len(state["trajectory"]) < stop_after:
                 return False
@@ -43,7 +43,7 @@ class Rollout:
         self.client = client
         self.state = new_state()
         turn = make_turn(client, "the-run's", SamplingParams(temperature=0.5), allowance)
-        self.turns = AgentTurns(turn, self.state, honoured, stops)
+        self.turns = AgentTurns(turn, self.state, honored, stops)
         self.access = Access("", "")
 
     @property
@@ -76,9 +76,9 @@ async def open_rollout(
     client: Any = None,
     limits: Limits = Limits(),  # noqa: B008  frozen
     stop_after: int = 1000,
-    honoured: tuple[str, ...] = ("max_tokens", "stop"),
+    honored: tuple[str, ...] = ("max_tokens", "stop"),
 ) -> AsyncIterator[Rollout]:
-    rollout = Rollout(client or Answerer(), Allowance(limits), stop_after, honoured)
+    rollout = Rollout(client or Answerer(), Allowance(limits), stop_after, honored)
     proxy = Proxy()
     await proxy.start()
     try:
@@ -122,11 +122,11 @@ async def test_streams_record_steps_and_come_as_the_model_speaks():
         assert len(rollout.steps) == 3
 
 
-async def test_the_runs_sampling_holds_but_for_what_is_honoured():
+async def test_the_runs_sampling_holds_but_for_what_is_honored():
     asked: Any = {"max_tokens": 9, "stop": ["x"], "temperature": 0.1, "top_p": 0.2, "seed": 3, "verbosity": "low"}
     samplings = []
-    for honoured in (("max_tokens", "stop"), ("temperature",)):
-        async with open_rollout(honoured=honoured) as rollout, rollout.http() as session:
+    for honored in (("max_tokens", "stop"), ("temperature",)):
+        async with open_rollout(honored=honored) as rollout, rollout.http() as session:
             assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
             samplings.append(rollout.client.asked[0].sampling_params)
     assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]

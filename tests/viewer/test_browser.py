@@ -153,7 +153,7 @@ def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
     page = tab.open("rollout?run=trained&line=0")
     assert page.get_by_role("heading", name="Example 0, rollout 0").is_visible()
     assert page.get_by_role("img", name="board: X, O, O; O, X, X; O, X, O").is_visible()
-    assert "the environment had the last word" in page.locator("aside").inner_text()
+    assert "the environment sent a final response" in page.locator("aside").inner_text()
     assert [cell.inner_text() for cell in page.locator("table.scores tr").nth(1).locator("td").all()] == [
         "win",
         "0.5",
@@ -193,19 +193,19 @@ def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp
     made_run(tmp_path / "runs/async", [record(0, 0, step=6, steps=steps), record(0, 1, step=6)], kind="rl")
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
-        page = tab.open("rollout?run=async&line=0&tab=tokens&colour=version")
+        page = tab.open("rollout?run=async&line=0&tab=tokens&color=version")
         assert page.get_by_role("heading", name="Turn 1 versions 3–5").is_visible()
         assert page.get_by_role("heading", name="Turn 2 version 5").is_visible()
         sampled = page.locator("pre.tokens .token:not(.given)")
         assert [one.get_attribute("class") for one in sampled.all()] == ["token p2", "token p1", "token p0", "token p0"]
         told = [str(one.get_attribute("title")).rpartition("; ")[2] for one in sampled.all()]
-        assert told == [f"version {version} of the weights" for version in (3, 4, 5, 5)]
+        assert told == [f"policy version {version}" for version in (3, 4, 5, 5)]
         assert page.locator(".tokenkey .token").all_inner_texts() == ["version 3", "version 4", "version 5"]
         assert page.locator(".title").inner_text().count("versions 3–5 of the weights") == 1
         page = tab.open("rollout?run=async&line=0")
         page.locator("summary", has_text="2 turns in").click()
         assert "versions 3–5" in page.locator("aside").inner_text()
-        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&colour=version")) == []
+        assert violations(tab.open("rollout?run=async&line=0&tab=tokens&color=version")) == []
         assert tab.trouble == [] and tab.overflow <= 0
 
 
@@ -340,7 +340,7 @@ def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Pat
         page.locator(".unreadable summary", has_text="2 lines of rollouts.jsonl cannot be read").click()
         told = page.locator(".unreadable").inner_text()
         assert "line 4" in told and "garbage" in told
-        assert "this rollout has schema 8; this version of rove reads up to 1. Upgrade rove" in told
+        assert "this rollout has schema 8; this version of rove reads up to 2. Upgrade rove" in told
         page = tab.open("")
         assert "2 unreadable lines" in page.locator("tbody").inner_text()
         assert tab.trouble == []

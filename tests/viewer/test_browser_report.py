@@ -59,7 +59,7 @@ def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
     page.keyboard.press("Enter")
     rollout = page.locator("details.rollout[open]")
     rollout.wait_for()
-    assert rollout.count() == 1 and "the environment had the last word" in rollout.inner_text()
+    assert rollout.count() == 1 and "the environment sent a final response" in rollout.inner_text()
     assert rollout.locator(".board").count() >= 3
     page.get_by_text("settings", exact=False).last.click()
     assert tab.trouble == []

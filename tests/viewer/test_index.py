@@ -311,7 +311,7 @@ def test_several_values_and_none(file: Path):
     assert [row["line"] for row in page(index, some)["rows"]] == [1, 2]
     assert facet(index, parse_filter(known, []), "error")["values"] == [(None, 3), ("model: InfraError", 1)]
     one = parse_filter(known, [("is.score.win", "1.0"), ("is.stop", "c")])
-    assert [row["asked"] for row in page(index, one)["rows"]] == ["question 3"]
+    assert [row["question"] for row in page(index, one)["rows"]] == ["question 3"]
 
 
 def test_bars_stay_where_they_are_whichever_rollouts_are_chosen(file: Path):
@@ -368,7 +368,7 @@ def test_what_the_index_keeps_is_what_lists_need(file: Path):
     file.write_bytes(msgspec.json.encode({"nothing": 1}) + b"\n" + line(0, 0, prompt=[{"role": "user", "content": 5}]))
     index = read(file)
     [row] = page(index, parse_filter({}, []))["rows"]
-    assert (row["asked"], row["scores"]["win"], row["size"]) == ("", 1.0, os.stat(file).st_size - row["offset"])
+    assert (row["question"], row["scores"]["win"], row["size"]) == ("", 1.0, os.stat(file).st_size - row["offset"])
 
 
 def test_what_was_counted_is_counted_again_once_there_is_more(file: Path, monkeypatch: pytest.MonkeyPatch):

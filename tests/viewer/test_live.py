@@ -208,13 +208,13 @@ def tokens_tell_what_the_trainer_knew(tab: Tab, run: Path) -> None:
     step = next(step for step in range(1, 500) if read_tokens(run, step))
     kept = {(step, one.example_key, one.rollout_index) for one in read_tokens(run, step)}
     lines = {key: line.number for key, line in Run(run).ledger()[0].items() if key[0] == step}
-    page = tab.open(f"rollout?run=live&line={lines[next(iter(kept))]}&tab=tokens&colour=ratio")
+    page = tab.open(f"rollout?run=live&line={lines[next(iter(kept))]}&tab=tokens&color=ratio")
     told = page.locator(".token[title*=ratio]").first.get_attribute("title")
     assert told is not None and "trainer's log-probability" in told and "entropy" in told
     assert page.locator(".token.p0[title*=ratio]").count() > 0  # the embedded engine agrees with the trainer
     page.get_by_label("Color by").select_option("entropy")
     page.get_by_text("nats").first.wait_for()
     others = [number for key, number in lines.items() if key not in kept]
-    page = tab.open(f"rollout?run=live&line={others[0]}&tab=tokens&colour=entropy")
+    page = tab.open(f"rollout?run=live&line={others[0]}&tab=tokens&color=entropy")
     page.get_by_text("not of this one").locator("a").first.click()
     page.get_by_text("mean entropy").wait_for()

@@ -77,24 +77,24 @@ async def until(state: Asked, wanted: Callable[[dict[str, Any]], Any]) -> dict[s
 async def test_a_whole_game_against_a_player_is_kept_and_can_be_learned_from(tmp_path: Path):
     env, player = tictactoe()
     async with played(env, "opponent", player, tmp_path / "kept") as (state, act):
-        found = await until(state, lambda now: now["asked"])
+        found = await until(state, lambda now: now["prompt"])
         assert "is not a legal move" in (await act("move", 400, number=found["number"], text="9"))["error"]
         assert "not your turn" in (await act("move", 400, number=found["number"] + 1, text="0"))["error"]
         assert "has not ended" in (await act("again", 400))["error"]
         assert "has not ended" in (await act("keep", 400))["error"]
         while not found["over"]:
-            taken = found["asked"]["legal"]
-            assert taken == [text for row in found["asked"]["board"]["rows"] for text, look in row if look == "free"]
-            assert set(taken) == {word for word in found["asked"]["view"].split() if word.isdigit()}
+            taken = found["prompt"]["legal"]
+            assert taken == [text for row in found["prompt"]["board"]["rows"] for text, look in row if look == "free"]
+            assert set(taken) == {word for word in found["prompt"]["view"].split() if word.isdigit()}
             await act("move", number=found["number"], text=taken[0])
-            found = await until(state, lambda now: now["over"] or now["asked"])
+            found = await until(state, lambda now: now["over"] or now["prompt"])
         assert found["scores"]["metrics"]["lost"] == 0.0  # the other side is perfect
         assert found["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
         assert found["renderings"][str(len(found["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
         assert (await act("keep"))["kept"] == (await act("keep"))["kept"] == str(tmp_path / "kept")
         assert "no role 'umpire'" in (await act("again", 400, role="umpire"))["error"]
         await act("again")
-        again = await until(state, lambda now: now["asked"])
+        again = await until(state, lambda now: now["prompt"])
         assert not again["over"] and again["role"] == "opponent"
     [row] = RunRows(Run(tmp_path / "kept"))
     [kept] = Run(tmp_path / "kept").rollouts()
@@ -110,8 +110,8 @@ async def test_a_person_takes_the_models_own_role(tmp_path: Path):
     rubric = vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == answer)])
     env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}], rubric=rubric)
     async with played(env, "model", None, tmp_path / "kept") as (state, act):
-        found = await until(state, lambda now: now["asked"])
-        assert (found["asked"]["legal"], found["messages"][-1]["content"]) == (None, "2 + 2?")
+        found = await until(state, lambda now: now["prompt"])
+        assert (found["prompt"]["legal"], found["messages"][-1]["content"]) == (None, "2 + 2?")
         assert "characters" in (await act("move", 400, number=found["number"], text=""))["error"]
         await act("move", number=found["number"], text="4")
         assert (await until(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
@@ -120,16 +120,16 @@ async def test_a_person_takes_the_models_own_role(tmp_path: Path):
 async def test_a_role_is_changed_between_games(tmp_path: Path):
     env, player = tictactoe()
     async with played(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
-        found = await until(state, lambda now: now["asked"])
+        found = await until(state, lambda now: now["prompt"])
         assert (found["fields"], found["answer_field"], found["model_roles"]) == (
             ["think", "move"],
             "move",
             ["model", "none"],
         )
         while not found["over"]:  # a person in the model's role, whose answers the rubric reads as the model's
-            [*_, (free, _)] = [cell for row in found["asked"]["board"]["rows"] for cell in row if cell[1] == "free"]
+            [*_, (free, _)] = [cell for row in found["prompt"]["board"]["rows"] for cell in row if cell[1] == "free"]
             await act("move", number=found["number"], text=f"<think></think><move>{free}</move>")
-            found = await until(state, lambda now: now["over"] or now["asked"])
+            found = await until(state, lambda now: now["over"] or now["prompt"])
         assert (found["scores"]["rewards"]["format"], found["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
         await act("again", role="none")
         found = await until(state, lambda now: now["over"] and now["role"] == "none")
@@ -143,7 +143,7 @@ async def test_one_can_watch_and_a_failure_is_told(tmp_path: Path):
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.Rubric([lambda completion: 1.0]))
     async with played(env, "none", vf.ScriptedClient(crash), tmp_path / "kept") as (state, _):
         found = await until(state, lambda now: now["over"])
-        assert (found["error"]["message"], found["scores"], found["asked"]) == ("out of ideas", None, None)
+        assert (found["error"]["message"], found["scores"], found["prompt"]) == ("out of ideas", None, None)
 
 
 async def test_only_its_own_page_may_act():

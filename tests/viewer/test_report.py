@@ -126,7 +126,7 @@ def test_everything_is_on_the_page(tmp_path: Path):
     assert seen.data["histograms"][0]["mean"] == pytest.approx(0.7)
     [odd] = [one for one in seen.data["examples"] if one["failed"]]
     assert odd == {
-        **{"number": 1, "key": "key1", "asked": "question 1", "rollouts": 2, "mean": 0.7, "spread": None},
+        **{"number": 1, "key": "key1", "question": "question 1", "rollouts": 2, "mean": 0.7, "spread": None},
         **{"failed": 1, "line": 2},
     }
     assert seen.data["examples"][0]["spread"] == pytest.approx(2**-0.5)

@@ -110,7 +110,7 @@ function movers(found, a, b, params) {
 }
 
 /** The last message of a rollout's prompt. */
-function asked(about, found) {
+function lastPrompt(about, found) {
   return found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, found.renderings[found.prompt.length - 1]));
 }
 
@@ -130,7 +130,7 @@ async function sideBySide(a, others, params, signal) {
     "section",
     { id: "pair", "aria-label": "Side by side" },
     el("h2", {}, `Example ${number(shown[0][1].example_id)}`),
-    asked(...shown[0]),
+    lastPrompt(...shown[0]),
     el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Both rollouts" }, columns),
   );
 }

@@ -69,7 +69,7 @@ export function say(words) {
 export function table(head, rows, kind = "") {
   const titles = head.map((title) => (title instanceof Node ? title : el("th", { scope: "col" }, title)));
   const shown = el("table", { class: kind }, el("thead", {}, el("tr", {}, titles)), el("tbody", {}, rows));
-  return el("div", { class: "wide" }, shown);
+  return el("div", { class: "wide", tabindex: 0 }, shown); // a box that scrolls must be reachable by keyboard
 }
 
 /** A cell that knows its column's title, for narrow screens, which leave out what is not there. */

@@ -48,7 +48,7 @@ function show(state) {
       el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said),
     ),
   );
-  if (state.asked && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
+  if (state.prompt && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
 }
 
 /** Where the person sits, in words; a role that is none of these is one that the environment asks by name. */
@@ -65,23 +65,23 @@ const ROLES = {
 function where(state) {
   if (state.error) return `The game failed: ${state.error.type}`;
   if (state.over) return ending(state);
-  if (state.asked) return state.asked.role ? `Your turn as ${state.asked.role}` : "Your turn";
+  if (state.prompt) return state.prompt.role ? `Your turn as ${state.prompt.role}` : "Your turn";
   return state.role === "model" ? "Waiting for the environment" : `${state.model} is responding`;
 }
 
 /** How it ended, in the environment's own last words where those say so. */
-function ending({ messages, boards, env, scores, role }) {
+function ending({ messages, renderings, env, scores, role }) {
   const last = messages.at(-1);
-  const { text } = last && last.role !== "assistant" ? drawn(env, textOf(last.content), boards[messages.length - 1]) : { text: "" };
-  const told = boards[messages.length - 1] ? text.split("\n").at(-1) : text.split("\n")[0];
+  const { text } = last && last.role !== "assistant" ? drawn(env, textOf(last.content), renderings[messages.length - 1]) : { text: "" };
+  const told = renderings[messages.length - 1] ? text.split("\n").at(-1) : text.split("\n")[0];
   const who = role === "model" ? "you" : "the model";
   return `The game is over${/[a-z]/i.test(told) ? `; ${who} ${role === "model" ? "are" : "is"} told: ${told}` : "."} Reward of ${who}: ${number(scores?.reward)}`;
 }
 
 function yours(state) {
   if (state.over) return [position(state), result(state)];
-  if (!state.asked) return position(state);
-  const { legal, board, view, role } = state.asked;
+  if (!state.prompt) return position(state);
+  const { legal, board, view, role } = state.prompt;
   if (role) return roleForm(state);
   if (legal === null) return answerForm(state);
   const choose = (text) => act("move", { number: state.number, text });
@@ -89,10 +89,10 @@ function yours(state) {
 }
 
 /** What it looks like, its free squares to be clicked where there is something to `choose`. */
-function position({ messages, boards, env }, choose = null) {
-  const place = messages.findLastIndex((one, i) => boards[i] || one.role !== "assistant");
+function position({ messages, renderings, env }, choose = null) {
+  const place = messages.findLastIndex((one, i) => renderings[i] || one.role !== "assistant");
   const text = textOf(messages[place]?.content);
-  if (boards[place]) return el("div", { class: "large" }, draw(boards[place], choose));
+  if (renderings[place]) return el("div", { class: "large" }, draw(renderings[place], choose));
   const found = drawn(env, text, null);
   return [found.text && el("pre", {}, found.text), found.drawing && el("div", { class: "large" }, found.drawing)];
 }
@@ -102,20 +102,20 @@ function buttons(legal, choose) {
   return el("p", { class: "moves" }, "Your moves: ", legal.map(move));
 }
 
-/** What a role is asked by name, and a box for what it says. */
-function roleForm({ asked, number: turn, env }) {
-  const last = asked.messages.findLastIndex((one) => one.role === "assistant") + 1;
-  const said = asked.messages.map((one, i) => message(one, env, `asked-${i}`));
-  const before = last ? el("details", {}, el("summary", {}, `earlier messages to ${asked.role}`), said.slice(0, last)) : null;
+/** The prompt of a named role, and a box for the answer. */
+function roleForm({ prompt, number: turn, env }) {
+  const last = prompt.messages.findLastIndex((one) => one.role === "assistant") + 1;
+  const said = prompt.messages.map((one, i) => message(one, env, `prompt-${i}`));
+  const before = last ? el("details", {}, el("summary", {}, `earlier messages to ${prompt.role}`), said.slice(0, last)) : null;
   const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer role", "data-focus": true });
   const submit = (event) => {
     event.preventDefault();
     act("move", { number: turn, text: box.value });
   };
-  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${asked.role}`, box), el("button", { type: "submit" }, "Answer"))];
+  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${prompt.role}`, box), el("button", { type: "submit" }, "Answer"))];
 }
 
-/** What the model would be asked: its answer, tag by tag where it has tags; a free square that is clicked is the move. */
+/** Your answer in place of the model: a box for each tag where the answer has tags; a click on a free square is the move. */
 function answerForm(state) {
   const { fields, answer_field: answer } = state;
   const box = (name, long) => el(long ? "textarea" : "input", { name, rows: long ? 3 : null, autocomplete: "off", spellcheck: "false", "data-key": `answer ${name}`, "data-focus": name === (answer || "answer") });

@@ -3,7 +3,7 @@
 import { el, replace, say, table } from "./dom.js";
 import { fold } from "./chat.js";
 import { histogram } from "./charts.js";
-import { NONE, bytes, counted, number } from "./format.js";
+import { NONE, bytes, counted, number, plain } from "./format.js";
 import { alerts, panels } from "./panels.js";
 import { conversation, extras, outcome, times } from "./details.js";
 
@@ -37,7 +37,7 @@ function training(run) {
 
 const COLUMNS = {
   example: (one) => one.number,
-  prompt: (one) => one.asked,
+  prompt: (one) => one.question,
   rollouts: (one) => one.rollouts,
   "mean reward": (one) => one.mean,
   spread: (one) => one.spread,
@@ -66,14 +66,14 @@ function heading(name) {
 function example(one) {
   const name = `${number(one.number)} · ${one.key}`;
   const link = one.line === null ? name : el("a", { href: `#rollout-${one.line}` }, name);
-  const cells = [link, one.asked, number(one.rollouts), number(one.mean), number(one.spread), number(one.failed)];
+  const cells = [link, one.question, number(one.rollouts), number(one.mean), number(one.spread), number(one.failed)];
   return el("tr", {}, cells.map((cell) => el("td", {}, cell)));
 }
 
 function rollout(found) {
   const facts = [
     `example ${number(found.example_id)}, rollout ${found.rollout_index}`,
-    found.stop_condition && `stop reason: ${found.stop_condition}`,
+    found.stop_condition && `stop reason: ${plain(found.stop_condition)}`,
     counted(found.steps.length, "turn"),
     `${number(found.usage.completion_tokens)} tokens`,
   ];

@@ -194,7 +194,7 @@ function list(about, found, params) {
     ["seconds", "time"],
   ];
   const head = columns.map(([name, title]) => heading(name, title, params));
-  head.splice(1, 0, el("th", { scope: "col" }, "asked"));
+  head.splice(1, 0, el("th", { scope: "col" }, "question"));
   const rows = found.rows.map((row, i) => line(about, row, scores, params, offset + i));
   return [pages(found.total, offset, params), table(head, rows, "rollouts"), pages(found.total, offset, params, " below")];
 }
@@ -216,7 +216,7 @@ function line(about, row, scores, params, place) {
     "tr",
     {},
     cell("rollout", el("a", { href: target, "data-key": `row ${row.line}` }, title)),
-    cell("prompt", el("span", { class: "asked" }, row.asked || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
+    cell("question", el("span", { class: "question" }, row.question || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
     cell("reward", result),
     scores.map((name) => cell(plain(name), number(row.scores[name]))),
     cell("stop reason", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),

@@ -39,7 +39,8 @@ def table(head: Sequence[str], rows: Iterable[Sequence[str]], kind: str = "") ->
     """Return a table; cells are HTML."""
     titles = "".join(tag("th", text(title)) for title in head)
     body = "\n".join(tag("tr", "".join(tag("td", cell) for cell in row)) for row in rows)
-    return tag("div", tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind), "wide")
+    shown = tag("table", f"<thead><tr>{titles}</tr></thead><tbody>\n{body}\n</tbody>", kind)
+    return f'<div class="wide" tabindex="0">{shown}</div>'  # a box that scrolls must be reachable by keyboard
 
 
 POLICY = (

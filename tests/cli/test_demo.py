@@ -131,6 +131,21 @@ def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> Non
         load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml")
 
 
+RECIPES = [("tictactoe", None), ("tictactoe", "LFM2"), ("reverse_text", "smollm2-135m"), ("quick", None)]
+
+
+@pytest.mark.parametrize("smoke", [False, True])
+@pytest.mark.parametrize(("name", "model"), RECIPES)
+def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, smoke: bool, tmp_path: Path) -> None:
+    file = LFM2 if model == "LFM2" else None
+    recipe = load_recipe(name, smoke, file, model)
+    assert recipe.env == ("short_sentences" if name == "quick" else None)
+    demo = Demo(recipe.env or name, recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    assert [demo.rl_config(folder, stage, "models/some").env for folder, stage in demo.stages()]
+    if recipe.data:
+        assert demo.sft_config().data == str(tmp_path / "data")
+
+
 @pytest.mark.slow
 def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_and_in_two(
     rove: Rove, tmp_path: Path

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections.abc import Sequence
 from typing import Any
 
 import rove as vf
@@ -74,7 +75,7 @@ def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     )
 
 
-def rows(things: list[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
+def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
     """Return questions about some things, in random order."""
     questions = [question.format(thing) for thing in things for question in QUESTIONS]
     rng = random.Random(seed)

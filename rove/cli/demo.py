@@ -375,28 +375,33 @@ def command(
     if not demo.ranks.is_first:
         demo.follow()
         return
-    rows = demo.run()
-    console.print()
-    console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
-    if recipe.answers:
-        console.print(answers_table(demo, recipe.answers))
-    shown: dict[str, Any] = {"rows": rows, "folder": str(folder)}
-    if full:
-        trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
-        shown["exhaustive"] = evaluate_exhaustively(env, recipe, trained, console)
+    shown = demo_results(demo)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
         f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes; without stages that were complete before"
     )
     if as_json:
         print_json(shown)
-    final = rows[-1]["model"]
     hint(
         console,
         f"curves: {folder}/*/curves.png",
         f"repeat a row: rove eval --overwrite @ {folder}/eval/ROW/config.toml",
-        f"play against it: rove play {env} -m {final}",
+        f"play against it: rove play {env} -m {shown['rows'][-1]['model']}",
     )
+
+
+def demo_results(demo: Demo) -> dict[str, Any]:
+    """Run all stages, print the tables, and return the results as JSON."""
+    rows, recipe, console = demo.run(), demo.recipe, demo.console
+    console.print()
+    console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    if recipe.answers:
+        console.print(answers_table(demo, recipe.answers))
+    shown: dict[str, Any] = {"rows": rows, "folder": str(demo.folder)}
+    if demo.full:
+        trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
+        shown["exhaustive"] = evaluate_exhaustively(demo.env, recipe, trained, console)
+    return shown
 
 
 def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], console: Console) -> list[dict[str, Any]]:

@@ -94,6 +94,8 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
 
 MAX_LOGITS = 1 << 26
 """Maximum number of logits in memory at once when a packed batch is trained."""
+LARGE_VOCABULARY = 4096
+"""Logits of a smaller vocabulary cost little; autograd scores them, as it did in runs that resume bit for bit."""
 MAXIMA = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
@@ -136,7 +138,7 @@ def _score_in_chunks(
     the backward pass.
     """
 
-    fused = type(head) is FastLinear and not entropy_gradient
+    fused = type(head) is FastLinear and not entropy_gradient and head.out_features >= LARGE_VOCABULARY
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:

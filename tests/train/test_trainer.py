@@ -102,8 +102,23 @@ def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, l
     assert difference(gradient(loaded, samples, 10_000, loss), one_by_one) <= 1e-5
     for budget in (1, 70, 10_000):
         assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
+    monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 1)  # scored as the logits of a large vocabulary are
+    assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
     monkeypatch.setattr(trainer_module, "MAX_LOGITS", 7 * 320)  # a few rows of logits at a time
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
+    monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 10_000)
+    assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
+
+
+@pytest.mark.parametrize("temperature", [1.0, 1.25])
+def test_a_large_vocabulary_has_the_same_log_probabilities_and_entropies(temperature: float, monkeypatch: Any):
+    model = family_model("llama").model
+    [batch] = micro_batches(ragged_samples(6, temperature), 10_000, pack=True)
+    with torch.inference_mode():
+        small = token_logprobs(model, batch)
+        monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 1)
+        large = token_logprobs(model, batch)
+    torch.testing.assert_close(large, small, rtol=0, atol=1e-5)
 
 
 def test_the_gradient_is_the_losses_sum_over_the_whole_steps_trained_tokens():

@@ -21,7 +21,7 @@ RESERVED = frozenset({"simple", "static", "api", "index", "files"})
 _LIBRARIES = """
     accelerate aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anthropic anyio attr attrs bm25s build
     certifi cffi click cryptography datasets dateutil dill fastapi filelock frozenlist fsspec functorch gymnasium h11
-    hatchling hf_xet httpcore httpx huggingface_hub hypothesis idna jinja2 jsonschema jwt llguidance markdown_it markupsafe
+    gguf hatchling hf_xet httpcore httpx huggingface_hub hypothesis idna jinja2 jsonschema jwt llguidance markdown_it markupsafe
     math_verify matplotlib mcp mdurl mpmath msgspec multidict multipart multiprocess networkx numpy openai packaging pandas
     pathspec peft pil playwright pluggy propcache psutil py pyarrow pycparser pydantic pydantic_core pygments pylab pyparsing
     pyproject_hooks pytest python_multipart pytz ray reasoning_gym referencing regex requests rich rove rpds safetensors scipy

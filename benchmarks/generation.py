@@ -1,17 +1,21 @@
 """What sampling costs on a CPU: rove's engine against `transformers.generate`, new tokens per CPU second, one thread.
 
-    python benchmarks/generation.py [--cases 1,32,32x8,turns] [--dtypes float32,bfloat16] [--rounds 3] [--peer PYTHON]
+    python benchmarks/generation.py [--cases 1,32,32x8,turns] [--dtypes float32,bfloat16] [--rounds 3] [--model smollm2-135m]
+        [--peer PYTHON] [--llama FOLDER --gguf FILE ...]
 
 The model is a Llama of 4.2 M random weights (hidden 256, 6 layers, 8 heads of 32 over 2 key/value heads, MLP 640, vocabulary
-1,024). A case is a number of prompts of 150 random tokens, each continued by 64 tokens at temperature 1, nothing ending
-early; "32x8" is 32 prompts with 8 continuations each; "turns" is 256 conversations of four turns, 120 prompt tokens, then 40
-sampled and 40 given ones a turn, where `generate` reads everything again in every turn. Both return the log-probabilities of
-the sampled tokens. Every round has fresh prompts and measures one after the other in this process, so that a noisy neighbour
-hurts them alike; printed are medians over the rounds: new tokens per CPU second (prefill included), the ratio to `generate`
-in the same precision, and the share of the limit: the rate at which this machine does the weights' matrix products alone,
-256 rows at a time, measured in the same run. `--peer` is the Python of an environment with vLLM for CPU (bf16, compiled), which
-runs in processes of its own, measured in wall time. `--memory DTYPE` instead tells the
-memory that "32x8" takes in a process of its own.
+1,024), or the one that `--model` names. A case is a number of prompts of 150 random tokens, each continued by 64 tokens at
+temperature 1, nothing ending early; "32x8" is 32 prompts with 8 continuations each; "turns" is 256 conversations of four
+turns, 120 prompt tokens, then 40 sampled and 40 given ones a turn, where `generate` reads everything again in every turn.
+Both return the log-probabilities of the sampled tokens. Every round has new prompts and measures one after the other in this
+process, so that other work on the machine slows all of them. Printed are medians over the rounds: new tokens per CPU second
+(prefill included), the ratio to `generate` in the same precision, and the share of the limit: the rate at which this machine
+does the weights' matrix products alone, 256 rows at a time, measured in the same run.
+
+`--peer` is the Python of an environment with vLLM for CPU (bf16, compiled), which runs in processes of its own, measured in
+wall time. `--llama` is the folder of llama.cpp's programs; its `llama-batched-bench` runs each GGUF file with one thread on
+as many prompts and tokens as the case, without sampling. `--memory DTYPE` instead measures the memory that "32x8" takes in a
+process of its own.
 """
 
 from __future__ import annotations
@@ -44,11 +48,18 @@ def spent() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
-def new_model(dtype: str) -> Any:
-    """The same weights every time."""
+def new_model(dtype: str, name: str | None = None) -> Any:
+    """The same weights every time, or those of a model folder; nothing ends its answers."""
     import torch
-    from transformers import LlamaConfig, LlamaForCausalLM
+    from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+    if name is not None:
+        from rove.models.pretrained import model_path
+
+        model = AutoModelForCausalLM.from_pretrained(model_path(name), dtype=getattr(torch, dtype)).eval()
+        model.config.eos_token_id = None
+        model.generation_config = GenerationConfig(pad_token_id=0)
+        return model
     torch.manual_seed(0)
     config = LlamaConfig(
         hidden_size=256,
@@ -186,7 +197,7 @@ def limit(model: Any) -> float:
     return 256 / best
 
 
-def memory(dtype: str) -> None:
+def memory(dtype: str, name: str | None = None) -> None:
     """What "32x8" needs in a process that does nothing else, played four times."""
     import torch
 
@@ -194,7 +205,7 @@ def memory(dtype: str) -> None:
         return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
     torch.set_num_threads(1)
-    model = new_model(dtype)
+    model = new_model(dtype, name)
     say, before = with_rove(model), peak()
     for seed in range(4):
         play("32x8", say, seed)
@@ -220,10 +231,28 @@ def child(folder: str, case: str, rounds: int) -> None:
     (Path(folder) / RESULT).write_text(json.dumps(statistics.median(rates)))
 
 
-def measure_peer(python: str, case: str, rounds: int) -> float:
+def measure_llama(programs: Path, file: Path, case: str) -> float:
+    """New tokens per second of wall time of llama.cpp with one thread, prefill included."""
+    count, _, copies = case.partition("x")
+    parallel = int(count) * int(copies or 1)
+    command = [
+        str(programs / "llama-batched-bench"),
+        *("-m", str(file), "-t", "1", "-tb", "1", "-npp", str(PROMPT), "-ntg", str(NEW), "-npl", str(parallel)),
+        *("-c", str(parallel * (PROMPT + NEW)), "-b", "2048", "-ub", "512", "--output-format", "jsonl"),
+        *(["-pps"] if count == "1" and copies else []),  # all sequences share one prompt
+    ]
+    done = subprocess.run(command, capture_output=True, text=True)
+    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
+    if not lines:
+        sys.exit(f"llama.cpp failed:\n{done.stderr[-3000:]}")
+    result = json.loads(lines[-1])
+    return NEW * parallel / (result["t_pp"] + result["t_tg"])
+
+
+def measure_peer(python: str, case: str, rounds: int, name: str | None) -> float:
     """New tokens per second of wall time (its processes cannot be told apart from their start-up)."""
     with tempfile.TemporaryDirectory() as folder:
-        new_model("bfloat16").save_pretrained(folder)
+        new_model("bfloat16", name).save_pretrained(folder)
         command = [python, __file__, "--child", folder, case, str(rounds)]
         env = {**os.environ, "VLLM_CPU_KVCACHE_SPACE": "1", "HF_HUB_OFFLINE": "1"}
         done = subprocess.run(command, capture_output=True, text=True, env=env)
@@ -232,9 +261,9 @@ def measure_peer(python: str, case: str, rounds: int) -> float:
         return json.loads((Path(folder) / RESULT).read_text())
 
 
-def compare(case: str, dtype: str, rounds: int) -> None:
+def compare(case: str, dtype: str, rounds: int, name: str | None) -> None:
     """Measure a case in rounds, and print its line."""
-    says = {"generate": with_generate(new_model(dtype)), "rove": with_rove(new_model(dtype))}
+    says = {"generate": with_generate(new_model(dtype, name)), "rove": with_rove(new_model(dtype, name))}
     rates: dict[str, list[float]] = {name: [] for name in says}
     for name, say in says.items():  # first calls compile, fill caches and warm up
         play(case, say, 99)
@@ -245,7 +274,7 @@ def compare(case: str, dtype: str, rounds: int) -> None:
             rates[name].append(tokens / seconds)
     theirs, ours = (statistics.median(rates[name]) for name in says)
     ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["rove"], rates["generate"], strict=True))
-    most = limit(new_model(dtype))
+    most = limit(new_model(dtype, name))
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(
         f"{case:8}{dtype:10}{theirs:10.0f}{ours:10.0f}{ratio:8.2f}{most:10.0f}{ours / most:8.0%}{rss:10.0f}", flush=True
@@ -258,12 +287,15 @@ def main() -> None:
     parser.add_argument("--cases", default="1,32,32x8,turns")
     parser.add_argument("--dtypes", default="float32,bfloat16")
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--model", help="a model folder or a name of `rove model list`")
     parser.add_argument("--peer", metavar="PYTHON", type=Path)
+    parser.add_argument("--llama", metavar="FOLDER", type=Path, help="programs of llama.cpp")
+    parser.add_argument("--gguf", metavar="FILE", type=Path, nargs="*", default=[], help="models for --llama")
     parser.add_argument("--memory", metavar="DTYPE", help="instead: the memory of 256 sequences in this precision")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.memory:
-        return memory(given.memory)
+        return memory(given.memory, given.model)
     if given.child:
         folder, case, rounds = given.child
         child(folder, case, int(rounds))
@@ -276,11 +308,13 @@ def main() -> None:
     )
     for case in given.cases.split(","):
         for dtype in given.dtypes.split(","):
-            compare(case, dtype, given.rounds)
+            compare(case, dtype, given.rounds, given.model)
         if given.peer:
-            print(
-                f"{case:8}vLLM, bf16, per second of wall time: {measure_peer(str(given.peer), case, given.rounds):.0f}"
-            )
+            rate = measure_peer(str(given.peer), case, given.rounds, given.model)
+            print(f"{case:8}vLLM, bf16, per second of wall time: {rate:.0f}")
+        for file in given.gguf if given.llama else []:
+            rate = statistics.median(measure_llama(given.llama, file, case) for _ in range(given.rounds))
+            print(f"{case:8}llama.cpp, {file.name}, per second of wall time: {rate:.0f}", flush=True)
 
 
 if __name__ == "__main__":

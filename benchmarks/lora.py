@@ -61,7 +61,7 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, default=Path("runs/lora"))
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
-    console, recipe = console_for(json=False), load_recipe("tictactoe", given.smoke)
+    console, recipe = console_for(json=False), load_recipe("tictactoe", ["smoke"] if given.smoke else [])
     demo = Demo("tictactoe", msgspec.structs.replace(recipe, rl=[]), given.folder, 0, console, SINGLE_PROCESS)
     demo.run()
     rl = {**recipe.rl[0], "threads": 1}

@@ -270,7 +270,7 @@ def held_out(run: History, metric: str) -> float:
 
 def play(names: Sequence[str], given: argparse.Namespace, console: Console) -> Found:
     """Run what is missing of these variants; returns all that is there of them."""
-    recipe, folder = load_recipe("tictactoe", given.smoke), given.folder
+    recipe, folder = load_recipe("tictactoe", ["smoke"] if given.smoke else []), given.folder
     rl, games = (recipe.rl[0], 8) if given.smoke else ({**recipe.rl[0], "steps": given.steps}, GAMES)
     models, before = {}, {}
     for kind in sorted({VARIANTS[name].start for name in names}):

@@ -53,7 +53,7 @@ def stage(start: str, seed: int) -> Any:
     from rove.core.config import convert
     from rove.train.config import RLConfig
 
-    values = {key: value for key, value in load_recipe(ENV, smoke=False).rl[0].items() if key != "name"}
+    values = {key: value for key, value in load_recipe(ENV).rl[0].items() if key != "name"}
     over = {"env": ENV, "model": start, "seed": seed, "checkpoint_every": 1000, "threads": 1}
     return convert(RLConfig, {**values, **over})
 
@@ -319,7 +319,7 @@ def new_start(folder: Path) -> str:
 
     from rove.cli.demo import load_recipe
 
-    recipe = load_recipe(ENV, smoke=False)
+    recipe = load_recipe(ENV)
     model, data, sft = (str(folder / name) for name in ("model", "data", "sft"))
     shape = [word for key, value in recipe.model.items() for word in (f"--{key}", str(value))]
     words = [["model", "new", "--env", ENV, "-o", model, *shape]]

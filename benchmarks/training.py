@@ -1,15 +1,18 @@
 """What training costs on a CPU: rove against TRL, CPU seconds per optimizer step, one thread.
 
     python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3] [--settings NAME ...]
+        [--model smollm2-135m] [--trl-batch 64]
 
-The model is the Llama of 4.2 M random weights of generation.py. "grpo64" is one whole step of reinforcement learning: 8 prompts
-of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing ends early), random rewards, one
-optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256 tokens. `--peer` is the Python of an
-environment with TRL, which runs in processes of its own that take turns with this one, step by step, so that a noisy neighbour
-hurts all alike. TRL runs with each of the settings that may be its fastest here; the ratio is to the best of them. Its
-configurations: fp32, bf16, and its defaults (bf16 with gradient checkpointing); `--settings` leaves some out. rove: fp32, then
-with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well. Printed are medians over
-the rounds, the ratio, the share of the limit (the CPU seconds of the step's matrix products with the weights alone, at this
+The model is the Llama of 4.2 M random weights of generation.py, or the one that `--model` names. "grpo64" is one whole step
+of reinforcement learning: 8 prompts of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing
+ends early), random rewards, one optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256
+tokens. `--peer` is the Python of an environment with TRL. Every configuration runs in a process of its own; they take turns,
+step by step, so that other work on the machine slows all of them. The ratio is to the fastest configuration of TRL that runs.
+
+TRL runs in fp32, in bf16, and with its defaults (bf16 with gradient checkpointing), `--trl-batch` completions at a time. rove
+runs in fp32, then with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well.
+"LoRA" trains adapters of rank 8 on all linear layers. `--settings` selects configurations. Printed are medians over the
+rounds, the ratio, the share of the limit (the CPU seconds of the step's matrix products with the weights alone, at this
 machine's best fp32 rate), and the peak memory of each process.
 """
 
@@ -34,15 +37,17 @@ from generation import NEW, PROMPT, VOCAB, limit, new_model
 
 GROUP = 8
 SFT_ROWS, SFT_LENGTH = 8, 256
-MICRO_BATCH_TOKENS = 2048  # as in demo.toml; with the default of 8192 the same speed, but a peak twice as high
+MICRO_BATCH_TOKENS = {"full": 1024, "LoRA": 512}  # larger ones are as fast and take more memory
 WARM_UP = 1
 SETTINGS = {
     "TRL, fp32": {"bf16": False, "gradient_checkpointing": False},
     "TRL, bf16": {"bf16": True, "gradient_checkpointing": False},
     "TRL, its defaults": {"bf16": True, "gradient_checkpointing": True},
+    "TRL, LoRA fp32": {"bf16": False, "gradient_checkpointing": False},
 }
-
-ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling")
+ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling", "rove, LoRA fp32")
+DEFAULT = [name for name in [*SETTINGS, *ROVE] if "LoRA" not in name]
+RANK = 8
 
 
 def completions(case: str) -> int:
@@ -61,7 +66,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[float]:
+def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:
     """CPU seconds of one step after another."""
     import asyncio
     import copy
@@ -70,6 +75,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
 
     from rove.core.protocols import SamplingParams
     from rove.engine.engine import Engine
+    from rove.models.adapter import add_adapter
     from rove.models.linear import use_fast_linear
     from rove.models.load import prepare
     from rove.train.advantages import group_advantages
@@ -81,7 +87,10 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
     class NoTokenizer:
         eos_token_id = bos_token_id = None
 
-    loaded = prepare(new_model("float32"), NoTokenizer())
+    bf16_backward, bf16_sampling = "bf16" in setting, "sampling" in setting
+    loaded = prepare(new_model("float32", name), NoTokenizer())
+    if "LoRA" in setting:
+        add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, "")
     use_fast_linear(loaded.model, bf16_backward)
     trainer = Trainer(loaded.model, 1e-5)
     sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
@@ -118,7 +127,8 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
         )
 
     def step(samples: list[Any], loss: Any) -> None:
-        batches = micro_batches(samples, MICRO_BATCH_TOKENS, pack=can_pack(loaded.model))
+        tokens = MICRO_BATCH_TOKENS["LoRA" if "LoRA" in setting else "full"]
+        batches = micro_batches(samples, tokens, pack=can_pack(loaded.model))
         trainer.step(batches, loss, count_trained_tokens(samples))
 
     for seed in range(1_000_000):
@@ -127,7 +137,7 @@ def rove_steps(case: str, bf16_backward: bool, bf16_sampling: bool) -> Iterator[
         yield time.process_time() - started
 
 
-def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
+def trl_steps(case: str, setting: str, name: str | None, batch: int, tell: Callable[[float], None]) -> None:
     """Train with TRL; every step waits for a line on stdin and tells its CPU seconds."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from tokenizers import Tokenizer, models, pre_tokenizers
@@ -154,7 +164,12 @@ def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
     def text(length: int) -> str:
         return " ".join(f"w{rng.randrange(VOCAB)}" for _ in range(length))
 
-    model = new_model("float32")
+    model = new_model("float32", name)
+    adapter = {}
+    if "LoRA" in setting:
+        from peft import LoraConfig
+
+        adapter["peft_config"] = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         common = {
             "output_dir": folder,
@@ -170,19 +185,20 @@ def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
             dataset = Dataset.from_dict({"text": [text(SFT_LENGTH) for _ in range(2000)]})
             config = SFTConfig(
                 **common,
-                per_device_train_batch_size=SFT_ROWS,
+                per_device_train_batch_size=min(batch, SFT_ROWS),
+                gradient_accumulation_steps=max(1, SFT_ROWS // batch),
                 packing=True,
                 packing_strategy="wrapped",
                 max_length=SFT_LENGTH,
             )
-            trainer = SFTTrainer(model, config, train_dataset=dataset, processing_class=tokenizer)
+            trainer = SFTTrainer(model, config, train_dataset=dataset, processing_class=tokenizer, **adapter)
         else:
             dataset = Dataset.from_dict({"prompt": [text(PROMPT) for _ in range(4000)]})
             count = completions(case)
             config = GRPOConfig(
                 **common,
-                per_device_train_batch_size=min(64, count),
-                gradient_accumulation_steps=max(1, count // 64),
+                per_device_train_batch_size=min(batch, count),
+                gradient_accumulation_steps=max(1, count // batch),
                 num_generations=GROUP,
                 max_completion_length=NEW,
                 beta=0.0,
@@ -194,6 +210,7 @@ def trl_steps(case: str, setting: str, tell: Callable[[float], None]) -> None:
                 config,
                 train_dataset=dataset,
                 processing_class=tokenizer,
+                **adapter,
             )
         trainer.add_callback(TakeTurns())
         trainer.train()
@@ -229,7 +246,7 @@ class Peer:
         self.process.wait()
 
 
-def serve(case: str, setting: str) -> None:
+def serve(case: str, setting: str, name: str | None, batch: int) -> None:
     """Be a `Peer`."""
     if not setting.startswith("TRL"):
         from rove.cli.main import CPU_CACHE_SIZES
@@ -243,8 +260,8 @@ def serve(case: str, setting: str) -> None:
         print(json.dumps({"seconds": seconds, "peak": peak()}), flush=True)
 
     if setting.startswith("TRL"):
-        return trl_steps(case, setting, tell)
-    steps = rove_steps(case, "bf16" in setting, "sampling" in setting)
+        return trl_steps(case, setting, name, batch, tell)
+    steps = rove_steps(case, setting, name)
     while sys.stdin.readline():
         tell(next(steps))
 
@@ -258,14 +275,17 @@ def work(case: str) -> float:
     return 4.0 * (prompts + answers)
 
 
-def measure(case: str, python: str, settings: list[str], rounds: int, least: float) -> None:
+def measure(case: str, given: argparse.Namespace, least: float) -> None:
     """Steps of all in turn, and a line for each."""
-    own = ROVE[: 2 if case == "sft" else 3]
-    programs = dict.fromkeys(settings, python) | dict.fromkeys(own, sys.executable)
-    peers = {name: Peer([program, __file__, "--child", case, name]) for name, program in programs.items()}
+    settings = [name for name in given.settings if case != "sft" or "sampling" not in name]
+    options = ["--trl-batch", str(given.trl_batch), *(["--model", given.model] if given.model else [])]
+    peers = {}
+    for name in settings:
+        program = given.peer if name in SETTINGS else sys.executable
+        peers[name] = Peer([program, __file__, *options, "--child", case, name])
     seconds: dict[str, list[float]] = {name: [] for name in peers}
     peaks: dict[str, float] = {}
-    for i in range(WARM_UP + rounds):
+    for i in range(WARM_UP + given.rounds):
         for name, peer in peers.items():
             spent, peaks[name] = peer.step()
             if i >= WARM_UP:
@@ -274,10 +294,10 @@ def measure(case: str, python: str, settings: list[str], rounds: int, least: flo
     for peer in peers.values():
         peer.close()
     medians = {name: statistics.median(some) for name, some in seconds.items()}
-    best = min(medians[name] for name in settings)
+    best = min((medians[name] for name in settings if name in SETTINGS), default=float("nan"))
     for name, median in medians.items():
         print(
-            f"{case:9}{name:22}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
+            f"{case:9}{name:24}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
             flush=True,
         )
 
@@ -288,20 +308,22 @@ def main() -> None:
     parser.add_argument("--peer", metavar="PYTHON")
     parser.add_argument("--cases", default="grpo64,grpo256,sft")
     parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--settings", nargs="+", choices=SETTINGS, default=list(SETTINGS))
+    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS, *ROVE], default=DEFAULT)
+    parser.add_argument("--model", help="a model folder or a name of `rove model list`")
+    parser.add_argument("--trl-batch", type=int, default=64, help="completions of a micro-batch of TRL")
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.child:
-        return serve(*given.child)
-    if given.peer is None:
+        return serve(*given.child, given.model, given.trl_batch)
+    if given.peer is None and set(given.settings) & set(SETTINGS):
         parser.error("give --peer PYTHON, of an environment with TRL (pip install trl==1.16.0)")
     import torch
 
     torch.set_num_threads(1)
-    least = 1 / limit(new_model("float32"))
-    print(f"{'case':9}{'':22}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
+    least = 1 / limit(new_model("float32", given.model))
+    print(f"{'case':9}{'':24}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
     for case in given.cases.split(","):
-        measure(case, given.peer, given.settings, given.rounds, least)
+        measure(case, given, least)
 
 
 if __name__ == "__main__":

@@ -60,33 +60,39 @@ def copycat(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return _in_tags(messages[-1].content)
 
 
-def _rows(count: int, seed: str, min_words: int, max_words: int) -> list[dict[str, Any]]:
+def _rows(count: int, seed: str, words: list[str], min_words: int, max_words: int) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
-        text = " ".join(rng.choices(WORDS, k=rng.randint(min_words, max_words)))
+        text = " ".join(rng.choices(words, k=rng.randint(min_words, max_words)))
         rows.append({"question": text, "answer": text[::-1]})
     return rows
 
 
-def load_environment(num_examples: int = 1000, seed: int = 0, min_words: int = 2, max_words: int = 5) -> vf.Environment:
+def load_environment(
+    num_examples: int = 1000, seed: int = 0, min_words: int = 2, max_words: int = 5, num_words: int = len(WORDS)
+) -> vf.Environment:
     """Reverse phrases of common English words.
 
     Args:
         num_examples: phrases in the dataset.
         seed: of the dataset; the evaluation phrases differ from the training phrases of the same seed.
         min_words, max_words: length of a phrase.
+        num_words: different words in all phrases, at most those of `WORDS`.
     """
     if not 1 <= min_words <= max_words:
         raise vf.ConfigError(f"need 1 <= min_words <= max_words, got {min_words} and {max_words}")
+    if not 1 <= num_words <= len(WORDS):
+        raise vf.ConfigError(f"num_words is {num_words}; expected a number from 1 to {len(WORDS)}")
+    words = [WORDS[i * len(WORDS) // num_words] for i in range(num_words)]
     parser = vf.XMLParser(["reversed_text"], answer_field="reversed_text")
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(likeness, weight=1.0)
     rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2, name="format")
     rubric.add_metric(exact)
     return vf.SingleTurnEnv(
-        dataset=lambda: _rows(num_examples, f"{seed}:train", min_words, max_words),
-        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", min_words, max_words),
+        dataset=lambda: _rows(num_examples, f"{seed}:train", words, min_words, max_words),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", words, min_words, max_words),
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,

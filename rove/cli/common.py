@@ -212,11 +212,12 @@ class ProgressDisplay:
 
     Args:
         show: Called after every change.
+        done: Steps that an earlier process finished.
     """
 
-    def __init__(self, title: str, total: int, show: Callable[[ProgressDisplay], None]):
+    def __init__(self, title: str, total: int, show: Callable[[ProgressDisplay], None], done: int = 0):
         self.title = title
-        self.count = 0
+        self.count = done
         self.total = total
         self.words = ""
         self.step = StepProgress()
@@ -236,13 +237,14 @@ class ProgressDisplay:
 
 
 @contextmanager
-def progress(console: Console, title: str, total: int = 0) -> Iterator[ProgressDisplay]:
+def progress(console: Console, title: str, total: int = 0, done: int = 0) -> Iterator[ProgressDisplay]:
     """Show a live progress bar with a status text and the progress within long steps.
 
     Without a terminal, print about `PROGRESS_LINES` lines in total, and one every `LOG_EVERY_S` seconds in long steps.
+    `done` steps were finished by an earlier process; they do not count in the estimate of the remaining time.
     """
     if not console.is_terminal:
-        with _log_lines(console, title, total) as display:
+        with _log_lines(console, title, total, done) as display:
             yield display
         return
     columns = (
@@ -254,25 +256,25 @@ def progress(console: Console, title: str, total: int = 0) -> Iterator[ProgressD
     )
     bar = Progress(*columns)
     with Live(bar, console=console, refresh_per_second=10) as live:
-        task = bar.add_task(title, total=total or None)
+        task = bar.add_task(title, total=total or None, completed=done)
 
         def show(display: ProgressDisplay) -> None:
             bar.update(task, completed=display.count, total=display.total or None)
             live.update(Group(bar, Text.from_markup(f"  {display.words}"), display.step))
 
-        display = ProgressDisplay(title, total, show)
+        display = ProgressDisplay(title, total, show, done)
         live.update(Group(bar, display.step))
         yield display
 
 
 @contextmanager
-def _log_lines(console: Console, title: str, total: int) -> Iterator[ProgressDisplay]:
+def _log_lines(console: Console, title: str, total: int, done: int) -> Iterator[ProgressDisplay]:
     def show(display: ProgressDisplay) -> None:
         if display.count % max(1, display.total // PROGRESS_LINES) == 0 or display.count == display.total:
             console.print(display.line, soft_wrap=True)
             heartbeat.printed()
 
-    display = ProgressDisplay(title, total, show)
+    display = ProgressDisplay(title, total, show, done)
     with Heartbeat(
         lambda: console.print(f"{display.line}  {escape(display.step.text())}", soft_wrap=True)
     ) as heartbeat:

@@ -28,6 +28,7 @@ from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
+from rove.utils.processes import peak_memory
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -68,7 +69,10 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     baseline: list[dict[str, Any]] = []
     answers: int = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
+    lora: dict[str, Any] = {}
+    """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
     smoke: dict[str, Any] = {}
+    """What `--smoke` changes: tiny sizes."""
 
 
 class Demo:
@@ -261,22 +265,27 @@ def answers_table(demo: Demo, count: int) -> Table:
     return table
 
 
-def load_recipe(name: str, smoke: bool, file: str | Path | None = None, model: str | None = None) -> Recipe:
+def load_recipe(
+    name: str, variants: Sequence[str] = (), file: str | Path | None = None, model: str | None = None
+) -> Recipe:
     """Load a recipe.
 
     Args:
         name: Environment, or a recipe that comes with rove: configs/NAME.toml.
-        smoke: Whether to use tiny sizes.
+        variants: Tables of the recipe that change the others, in this order: "lora", "smoke".
         file: Recipe file; one that does not exist here may be a recipe that comes with rove: configs/NAME.toml. Default: next to
             the environment's module, `demo-MODEL.toml` if there is one for the initial model, else `demo.toml`.
         model: Initial model.
 
     Raises:
-        ConfigError: There is no such file, or it is not a recipe.
+        ConfigError: There is no such file, it is not a recipe, or it has no such variant.
     """
-    values = read_toml(_recipe_file(name, file, model))
-    if smoke:
-        for key, over in values.get("smoke", {}).items():
+    path = _recipe_file(name, file, model)
+    values = read_toml(path)
+    for variant in variants:
+        if not values.get(variant):
+            raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")
+        for key, over in values[variant].items():
             tables = values.setdefault(key, {})
             for table in tables if isinstance(tables, list) else [tables]:
                 merge(table, over)
@@ -329,6 +338,7 @@ def _recipe_file(name: str, given: str | Path | None, model: str | None) -> Path
     metavar="MODEL",
     help="Only evaluate MODEL in every possible game; repeatable.",
 )
+@click.option("--lora", is_flag=True, help="Train LoRA adapters instead of the full model: less memory.")
 @click.option("--smoke", is_flag=True, help="Use tiny sizes: checks that everything runs, learns nothing.")
 @json_option
 def command(
@@ -339,6 +349,7 @@ def command(
     run_dir: str | None,
     full: bool,
     models: tuple[str, ...],
+    lora: bool,
     smoke: bool,
     as_json: bool,
 ) -> None:
@@ -349,7 +360,8 @@ def command(
     You can stop at any time: repeat the command to continue.
     """
     console = console_for(as_json)
-    recipe = load_recipe(env, smoke, file, model)
+    variants = [variant for variant, given in (("lora", lora), ("smoke", smoke)) if given]
+    recipe = load_recipe(env, variants, file, model)
     name = "-".join(["demo", env, *([Path(file).stem] if file else []), *([short(model)] if model else [])])
     env = recipe.env or env
     if (full or models) and recipe.exhaustive is None:
@@ -369,7 +381,7 @@ def command(
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
 
-    folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *(["smoke"] if smoke else [])])
+    folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *variants])
     started, cpu = time.time(), time.process_time()
     demo = Demo(env, recipe, folder, seed, console, join_process_group(), model, full)
     if not demo.ranks.is_first:
@@ -378,7 +390,8 @@ def command(
     shown = demo_results(demo)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
-        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes; without stages that were complete before"
+        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
+        "without stages that were complete before"
     )
     if as_json:
         print_json(shown)

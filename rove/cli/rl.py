@@ -50,9 +50,11 @@ if TYPE_CHECKING:
     from rove.train.config import RLConfig
     from rove.train.worker_group import Ranks
 
-BOOKKEEPING = {
+BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
     "threads",
+    "micro_batch_tokens",
+    "activation_checkpointing",
     "vllm",
     "env_dir",
     "run_dir",
@@ -80,7 +82,8 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
         loaded = begin(run, "rl", config, identity, overwrite, console, ranks, lambda: warnings_of(config, env))
         if loaded is None:
             return run.path / "final", run
-        if run.last_checkpoint() is None and config.max_tokens >= loaded.context:
+        resumed = run.last_checkpoint()
+        if resumed is None and config.max_tokens >= loaded.context:
             cut = f"max_tokens is {config.max_tokens}, but the model's context is {loaded.context} tokens, prompt included"
             print_warnings(console, [f"{cut}; responses are truncated there"])
 
@@ -93,7 +96,8 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
         if config.backend == "vllm" and not config.vllm.urls:
             logs = run.path / "vllm"
             console.print(f"starting vLLM, which takes a minute or two; logs: {logs}", markup=False, soft_wrap=True)
-        with progress(console, f"rl {config.env}", config.steps) as report:
+        done = resumed[1].step if resumed else 0
+        with progress(console, f"rl {config.env}", config.steps, done) as report:
             final = run_async(
                 train_rl(
                     config,

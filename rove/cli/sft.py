@@ -46,9 +46,11 @@ if TYPE_CHECKING:
     from rove.train.worker_group import Ranks
 
 
-BOOKKEEPING = {
+BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
     "threads",
+    "micro_batch_tokens",
+    "activation_checkpointing",
     "env",
     "env_args",
     "env_dir",
@@ -77,7 +79,8 @@ def run_sft(
         if loaded is None:
             return run.path / "final", run
         losses = {"loss": "–", "validation_loss": "–"}
-        with progress(console, "sft") as report:
+        resumed = run.last_checkpoint()
+        with progress(console, "sft", done=resumed[1].step if resumed else 0) as report:
 
             def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
                 losses.update({name: f"{metrics[name]:.4f}" for name in losses if name in metrics})

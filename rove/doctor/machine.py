@@ -19,12 +19,14 @@ from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_l
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence
-from rove.train.trainer import token_logprobs
+from rove.train.trainer import MAX_LOGITS, token_logprobs
 
 ADAM_TENSORS = 2
 """Tensors that AdamW stores per trained weight."""
-BACKWARD_FACTOR = 1.5
+BACKWARD_FACTOR = 1.2
 """Peak memory of a backward pass relative to its saved tensors: gradients are allocated before these are freed."""
+LOGITS_FACTOR = 2
+"""Tensors as large as the logits of a micro-batch while it is scored."""
 CACHE_FACTOR = 2
 """Key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
 UNCERTAINTY = 1.2
@@ -44,7 +46,9 @@ class Trial(NamedTuple):
     """Tokens in the micro-batch, padding included."""
     seconds: float
     saved: int
-    """Bytes saved for the backward pass."""
+    """Bytes that the layers save for the backward pass; without the logits."""
+    rows: int
+    """Positions whose logits are computed."""
     drift: float | None
     """Largest difference in nats between the log-probs of the sampler and the trainer; None if nothing was sampled."""
 
@@ -71,17 +75,18 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
     _pass(model, batch, recomputed)  # the first pass includes one-time setup
     seconds = time.perf_counter() - started
     drift = (logprobs - batch.logprobs).abs().max().item() if sampled and len(logprobs) else None
-    return Trial(batch.ids.numel(), seconds, saved, drift)
+    return Trial(batch.ids.numel(), seconds, saved, len(batch.predicting), drift)
 
 
 def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
-    """Run one forward and backward pass; return the bytes saved for the backward pass, and the log-probabilities."""
+    """Run one forward and backward pass; return the bytes that layers save for it, and the log-probabilities."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     storages: dict[int, int] = {}
+    vocabulary = model.get_output_embeddings().weight.shape[0]
 
     def record_storage(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights:
+        if storage.data_ptr() not in weights and tensor.shape[-1:] != (vocabulary,):
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -114,8 +119,24 @@ def check_drift(trial: Trial) -> Finding:
     return Finding(OK, "sampler = trainer", seen)
 
 
-def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int) -> dict[str, float]:
-    """Return the bytes that a run needs, by purpose; `longest` is the length of a rollout in tokens."""
+def memory_needed(
+    config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int, tokens: int | None = None, libraries: int = 0
+) -> dict[str, float]:
+    """Return the bytes that a run needs, by purpose.
+
+    Args:
+        config: Settings of the run.
+        loaded: The model, with its adapter if one is trained.
+        trial: A measured micro-batch.
+        longest: Length of a rollout in tokens.
+        tokens: Computed tokens of a training step. Default: enough to fill a micro-batch.
+        libraries: Bytes of the process before the model was loaded.
+    """
+    filled = max(config.micro_batch_tokens, longest)
+    filled = min(filled, tokens) if tokens else filled
+    logits = 4 * min(
+        MAX_LOGITS, loaded.model.get_output_embeddings().weight.shape[0] * filled * trial.rows / trial.tokens
+    )
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
@@ -125,12 +146,14 @@ def memory_needed(config: RLConfig, loaded: LoadedModel, trial: Trial, longest: 
     elif config.max_off_policy_steps > 0:
         copies += trained
     return {
+        "Python and its libraries": float(libraries),
         "weights": float(size),
         "sampler's copies": float(copies),
         "reference model": float(trained) if config.loss.kl_penalty else 0.0,
         "gradients": float(trained),
         "AdamW": float(ADAM_TENSORS * trained),
-        "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * max(config.micro_batch_tokens, longest),
+        "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
+        "logits": LOGITS_FACTOR * logits,
         "keys and values": min(
             float(CACHE_BYTES), CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
         ),
@@ -144,6 +167,12 @@ def position_bytes(model: Any) -> int:
     size = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     kinds = getattr(config, "layer_types", None) or ["full_attention"] * config.num_hidden_layers
     return 2 * heads * size * sum(kind != "conv" for kind in kinds) * model.dtype.itemsize
+
+
+def resident_memory() -> int:
+    """Return the bytes of memory that this process uses now; 0 where /proc does not tell."""
+    lines = _lines("/proc/self/statm")
+    return int(lines[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if lines else 0
 
 
 def memory_free(device: torch.device) -> int | None:
@@ -169,7 +198,7 @@ def check_memory(needed: dict[str, float], free: int | None) -> Finding:
     parts = ", ".join(f"{name} {human_bytes(needed[name])}" for name in largest)
     if free is None:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
-    available = free + needed["weights"]
+    available = free + needed["weights"] + needed.get("Python and its libraries", 0)
     seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)}"
     advice = "lower --micro_batch_tokens, or use --activation_checkpointing, --lora.rank 8, a smaller model or a larger machine"
     if total > UNCERTAINTY * available:

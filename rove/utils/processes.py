@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import os
+import resource
 import signal
+import sys
 import time
 import weakref
 from collections.abc import Mapping
@@ -25,6 +27,12 @@ class CommandResult(NamedTuple):
     """End of its stderr."""
     exit_code: int
     """Exit code; negative: the number of the signal that ended it."""
+
+
+def peak_memory() -> int:
+    """Return the most memory in bytes that this process has used at any time (its resident set)."""
+    used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    return used if sys.platform == "darwin" else 1024 * used
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

@@ -10,6 +10,7 @@ from typing import Annotated, Any
 import msgspec
 
 from rove.core.errors import ConfigError, RunError
+from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
 from rove.runs.run import Run
@@ -294,16 +295,20 @@ def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:
 
 
 def token_decoder(store: RunStore, name: str) -> TokenDecoder | None:
-    """Return a function that decodes a token id, if the run or its model has a tokenizer inside the folder of runs."""
+    """Return a function that decodes a token id.
+
+    None if neither the run nor its model has a tokenizer inside the folder of runs, and it is no model of rove's catalog.
+    """
     folder = store.run(name)
     candidates = [folder.path / "final", *sorted((folder.path / "checkpoints").glob("*"))]
     model = _read_or(lambda: describe_run(folder), {"model": ""})["model"]
     if model:
-        candidates.append(Path(model))
+        candidates.append(models_folder() / model if model in CATALOG else Path(model))
+    trusted = (store.base, models_folder().resolve())
     for candidate in candidates:
         try:
             file = (candidate / "tokenizer.json").resolve()
-            is_ours = file.is_relative_to(store.base) and file.is_file()
+            is_ours = any(file.is_relative_to(folder) for folder in trusted) and file.is_file()
         except (OSError, ValueError, RuntimeError):  # an invalid file name, or circular links
             continue
         if is_ours:

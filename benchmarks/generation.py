@@ -48,15 +48,22 @@ def spent() -> float:
     return sum(usage.ru_utime + usage.ru_stime for usage in usages)
 
 
+def model_folder(name: str | None) -> str | None:
+    """Return the folder of a model that is named by its folder or by the catalog."""
+    if name is None:
+        return None
+    from rove.models.pretrained import model_path
+
+    return str(model_path(name))
+
+
 def new_model(dtype: str, name: str | None = None) -> Any:
     """The same weights every time, or those of a model folder; nothing ends its answers."""
     import torch
     from transformers import AutoModelForCausalLM, GenerationConfig, LlamaConfig, LlamaForCausalLM
 
     if name is not None:
-        from rove.models.pretrained import model_path
-
-        model = AutoModelForCausalLM.from_pretrained(model_path(name), dtype=getattr(torch, dtype)).eval()
+        model = AutoModelForCausalLM.from_pretrained(name, dtype=getattr(torch, dtype)).eval()
         model.config.eos_token_id = None
         model.generation_config = GenerationConfig(pad_token_id=0)
         return model
@@ -294,6 +301,7 @@ def main() -> None:
     parser.add_argument("--memory", metavar="DTYPE", help="instead: the memory of 256 sequences in this precision")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    given.model = model_folder(given.model)
     if given.memory:
         return memory(given.memory, given.model)
     if given.child:

@@ -33,7 +33,7 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generation import NEW, PROMPT, VOCAB, limit, new_model
+from generation import NEW, PROMPT, VOCAB, limit, model_folder, new_model
 
 GROUP = 8
 SFT_ROWS, SFT_LENGTH = 8, 256
@@ -90,7 +90,7 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:
     bf16_backward, bf16_sampling = "bf16" in setting, "sampling" in setting
     loaded = prepare(new_model("float32", name), NoTokenizer())
     if "LoRA" in setting:
-        add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, "")
+        add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, name or "")
     use_fast_linear(loaded.model, bf16_backward)
     trainer = Trainer(loaded.model, 1e-5)
     sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
@@ -317,6 +317,7 @@ def main() -> None:
         return serve(*given.child, given.model, given.trl_batch)
     if given.peer is None and set(given.settings) & set(SETTINGS):
         parser.error("give --peer PYTHON, of an environment with TRL (pip install trl==1.16.0)")
+    given.model = model_folder(given.model)
     import torch
 
     torch.set_num_threads(1)

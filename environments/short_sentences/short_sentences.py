@@ -1,4 +1,4 @@
-"""Short sentences: simple questions; the reward is the share of an answer that is written in short sentences."""
+"""Short sentences: simple questions; the reward is higher the shorter the sentences of an answer are."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ import rove as vf
 
 THINGS = """
     anchor apple bakery balloon bank beach bicycle bird blanket boat bridge broom butterfly camera candle castle cat
-    chair cheese clock cloud compass computer cow desert doctor dog dolphin drum eagle elephant engine farmer festival
-    fire flower forest fountain garden giraffe glacier glove guitar hammer harbor helmet honey horse hotel iceberg
-    island jacket jungle kettle key kitchen kite ladder lake lamp lemon library lighthouse lion magnet map market
-    mirror moon mountain museum newspaper nurse ocean orchestra owl oven painter park penguin piano pilot pirate
-    planet pond pumpkin rabbit rain rainbow recipe river robot school shark ship snow spider star storm subway sugar
-    sun sword telescope theater tiger train treasure tree tunnel umbrella vaccine valley violin volcano wheel whale
-    wind window winter wolf
+    chair chimney clock cloud compass computer cow desert doctor dog dolphin drum eagle elephant engine farmer
+    festival fireplace flower forest fountain garden giraffe glacier glove guitar hammer harbor hedgehog helmet horse
+    hotel iceberg island jacket jungle kettle key kitchen kite ladder lake lamp lemon library lighthouse lion magnet
+    map market mirror moon mountain museum newspaper nurse ocean orchestra oven owl painter park penguin piano pilot
+    pirate planet pond pumpkin rabbit rainbow raincoat recipe river robot school shark ship snowman spider star storm
+    subway suitcase sun sword telescope theater tiger train treasure tree tunnel umbrella vaccine valley violin
+    volcano whale wheel windmill window winter wolf
 """.split()  # noqa: SIM905  a list of one word per line would be 130 lines
 QUESTIONS = (
-    "What is a {}?",
-    "What do you know about a {}?",
-    "Why do people like a {}?",
-    "Tell me about a {}.",
-    "How would you describe a {} to a child?",
+    "What is {}?",
+    "What do you know about {}?",
+    "Why do people like {}?",
+    "Tell me about {}.",
+    "How would you describe {} to a child?",
 )
 MIN_WORDS = 4
 """A sentence of fewer words gets no reward: it is hardly a sentence."""
@@ -77,12 +77,13 @@ def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
     """Return questions about some things, in random order."""
-    questions = [question.format(thing) for thing in things for question in QUESTIONS]
+    named = [f"an {thing}" if thing[0] in "aeiou" else f"a {thing}" for thing in things]
+    questions = [question.format(thing) for thing in named for question in QUESTIONS]
     rng = random.Random(seed)
     chosen: list[str] = []
     while len(chosen) < num_examples:
         chosen += rng.sample(questions, min(len(questions), num_examples - len(chosen)))
-    return [{"question": question.replace(" a a", " an a"), "answer": ""} for question in chosen]
+    return [{"question": question, "answer": ""} for question in chosen]
 
 
 def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:

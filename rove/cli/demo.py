@@ -22,6 +22,7 @@ from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.options import examples, json_option
 from rove.cli.suite import EvalConfig
 from rove.core.config import convert, merge, read_toml
+from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.core.protocols import Client, SamplingParams
@@ -119,8 +120,6 @@ class Demo:
         from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
 
-        if self.recipe.needs:
-            self.console.print(f"needs {self.recipe.needs}", markup=False)
         if self.is_new:
             self._say("Create a new model with random weights")
             self._new_model()
@@ -268,7 +267,8 @@ def answers_table(demo: Demo, count: int) -> Table:
     table.add_column("question", ratio=2)
     for row in rows:
         table.add_column(row, ratio=4)
-    for example_id in sorted(by_row[0])[:count]:
+    answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
+    for example_id in sorted(set.intersection(*answered))[:count]:
         records = [records[example_id] for records in by_row]
         table.add_row(
             escape(text_of(as_messages(records[0].prompt)[-1])),
@@ -292,28 +292,40 @@ def load_recipe(
     Raises:
         ConfigError: There is no such file, it is not a recipe, or it has no such variant.
     """
-    path = _recipe_file(name, file, model)
+    path = find_recipe(name, file, model)
     values = read_toml(path)
     for variant in variants:
-        if not values.get(variant):
+        if not isinstance(values.get(variant), dict):
             raise ConfigError(f"--{variant} needs a [{variant}] table, which {path} does not have")
         for key, over in values[variant].items():
-            tables = values.setdefault(key, {})
-            for table in tables if isinstance(tables, list) else [tables]:
+            old = values.get(key)
+            tables = [table for table in (old if isinstance(old, list) else [old]) if isinstance(table, dict)]
+            if not tables or not isinstance(over, dict):
+                values[key] = over
+                continue
+            for table in tables:
                 merge(table, over)
     return convert(Recipe, values)
 
 
-def _recipe_file(name: str, given: str | Path | None, model: str | None) -> Path:
+def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
+    """Return the file of a recipe; arguments as for `load_recipe`.
+
+    Raises:
+        ConfigError: There is no such file.
+    """
     shipped = {f"configs/{recipe.name}": recipe for recipe in sorted(SHIPPED.glob("*.toml"))}
     if given is None:
-        if own := shipped.get(f"configs/{name}.toml"):
+        own = shipped.get(f"configs/{name}.toml")
+        if own is not None and "env" in read_toml(own):
             return own
         folder = environment_file(name).parent
-        files = [folder / f"demo-{short(model)}.toml"] if model else []
+        files = [folder / f"demo-{Path(model).name}.toml"] if model else []
         file = next((file for file in files if file.exists()), folder / "demo.toml")
         if not file.exists():
-            raise ConfigError(f"environment '{name}' has no demo: {file} does not exist")
+            others = [other.stem.removeprefix("demo-") for other in sorted(folder.glob("demo-*.toml"))]
+            known = "; there is one for: " + ", ".join(f"rove demo {name} -m {other}" for other in others)
+            raise ConfigError(f"environment '{name}' has no demo: {file} does not exist{known if others else ''}")
         return file
     if Path(given).exists():
         return Path(given)
@@ -338,10 +350,12 @@ def _recipe_file(name: str, given: str | Path | None, model: str | None) -> Path
     "--recipe",
     "file",
     type=click.Path(),
-    help="Recipe file, or the name of one that comes with rove.  [default: the environment's demo.toml]",
+    help="Recipe file, or the name of one that comes with rove.  [default: the environment's demo-MODEL.toml or demo.toml]",
 )
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
-@click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/demo-ENV-seedSEED]")
+@click.option(
+    "--run-dir", type=click.Path(), help="Folder for all stages.  [default: one in runs/ for these arguments]"
+)
 @click.option("--full", is_flag=True, help="Train until the goals hold in every possible game.")
 @click.option(
     "--exhaustive",
@@ -374,7 +388,8 @@ def command(
     console = console_for(as_json)
     variants = [variant for variant, given in (("lora", lora), ("smoke", smoke)) if given]
     recipe = load_recipe(env, variants, file, model)
-    name = "-".join(["demo", env, *([Path(file).stem] if file else []), *([short(model)] if model else [])])
+    console.print(f"recipe {find_recipe(env, file, model)}", markup=False, soft_wrap=True)
+    name = "-".join(["demo", env, *([Path(file).stem] if file else []), *([_file_part(model)] if model else [])])
     env = recipe.env or env
     if (full or models) and recipe.exhaustive is None:
         raise ConfigError(f"the demo of '{env}' has no [exhaustive] table, which --full and --exhaustive need")
@@ -395,6 +410,8 @@ def command(
 
     folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *variants])
     started, cpu = time.time(), time.process_time()
+    if recipe.needs and not smoke:
+        console.print(f"needs {recipe.needs}", markup=False, soft_wrap=True)
     demo = Demo(env, recipe, folder, seed, console, join_process_group(), model, full)
     if not demo.ranks.is_first:
         demo.follow()
@@ -408,12 +425,19 @@ def command(
     )
     if as_json:
         print_json(shown)
+    play = [f"play against it: rove play {env} -m {shown['rows'][-1]['model']}"] if recipe.opponents[0]["name"] else []
     hint(
         console,
         f"curves: {folder}/*/curves.png",
         f"repeat a row: rove eval --overwrite @ {folder}/eval/ROW/config.toml",
-        f"play against it: rove play {env} -m {shown['rows'][-1]['model']}",
+        *play,
     )
+
+
+def _file_part(model: str) -> str:
+    """Return the part of a folder's name that stands for a model: its name, and for a path a hash of it."""
+    path = Path(model)
+    return path.name if path.name == model else f"{path.name}-{fingerprint({'path': str(path.resolve())})}"
 
 
 def demo_results(demo: Demo) -> dict[str, Any]:

@@ -134,9 +134,10 @@ def memory_needed(
     """
     filled = max(config.micro_batch_tokens, longest)
     filled = min(filled, tokens) if tokens else filled
-    logits = 4 * min(
-        MAX_LOGITS, loaded.model.get_output_embeddings().weight.shape[0] * filled * trial.rows / trial.tokens
-    )
+    vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
+    scored = vocabulary * filled * trial.rows / trial.tokens
+    # A model that cannot be packed computes the logits of all positions, then selects those of trained tokens.
+    logits = 4 * (min(MAX_LOGITS, scored) if can_pack(loaded.model) else vocabulary * filled + scored)
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
@@ -170,7 +171,7 @@ def position_bytes(model: Any) -> int:
 
 
 def resident_memory() -> int:
-    """Return the bytes of memory that this process uses now; 0 where /proc does not tell."""
+    """Return the bytes of memory that this process uses now; 0 if /proc is unavailable."""
     lines = _lines("/proc/self/statm")
     return int(lines[0].split()[1]) * os.sysconf("SC_PAGE_SIZE") if lines else 0
 

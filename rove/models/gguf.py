@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -34,11 +35,14 @@ def convert_gguf(file: Path, folder: Path) -> None:
         start = stream.read(len(MAGIC))
     if start != MAGIC:
         raise ConfigError(f"{file} is not a GGUF file: it starts with {start!r}, expected {MAGIC!r}")
-    try:
-        model = AutoModelForCausalLM.from_pretrained(file.parent, gguf_file=file.name, dtype=torch.float32)
-        tokenizer = AutoTokenizer.from_pretrained(file.parent, gguf_file=file.name)
-    except Exception as error:  # a damaged file fails anywhere in the reader
-        raise ConfigError(f"transformers cannot read {file}: {type(error).__name__}: {error}") from error
+    with tempfile.TemporaryDirectory() as alone:  # transformers would also read other files of the file's folder
+        (Path(alone) / file.name).symlink_to(file.absolute())
+        source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}
+        try:
+            model = AutoModelForCausalLM.from_pretrained(alone, dtype=torch.float32, **source)
+            tokenizer = AutoTokenizer.from_pretrained(alone, **source)
+        except Exception as error:  # a damaged file fails anywhere in the reader
+            raise ConfigError(f"transformers cannot read {file}: {type(error).__name__}: {error}") from error
     # The weights are ordinary floats now; transformers refuses to save a model that still counts as quantized.
     quantizer: Any = model.hf_quantizer
     quantizer.remove_quantization_config(model)

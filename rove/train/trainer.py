@@ -95,7 +95,7 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
 MAX_LOGITS = 1 << 26
 """Maximum number of logits in memory at once when a packed batch is trained."""
 LARGE_VOCABULARY = 4096
-"""Logits of a smaller vocabulary cost little; autograd scores them, as it did in runs that resume bit for bit."""
+"""Logits of a smaller vocabulary cost little; autograd scores them, so that older runs resume bit for bit."""
 MAXIMA = ("ratio_max", "difference_max")
 SUMS: tuple[str, ...] = ("tokens", "loss", "entropy", "ratio", "kl", "clipped", *MAXIMA)
 OnBatch = Callable[[Batch, torch.Tensor, torch.Tensor], None]
@@ -134,8 +134,9 @@ def frozen_logprobs(model: Any, batch: Batch) -> torch.Tensor:
 def _score_in_chunks(
     head: Any, hidden: torch.Tensor, batch: Batch, entropy_gradient: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the same from hidden states [R, width], with at most `MAX_LOGITS` logits in memory: chunks are recomputed in
-    the backward pass.
+    """Return log-probabilities and entropies [M] as `token_logprobs` does, from hidden states [R, width].
+
+    At most `MAX_LOGITS` logits are in memory: chunks are recomputed in the backward pass.
     """
 
     fused = type(head) is FastLinear and not entropy_gradient and head.out_features >= LARGE_VOCABULARY

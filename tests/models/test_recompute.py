@@ -8,7 +8,10 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
-from transformers import LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers import FalconH1Config, LlamaConfig, LlamaForCausalLM, Qwen3Config, Qwen3ForCausalLM
+from transformers.models.falcon_h1.modeling_falcon_h1 import FalconH1MLP
+from transformers.models.mistral.modeling_mistral import MistralMLP
+from transformers.models.qwen2.modeling_qwen2 import Qwen2MLP
 
 from rove.models.linear import use_fast_linear
 from rove.models.recompute import use_recomputing_layers
@@ -79,6 +82,17 @@ def test_results_and_gradients_are_equal_and_less_is_kept(new: Any, fast: bool):
     with torch.inference_mode():
         assert torch.equal(lean(input_ids=torch.arange(9)[None]).logits, plain(input_ids=torch.arange(9)[None]).logits)
     assert lean.state_dict().keys() == plain.state_dict().keys()
+
+
+def test_an_mlp_with_another_formula_stays_as_it_is():
+    layer = FalconH1MLP(FalconH1Config(hidden_size=8, intermediate_size=16, mlp_multipliers=[0.5, 0.25]))
+    assert use_recomputing_layers(nn.ModuleList([layer])) == 0
+
+
+@pytest.mark.parametrize("layer", [MistralMLP, Qwen2MLP])
+def test_an_mlp_with_the_formula_of_llama_keeps_less(layer: Any):
+    config = LlamaConfig(**SIZES)
+    assert use_recomputing_layers(nn.ModuleList([layer(config)])) == 1
 
 
 def test_another_activation_stays_as_it_is():

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
@@ -17,12 +17,7 @@ from rove.envs import loading
 from rove.envs.environment import Environment
 from rove.hub.package.manifest import V0
 from rove.hub.package.names import Reference, parse_reference
-from rove.utils.files import data_folder
-
-try:
-    import fcntl
-except ImportError:  # Windows: concurrent installations are not locked there
-    fcntl = None
+from rove.utils.files import data_folder, file_lock
 
 logger = logging.getLogger(__name__)
 
@@ -144,15 +139,9 @@ def uninstall(reference: Reference) -> Installed:
     return found
 
 
-@contextmanager
-def install_lock(reference: Reference) -> Iterator[None]:
-    """Hold the lock of an environment while it is installed or uninstalled."""
-    folder = _root() / reference.owner
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f".{reference.name}.lock").open("ab") as file:
-        if fcntl is not None:
-            fcntl.flock(file, fcntl.LOCK_EX)
-        yield
+def install_lock(reference: Reference) -> AbstractContextManager[None]:
+    """Return a context that holds the lock of an environment while it is installed or uninstalled."""
+    return file_lock(_root() / reference.owner / f".{reference.name}.lock")
 
 
 def load(name: str, env_args: Mapping[str, Any] | None = None, **options: Any) -> Environment:

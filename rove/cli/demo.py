@@ -30,7 +30,7 @@ from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
-from rove.utils.processes import peak_memory
+from rove.utils.processes import peak_memory, release_memory
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -135,12 +135,14 @@ class Demo:
         if self.recipe.data:
             self._say("SFT on the teacher's best rollouts")
             trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
+            release_memory()
             self.measure("+ SFT", trained)
         for folder, stage in self.stages():
             if folder == FULL:
                 self.measure(SAMPLED, trained, temperature=1.0)
             self._say(f"{stage['name']}: RL on the model's own rollouts")
             trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
+            release_memory()
             self.measure(f"+ {stage['name']}", trained)
         if not self.full and self.recipe.data:
             self.measure(SAMPLED, trained, temperature=1.0)
@@ -221,7 +223,9 @@ class Demo:
 
     def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
-        return run_eval(config, self.console, title)[0]
+        summary, _ = run_eval(config, self.console, title)
+        release_memory()
+        return summary
 
 
 def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:

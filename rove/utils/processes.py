@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
+import gc
 import os
 import resource
 import signal
@@ -33,6 +35,14 @@ def peak_memory() -> int:
     """Return the most memory in bytes that this process has used at any time (its resident set)."""
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else 1024 * used
+
+
+def release_memory() -> None:
+    """Return the memory of deleted objects to the system; the C library would keep most of the memory of a deleted model."""
+    gc.collect()
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # of the GNU C library
+    if trim is not None:
+        trim(0)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

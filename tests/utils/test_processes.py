@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from rove.utils.processes import CommandResult, run_command, signal_group
+from rove.utils.processes import CommandResult, release_memory, run_command, signal_group
 from tests.server.test_server import until
 
 ENV = {"PATH": os.environ["PATH"]}
@@ -99,3 +99,18 @@ def command_of(pid: str) -> str:
         return Path(f"/proc/{pid}/cmdline").read_text()
     except OSError:
         return ""
+
+
+def test_released_memory_returns_to_the_system():
+    def used() -> int:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+
+    if not Path("/proc/self/statm").exists():
+        pytest.skip("needs /proc")
+    parts = [bytearray(100_000) for _ in range(2000)]  # too small for mappings of their own
+    kept = parts[::100]  # so that the heap cannot shrink from its end
+    full = used()
+    del parts
+    release_memory()
+    assert used() < full - 150_000_000
+    assert len(kept) == 20

@@ -33,6 +33,7 @@ from rove.remote.loading import Isolation, IsolationConfig, RayConfig, temporary
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
 from rove.statistics.summary import broken_reward
+from rove.utils.processes import release_memory
 from rove.viewer.format import caveats, interval, number
 
 TABLES = ("eval", "ablation")
@@ -355,6 +356,7 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
             message = str(error) if isinstance(error, Error) else traceback_text(error)
             console.print(f"[red]{escape(one.source)}: {escape(message)}[/red]", soft_wrap=True)
             rows.append({**row, "place": one.source, "error": f"{type(error).__name__}: {error}", "run": None})
+        release_memory()
     if as_json:
         print_json(rows)
     else:

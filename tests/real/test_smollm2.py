@@ -187,7 +187,7 @@ def test_the_viewer_shows_the_text_of_the_tokens_of_a_run_with_a_model_of_the_ca
     assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
     decode = token_decoder(RunStore(tmp_path), "one")
     assert decode is not None
-    [turn] = describe_rollout((tmp_path / "one" / "rollouts.jsonl").read_text(), decode)["tokens"]
+    [turn] = describe_rollout((tmp_path / "one" / "rollouts.jsonl").read_bytes(), decode)["tokens"]
     assert "".join(text for _, text in turn["prompt"]).startswith("<|im_start|>system\nReverse the text")
 
 

@@ -98,7 +98,7 @@ def model_path(model: str | Path) -> str:
 
 
 def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> Path:
-    """Download or convert a model and return its folder; a model of the catalog that is in the cache stays as it is.
+    """Download or convert a model and return its folder; a downloaded model that is in the cache stays as it is.
 
     Args:
         source: A name of the catalog, "hf:ORG/NAME" for a model of the Hugging Face hub, or a GGUF file.
@@ -111,7 +111,10 @@ def get_model(source: str, folder: Path | None = None, *, convert: Convert) -> P
     """
     if source.startswith(HUB_PREFIX):
         name = source.removeprefix(HUB_PREFIX)
-        target = _new_folder(folder or models_folder() / name.replace("/", "--"))
+        cached = models_folder() / name.replace("/", "--")
+        if folder is None and (cached / "config.json").is_file():
+            return cached
+        target = _new_folder(folder or cached)
         with _written(target) as draft:
             _from_hub(name, draft)
         return target

@@ -168,6 +168,8 @@ def test_a_model_of_the_hub_must_be_complete(
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     if len(files) == 2:
         assert get_model("hf:org/model", convert=fail) == tmp_path / "cache/rove/models/org--model"
+        monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
+        assert get_model("hf:org/model", convert=fail) == tmp_path / "cache/rove/models/org--model"
         return
     with pytest.raises(ConfigError, match=r"'org/model' on the Hugging Face hub has no config.json or no"):
         get_model("hf:org/model", convert=fail)

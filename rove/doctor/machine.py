@@ -122,7 +122,10 @@ def check_drift(trial: Trial) -> Finding:
 def memory_needed(
     config: RLConfig, loaded: LoadedModel, trial: Trial, longest: int, tokens: int | None = None, libraries: int = 0
 ) -> dict[str, float]:
-    """Return the bytes that a run needs, by purpose.
+    """Return the bytes that a run needs at its peak, by purpose.
+
+    A synchronous run samples and trains in turn and frees the memory of the one before the other: the peak is in one of them,
+    and what only the other needs counts as 0.
 
     Args:
         config: Settings of the run.
@@ -141,23 +144,28 @@ def memory_needed(
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
-    copies = size * decoder.supports(loaded.model)
-    if config.bf16_sampling:
-        copies = (copies + size) / 2
-    elif config.max_off_policy_steps > 0:
-        copies += trained
+    own_weights = trained if config.max_off_policy_steps > 0 else 0
+    keys_and_values = CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
+    sampling = {
+        "joined weights": size * decoder.supports(loaded.model) / (2 if config.bf16_sampling else 1),
+        "keys and values": min(float(CACHE_BYTES), keys_and_values),
+    }
+    training = {
+        "gradients": float(trained),
+        "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
+        "logits": LOGITS_FACTOR * logits,
+    }
+    if config.max_off_policy_steps == 0:
+        smaller = min(sampling, training, key=lambda phase: sum(phase.values()))
+        smaller.update(dict.fromkeys(smaller, 0.0))
     return {
         "Python and its libraries": float(libraries),
         "weights": float(size),
-        "sampler's copies": float(copies),
+        "sampler's weights": size / 2 if config.bf16_sampling else float(own_weights),
         "reference model": float(trained) if config.loss.kl_penalty else 0.0,
-        "gradients": float(trained),
         "AdamW": float(ADAM_TENSORS * trained),
-        "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
-        "logits": LOGITS_FACTOR * logits,
-        "keys and values": min(
-            float(CACHE_BYTES), CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
-        ),
+        **sampling,
+        **training,
     }
 
 
@@ -230,7 +238,7 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     """Check whether checkpoints and rollouts fit on the disk of `folder`."""
     while not folder.exists():
         folder = folder.parent
-    saved = needed["gradients"]  # the size of the trained weights
+    saved = needed["AdamW"] / ADAM_TENSORS  # the size of the trained weights
     one = saved + needed["AdamW"]
     if config.loss.sync_reference_every is not None:
         one += needed["reference model"]

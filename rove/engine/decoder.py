@@ -202,6 +202,10 @@ class Decoder:
                 self._head = pack_weight(self.model.lm_head.weight)
             self._versions = versions
 
+    def release(self) -> None:
+        """Free the joined weights; `refresh` builds them again."""
+        self._layers, self._head, self._versions = [], torch.empty(0), ()
+
     def _join_layer(self, layer: Any) -> _Layer:
         names, mlp = self.names, getattr(layer, self.names.mlp)
         return _Layer(

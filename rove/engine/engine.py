@@ -298,7 +298,7 @@ class Engine:
             )
 
     def release(self) -> None:
-        """Free the keys and values of ended requests."""
+        """Free the keys and values of ended requests, and the copies of the weights; the next request makes new copies."""
         self._runner.clear_cache(release=True)
 
     async def _serve(self) -> None:

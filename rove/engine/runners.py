@@ -50,7 +50,9 @@ class Runner(Protocol):
         ...
 
     def clear_cache(self, release: bool = False) -> None:
-        """Drop the cache of ended sequences (the weights may have changed); with `release` also free its memory."""
+        """Drop the cache of ended sequences (the weights may have changed); with `release` also free all memory that the next
+        step can restore.
+        """
         ...
 
     def weights_changed(self) -> None:
@@ -135,6 +137,8 @@ class FastRunner:
 
     def clear_cache(self, release: bool = False) -> None:  # noqa: D102
         self.cache.clear(release)
+        if release:
+            self.decoder.release()
         self._changed = True
 
     def weights_changed(self) -> None:  # noqa: D102

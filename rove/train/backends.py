@@ -18,6 +18,7 @@ from rove.engine.client import EngineClient
 from rove.engine.sampler import score_tokens
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.train.config import RLConfig
+from rove.utils.processes import trim_heap
 from rove.vllm.engine import VLLMEngine
 from rove.vllm.fleet import AdapterRefusedError
 from rove.vllm.server import LORA_RANKS, ParityCheck
@@ -40,6 +41,10 @@ class SamplingBackend(Protocol):
         Raises:
             RunError: The backend refuses them, or its log-probabilities differ from the trainer's.
         """
+        ...
+
+    def release(self) -> None:
+        """Free the memory that sampling needs and training does not; no request may be running."""
         ...
 
     async def publish_while_sampling(self, update: Callable[[], None]) -> None:
@@ -102,6 +107,11 @@ class EmbeddedBackend:
         newest = trainable_parameters(self.loaded.model) if self.has_copy else None
         self.client.engine.update_weights(version, newest)
 
+    def release(self) -> None:
+        """See `SamplingBackend`; frees keys, values and copies of the weights."""
+        self.client.engine.release()
+        trim_heap()
+
     async def publish_while_sampling(self, update: Callable[[], None]) -> None:
         """See `SamplingBackend`; runs between two tokens, on the thread that computes them."""
         update()
@@ -154,6 +164,9 @@ class VLLMBackend:
             "sampler/sent_bytes": float(count),
             "time/sync": time.perf_counter() - started,
         }
+
+    def release(self) -> None:
+        """See `SamplingBackend`; the servers keep their memory."""
 
     def _send(self, version: int) -> int:
         """Write the newest weights and have the servers load them; return the number of bytes written."""

@@ -166,6 +166,8 @@ class _Loop:
             self.publish(step)
             if not must_synchronize(config, step + 1):
                 collector.prefetch(step + 1)
+        if config.max_off_policy_steps == 0:
+            self.backend.release()
         # Train: batches, log-probabilities, loss, optimizer updates.
         train = partial(learn, config, step, collected.sequences, self.group, self.run, history)
         trained = train() if config.max_off_policy_steps == 0 else await asyncio.to_thread(train)

@@ -40,7 +40,12 @@ def peak_memory() -> int:
 def release_memory() -> None:
     """Return the memory of deleted objects to the system; the C library would keep most of the memory of a deleted model."""
     gc.collect()
-    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None  # of the GNU C library
+    trim_heap()
+
+
+def trim_heap() -> None:
+    """Return the C library's unused memory to the system, where the C library can do that (GNU)."""
+    trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
 

@@ -68,7 +68,8 @@ def test_activations_that_are_computed_again_need_no_memory():
     hidden = 4 * 32 * machine.SYNTHETIC_TOKENS
     assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
     needed = [
-        memory_needed(config(), loaded, trial, machine.SYNTHETIC_TOKENS)["activations"] for trial in (plain, again)
+        memory_needed(config(max_off_policy_steps=1), loaded, trial, machine.SYNTHETIC_TOKENS)["activations"]
+        for trial in (plain, again)
     ]
     assert needed[1] < needed[0]
 
@@ -93,14 +94,29 @@ async def test_sampler_and_trainer_agree():
 def test_memory_needed():
     loaded = tiny_model()
     size = sum(p.nbytes for p in loaded.model.parameters())
-    needed = memory_needed(config(micro_batch_tokens=1000), loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
-    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == needed["sampler's copies"] == size
+    settings = config(micro_batch_tokens=1000, max_off_policy_steps=1)
+    needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
+    assert needed["weights"] == needed["gradients"] == needed["AdamW"] / 2 == size
+    assert needed["sampler's weights"] == needed["joined weights"] == size
     assert needed["activations"] == 60_000
     vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
     assert needed["logits"] == 2 * 4 * vocabulary * 500  # half of the positions are trained
     assert position_bytes(loaded.model) == 2 * 1 * 8 * 2 * 4  # K and V, one head of size 8, two layers, fp32
     assert needed["keys and values"] == 2 * 256 * 50 * position_bytes(loaded.model)
     assert position_bytes(tiny_model("lfm2").model) == position_bytes(loaded.model) / 2  # one layer is a convolution
+
+
+@pytest.mark.parametrize(("batch_size", "is_larger"), [(8, False), (4096, True)])
+def test_a_synchronous_run_samples_and_trains_in_turn(batch_size: int, is_larger: bool):
+    loaded, trial = tiny_model(), Trial(100, 1.0, 5000, 50, None)
+    both, one = (
+        memory_needed(config(batch_size=batch_size, max_off_policy_steps=ahead), loaded, trial, longest=50)
+        for ahead in (1, 0)
+    )
+    sampling, training = ("joined weights", "keys and values"), ("gradients", "activations", "logits")
+    kept, freed = (sampling, training) if is_larger else (training, sampling)
+    assert all(one[name] == both[name] > 0 for name in kept)
+    assert all(one[name] == 0 < both[name] for name in freed)
 
 
 def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
@@ -115,27 +131,30 @@ def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
 
 
 @pytest.mark.parametrize(
-    ("ahead", "bf16", "copies"), [(0, False, 1.0), (1, False, 2.0), (0, True, 1.0), (1, True, 1.0)]
+    ("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)]
 )
-def test_memory_counts_the_samplers_copies(ahead: int, bf16: bool, copies: float):
-    """One that matrix products read fastest, one where the sampler has weights of its own; in bf16 both are half as large."""
+def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
+    """The sampler has its own weights if they are in bf16 or if it samples while the model trains."""
     loaded = tiny_model()
     settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
-    assert needed["sampler's copies"] == copies * needed["weights"]
+    assert needed["sampler's weights"] == own * needed["weights"]
+    if ahead:
+        assert needed["joined weights"] == needed["weights"] / (2 if bf16 else 1)
 
 
 @pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
 def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
-    """No gradient, moment, checkpoint or reference of the base; but the sampler's own layout of it, and its copy in bf16."""
-    settings = config(kl_penalty=1.0, lora_rank=2, **more)
+    """No gradient, moment, checkpoint or reference of the base; but the sampler's weights in bf16."""
+    settings = config(kl_penalty=1.0, lora_rank=2, batch_size=8, rollouts_per_example=8, **more)
     loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
     own = sum(p.nbytes for p in trainable_parameters(loaded.model).values())
     needed = memory_needed(settings, loaded, Trial(100, 1.0, 5000, 50, None), longest=50)
     assert needed["weights"] == base + own
     assert needed["gradients"] == needed["AdamW"] / 2 == needed["reference model"] == own < base / 4
-    assert needed["sampler's copies"] == base + own + (own if "max_off_policy_steps" in more else 0)
+    weights = own if "max_off_policy_steps" in more else (base + own) / 2 if "bf16_sampling" in more else 0
+    assert needed["sampler's weights"] == weights
     shared = clone_model(loaded.model)
     mine = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
     assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in mine) == own

@@ -7,7 +7,9 @@ import shutil
 from pathlib import Path
 
 import pytest
+import torch
 from commands import Rove, in_this_process
+from safetensors.torch import load_file
 
 from rove.runs.run import Run
 from rove.runs.serialization import decode_record
@@ -63,5 +65,7 @@ def test_old_runs_are_compared(rove: Rove, old: Path):
 def test_an_old_rl_run_resumes_to_the_weights_of_an_uninterrupted_run(rove: Rove, old: Path):
     resumed, whole = rove(*RL.split(), "rl"), rove(*RL.split(), "whole")
     assert (resumed.status, whole.status) == (0, 0), resumed.err + whole.err
-    assert (old / "rl/final/model.safetensors").read_bytes() == (old / "whole/final/model.safetensors").read_bytes()
+    weights, expected = (load_file(old / name / "final/model.safetensors") for name in ("rl", "whole"))
+    for name, tensor in expected.items():  # equal bit for bit only on the kind of processor that wrote the old run
+        assert torch.allclose(weights[name], tensor, rtol=1e-4, atol=1e-6), name
     assert [row["step"] for row in Run("rl").metrics()] == [1, 2, 3, 4, 5, 6]

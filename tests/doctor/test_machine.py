@@ -130,9 +130,7 @@ def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
     assert resident_memory() > sum(p.nbytes for p in loaded.model.parameters())
 
 
-@pytest.mark.parametrize(
-    ("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)]
-)
+@pytest.mark.parametrize(("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)])
 def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
     """The sampler has its own weights if they are in bf16 or if it samples while the model trains."""
     loaded = tiny_model()

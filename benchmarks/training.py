@@ -10,7 +10,8 @@ tokens. `--peer` is the Python of an environment with TRL. Every configuration r
 step by step, so that other work on the machine slows all of them. The ratio is to the fastest configuration of TRL that runs.
 
 TRL runs in fp32, in bf16, and with its defaults (bf16 with gradient checkpointing), `--trl-batch` completions at a time. rove
-runs in fp32, then with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well.
+runs in fp32, then with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well, then
+with the products of the forward pass in bf16 too ("mixed precision").
 "LoRA" trains adapters of rank 8 on all linear layers. `--settings` selects configurations. Printed are medians over the
 rounds, the ratio, the share of the limit (the CPU seconds of the step's matrix products with the weights alone, at this
 machine's best fp32 rate), and the peak memory of each process.
@@ -45,7 +46,7 @@ SETTINGS = {
     "TRL, its defaults": {"bf16": True, "gradient_checkpointing": True},
     "TRL, LoRA fp32": {"bf16": False, "gradient_checkpointing": False},
 }
-ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling", "rove, LoRA fp32")
+ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling", "rove, mixed precision", "rove, LoRA fp32")
 DEFAULT = [name for name in [*SETTINGS, *ROVE] if "LoRA" not in name]
 RANK = 8
 
@@ -66,7 +67,7 @@ def peak() -> float:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:
+def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:  # noqa: PLR0915
     """CPU seconds of one step after another."""
     import asyncio
     import copy
@@ -83,15 +84,17 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:
     from rove.train.losses import cross_entropy, make_loss
     from rove.train.sequences import TrainingSequence
     from rove.train.trainer import Trainer
+    from rove.utils.processes import trim_heap
 
     class NoTokenizer:
         eos_token_id = bos_token_id = None
 
-    bf16_backward, bf16_sampling = "bf16" in setting, "sampling" in setting
+    mixed = "mixed precision" in setting
+    bf16_backward, bf16_sampling = mixed or "bf16" in setting, mixed or "sampling" in setting
     loaded = prepare(new_model("float32", name), NoTokenizer())
     if "LoRA" in setting:
         add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, name or "")
-    use_fast_linear(loaded.model, bf16_backward)
+    use_fast_linear(loaded.model, bf16_backward, mixed)
     trainer = Trainer(loaded.model, 1e-5)
     sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
     engine = Engine(sampled, [])
@@ -105,6 +108,8 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:
         rng = random.Random(seed)
         prompts = [p for p in new_prompts(completions(case) // GROUP, seed) for _ in range(GROUP)]
         made = asyncio.run(sample(prompts, seed))
+        engine.release()
+        trim_heap()
         samples = []
         for start in range(0, len(made), GROUP):
             advantages = group_advantages([rng.random() for _ in range(GROUP)]) or [0.0] * GROUP

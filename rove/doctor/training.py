@@ -112,7 +112,7 @@ async def check_training(
     except ConfigError as error:
         yield Finding(FAIL, "adapter", str(error), "rove rl refuses this setting")
         return
-    use_fast_linear(loaded.model, config.bf16_backward)
+    use_fast_linear(loaded.model, config.bf16_backward or config.mixed_precision, config.mixed_precision)
     sizes = [(p.numel(), p.requires_grad) for p in loaded.model.parameters()]
     yield check_learning_rate(config, sum(n for n, _ in sizes), sum(n for n, trained in sizes if trained))
     try:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import mmap
 import sys
 from array import array
 from bisect import bisect_left, insort
@@ -18,7 +19,6 @@ from dataclasses import dataclass
 from itertools import count
 from typing import Generic, NamedTuple, TypeVar
 
-import numpy as np
 import torch
 
 T = TypeVar("T")
@@ -266,8 +266,9 @@ def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
     """
     if kind.device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
-    length = math.prod(shape) * kind.dtype.itemsize
-    return torch.from_numpy(np.zeros(length, dtype=np.uint8)).view(kind.dtype).view(shape)
+    # A mapping of its own: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
+    memory = mmap.mmap(-1, math.prod(shape) * kind.dtype.itemsize, access=mmap.ACCESS_COPY)
+    return torch.frombuffer(memory, dtype=kind.dtype).view(shape)
 
 
 def copy_row(source: Slot, to: Slot, length: int) -> None:

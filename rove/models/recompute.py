@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 from transformers.activations import SiLUActivation
 from transformers.models.llama.modeling_llama import LlamaMLP
 
-from rove.models.linear import FastLinear, fast_product
+from rove.models.linear import FastLinear, product
 
 
 class _GatedProduct(torch.autograd.Function):
@@ -36,11 +36,16 @@ class _GatedLinear(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, gate: torch.Tensor, up: torch.Tensor, weight: torch.Tensor, dtype: torch.dtype
+        ctx: Any,
+        gate: torch.Tensor,
+        up: torch.Tensor,
+        weight: torch.Tensor,
+        forward_dtype: torch.dtype,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         ctx.save_for_backward(gate, up, weight)
         ctx.dtype = dtype
-        return fast_product(nn.functional.silu(gate).mul_(up), weight)
+        return product(nn.functional.silu(gate).mul_(up), weight, forward_dtype)
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
@@ -48,11 +53,11 @@ class _GatedLinear(torch.autograd.Function):
         grad = grads[0].to(ctx.dtype)
         grad_weight = None
         if ctx.needs_input_grad[2]:
-            product = nn.functional.silu(gate).mul_(up).to(ctx.dtype)
-            grad_weight = (grad.flatten(0, -2).t() @ product.flatten(0, -2)).to(weight.dtype)
-            del product
+            inner = nn.functional.silu(gate).mul_(up).to(ctx.dtype)
+            grad_weight = (grad.flatten(0, -2).t() @ inner.flatten(0, -2)).to(weight.dtype)
+            del inner
         grad_product = (grad @ weight.to(ctx.dtype)).to(weight.dtype)
-        return *_gated_gradients(grad_product, gate, up), grad_weight, None
+        return *_gated_gradients(grad_product, gate, up), grad_weight, None, None
 
 
 def _gated_gradients(grad: torch.Tensor, gate: torch.Tensor, up: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -69,7 +74,7 @@ class _RecomputingMLP(nn.Module):
         if not torch.is_grad_enabled():
             return down(nn.functional.silu(gate).mul_(up))  # pyright: ignore[reportCallIssue]
         if type(down) is FastLinear:
-            return _GatedLinear.apply(gate, up, down.weight, down.backward_dtype)  # pyright: ignore[reportReturnType]
+            return _GatedLinear.apply(gate, up, down.weight, down.forward_dtype, down.backward_dtype)  # pyright: ignore[reportReturnType]
         return down(_GatedProduct.apply(gate, up))  # pyright: ignore[reportCallIssue]
 
 

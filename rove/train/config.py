@@ -302,7 +302,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bf16_backward: bool = False
     """Compute the backward pass's matrix products in bf16 on a CPU; ignored if the CPU has no bf16 products."""
     mixed_precision: bool = False
-    """Compute in bf16 when several processes train one model; weights, gradient sums and losses stay fp32."""
+    """Compute in bf16 when several processes train one model, or one on a CPU (ignored if the CPU has no bf16 products); weights,
+    gradient sums and losses stay fp32."""
     threads: int | None = None
     """CPU threads (≥ 1). Default: half of the cores; for models of 50 M parameters and more, PyTorch's own default."""
     max_grad_norm: float = 1.0

@@ -166,10 +166,8 @@ class Learner:
         ranks: Ranks = SINGLE_PROCESS,
         on_progress: OnProgress = ignore,
     ):
-        if config.mixed_precision and ranks.size == 1:
-            raise ConfigError(
-                "mixed_precision needs several processes (torchrun); turn it off, or use bf16_backward on a CPU"
-            )
+        if config.mixed_precision and ranks.size == 1 and loaded.model.device.type != "cpu":
+            raise ConfigError("mixed_precision needs a CPU or several processes (torchrun); turn it off")
         self.config = config
         self.objective = objective
         self.loaded = loaded

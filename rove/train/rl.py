@@ -25,6 +25,7 @@ from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
+from rove.utils.processes import trim_heap
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 OnSample = Callable[[int, RolloutRecord], None]
@@ -170,7 +171,11 @@ class _Loop:
             self.backend.release()
         # Train: batches, log-probabilities, loss, optimizer updates.
         train = partial(learn, config, step, collected.sequences, self.group, self.run, history)
-        trained = train() if config.max_off_policy_steps == 0 else await asyncio.to_thread(train)
+        if config.max_off_policy_steps == 0:
+            trained = train()
+            trim_heap()
+        else:
+            trained = await asyncio.to_thread(train)
         # Publish the new weights to the sampling backend.
         if isinstance(collector, AsyncCollector):
             await self.backend.publish_while_sampling(partial(self.publish, step + 1))

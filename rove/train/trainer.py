@@ -16,7 +16,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
-from rove.models.linear import FastLinear, fast_product, use_fast_linear
+from rove.models.linear import FastLinear, product, use_fast_linear
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers, clone_model, default_threads
 from rove.runs.run import Run
 from rove.train.batch import Batch
@@ -143,7 +143,9 @@ def _score_in_chunks(
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:
-            return _TokenScores.apply(hidden, head.weight, temperature, rows, targets, head.backward_dtype)
+            return _TokenScores.apply(
+                hidden, head.weight, temperature, rows, targets, head.forward_dtype, head.backward_dtype
+            )
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
     most = MAX_LOGITS if fused else MAX_LOGITS // 2  # autograd keeps more tensors of this size
@@ -185,9 +187,10 @@ class _TokenScores(torch.autograd.Function):
         temperature: torch.Tensor,
         rows: torch.Tensor,
         targets: torch.Tensor,
+        forward_dtype: torch.dtype,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = fast_product(hidden, weight)
+        logits = product(hidden, weight, forward_dtype)
         scaled = bool((temperature != 1).any())
         if scaled:
             logits.div_(temperature[:, None])
@@ -214,7 +217,7 @@ class _TokenScores(torch.autograd.Function):
             hidden_grad = (logits_grad @ weight.to(ctx.dtype)).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (logits_grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
-        return hidden_grad, weight_grad, None, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None, None
 
 
 def _gather_logprobs(
@@ -362,7 +365,8 @@ def make_trainer(
         ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
     torch.set_num_threads(config.threads or default_threads(loaded.model))
-    use_fast_linear(loaded.model, config.bf16_backward)
+    bf16 = config.mixed_precision and ranks.size == 1  # several processes have their own way
+    use_fast_linear(loaded.model, config.bf16_backward or bf16, bf16)
     return Trainer(
         shard_copy(loaded.model, ranks, config.mixed_precision),
         config.learning_rate,

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import resource
+from pathlib import Path
+
 import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.engine.kv_cache import CacheShape, KVCache, Pool, PrefixIndex, Slot, common_prefix, copy_row, row_capacity
+from rove.utils.processes import trim_heap
 
 CPU = torch.device("cpu")
 SHAPE = CacheShape(
@@ -247,3 +251,21 @@ def test_the_nearest_share_as_much_as_any_of_their_scope(
         assert max((shared for shared, _ in near), default=0) == max(
             (common_prefix(wanted, at) for at in own.values()), default=0
         )
+
+
+def test_reserved_rows_take_no_memory_where_the_heap_has_free_memory():
+    """A `calloc` in freed heap memory fills it with zeros, and so takes the memory of all reserved rows."""
+    length = 36 << 20  # longer than any length from which malloc maps memory
+    torch.ones(7 << 20)  # freeing 28 MiB once lets malloc take such lengths from the heap
+    heap = [torch.ones(1 << 20) for _ in range(40)]
+    del heap[:-1]
+    trim_heap()
+    before = resident_bytes()
+    shape = CacheShape(layers=2, kv_heads=1, head_size=64, dtype=torch.float32, device=CPU)
+    pool = Pool(shape, 64, budget=4 * length)
+    assert sum(x.nbytes for x in [*pool.keys, *pool.values]) > 3 * length
+    assert resident_bytes() - before < length / 2
+
+
+def resident_bytes() -> int:
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()

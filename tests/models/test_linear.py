@@ -10,11 +10,11 @@ from rove.models.linear import FastLinear, linear, pack_weight, use_fast_linear
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
 
-def pair(bf16_backward: bool = False) -> tuple[nn.Linear, FastLinear]:
+def pair(bf16_backward: bool = False, bf16_forward: bool = False) -> tuple[nn.Linear, FastLinear]:
     torch.manual_seed(0)
     plain, fast = nn.Linear(8, 6, bias=False), nn.Sequential(nn.Linear(8, 6, bias=False))
     fast.load_state_dict({"0.weight": plain.weight})
-    if use_fast_linear(fast, bf16_backward) == 0:
+    if use_fast_linear(fast, bf16_backward, bf16_forward) == 0:
         pytest.skip("this PyTorch has no oneDNN")
     layer = fast[0]
     assert isinstance(layer, FastLinear)
@@ -49,6 +49,20 @@ def test_bf16_backward_changes_gradients_in_the_third_digit_and_nothing_else(sha
     for mine, exact in zip(ours, theirs, strict=True):
         assert mine.dtype == torch.float32
         assert 0 < (mine - exact).norm() / exact.norm() < 0.01
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_bf16_products_of_both_passes_change_the_third_digit(shape: tuple[int, ...]):
+    plain, fast = pair(bf16_backward=True, bf16_forward=True)
+    if fast.forward_dtype == torch.float32:
+        pytest.skip("this CPU has no bf16 products")
+    x = torch.randn(shape)
+    for mine, exact in zip(gradients(fast, x), gradients(plain, x), strict=True):
+        assert mine.dtype == torch.float32
+        assert 0 < (mine - exact).norm() / exact.norm() < 0.02
+    out = gradients(fast, x)[0]
+    with torch.inference_mode():
+        assert torch.equal(fast(x), out)
 
 
 def test_the_backward_precision_can_be_set_again():

@@ -207,7 +207,7 @@ RL: dict[str, Case] = {
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
     "bf16_sampling": Case(True),
-    "mixed_precision": Case(True, {}, lambda ran: ran.error),
+    "mixed_precision": Case(True),
     "backend": Case("vllm", {}, lambda ran: ran.error),  # which is not there; more in test_train_samplers
     "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
@@ -268,7 +268,7 @@ SFT: dict[str, Case] = {
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
-    "mixed_precision": Case(True, {}, lambda ran: ran.error),
+    "mixed_precision": Case(True),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
     "max_non_finite_steps": Case(1, {"learning_rate": 1e30, "epochs": 3}, lambda ran: ran.error),

@@ -95,7 +95,7 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:  #
     if "LoRA" in setting:
         add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, name or "")
     use_fast_linear(loaded.model, bf16_backward, mixed)
-    trainer = Trainer(loaded.model, 1e-5)
+    trainer = Trainer(loaded.model, 1e-5, mixed_precision=mixed)
     sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
     engine = Engine(sampled, [])
     sampling = SamplingParams(temperature=1.0, max_tokens=NEW)

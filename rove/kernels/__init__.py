@@ -13,10 +13,11 @@ import platform
 import shutil
 import subprocess
 import tempfile
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 
@@ -39,6 +40,18 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
         "forward": ([*[POINTER] * 3, FLOAT, *[POINTER] * 3, *[INT] * 4, *[POINTER] * 2], ctypes.c_int),
         "backward": ([*[POINTER] * 3, FLOAT, *[POINTER] * 3, *[INT] * 4, *[POINTER] * 6], ctypes.c_int),
     },
+    "layer": {
+        "norm": ([*[POINTER] * 3, FLOAT, *[POINTER] * 2, *[INT] * 3], None),
+        "norm_backward": ([*[POINTER] * 2, FLOAT, *[POINTER] * 3, *[INT] * 3], None),
+        "gate": ([*[POINTER] * 2, *[INT] * 3], None),
+        "gate_backward": ([*[POINTER] * 4, *[INT] * 3], None),
+        "rotate": ([*[POINTER] * 2, FLOAT, *[POINTER] * 5, *[INT] * 3], None),
+        "rotate_backward": ([*[POINTER] * 2, FLOAT, *[POINTER] * 7, *[INT] * 3], None),
+    },
+    "softmax": {
+        "softmax": ([*[POINTER] * 4, *[INT] * 3], None),
+        "softmax_gradient": ([*[POINTER] * 4, *[INT] * 3], None),
+    },
 }
 """Source → argument types and return type of its functions."""
 
@@ -60,7 +73,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     """Return the kernels of a source; None, with a log line, if they cannot be compiled.
 
     Args:
-        name: Source: "decode" or "attention".
+        name: Source: "decode", "attention", "layer" or "softmax".
         groups: Query heads per key head.
         size: Head size.
         bf16: Read and write bf16 instead of fp32.
@@ -87,6 +100,29 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
     for function, (arguments, returned) in SIGNATURES[name].items():
         getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
     return library
+
+
+Result = TypeVar("Result")
+
+
+def run_rows(count: int, function: Callable[[int, int], Result]) -> list[Result]:
+    """Call `function(first, last)` for parts of `count` rows, on as many threads as PyTorch would use; return the results."""
+    parts = max(1, min(torch.get_num_threads(), count))
+    edges = [count * i // parts for i in range(parts + 1)]
+    if parts == 1:
+        return [function(0, count)]
+    return list(_threads(parts, os.getpid()).map(function, edges[:-1], edges[1:]))
+
+
+@lru_cache(maxsize=1)
+def _threads(count: int, process: int) -> ThreadPoolExecutor:
+    """Return threads of this process; a forked one has none of its parent's."""
+    return ThreadPoolExecutor(count, "kernels")
+
+
+def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
+    """Return the addresses of tensors, which the caller keeps alive."""
+    return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
 
 
 def _compile(command: list[str], path: Path) -> None:

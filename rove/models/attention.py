@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
@@ -17,7 +16,7 @@ import torch
 from torch.nn.functional import scaled_dot_product_attention
 from transformers import AttentionInterface, AttentionMaskInterface
 
-from rove import kernels
+from rove.kernels import load_kernels, pointers, run_rows
 
 MAX_LENGTH_RATIO = 2
 """Maximum ratio of sequence lengths in one call of PyTorch's attention; shorter sequences are padded."""
@@ -116,7 +115,7 @@ def packed_attention(
     query, key, value = (x[0].transpose(0, 1) for x in (query, key, value))
     library = None
     if query.device.type == "cpu" and query.dtype == torch.float32:
-        library = kernels.load_kernels("attention", query.shape[1] // key.shape[1], query.shape[2])
+        library = load_kernels("attention", query.shape[1] // key.shape[1], query.shape[2])
     if library is None:
         return _in_torch(query, key, value, packing, scale)
     out: Any = _NativeAttention.apply(query.contiguous(), key.contiguous(), value.contiguous(), packing, scale, library)
@@ -155,7 +154,7 @@ class _NativeAttention(torch.autograd.Function):
         library: ctypes.CDLL,
     ) -> torch.Tensor:
         out, lse = torch.empty_like(query), query.new_empty(query.shape[:2])
-        _run(library.forward, (query, key, value), scale, packing, (out, lse))
+        run_attention(library.forward, (query, key, value), scale, packing, (out, lse))
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.packing, ctx.scale, ctx.library = packing, scale, library
         return out
@@ -165,33 +164,33 @@ class _NativeAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         d_query, d_key, d_value = torch.empty_like(query), torch.zeros_like(key), torch.zeros_like(value)
         wanted = (out, lse, grads[0].contiguous(), d_query, d_key, d_value)
-        _run(ctx.library.backward, (query, key, value), ctx.scale, ctx.packing, wanted)
+        run_attention(ctx.library.backward, (query, key, value), ctx.scale, ctx.packing, wanted)
         return d_query, d_key, d_value, None, None, None
 
 
-def _run(
+def run_attention(
     function: Callable[..., int],
     given: tuple[torch.Tensor, ...],
     scale: float,
     packing: Packing,
     wanted: tuple[torch.Tensor, ...],
 ) -> None:
-    """Call a kernel with its key heads split over as many threads as PyTorch would use."""
+    """Call a kernel of `attention.c` with its key heads split over threads.
+
+    Args:
+        function: The kernel.
+        given: Queries [N, H, d], keys [N, K, d] and values [N, K, d], contiguous fp32.
+        scale: Factor of the scores.
+        packing: Attention structure.
+        wanted: The kernel's other tensors.
+    """
     heads = given[1].shape[1]
-    parts = min(torch.get_num_threads(), heads)
-    edges = [heads * i // parts for i in range(parts + 1)]
 
     def some(first: int, last: int) -> int:
-        layout = (x.data_ptr() for x in packing.flat_paths)
         counts = (len(packing.paths), heads, first, last)
-        return function(*(x.data_ptr() for x in given), scale, *layout, *counts, *(x.data_ptr() for x in wanted))
+        return function(*pointers(*given), scale, *pointers(*packing.flat_paths), *counts, *pointers(*wanted))
 
-    if parts == 1:
-        failed = some(0, heads)
-    else:
-        with ThreadPoolExecutor(parts) as pool:
-            failed = any(list(pool.map(some, edges[:-1], edges[1:])))
-    if failed:
+    if any(run_rows(heads, some)):
         raise MemoryError("out of memory in attention; lower micro_batch_tokens")
 
 

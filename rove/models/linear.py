@@ -19,6 +19,9 @@ _HAS_ONEDNN = torch.backends.mkldnn.is_available() and hasattr(torch.ops.mkldnn,
 _ONEDNN_DTYPES = [torch.float32] if _HAS_ONEDNN else []
 if _HAS_ONEDNN and torch.ops.mkldnn._is_mkldnn_bf16_supported():  # oneDNN's bf16 needs AVX-512 on x86
     _ONEDNN_DTYPES.append(torch.bfloat16)
+# Without hardware support, bf16 products are emulated and several times slower than fp32.
+HAS_BF16_PRODUCTS = _HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported())
+"""Whether this CPU multiplies bf16 matrices faster than fp32 ones."""
 
 
 def fast_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -141,9 +144,9 @@ def use_fast_linear(model: nn.Module, bf16_backward: bool = False, bf16_forward:
     """
     if not _HAS_ONEDNN:
         return 0
-    # Without hardware support, bf16 products are emulated and several times slower than fp32.
-    has_bf16 = torch.cpu._is_avx512_bf16_supported() or torch.cpu._is_amx_tile_supported()
-    forward, backward = (torch.bfloat16 if on and has_bf16 else torch.float32 for on in (bf16_forward, bf16_backward))
+    forward, backward = (
+        torch.bfloat16 if on and HAS_BF16_PRODUCTS else torch.float32 for on in (bf16_forward, bf16_backward)
+    )
     count = 0
     for module in model.modules():
         if isinstance(module, nn.Linear) and type(module) in (nn.Linear, FastLinear) and _fits(module):

@@ -30,6 +30,7 @@ from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
 from rove.rendering.renderer import Renderer
+from rove.utils.processes import keep_freed_memory
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
@@ -62,13 +63,17 @@ def checkpoint_activations(layers: Sequence[nn.Module]) -> Iterator[None]:
     transformers' own switch is not used: it works in training mode only, disables the cache of a model that also samples, and is
     copied along with the model.
     """
+    before = [vars(layer).get("forward") for layer in layers]
     for layer in layers:
         layer.forward = partial(checkpoint, layer.forward, use_reentrant=False)
     try:
         yield
     finally:
-        for layer in layers:
-            del layer.forward
+        for layer, forward in zip(layers, before, strict=True):
+            if forward is None:
+                del layer.forward
+            else:
+                layer.forward = forward
 
 
 # rove shows its own progress.
@@ -354,6 +359,7 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     use_fast_linear(model)
     if _is_large(model):
         use_recomputing_layers(model)
+        keep_freed_memory()
     model.eval()
     eos = model.generation_config.eos_token_id if model.generation_config else None
     stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,9 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
-from rove.models.linear import FastLinear, product, use_fast_linear
+from rove.kernels import load_kernels, pointers, run_rows
+from rove.models.bf16_layers import bf16_layers
+from rove.models.linear import FastLinear, fast_product, use_fast_linear
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers, clone_model, default_threads
 from rove.runs.run import Run
 from rove.train.batch import Batch
@@ -92,8 +95,8 @@ def read_non_finite_batch(path: str | Path) -> NonFiniteBatch:
     return msgspec.msgpack.decode(file.read_bytes(), type=NonFiniteBatch)
 
 
-MAX_LOGITS = 1 << 26
-"""Maximum number of logits in memory at once when a packed batch is trained."""
+MAX_LOGITS_BYTES = 1 << 28
+"""Maximum memory of the logits that are kept at once when a packed batch is trained."""
 LARGE_VOCABULARY = 4096
 """Logits of a smaller vocabulary cost little; autograd scores them, so that older runs resume bit for bit."""
 MAXIMA = ("ratio_max", "difference_max")
@@ -136,10 +139,15 @@ def _score_in_chunks(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return log-probabilities and entropies [M] as `token_logprobs` does, from hidden states [R, width].
 
-    At most `MAX_LOGITS` logits are in memory: chunks are recomputed in the backward pass.
+    At most `MAX_LOGITS_BYTES` of logits are in memory: chunks are recomputed in the backward pass.
     """
 
-    fused = type(head) is FastLinear and not entropy_gradient and head.out_features >= LARGE_VOCABULARY
+    fused = (
+        type(head) is FastLinear
+        and not entropy_gradient
+        and head.out_features >= LARGE_VOCABULARY
+        and _softmax_kernels(head.forward_dtype) is not None
+    )
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:
@@ -148,8 +156,8 @@ def _score_in_chunks(
             )
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
-    most = MAX_LOGITS if fused else MAX_LOGITS // 2  # autograd keeps more tensors of this size
-    size = max(1, most // head.weight.shape[0])
+    number = head.forward_dtype.itemsize if fused else 8  # autograd keeps more than one fp32 tensor of this size
+    size = max(1, MAX_LOGITS_BYTES // (number * head.weight.shape[0]))
     if len(hidden) <= size:
         return some(hidden, batch.temperature, batch.rows, batch.targets)
     firsts = torch.arange(0, len(hidden), size, device=hidden.device)
@@ -173,10 +181,10 @@ def _score_in_chunks(
 
 
 class _TokenScores(torch.autograd.Function):
-    """`_gather_logprobs` of hidden [R, width] times weight [V, width], without a gradient of the entropy.
+    """`_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU, without a gradient of the entropy.
 
-    It reads and writes the logits [R, V] a few times less than autograd would, and keeps one tensor of their size: the
-    probabilities, which become the gradient of the logits in place.
+    It reads the logits [R, V] a few times less than autograd would, and keeps one tensor of their size, which becomes their
+    gradient in place. The product has type `forward_dtype`, all sums are fp32.
     """
 
     @staticmethod
@@ -190,34 +198,39 @@ class _TokenScores(torch.autograd.Function):
         forward_dtype: torch.dtype,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = product(hidden, weight, forward_dtype)
-        scaled = bool((temperature != 1).any())
-        if scaled:
-            logits.div_(temperature[:, None])
-        logprobs = logits.log_softmax(-1)
-        places = rows * logprobs.shape[1] + targets
-        chosen = logprobs.flatten().index_select(0, places)
-        probabilities = torch.exp(logprobs, out=logits)
-        entropy = torch.einsum("rv,rv->r", probabilities, logprobs).neg_().index_select(0, rows)
-        ctx.save_for_backward(hidden, weight, temperature if scaled else None, rows, places, probabilities)
-        ctx.dtype = dtype
+        logits = fast_product(hidden.to(forward_dtype), weight.to(forward_dtype))
+        count, vocab = logits.shape
+        scale, lse, entropy = temperature.reciprocal(), hidden.new_empty(count), hidden.new_empty(count)
+        library = _softmax_kernels(forward_dtype)
+        run_rows(count, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
+        places = rows * vocab + targets
+        chosen = logits.view(-1).index_select(0, places).float() * scale.index_select(0, rows)
+        ctx.save_for_backward(hidden, weight, scale, lse, rows, places, logits)
+        ctx.dtype, ctx.library = dtype, library
+        entropy = entropy.index_select(0, rows)
         ctx.mark_non_differentiable(entropy)
-        return chosen, entropy
+        return chosen - lse.index_select(0, rows), entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, temperature, rows, places, logits_grad = ctx.saved_tensors
-        logits_grad.mul_(-grads[0].new_zeros(len(hidden)).index_add_(0, rows, grads[0])[:, None])
-        logits_grad.view(-1).index_add_(0, places, grads[0])
-        if temperature is not None:
-            logits_grad.div_(temperature[:, None])
-        logits_grad = logits_grad.to(ctx.dtype)
+        hidden, weight, scale, lse, rows, places, logits = ctx.saved_tensors
+        grad = grads[0] * scale.index_select(0, rows)
+        factor = -torch.zeros_like(lse).index_add_(0, rows, grad)
+        softmax_gradient = ctx.library.softmax_gradient
+        run_rows(len(lse), partial(softmax_gradient, *pointers(logits, scale, lse, factor), logits.shape[1]))
+        logits.view(-1).index_add_(0, places, grad.to(logits.dtype))
+        logits_grad = logits.to(ctx.dtype)
         hidden_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
             hidden_grad = (logits_grad @ weight.to(ctx.dtype)).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (logits_grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
         return hidden_grad, weight_grad, None, None, None, None, None
+
+
+def _softmax_kernels(dtype: torch.dtype) -> Any:
+    """Return the kernels of `softmax.c` for logits of this type, or None; they do not depend on heads."""
+    return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)
 
 
 def _gather_logprobs(
@@ -240,6 +253,7 @@ class Trainer:
         weight_decay: Applied to matrices only.
         betas: Betas of AdamW.
         activation_checkpointing: Recompute layers in the backward pass instead of keeping their activations.
+        mixed_precision: Compute layers in bf16 on a CPU, if model and CPU support it.
         ranks: Processes that train together; with more than one, the model is sharded.
         on_progress: Called after every micro-batch.
 
@@ -255,12 +269,14 @@ class Trainer:
         weight_decay: float = 0.0,
         betas: tuple[float, float] = (0.9, 0.95),
         activation_checkpointing: bool = False,
+        mixed_precision: bool = False,
         ranks: Ranks = SINGLE_PROCESS,
         on_progress: OnProgress = ignore,
     ):
         self.on_progress = on_progress
         self.model = model
         self.ranks = ranks
+        self.mixed_precision = mixed_precision
         self.recomputed = checkpointed_layers(model) if activation_checkpointing else []
         self.learning_rate = learning_rate
         self.max_grad_norm = max_grad_norm
@@ -268,6 +284,10 @@ class Trainer:
         decayed = {"params": [p for p in parameters if p.ndim > 1], "weight_decay": weight_decay}
         plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
+
+    def layers(self, model: Any) -> AbstractContextManager[None]:
+        """Return a context in which a model's layers compute in this trainer's precision."""
+        return bf16_layers(model) if self.mixed_precision else nullcontext()
 
     def accumulate(
         self,
@@ -289,16 +309,17 @@ class Trainer:
             Sums over the trained tokens of all processes.
         """
         sums = dict.fromkeys(SUMS, 0.0)
-        for batch in counted(batches, "micro-batches", self.on_progress):
-            with checkpoint_activations(self.recomputed):
-                logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
-            tokens = loss_tokens(batch)
-            total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
-            (total * self.ranks.size).backward()  # FSDP averages gradients over processes; the sum is needed
-            sums["clipped"] += clipped_tokens(loss, logprobs.detach(), tokens).sum().item()
-            if on_batch is not None:
-                on_batch(batch, logprobs.detach(), entropy.detach())
-            _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
+        with self.layers(self.model):
+            for batch in counted(batches, "micro-batches", self.on_progress):
+                with checkpoint_activations(self.recomputed):
+                    logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
+                tokens = loss_tokens(batch)
+                total = (batch.weights * loss(logprobs, tokens) - entropy_bonus * entropy).sum() / divisor
+                (total * self.ranks.size).backward()  # FSDP averages gradients over processes; the sum is needed
+                sums["clipped"] += clipped_tokens(loss, logprobs.detach(), tokens).sum().item()
+                if on_batch is not None:
+                    on_batch(batch, logprobs.detach(), entropy.detach())
+                _measure(sums, total.item() * divisor, entropy.detach(), logprobs.detach() - batch.logprobs)
         return self.ranks.total(sums, MAXIMA)
 
     def step(
@@ -346,10 +367,11 @@ class Trainer:
     def mean_loss(self, batches: Sequence[Batch], loss: Loss) -> float:
         """Return the mean loss per trained token, without training (validation)."""
         sums = {"loss": 0.0, "tokens": 0.0}
-        for batch in counted(batches, "validation micro-batches", self.on_progress):
-            logprobs, _ = token_logprobs(self.model, batch)
-            sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
-            sums["tokens"] += len(logprobs)
+        with self.layers(self.model):
+            for batch in counted(batches, "validation micro-batches", self.on_progress):
+                logprobs, _ = token_logprobs(self.model, batch)
+                sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
+                sums["tokens"] += len(logprobs)
         sums = self.ranks.total(sums)
         return sums["loss"] / max(1.0, sums["tokens"])
 
@@ -373,6 +395,7 @@ def make_trainer(
         config.max_grad_norm,
         config.weight_decay,
         activation_checkpointing=config.activation_checkpointing,
+        mixed_precision=bf16,
         ranks=ranks,
         on_progress=on_progress,
     )

@@ -18,6 +18,8 @@ from typing import Any, NamedTuple
 GRACE_SECONDS = 1.0
 """Time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
 KILLED_SECONDS = 5.0
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3
+"""Options of the C library's `mallopt`."""
 
 
 class CommandResult(NamedTuple):
@@ -48,6 +50,18 @@ def trim_heap() -> None:
     trim = getattr(ctypes.CDLL(None), "malloc_trim", None) if os.name == "posix" else None
     if trim is not None:
         trim(0)
+
+
+def keep_freed_memory() -> None:
+    """Make the C library keep freed memory for reuse, where it can do that (GNU); `trim_heap` returns it.
+
+    By default it returns every large tensor to the system as soon as it is freed, and the system clears the pages of the next
+    one: a third of the CPU time of training a model of 135 M parameters.
+    """
+    set_option = getattr(ctypes.CDLL(None), "mallopt", None) if sys.platform == "linux" else None
+    if set_option is not None:
+        for option in (M_MMAP_THRESHOLD, M_TRIM_THRESHOLD):
+            set_option(option, 2**31 - 1)
 
 
 def signal_group(group: int, number: signal.Signals) -> None:

@@ -271,15 +271,14 @@ def measure_peer(python: str, case: str, rounds: int, name: str | None) -> float
 def compare(case: str, dtype: str, rounds: int, name: str | None) -> None:
     """Measure a case in rounds, and print its line."""
     says = {"generate": with_generate(new_model(dtype, name)), "rove": with_rove(new_model(dtype, name))}
-    rates: dict[str, list[float]] = {name: [] for name in says}
-    for name, say in says.items():  # first calls compile, fill caches and warm up
+    rates: dict[str, list[float]] = {who: [] for who in says}
+    for say in says.values():  # first calls compile, fill caches and warm up
         play(case, say, 99)
-        _ = name
     for seed in range(rounds):
-        for name, say in says.items():
+        for who, say in says.items():
             tokens, seconds = play(case, say, seed)
-            rates[name].append(tokens / seconds)
-    theirs, ours = (statistics.median(rates[name]) for name in says)
+            rates[who].append(tokens / seconds)
+    theirs, ours = (statistics.median(rates[who]) for who in says)
     ratio = statistics.median(ours / theirs for ours, theirs in zip(rates["rove"], rates["generate"], strict=True))
     most = limit(new_model(dtype, name))
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
@@ -308,8 +307,13 @@ def main() -> None:
         folder, case, rounds = given.child
         child(folder, case, int(rounds))
         return
+    import gc
+
     import torch
 
+    from rove.cli.main import GC_THRESHOLDS
+
+    gc.set_threshold(*GC_THRESHOLDS)  # as the command line does; for both sides
     torch.set_num_threads(1)
     print(
         f"{'case':8}{'precision':10}{'generate':>10}{'rove':>10}{'ratio':>8}{'limit':>10}{'share':>8}{'peak MiB':>10}"

@@ -7,6 +7,7 @@ import random
 import shutil
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,18 +16,20 @@ import torch
 from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_seconds
 from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
+from rove.models.bf16_layers import bf16_layers
+from rove.models.bf16_layers import supports as supports_bf16_layers
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig
 from rove.train.sequences import TrainingSequence
-from rove.train.trainer import MAX_LOGITS, token_logprobs
+from rove.train.trainer import MAX_LOGITS_BYTES, scores_natively, token_logprobs
 
 ADAM_TENSORS = 2
 """Tensors that AdamW stores per trained weight."""
 BACKWARD_FACTOR = 1.2
 """Peak memory of a backward pass relative to its saved tensors: gradients are allocated before these are freed."""
 LOGITS_FACTOR = 2
-"""Tensors as large as the logits of a micro-batch while it is scored."""
+"""Tensors as large as the logits of a micro-batch while PyTorch scores it."""
 CACHE_FACTOR = 2
 """Key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
 UNCERTAINTY = 1.2
@@ -70,9 +73,10 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
     batch = max(batches, key=lambda one: one.ids.numel())
     # While a layer is recomputed, all its activations are in memory: so are those of the last layer here.
     recomputed = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
-    saved, logprobs = _pass(model, batch, recomputed)
-    started = time.perf_counter()
-    _pass(model, batch, recomputed)  # the first pass includes one-time setup
+    with bf16_layers(model) if config.mixed_precision else nullcontext():
+        saved, logprobs = _pass(model, batch, recomputed)
+        started = time.perf_counter()
+        _pass(model, batch, recomputed)  # the first pass includes one-time setup
     seconds = time.perf_counter() - started
     drift = (logprobs - batch.logprobs).abs().max().item() if sampled and len(logprobs) else None
     return Trial(batch.ids.numel(), seconds, saved, len(batch.predicting), drift)
@@ -137,10 +141,6 @@ def memory_needed(
     """
     filled = max(config.micro_batch_tokens, longest)
     filled = min(filled, tokens) if tokens else filled
-    vocabulary = loaded.model.get_output_embeddings().weight.shape[0]
-    scored = vocabulary * filled * trial.rows / trial.tokens
-    # A model that cannot be packed computes the logits of all positions, then selects those of trained tokens.
-    logits = 4 * (min(MAX_LOGITS, scored) if can_pack(loaded.model) else vocabulary * filled + scored)
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
@@ -153,7 +153,10 @@ def memory_needed(
     training = {
         "gradients": float(trained),
         "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
-        "logits": LOGITS_FACTOR * logits,
+        "logits": _logits_bytes(config, loaded.model, filled, filled * trial.rows / trial.tokens),
+        "bf16 copies of the weights": size / 2
+        if config.mixed_precision and supports_bf16_layers(loaded.model)
+        else 0.0,
     }
     if config.max_off_policy_steps == 0:
         smaller = min(sampling, training, key=lambda phase: sum(phase.values()))
@@ -167,6 +170,20 @@ def memory_needed(
         **sampling,
         **training,
     }
+
+
+def _logits_bytes(config: RLConfig, model: Any, tokens: float, rows: float) -> float:
+    """Return the bytes of logits and tensors of their size for a micro-batch whose `rows` positions are scored."""
+    head = model.get_output_embeddings()
+    vocabulary = head.weight.shape[0]
+    if not can_pack(model):  # computes the logits of all positions, then selects those of trained tokens
+        return 4.0 * LOGITS_FACTOR * vocabulary * (tokens + rows)
+    if not scores_natively(head, config.loss.entropy_bonus != 0):
+        return LOGITS_FACTOR * min(MAX_LOGITS_BYTES / 2, 4.0 * vocabulary * rows)
+    converted = (
+        head.backward_dtype.itemsize / head.forward_dtype.itemsize if head.backward_dtype != head.forward_dtype else 0
+    )
+    return (1 + converted) * min(MAX_LOGITS_BYTES, head.forward_dtype.itemsize * vocabulary * rows)
 
 
 def position_bytes(model: Any) -> int:

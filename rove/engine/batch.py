@@ -82,6 +82,11 @@ class DecodeBatch:
         )
 
     @cached_property
+    def addresses(self) -> list[int]:
+        """Addresses of `rows`, `positions`, `sources` and `shared_prefixes`; each is contiguous."""
+        return [column.data_ptr() for column in (self.rows, self.positions, self.sources, self.shared_prefixes)]
+
+    @cached_property
     def num_keys(self) -> int:
         """Number of keys read per row."""
         if self.pool.shape.dtype != torch.float32:

@@ -16,6 +16,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from rove import kernels
 from rove.engine.batch import DecodeBatch
+from rove.kernels import pointers
 from rove.models.attention import attend_decode
 
 
@@ -128,6 +129,7 @@ class TorchOps:
         out.copy_(attend_decode(query, keys, pool.values[layer][rows, :, : part.num_keys], part.bias))
 
 
+INT64_BYTES = 8
 MIN_THREAD_POSITIONS = 1 << 14
 """Attended positions per thread; waking another thread for fewer costs more than it saves."""
 
@@ -183,23 +185,21 @@ class NativeOps:
         out: torch.Tensor,
     ) -> None:
         pool, heads = part.pool, self.heads
-        of_norm = None if norm is None else norm.data_ptr()
-        keys, values = pool.keys[layer].data_ptr(), pool.values[layer].data_ptr()
+        norms, positions, keys, values = pointers(norm, angles, pool.keys[layer], pool.values[layer])
+        first_qkv, first_out, qkv_bytes, out_bytes = qkv.data_ptr(), out.data_ptr(), qkv[0].nbytes, out[0].nbytes
 
         def some(first: int, count: int) -> None:
+            columns = (address + INT64_BYTES * first for address in part.addresses)
             self.library.attend(
-                qkv[first].data_ptr(),
-                of_norm,
+                first_qkv + qkv_bytes * first,
+                norms,
                 heads.eps,
-                angles.data_ptr(),
+                positions,
                 heads.size**-0.5,
                 keys,
                 values,
-                *(
-                    column[first:].data_ptr()
-                    for column in (part.rows, part.positions, part.sources, part.shared_prefixes)
-                ),
-                out[first].data_ptr(),
+                *columns,
+                first_out + out_bytes * first,
                 count,
                 heads.keys,
                 pool.capacity,

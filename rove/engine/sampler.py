@@ -17,7 +17,9 @@ Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
 import numpy as np
@@ -27,6 +29,7 @@ from rove.core.errors import ConfigError
 from rove.core.protocols import SamplingParams
 from rove.engine.constraints import Constraint
 from rove.engine.stop_checker import end_token_ids
+from rove.kernels import pointers, run_rows, softmax_kernels
 
 MIN_TEMPERATURE = 1e-5
 """Smaller positive temperatures are raised to this value: logits divided by them overflow."""
@@ -337,6 +340,10 @@ class Sampler:
             logits: [B, V], of any float type, in the order of the rows. Not changed.
         """
         plan = self._plan = self._plan or _Plan(self._needs, self._greedy, self.device)
+        if plan.is_plain and self.vocab > MAX_CUMSUM_VOCAB and logits.device.type == "cpu":
+            library = softmax_kernels(logits.dtype)
+            if library is not None:
+                return self._sample_natively(library, logits.contiguous())
         scores = apply_temperature(self._edited(logits.to(self.device), plan), self._temperature)
         probabilities = scores.softmax(-1)
         if len(plan.filtered):
@@ -353,6 +360,16 @@ class Sampler:
                 constraint.advance(drawn[i])
         rows = dict(zip(plan.top_rows, top, strict=True))
         return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), rows)
+
+    def _sample_natively(self, library: ctypes.CDLL, logits: torch.Tensor) -> SampledTokens:
+        """Return the next tokens of rows without options, in two passes over the logits."""
+        temperature = self._temperature.clamp_min(MIN_TEMPERATURE).where(self._temperature != 0, 0.0)
+        uniform = uniforms(self._seeds, self._position)
+        ids, logprobs = torch.empty_like(self._seeds), torch.empty_like(temperature)
+        given = (*pointers(logits, temperature, uniform, ids, logprobs), logits.shape[1])
+        run_rows(len(logits), partial(library.sample, *given))
+        self._position = self._position + 1
+        return SampledTokens(ids, logprobs, {})
 
     def _edited(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
         """Return the logits after processing steps 1 and 2."""
@@ -441,4 +458,6 @@ class _Plan:
         self.constrained = [(i, need.constraint) for i, need in rows if need.constraint is not None]
         self.top_rows = [i for i, need in rows if need.top]
         self.top_counts = [need.top for _, need in rows if need.top]
+        self.is_plain = not rows
+        """Whether no row needs more than a temperature."""
         self.edits = bool(len(self.penalised) or len(self.min_tokens) or len(self.biased) or self.constrained)

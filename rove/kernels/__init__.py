@@ -51,6 +51,7 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
     "softmax": {
         "softmax": ([*[POINTER] * 4, *[INT] * 3], None),
         "softmax_gradient": ([*[POINTER] * 4, *[INT] * 3], None),
+        "sample": ([*[POINTER] * 5, *[INT] * 3], None),
     },
 }
 """Source → argument types and return type of its functions."""
@@ -123,6 +124,11 @@ def _threads(count: int, process: int) -> ThreadPoolExecutor:
 def pointers(*tensors: torch.Tensor | None) -> list[int | None]:
     """Return the addresses of tensors, which the caller keeps alive."""
     return [None if tensor is None else tensor.data_ptr() for tensor in tensors]
+
+
+def softmax_kernels(dtype: torch.dtype) -> ctypes.CDLL | None:
+    """Return the kernels of `softmax.c` for logits of this type; None if there are none. They do not depend on heads."""
+    return load_kernels("softmax", 1, 16, dtype == torch.bfloat16) if dtype in (torch.float32, torch.bfloat16) else None
 
 
 def _compile(command: list[str], path: Path) -> None:

@@ -60,3 +60,69 @@ void softmax_gradient(number *logits, const float *scale, const float *lse, cons
         for (int64_t i = whole; i < vocab; i++) row[i] = last_ones[i - whole];
     }
 }
+
+enum { BLOCK = 512 }; /* tokens whose probabilities are summed together; a multiple of W */
+
+/* exp(x * inverse - most) of W logits; 0 for a logit of -infinity. */
+INLINE vf weight_of(vf x, float inverse, float most) {
+    vf scaled = x * inverse - most;
+    return pick(scaled < -1e29f, all(0.f), exponential(pick(scaled < -1e29f, all(0.f), scaled)));
+}
+
+/* Sample a token of each row of logits [N, vocab] by inverse transform sampling: where uniform [N], from 0 to less than 1, falls
+ * in the cumulative distribution of the softmax at temperature [N]. Rows of temperature 0 take the first most likely token.
+ * logprobs [N]: the token's log-probability at the row's temperature, at 1 in rows of temperature 0; not a number if a logit
+ * is none, or infinity. */
+void sample(const number *logits, const float *temperature, const double *uniform, int64_t *ids, float *logprobs, int64_t vocab,
+            int64_t first, int64_t last) {
+    int64_t whole = vocab / W * W, blocks = (vocab + BLOCK - 1) / BLOCK;
+    double sums[blocks];
+    for (int64_t n = first; n < last; n++) {
+        const number *row = logits + n * vocab;
+        float inverse = temperature[n] == 0 ? 1.f : 1.f / temperature[n];
+        vf rest = tail(row, vocab, 1.f), high = rest, none = {};
+        for (int64_t i = 0; i < whole; i += W) {
+            vf x = load(row + i);
+            high = pick(x > high, x, high);
+            none = pick(x != x, x, none);
+        }
+        float most = most_of(high) * inverse;
+        double total = 0;
+        for (int64_t b = 0; b < blocks; b++) {
+            int64_t end = (b + 1) * BLOCK < whole ? (b + 1) * BLOCK : whole;
+            vf sum = b == blocks - 1 && whole < vocab ? weight_of(rest, inverse, most) : (vf){};
+            for (int64_t i = b * BLOCK; i < end; i += W) sum += weight_of(load(row + i), inverse, most);
+            total += sums[b] = sum_of(sum);
+        }
+        int64_t id = 0;
+        if (temperature[n] == 0) {
+            for (int64_t i = 0; i < vocab; i += W) {
+                vf x = i < whole ? load(row + i) : rest;
+                int64_t j = 0;
+                while (j < W && x[j] != most) j++;
+                if (j < W) {
+                    id = i + j;
+                    break;
+                }
+            }
+        } else {
+            double target = uniform[n] * total, before = 0;
+            int64_t b = 0, likely = 0;
+            while (b < blocks - 1 && before + sums[b] <= target) before += sums[b++];
+            id = -1;
+            for (int64_t i = b * BLOCK; id < 0 && i < vocab && i < (b + 1) * BLOCK; i += W) {
+                vf weight = weight_of(i < whole ? load(row + i) : rest, inverse, most);
+                for (int j = 0; id < 0 && j < W && i + j < vocab; j++) {
+                    before += weight[j];
+                    if (weight[j] > 0) likely = i + j;
+                    if (before > target) id = i + j;
+                }
+            }
+            if (id < 0) id = likely; /* the sums of a block and of its tokens are rounded differently */
+        }
+        number one[W];
+        for (int j = 0; j < W; j++) one[j] = row[id];
+        ids[n] = id;
+        logprobs[n] = load(one)[0] * inverse - most - (float)__builtin_log(total) + sum_of(none - none);
+    }
+}

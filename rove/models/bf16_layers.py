@@ -211,7 +211,7 @@ class DecoderLayer(torch.autograd.Function):
     """x [N, D] in fp32 → the layer's output [N, D] in fp32."""
 
     @staticmethod
-    def forward(
+    def forward(  # noqa: D102
         ctx: Any,
         x: torch.Tensor,
         weights: LayerWeights,
@@ -233,7 +233,7 @@ class DecoderLayer(torch.autograd.Function):
         return middle.add_(weights.down.forward(weights.gated(both)))
 
     @staticmethod
-    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+    def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:  # noqa: D102
         x, qkv, seen, lse, both, cosine, sine = ctx.saved_tensors
         weights: LayerWeights = ctx.weights
         total = grads[0].clone()  # the gradient of the residual stream
@@ -284,7 +284,12 @@ def supports(model: Any) -> bool:
 def _is_plain(layer: Any) -> bool:
     """Return whether layers that read the same input are alike, and no adapter drops inputs out."""
     block, mlp = layer.self_attn, layer.mlp
-    for layers in ((block.q_proj, block.k_proj, block.v_proj), (block.o_proj,), (mlp.gate_proj, mlp.up_proj), (mlp.down_proj,)):
+    for layers in (
+        (block.q_proj, block.k_proj, block.v_proj),
+        (block.o_proj,),
+        (mlp.gate_proj, mlp.up_proj),
+        (mlp.down_proj,),
+    ):
         bases = [getattr(one, "base_layer", one) for one in layers]
         dropouts = [dropout for one in layers for dropout in getattr(one, "lora_dropout", {}).values()]
         kinds = {(adapter_of(one) is None, base.bias is None) for one, base in zip(layers, bases, strict=True)}

@@ -17,7 +17,7 @@ import torch
 from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
-from rove.kernels import load_kernels, pointers, run_rows
+from rove.kernels import pointers, run_rows, softmax_kernels
 from rove.models.bf16_layers import bf16_layers
 from rove.models.linear import FastLinear, fast_product, use_fast_linear
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers, clone_model, default_threads
@@ -142,12 +142,7 @@ def _score_in_chunks(
     At most `MAX_LOGITS_BYTES` of logits are in memory: chunks are recomputed in the backward pass.
     """
 
-    fused = (
-        type(head) is FastLinear
-        and not entropy_gradient
-        and head.out_features >= LARGE_VOCABULARY
-        and _softmax_kernels(head.forward_dtype) is not None
-    )
+    fused = scores_natively(head, entropy_gradient)
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:
@@ -180,6 +175,16 @@ def _score_in_chunks(
     return torch.cat(logprobs), torch.cat(entropy)
 
 
+def scores_natively(head: Any, entropy_gradient: bool) -> bool:
+    """Return whether `_TokenScores` computes the log-probabilities of a language model head."""
+    return (
+        type(head) is FastLinear
+        and not entropy_gradient
+        and head.out_features >= LARGE_VOCABULARY
+        and softmax_kernels(head.forward_dtype) is not None
+    )
+
+
 class _TokenScores(torch.autograd.Function):
     """`_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU, without a gradient of the entropy.
 
@@ -201,7 +206,7 @@ class _TokenScores(torch.autograd.Function):
         logits = fast_product(hidden.to(forward_dtype), weight.to(forward_dtype))
         count, vocab = logits.shape
         scale, lse, entropy = temperature.reciprocal(), hidden.new_empty(count), hidden.new_empty(count)
-        library = _softmax_kernels(forward_dtype)
+        library: Any = softmax_kernels(forward_dtype)
         run_rows(count, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
         places = rows * vocab + targets
         chosen = logits.view(-1).index_select(0, places).float() * scale.index_select(0, rows)
@@ -226,11 +231,6 @@ class _TokenScores(torch.autograd.Function):
         if ctx.needs_input_grad[1]:
             weight_grad = (logits_grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
         return hidden_grad, weight_grad, None, None, None, None, None
-
-
-def _softmax_kernels(dtype: torch.dtype) -> Any:
-    """Return the kernels of `softmax.c` for logits of this type, or None; they do not depend on heads."""
-    return load_kernels("softmax", 1, 16, dtype == torch.bfloat16)
 
 
 def _gather_logprobs(

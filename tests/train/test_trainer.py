@@ -104,10 +104,21 @@ def test_packed_padded_and_one_by_one_are_one_gradient(make: Any, family: str, l
         assert difference(gradient(loaded, samples, budget, loss, pack=True), one_by_one) <= 1e-5
     monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 1)  # scored as the logits of a large vocabulary are
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
-    monkeypatch.setattr(trainer_module, "MAX_LOGITS", 7 * 320)  # a few rows of logits at a time
+    monkeypatch.setattr(trainer_module, "MAX_LOGITS_BYTES", 4 * 7 * 320)  # a few rows of logits at a time
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
     monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 10_000)
     assert difference(gradient(loaded, samples, 10_000, loss, pack=True), one_by_one) <= 1e-5
+
+
+@pytest.mark.parametrize("chunked", [False, True])
+@pytest.mark.parametrize("temperature", [1.0, 1.25])
+def test_a_large_vocabulary_has_the_same_gradient(temperature: float, chunked: bool, monkeypatch: Any):
+    loaded, samples = family_model("llama"), ragged_samples(6, temperature)
+    small = gradient(loaded, samples, 10_000, entropy_bonus=0, pack=True)
+    monkeypatch.setattr(trainer_module, "LARGE_VOCABULARY", 1)
+    if chunked:
+        monkeypatch.setattr(trainer_module, "MAX_LOGITS_BYTES", 4 * 7 * 320)
+    assert 0 < difference(gradient(loaded, samples, 10_000, entropy_bonus=0, pack=True), small) <= 1e-5
 
 
 @pytest.mark.parametrize("temperature", [1.0, 1.25])

@@ -1,0 +1,132 @@
+"""Layers that compute in bf16 give fp32's gradients to about two digits."""
+
+from __future__ import annotations
+
+import copy
+import random
+from typing import Any
+
+import pytest
+import torch
+from families import family_model
+
+from rove.models import bf16_layers as module
+from rove.models.bf16_layers import bf16_layers, supports
+from rove.models.load import LoadedModel
+from rove.train.batch import count_trained_tokens, micro_batches
+from rove.train.losses import cross_entropy
+from rove.train.sequences import TrainingSequence
+from rove.train.trainer import Trainer, frozen_logprobs
+
+FAMILIES = ["llama", "smollm", "mistral", "qwen2", "qwen3"]
+
+
+@pytest.fixture(autouse=True)
+def any_processor(monkeypatch: pytest.MonkeyPatch):
+    """bf16 products are slow without hardware support, but right."""
+    monkeypatch.setattr(module, "HAS_BF16_PRODUCTS", True)
+
+
+def model_of(family: str) -> LoadedModel:
+    loaded = family_model(family)
+    if not supports(loaded.model):
+        pytest.skip("there are no kernels: no C compiler")
+    return loaded
+
+
+def sequences(count: int = 6) -> list[TrainingSequence]:
+    """Sequences of many lengths that share a prefix of 10 tokens."""
+    rng = random.Random(0)
+    prefix = [rng.randrange(320) for _ in range(10)]
+    made = []
+    for i in range(count):
+        ids = prefix + [rng.randrange(320) for _ in range(3 + 5 * i)]
+        mask = [place >= len(prefix) for place in range(len(ids))]
+        made.append(TrainingSequence(ids, mask, [0.0] * len(ids), [1.0] * len(ids)))
+    return made
+
+
+def gradients(loaded: LoadedModel, mixed: bool, **options: Any) -> tuple[dict[str, torch.Tensor], float]:
+    """Gradients by parameter, and the mean loss."""
+    made = sequences()
+    trainer = Trainer(copy.deepcopy(loaded.model), 1e-3, mixed_precision=mixed, **options)
+    count = count_trained_tokens(made)
+    sums = trainer.accumulate(micro_batches(made, 10_000, pack=True), cross_entropy, count)
+    found = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return found, sums["loss"] / count
+
+
+def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
+    assert ours.keys() == theirs.keys()
+    # Gradients that are zero in exact arithmetic (of key biases) are compared with the whole gradient.
+    whole = torch.cat([grad.flatten() for grad in theirs.values()]).norm().item()
+    pairs = ((ours[name] - grad, grad) for name, grad in theirs.items())
+    return max((gap.norm() / max(grad.norm().item(), 1e-3 * whole)).item() for gap, grad in pairs)
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("threads", [1, 2])
+def test_gradients_are_those_of_fp32(family: str, threads: int):
+    before = torch.get_num_threads()
+    torch.set_num_threads(threads)
+    try:
+        loaded = model_of(family)
+        exact, wanted = gradients(loaded, mixed=False)
+        ours, loss = gradients(loaded, mixed=True)
+    finally:
+        torch.set_num_threads(before)
+    assert loss == pytest.approx(wanted, abs=0.03) and loss != wanted
+    assert 0 < largest_difference(ours, exact) < 0.1
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen3"])
+def test_recomputed_activations_give_equal_gradients(family: str):
+    loaded = model_of(family)
+    kept, _ = gradients(loaded, mixed=True)
+    recomputed, _ = gradients(loaded, mixed=True, activation_checkpointing=True)
+    assert all(torch.equal(recomputed[name], grad) for name, grad in kept.items())
+
+
+@pytest.mark.parametrize("targets", [[], ["q_proj", "k_proj", "v_proj"]], ids=["all", "attention"])
+def test_adapters(targets: list[str]):
+    pytest.importorskip("peft", reason="pip install 'rove[train]'")
+    from rove.models.adapter import add_adapter
+
+    loaded = model_of("llama")
+    add_adapter(loaded.model, 4, 8.0, 0.0, targets, seed=0, base="")
+    for name, parameter in loaded.model.named_parameters():
+        if "lora_B" in name:
+            torch.nn.init.normal_(parameter, std=0.2)
+    assert supports(loaded.model)
+    exact, _ = gradients(loaded, mixed=False)
+    ours, _ = gradients(loaded, mixed=True)
+    assert all("lora_" in name for name in ours)
+    assert 0 < largest_difference(ours, exact) < 0.1
+
+
+@pytest.mark.parametrize(("dropout", "targets"), [(0.1, []), (0.0, ["q_proj"])], ids=["dropout", "not all alike"])
+def test_adapters_that_keep_their_own_layers(dropout: float, targets: list[str]):
+    pytest.importorskip("peft", reason="pip install 'rove[train]'")
+    from rove.models.adapter import add_adapter
+
+    loaded = model_of("llama")
+    add_adapter(loaded.model, 4, 8.0, dropout, targets, seed=0, base="")
+    assert not supports(loaded.model)
+
+
+@pytest.mark.parametrize("family", ["gemma", "lfm2"])
+def test_models_without_such_layers_keep_their_own(family: str):
+    loaded = family_model(family)
+    assert not supports(loaded.model)
+    with bf16_layers(loaded.model):
+        assert all("forward" not in vars(layer) for layer in loaded.model.model.layers)
+
+
+def test_layers_are_as_before_afterwards():
+    loaded = model_of("llama")
+    [batch] = micro_batches(sequences(), 10_000, pack=True)
+    exact = frozen_logprobs(loaded.model, batch)
+    with pytest.raises(ZeroDivisionError), bf16_layers(loaded.model):
+        assert not torch.equal(frozen_logprobs(loaded.model, batch), exact)
+        raise ZeroDivisionError
+    assert torch.equal(frozen_logprobs(loaded.model, batch), exact)

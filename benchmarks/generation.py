@@ -1,7 +1,7 @@
 """What sampling costs on a CPU: rove's engine against `transformers.generate`, new tokens per CPU second, one thread.
 
     python benchmarks/generation.py [--cases 1,32,32x8,turns] [--dtypes float32,bfloat16] [--rounds 3] [--model smollm2-135m]
-        [--peer PYTHON] [--llama FOLDER --gguf FILE ...]
+        [--peer PYTHON] [--llama PYTHON --gguf FILE ...]
 
 The model is a Llama of 4.2 M random weights (hidden 256, 6 layers, 8 heads of 32 over 2 key/value heads, MLP 640, vocabulary
 1,024), or the one that `--model` names. A case is a number of prompts of 150 random tokens, each continued by 64 tokens at
@@ -13,8 +13,8 @@ process, so that other work on the machine slows all of them. Printed are median
 does the weights' matrix products alone, 256 rows at a time, measured in the same run.
 
 `--peer` is the Python of an environment with vLLM for CPU (bf16, compiled), which runs in processes of its own, measured in
-wall time. `--llama` is the folder of llama.cpp's programs; its `llama-batched-bench` runs each GGUF file with one thread on
-as many prompts and tokens as the case, without sampling. `--memory DTYPE` instead measures the memory that "32x8" takes in a
+wall time. `--llama` is the Python of an environment with `llama-cpp-python`; it runs each GGUF file with one thread on the same
+prompts and tokens, without sampling. `--memory DTYPE` instead measures the memory that "32x8" takes in a
 process of its own.
 """
 
@@ -238,22 +238,65 @@ def child(folder: str, case: str, rounds: int) -> None:
     (Path(folder) / RESULT).write_text(json.dumps(statistics.median(rates)))
 
 
-def measure_llama(programs: Path, file: Path, case: str) -> float:
-    """New tokens per second of wall time of llama.cpp with one thread, prefill included."""
-    count, _, copies = case.partition("x")
-    parallel = int(count) * int(copies or 1)
-    command = [
-        str(programs / "llama-batched-bench"),
-        *("-m", str(file), "-t", "1", "-tb", "1", "-npp", str(PROMPT), "-ntg", str(NEW), "-npl", str(parallel)),
-        *("-c", str(parallel * (PROMPT + NEW)), "-b", "2048", "-ub", "512", "--output-format", "jsonl"),
-        *(["-pps"] if count == "1" and copies else []),  # all sequences share one prompt
-    ]
+def llama_rates(file: str, case: str, rounds: int) -> list[float]:
+    """New tokens per second of llama.cpp with one thread, prefill included and sampling left out, in this process."""
+    import ctypes
+    import random
+
+    import llama_cpp as llama  # pyright: ignore[reportMissingImports]
+
+    silent = llama.llama_log_callback(lambda level, text, data: None)
+    llama.llama_log_set(silent, ctypes.c_void_p())
+    llama.llama_backend_init()
+    prompts, _, copies = case.partition("x")
+    prompts, copies = int(prompts), int(copies or 1)
+    options = llama.llama_model_default_params()
+    options.use_extra_bufts = False  # llama-cpp-python 0.3.36 crashes with its repacked weights for AMX
+    model = llama.llama_model_load_from_file(file.encode(), options)
+    params = llama.llama_context_default_params()
+    params.n_ctx, params.n_batch, params.n_ubatch = prompts * copies * (PROMPT + NEW), 2048, 512
+    params.n_seq_max, params.n_threads, params.n_threads_batch, params.kv_unified = prompts * copies, 1, 1, True
+    context = llama.llama_init_from_model(model, params)
+    batch = llama.llama_batch_init(2048, 0, 1)
+
+    def decode(tokens: list[tuple[int, int, int, bool]]) -> None:
+        """Decode (token, position, sequence, whether its logits are needed)."""
+        for start in range(0, len(tokens), 2048):
+            some = tokens[start : start + 2048]
+            batch.n_tokens = len(some)
+            for place, (token, position, sequence, wanted) in enumerate(some):
+                batch.token[place], batch.pos[place], batch.logits[place] = token, position, wanted
+                batch.n_seq_id[place], batch.seq_id[place][0] = 1, sequence
+            assert llama.llama_decode(context, batch) == 0
+
+    rng, rates = random.Random(0), []
+    for _ in range(rounds + 1):
+        memory = llama.llama_get_memory(context)
+        llama.llama_memory_clear(memory, True)
+        started = time.perf_counter()
+        decode(
+            [
+                (rng.randrange(VOCAB), i, prompt * copies, i == PROMPT - 1)
+                for prompt in range(prompts)
+                for i in range(PROMPT)
+            ]
+        )
+        for sequence in range(prompts * copies):
+            if sequence % copies:  # continuations of a prompt share its keys and values
+                llama.llama_memory_seq_cp(memory, sequence // copies * copies, sequence, -1, -1)
+        for position in range(PROMPT, PROMPT + NEW - 1):  # the first new token follows from the prompt
+            decode([(rng.randrange(VOCAB), position, sequence, True) for sequence in range(prompts * copies)])
+        rates.append(NEW * prompts * copies / (time.perf_counter() - started))
+    return rates[1:]
+
+
+def measure_llama(python: str, file: Path, case: str, rounds: int) -> float:
+    """New tokens per second of wall time of llama.cpp, in a process of its own."""
+    command = [python, __file__, "--child-llama", str(file), case, str(rounds)]
     done = subprocess.run(command, capture_output=True, text=True)
-    lines = [line for line in done.stdout.splitlines() if line.startswith("{")]
-    if not lines:
+    if done.returncode:
         sys.exit(f"llama.cpp failed:\n{done.stderr[-3000:]}")
-    result = json.loads(lines[-1])
-    return NEW * parallel / (result["t_pp"] + result["t_tg"])
+    return json.loads(done.stdout.splitlines()[-1])
 
 
 def measure_peer(python: str, case: str, rounds: int, name: str | None) -> float:
@@ -295,11 +338,16 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--model", help="a model folder or a name of `rove model list`")
     parser.add_argument("--peer", metavar="PYTHON", type=Path)
-    parser.add_argument("--llama", metavar="FOLDER", type=Path, help="programs of llama.cpp")
+    parser.add_argument("--llama", metavar="PYTHON", help="of an environment with llama-cpp-python")
     parser.add_argument("--gguf", metavar="FILE", type=Path, nargs="*", default=[], help="models for --llama")
     parser.add_argument("--memory", metavar="DTYPE", help="instead: the memory of 256 sequences in this precision")
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
+    parser.add_argument("--child-llama", nargs=3, help=argparse.SUPPRESS)
     given = parser.parse_args()
+    if given.child_llama:
+        file, case, rounds = given.child_llama
+        print(json.dumps(statistics.median(llama_rates(file, case, int(rounds)))))
+        return
     given.model = model_folder(given.model)
     if given.memory:
         return memory(given.memory, given.model)
@@ -325,7 +373,7 @@ def main() -> None:
             rate = measure_peer(str(given.peer), case, given.rounds, given.model)
             print(f"{case:8}vLLM, bf16, per second of wall time: {rate:.0f}")
         for file in given.gguf if given.llama else []:
-            rate = statistics.median(measure_llama(given.llama, file, case) for _ in range(given.rounds))
+            rate = measure_llama(given.llama, file, case, given.rounds)
             print(f"{case:8}llama.cpp, {file.name}, per second of wall time: {rate:.0f}", flush=True)
 
 

@@ -46,7 +46,14 @@ SETTINGS = {
     "TRL, its defaults": {"bf16": True, "gradient_checkpointing": True},
     "TRL, LoRA fp32": {"bf16": False, "gradient_checkpointing": False},
 }
-ROVE = ("rove, fp32", "rove, bf16 backward", "rove, and bf16 sampling", "rove, mixed precision", "rove, LoRA fp32")
+ROVE = (
+    "rove, fp32",
+    "rove, bf16 backward",
+    "rove, and bf16 sampling",
+    "rove, mixed precision",
+    "rove, LoRA fp32",
+    "rove, LoRA mixed precision",
+)
 DEFAULT = [name for name in [*SETTINGS, *ROVE] if "LoRA" not in name]
 RANK = 8
 

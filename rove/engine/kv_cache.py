@@ -268,6 +268,9 @@ def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
     # A mapping of its own: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
     memory = mmap.mmap(-1, math.prod(shape) * kind.dtype.itemsize, access=mmap.ACCESS_COPY)
+    # A fork would count all reserved memory as the child's, and fail where neighboring mappings exceed the machine's memory.
+    if hasattr(mmap, "MADV_DONTFORK"):
+        memory.madvise(mmap.MADV_DONTFORK)
     return torch.frombuffer(memory, dtype=kind.dtype).view(shape)
 
 

@@ -1,6 +1,9 @@
 from __future__ import annotations
 
+import mmap
+import os
 import resource
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -269,3 +272,11 @@ def test_reserved_rows_take_no_memory_where_the_heap_has_free_memory():
 
 def resident_bytes() -> int:
     return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
+
+
+@pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="this system copies every mapping at a fork")
+def test_a_process_with_a_large_reservation_can_fork():
+    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    pools = [Pool(SHAPE, 64, machine // 2) for _ in range(3)]
+    done = subprocess.run(["true"], preexec_fn=lambda: None)  # with a function to call, Python forks
+    assert done.returncode == 0 and len(pools) == 3

@@ -45,6 +45,12 @@ def index_folder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
         yield folder / "indexes"
 
 
+@pytest.fixture
+def bf16_products(monkeypatch: pytest.MonkeyPatch) -> None:
+    """For tests of bf16 settings, which a CPU without bf16 products ignores. PyTorch computes the products there too, slowly."""
+    monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", True)
+
+
 @pytest.fixture(scope="session")
 def contained() -> None:
     """For tests of what holds only where a machine can contain code; elsewhere `LocalBackend` refuses, as attacks show."""

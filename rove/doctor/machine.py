@@ -18,6 +18,7 @@ from rove.engine import decoder
 from rove.engine.engine import CACHE_BYTES
 from rove.models.bf16_layers import bf16_layers
 from rove.models.bf16_layers import supports as supports_bf16_layers
+from rove.models.linear import has_bf16_products
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers
 from rove.train.batch import Batch, can_pack, micro_batches
 from rove.train.config import RLConfig
@@ -144,10 +145,11 @@ def memory_needed(
     weights = list(loaded.model.parameters())
     size = sum(p.nbytes for p in weights)
     trained = sum(p.nbytes for p in weights if p.requires_grad)  # with LoRA, the adapter only
+    in_bf16 = config.bf16_sampling and has_bf16_products(loaded.model.device)
     own_weights = trained if config.max_off_policy_steps > 0 else 0
     keys_and_values = CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
     sampling = {
-        "joined weights": size * decoder.supports(loaded.model) / (2 if config.bf16_sampling else 1),
+        "joined weights": size * decoder.supports(loaded.model) / (2 if in_bf16 else 1),
         "keys and values": min(float(CACHE_BYTES), keys_and_values),
     }
     training = {
@@ -164,7 +166,7 @@ def memory_needed(
     return {
         "Python and its libraries": float(libraries),
         "weights": float(size),
-        "sampler's weights": size / 2 if config.bf16_sampling else float(own_weights),
+        "sampler's weights": size / 2 if in_bf16 else float(own_weights),
         "reference model": float(trained) if config.loss.kl_penalty else 0.0,
         "AdamW": float(ADAM_TENSORS * trained),
         **sampling,

@@ -22,7 +22,7 @@ from torch import nn
 from rove.kernels import load_kernels, pointers, run_rows, vector_floats
 from rove.models import attention
 from rove.models.attention import Packing, run_attention
-from rove.models.linear import HAS_BF16_PRODUCTS, fast_product
+from rove.models.linear import fast_product, has_bf16_products
 
 MODEL_TYPES = frozenset({"llama", "qwen2", "qwen3", "mistral"})
 """Model types whose layers are norm, attention, norm and gated MLP, each with a residual connection."""
@@ -265,7 +265,7 @@ class DecoderLayer(torch.autograd.Function):
 def supports(model: Any) -> bool:
     """Return whether a model's layers can compute in bf16 on this machine."""
     config = model.config
-    if config.model_type not in MODEL_TYPES or config._attn_implementation != attention.NAME or not HAS_BF16_PRODUCTS:
+    if config.model_type not in MODEL_TYPES or config._attn_implementation != attention.NAME:
         return False
     layers = list(model.model.layers)
     size, groups = layers[0].self_attn.head_dim, config.num_attention_heads // config.num_key_value_heads
@@ -275,6 +275,7 @@ def supports(model: Any) -> bool:
         and config.hidden_act == "silu"
         and config.hidden_size % width == config.intermediate_size % width == 0
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
+        and has_bf16_products(torch.device("cpu"))
         and all(_is_plain(layer) for layer in layers)
         and load_kernels("layer", groups, size, bf16=True) is not None
         and load_kernels("attention", groups, size) is not None

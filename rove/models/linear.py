@@ -24,6 +24,11 @@ HAS_BF16_PRODUCTS = _HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or to
 """Whether this CPU multiplies bf16 matrices faster than fp32 ones."""
 
 
+def has_bf16_products(device: torch.device) -> bool:
+    """Return whether a device multiplies bf16 matrices faster than fp32 ones."""
+    return device.type != "cpu" or HAS_BF16_PRODUCTS
+
+
 def fast_product(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
     """Return x [..., in] times a weight [out, in], without gradients."""
     if x.dtype not in _ONEDNN_DTYPES:

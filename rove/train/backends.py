@@ -16,6 +16,7 @@ import torch
 
 from rove.engine.client import EngineClient
 from rove.engine.sampler import score_tokens
+from rove.models.linear import has_bf16_products
 from rove.models.load import LoadedModel, clone_model, trainable_parameters
 from rove.train.config import RLConfig
 from rove.utils.processes import trim_heap
@@ -83,19 +84,20 @@ class EmbeddedBackend:
     Args:
         config: Settings.
         loaded: Trained model.
-        separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one.
+        separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one, if the device has bf16 products.
     """
 
     metrics: dict[str, float] = {}  # noqa: RUF012  never changed
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, separate_weights: bool):
         self.loaded = loaded
-        self.has_copy = separate_weights or config.bf16_sampling
+        in_bf16 = config.bf16_sampling and has_bf16_products(loaded.model.device)
+        self.has_copy = separate_weights or in_bf16
         sampled = loaded
         if self.has_copy:
-            copied = copy.deepcopy(loaded.model) if config.bf16_sampling else clone_model(loaded.model)
+            copied = copy.deepcopy(loaded.model) if in_bf16 else clone_model(loaded.model)
             sampled = loaded._replace(model=copied)
-        if config.bf16_sampling:
+        if in_bf16:
             for parameter in sampled.model.parameters():  # buffers stay fp32: rotary angles need the precision
                 parameter.data = parameter.data.bfloat16()
         self.client = EngineClient.from_model(

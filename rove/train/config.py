@@ -397,7 +397,8 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     truncated: str = "keep"
     """Truncated rollouts: "keep" the reward, set it to "zero", or "mask" (leave the rollout out)."""
     bf16_sampling: bool = False
-    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects the mismatch."""
+    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects the mismatch. Ignored on a CPU without
+    bf16 products."""
     backend: str = "embedded"
     """Sampling backend: "embedded" (rove's engine) or "vllm"."""
     vllm: VLLMConfig = VLLMConfig()

@@ -130,6 +130,7 @@ def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
     assert resident_memory() > sum(p.nbytes for p in loaded.model.parameters())
 
 
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize(("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)])
 def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
     """The sampler has its own weights if they are in bf16 or if it samples while the model trains."""
@@ -141,6 +142,7 @@ def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
         assert needed["joined weights"] == needed["weights"] / (2 if bf16 else 1)
 
 
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
 def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
     """No gradient, moment, checkpoint or reference of the base; but the sampler's weights in bf16."""

@@ -10,7 +10,6 @@ import pytest
 import torch
 from families import family_model
 
-from rove.models import bf16_layers as module
 from rove.models.bf16_layers import bf16_layers, supports
 from rove.models.load import LoadedModel
 from rove.train.batch import count_trained_tokens, micro_batches
@@ -20,11 +19,7 @@ from rove.train.trainer import Trainer, frozen_logprobs
 
 FAMILIES = ["llama", "smollm", "mistral", "qwen2", "qwen3"]
 
-
-@pytest.fixture(autouse=True)
-def any_processor(monkeypatch: pytest.MonkeyPatch):
-    """bf16 products are slow without hardware support, but right."""
-    monkeypatch.setattr(module, "HAS_BF16_PRODUCTS", True)
+pytestmark = pytest.mark.usefixtures("bf16_products")
 
 
 def model_of(family: str) -> LoadedModel:

@@ -373,6 +373,7 @@ def test_a_killed_run_goes_on_and_trains_everything_once(tmp_path: Path, kill_at
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize(
     "more", [{"lora_rank": 2}, {"bf16_sampling": True}, {"kl_penalty": 1.0, "sync_reference_every": 2}], ids=str
 )

@@ -24,7 +24,7 @@ from rove.models.adapter import add_adapter
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.runs.run import Run
-from rove.train.backends import VLLMBackend, make_backend, parity_check
+from rove.train.backends import EmbeddedBackend, VLLMBackend, make_backend, parity_check
 from rove.train.config import RLConfig
 from rove.train.rl import train_rl
 from rove.vllm.engine import VLLMEngine
@@ -498,3 +498,10 @@ def test_a_started_program_in_its_place_runs_the_loop(tmp_path: Path):
     assert last != killed[0]
     with pytest.raises(ProcessLookupError):
         os.kill(last, 0)
+
+
+@pytest.mark.parametrize("fast", [True, False])
+def test_bf16_sampling_is_ignored_on_a_processor_without_bf16_products(fast: bool, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", fast)
+    backend = EmbeddedBackend(settings(bf16_sampling=True), tiny_model(), separate_weights=False)
+    assert {p.dtype for p in backend.client.engine.model.parameters()} == {torch.bfloat16 if fast else torch.float32}

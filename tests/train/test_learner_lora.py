@@ -65,6 +65,7 @@ KINDS: dict[str, dict[str, Any]] = {
 
 
 @pytest.mark.broad
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(KINDS))
 def test_a_killed_run_ends_with_the_same_adapter_to_the_bit(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
@@ -91,6 +92,7 @@ def test_what_plays_is_what_is_trained(tmp_path: Path):
     assert flat(load_file(tmp_path / "final/adapter_model.safetensors")).abs().max() > 0.05
 
 
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16", "moving reference"]))
 def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
     loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
@@ -125,6 +127,7 @@ def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Pat
 
 
 @pytest.mark.broad
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
 def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []

@@ -19,6 +19,7 @@ from rich.console import Console
 from setting_tables import setting_names, tables
 
 import rove.cli.training
+import rove.models.linear
 import rove.models.load
 import rove.train.trainer
 from rove.cli.rl import run_rl
@@ -355,7 +356,7 @@ def watching(patch: pytest.MonkeyPatch) -> Any:
     trainer, recompute = rove.train.trainer, rove.models.load
     patch.setattr(trainer, "token_logprobs", counted(trainer.token_logprobs, batches))
     patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, again))
-    patch.setattr(torch.cpu, "_is_avx512_bf16_supported", lambda: True)
+    patch.setattr(rove.models.linear, "HAS_BF16_PRODUCTS", True)
     patch.setattr(rove.cli.training, "plot_run", lambda *args: None)
     patch.setitem(sys.modules, "trackio", logger)
     yield batches, again, logger

@@ -128,6 +128,7 @@ def test_other_numbers_are_refused():
 
 
 @pytest.mark.broad
+@pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("ahead", first_quick([0, 1]))
 def test_bf16_sampling_plays_with_a_rounded_copy_of_the_newest_weights(tmp_path: Path, ahead: int):
     config = overlapping(bf16_sampling=True, max_off_policy_steps=ahead)

@@ -22,6 +22,9 @@ from typing import Generic, NamedTuple, TypeVar
 import torch
 
 T = TypeVar("T")
+MAP_NORESERVE = 0x4000
+"""Linux counts no memory of such a mapping before it is written. Otherwise a fork, which starts most processes, would fail when
+neighboring mappings together exceed the machine's memory. Python names the flag only from 3.13 on."""
 TOKEN_BYTES = array("I").itemsize
 """Bytes of a packed token."""
 
@@ -267,10 +270,11 @@ def _zeros(shape: tuple[int, ...], kind: CacheShape) -> torch.Tensor:
     if kind.device.type != "cpu" or 0 in shape:
         return torch.zeros(shape, dtype=kind.dtype, device=kind.device)
     # A mapping of its own: `calloc` would reuse freed heap memory and fill all of the reserved memory with zeros.
-    memory = mmap.mmap(-1, math.prod(shape) * kind.dtype.itemsize, access=mmap.ACCESS_COPY)
-    # A fork would count all reserved memory as the child's, and fail where neighboring mappings exceed the machine's memory.
-    if hasattr(mmap, "MADV_DONTFORK"):
-        memory.madvise(mmap.MADV_DONTFORK)
+    size = math.prod(shape) * kind.dtype.itemsize
+    if sys.platform == "linux":
+        memory = mmap.mmap(-1, size, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | MAP_NORESERVE)
+    else:
+        memory = mmap.mmap(-1, size, access=mmap.ACCESS_COPY)
     return torch.frombuffer(memory, dtype=kind.dtype).view(shape)
 
 

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from typing import NamedTuple, Protocol
 
@@ -16,7 +15,7 @@ from torch.nn.functional import gelu, rms_norm, silu
 
 from rove import kernels
 from rove.engine.batch import DecodeBatch
-from rove.kernels import pointers
+from rove.kernels import kernel_threads, pointers
 from rove.models.attention import attend_decode
 
 
@@ -149,7 +148,6 @@ class NativeOps:
 
     def __init__(self, library: ctypes.CDLL, heads: AttentionHeads, eps: float, vector: int):
         self.library, self.heads, self.eps, self.block = library, heads, eps, vector
-        self._pool: ThreadPoolExecutor | None = None
 
     @classmethod
     def create(
@@ -212,8 +210,6 @@ class NativeOps:
         parts = min(torch.get_num_threads(), work // MIN_THREAD_POSITIONS + 1, len(edges) - 1)
         if parts == 1:
             return do(0, edges[-1])
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(torch.get_num_threads(), "rove-decode")
         cuts = [edges[(len(edges) - 1) * i // parts] for i in range(parts + 1)]
-        for done in [self._pool.submit(do, a, b - a) for a, b in pairwise(cuts)]:
+        for done in [kernel_threads().submit(do, a, b - a) for a, b in pairwise(cuts)]:
             done.result()

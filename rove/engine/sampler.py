@@ -17,10 +17,9 @@ Axes: B rows, V vocabulary, F rows with a filter, P rows with a penalty.
 
 from __future__ import annotations
 
-import ctypes
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -33,9 +32,8 @@ from rove.kernels import pointers, run_rows, softmax_kernels
 
 MIN_TEMPERATURE = 1e-5
 """Smaller positive temperatures are raised to this value: logits divided by them overflow."""
-MAX_CUMSUM_VOCAB = 8192
-"""Up to this vocabulary size, CPUs sample from one cumulative sum; above, first a block, then a token in it."""
-BLOCK_TOKENS = 512
+LARGE_VOCABULARY = 8192
+"""From this number of tokens on, CPUs sample by a C kernel."""
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -71,21 +69,8 @@ def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tens
 
     Rows of `probabilities` need not sum to exactly 1; an id of probability 0 is never drawn.
     """
-    vocab = probabilities.shape[1]
-    if probabilities.is_cuda or vocab <= MAX_CUMSUM_VOCAB:
-        cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-        return _falls_in(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
-    # First a block, then an id in it: fp64 sums over the whole vocabulary take 14 times as long as fp32 ones, and fp32 sums
-    # near 1 are rounded by about the probability of a rare token.
-    sums = _block_sums(probabilities).double()
-    cumulative = sums.cumsum(-1)
-    target = uniform[:, None] * cumulative[:, -1:]
-    block = _falls_in(cumulative, target)
-    size = sums.gather(1, block)
-    share = (target - (cumulative.gather(1, block) - size)) / size
-    ids = block * BLOCK_TOKENS + torch.arange(BLOCK_TOKENS, device=probabilities.device)
-    inside = (probabilities.gather(1, ids.clamp_max(vocab - 1)).double() * (ids < vocab)).cumsum(-1)
-    return ids.gather(1, _falls_in(inside, share * inside[:, -1:]))[:, 0].clamp_max_(vocab - 1)
+    cumulative = probabilities.cumsum(-1, dtype=torch.float64)
+    return _falls_in(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
 
 
 def _falls_in(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
@@ -96,14 +81,6 @@ def _falls_in(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
     )  # a target that rounds up to the total would select no token
     found = torch.searchsorted(cumulative, target.minimum(below), right=True)
     return found.clamp_max_(cumulative.shape[1] - 1)  # only for NaN
-
-
-def _block_sums(probabilities: torch.Tensor) -> torch.Tensor:
-    """Return the sums of each `BLOCK` successive probabilities [B, V]; the last block may be shorter."""
-    whole = probabilities.shape[1] // BLOCK_TOKENS * BLOCK_TOKENS
-    sums = probabilities[:, :whole].unflatten(1, (-1, BLOCK_TOKENS)).sum(-1)
-    rest = probabilities[:, whole:]
-    return torch.cat([sums, rest.sum(-1, keepdim=True)], 1) if rest.shape[1] else sums
 
 
 def filter_unlikely(
@@ -340,17 +317,11 @@ class Sampler:
             logits: [B, V], of any float type, in the order of the rows. Not changed.
         """
         plan = self._plan = self._plan or _Plan(self._needs, self._greedy, self.device)
-        if plan.is_plain and self.vocab > MAX_CUMSUM_VOCAB and logits.device.type == "cpu":
-            library = softmax_kernels(logits.dtype)
-            if library is not None:
-                return self._sample_natively(library, logits.contiguous())
-        scores = apply_temperature(self._edited(logits.to(self.device), plan), self._temperature)
-        probabilities = scores.softmax(-1)
+        scores = self._edited(logits.to(self.device), plan)
         if len(plan.filtered):
-            probabilities[plan.filtered] = filter_unlikely(probabilities[plan.filtered], *plan.filters)
-        ids = self._chosen(scores, probabilities, plan)
-        logprobs = probabilities.gather(1, ids[:, None])[:, 0].log()
-        top = top_tokens(probabilities[plan.top_rows], plan.top_counts) if plan.top_counts else []
+            scores = self._filtered(scores, plan)
+        ids, logprobs = self._drawn(scores, plan)
+        top = top_tokens(self._probabilities(scores, plan.top_rows), plan.top_counts) if plan.top_counts else []
         self._position = self._position + 1
         if len(plan.penalised):
             self._penalties.count(ids[plan.penalised])
@@ -360,16 +331,6 @@ class Sampler:
                 constraint.advance(drawn[i])
         rows = dict(zip(plan.top_rows, top, strict=True))
         return SampledTokens(ids.to(logits.device), logprobs.to(logits.device), rows)
-
-    def _sample_natively(self, library: ctypes.CDLL, logits: torch.Tensor) -> SampledTokens:
-        """Return the next tokens of rows without options, in two passes over the logits."""
-        temperature = self._temperature.clamp_min(MIN_TEMPERATURE).where(self._temperature != 0, 0.0)
-        uniform = uniforms(self._seeds, self._position)
-        ids, logprobs = torch.empty_like(self._seeds), torch.empty_like(temperature)
-        given = (*pointers(logits, temperature, uniform, ids, logprobs), logits.shape[1])
-        run_rows(len(logits), partial(library.sample, *given))
-        self._position = self._position + 1
-        return SampledTokens(ids, logprobs, {})
 
     def _edited(self, logits: torch.Tensor, plan: _Plan) -> torch.Tensor:
         """Return the logits after processing steps 1 and 2."""
@@ -387,16 +348,36 @@ class Sampler:
             scores[plan.penalised] = self._penalties.apply(scores[plan.penalised])
         return scores
 
-    def _chosen(self, scores: torch.Tensor, probabilities: torch.Tensor, plan: _Plan) -> torch.Tensor:
-        if not len(plan.drawn):
-            return scores.argmax(-1)
-        if not len(plan.greedy):
-            return sample_ids(probabilities, uniforms(self._seeds, self._position))
-        ids = torch.empty_like(self._seeds)
-        ids[plan.greedy] = scores[plan.greedy].argmax(-1)
-        random = uniforms(self._seeds[plan.drawn], self._position[plan.drawn])
-        ids[plan.drawn] = sample_ids(probabilities[plan.drawn], random)
-        return ids
+    def _probabilities(self, scores: torch.Tensor, rows: Sequence[int] | torch.Tensor) -> torch.Tensor:
+        """Return the distributions [n, V] of some rows."""
+        return apply_temperature(scores[rows], self._temperature[rows]).softmax(-1)
+
+    def _filtered(self, scores: torch.Tensor, plan: _Plan) -> torch.Tensor:
+        """Return the logits with −∞ for the tokens that processing step 4 drops."""
+        likely = filter_unlikely(self._probabilities(scores, plan.filtered), *plan.filters)
+        scores = scores.to(torch.float32, copy=True)
+        scores[plan.filtered] = scores[plan.filtered].masked_fill(likely == 0, -torch.inf)
+        return scores
+
+    def _drawn(self, scores: torch.Tensor, plan: _Plan) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return a token of each row and its log-probability, both [B]."""
+        uniform = uniforms(self._seeds, self._position)
+        is_large = self.vocab >= LARGE_VOCABULARY and scores.device.type == "cpu"
+        library: Any = softmax_kernels(scores.dtype) if is_large else None
+        if library is not None:
+            temperature = self._temperature.clamp_min(MIN_TEMPERATURE).where(self._temperature != 0, 0.0)
+            ids, logprobs = torch.empty_like(self._seeds), torch.empty_like(temperature)
+            scores = scores.contiguous()
+            run_rows(
+                len(ids), partial(library.sample, *pointers(scores, temperature, uniform, ids, logprobs), self.vocab)
+            )
+            return ids, logprobs
+        scores = apply_temperature(scores, self._temperature)
+        probabilities = scores.softmax(-1)
+        ids = sample_ids(probabilities, uniform) if len(plan.drawn) else scores.argmax(-1)
+        if len(plan.drawn) and len(plan.greedy):
+            ids[plan.greedy] = scores[plan.greedy].argmax(-1)
+        return ids, probabilities.gather(1, ids[:, None])[:, 0].log()
 
 
 class _RowOptions(NamedTuple):
@@ -458,6 +439,4 @@ class _Plan:
         self.constrained = [(i, need.constraint) for i, need in rows if need.constraint is not None]
         self.top_rows = [i for i, need in rows if need.top]
         self.top_counts = [need.top for _, need in rows if need.top]
-        self.is_plain = not rows
-        """Whether no row needs more than a temperature."""
         self.edits = bool(len(self.penalised) or len(self.min_tokens) or len(self.biased) or self.constrained)

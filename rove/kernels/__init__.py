@@ -84,7 +84,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
         return None
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
-        logger.info("no C compiler found: using PyTorch attention, which is slower")
+        logger.info("no C compiler found: using PyTorch instead of the C kernels, which is slower")
         return None
     source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
@@ -96,7 +96,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
         library = ctypes.CDLL(str(path))
     except (OSError, subprocess.SubprocessError) as error:
         reason = error.stderr.strip() if isinstance(error, subprocess.CalledProcessError) else error
-        logger.info("attention kernels could not be compiled: using PyTorch attention, which is slower: %s", reason)
+        logger.info("the kernels of %s.c could not be compiled: using PyTorch, which is slower: %s", name, reason)
         return None
     for function, (arguments, returned) in SIGNATURES[name].items():
         getattr(library, function).argtypes, getattr(library, function).restype = arguments, returned
@@ -112,12 +112,16 @@ def run_rows(count: int, function: Callable[[int, int], Result]) -> list[Result]
     edges = [count * i // parts for i in range(parts + 1)]
     if parts == 1:
         return [function(0, count)]
-    return list(_threads(parts, os.getpid()).map(function, edges[:-1], edges[1:]))
+    return list(kernel_threads().map(function, edges[:-1], edges[1:]))
+
+
+def kernel_threads() -> ThreadPoolExecutor:
+    """Return as many threads as PyTorch uses, for calls that release the GIL and wait for no other."""
+    return _threads(torch.get_num_threads(), os.getpid())  # a forked process has none of its parent's threads
 
 
 @lru_cache(maxsize=1)
 def _threads(count: int, process: int) -> ThreadPoolExecutor:
-    """Return threads of this process; a forked one has none of its parent's."""
     return ThreadPoolExecutor(count, "kernels")
 
 

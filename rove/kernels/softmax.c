@@ -30,7 +30,7 @@ void softmax(const number *logits, const float *scale, float *lse, float *entrop
         for (int64_t i = 0; i < whole; i += W) {
             vf x = load(row + i) * scale[n];
             high = pick(x > high, x, high);
-            high += x - x; /* a logit that is no number makes the sum none */
+            high += x - x; /* NaN stays NaN */
         }
         float most = most_of(high);
         vf weight = exponential(rest - most), sum = weight, products = weight * pick(rest > -1e29f, rest - most, all(0.f));
@@ -71,8 +71,8 @@ INLINE vf weight_of(vf x, float inverse, float most) {
 
 /* Sample a token of each row of logits [N, vocab] by inverse transform sampling: where uniform [N], from 0 to less than 1, falls
  * in the cumulative distribution of the softmax at temperature [N]. Rows of temperature 0 take the first most likely token.
- * logprobs [N]: the token's log-probability at the row's temperature, at 1 in rows of temperature 0; not a number if a logit
- * is none, or infinity. */
+ * logprobs [N]: the token's log-probability at the row's temperature, at 1 in rows of temperature 0; NaN if a logit is NaN or
+ * infinity, or if all are -infinity. */
 void sample(const number *logits, const float *temperature, const double *uniform, int64_t *ids, float *logprobs, int64_t vocab,
             int64_t first, int64_t last) {
     int64_t whole = vocab / W * W, blocks = (vocab + BLOCK - 1) / BLOCK;
@@ -87,6 +87,11 @@ void sample(const number *logits, const float *temperature, const double *unifor
             none = pick(x != x, x, none);
         }
         float most = most_of(high) * inverse;
+        if (!(most > -1e29f)) {
+            ids[n] = 0;
+            logprobs[n] = NAN;
+            continue;
+        }
         double total = 0;
         for (int64_t b = 0; b < blocks; b++) {
             int64_t end = (b + 1) * BLOCK < whole ? (b + 1) * BLOCK : whole;
@@ -99,8 +104,8 @@ void sample(const number *logits, const float *temperature, const double *unifor
             for (int64_t i = 0; i < vocab; i += W) {
                 vf x = i < whole ? load(row + i) : rest;
                 int64_t j = 0;
-                while (j < W && x[j] != most) j++;
-                if (j < W) {
+                while (j < W && i + j < vocab && x[j] != most) j++;
+                if (j < W && i + j < vocab) {
                     id = i + j;
                     break;
                 }

@@ -186,9 +186,10 @@ def run_attention(
     """
     heads = given[1].shape[1]
 
+    before, after = (*pointers(*given), scale, *pointers(*packing.flat_paths)), pointers(*wanted)
+
     def some(first: int, last: int) -> int:
-        counts = (len(packing.paths), heads, first, last)
-        return function(*pointers(*given), scale, *pointers(*packing.flat_paths), *counts, *pointers(*wanted))
+        return function(*before, len(packing.paths), heads, first, last, *after)
 
     if any(run_rows(heads, some)):
         raise MemoryError("out of memory in attention; lower micro_batch_tokens")

@@ -1,4 +1,4 @@
-"""Decoder layers of Llama's kind that compute in bf16 in training on a CPU.
+"""Llama-style decoder layers that compute in bf16 in training on a CPU.
 
 Weights, the residual stream, norms, attention and sums are fp32; matrix products and what lies between them are bf16. A layer is
 one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few activations. For a layer of
@@ -46,11 +46,17 @@ def adapter_of(layer: Any) -> Adapter | None:
     return Adapter(layer.lora_A[name].weight, layer.lora_B[name].weight, layer.scaling[name])
 
 
+def _no_adapter(weight: nn.Parameter) -> Adapter:
+    """Return an adapter of rank 0 for a weight [out, in]."""
+    out, width = weight.shape
+    return Adapter(nn.Parameter(weight.new_empty(0, width), False), nn.Parameter(weight.new_empty(out, 0), False), 1.0)
+
+
 class Projection:
     """Linear layers that read the same input, as one matrix product in bf16.
 
     Args:
-        layers: Linear layers. All or none have a bias, and all or none have an adapter.
+        layers: Linear layers. All or none have a bias; any may have an adapter.
     """
 
     def __init__(self, *layers: Any):
@@ -58,7 +64,10 @@ class Projection:
         self.sizes = [base.weight.shape[0] for base in bases]
         self.weights = [base.weight for base in bases]
         self.biases = [base.bias for base in bases if base.bias is not None]
-        self.adapters = [adapter for adapter in map(adapter_of, layers) if adapter is not None]
+        adapters = list(map(adapter_of, layers))
+        self.adapters = (
+            [a or _no_adapter(w) for a, w in zip(adapters, self.weights, strict=True)] if any(adapters) else []
+        )
         self.weight = _joined(self.weights)
         self.bias = _joined(self.biases) if self.biases else None
         if self.adapters:
@@ -276,14 +285,14 @@ def supports(model: Any) -> bool:
         and config.hidden_size % width == config.intermediate_size % width == 0
         and all(p.dtype == torch.float32 and p.device.type == "cpu" for p in model.parameters())
         and has_bf16_products(torch.device("cpu"))
-        and all(_is_plain(layer) for layer in layers)
+        and all(_has_uniform_projections(layer) for layer in layers)
         and load_kernels("layer", groups, size, bf16=True) is not None
         and load_kernels("attention", groups, size) is not None
     )
 
 
-def _is_plain(layer: Any) -> bool:
-    """Return whether layers that read the same input are alike, and no adapter drops inputs out."""
+def _has_uniform_projections(layer: Any) -> bool:
+    """Return whether all or none of the linear layers that read the same input have a bias, and no adapter has dropout."""
     block, mlp = layer.self_attn, layer.mlp
     for layers in (
         (block.q_proj, block.k_proj, block.v_proj),
@@ -293,8 +302,7 @@ def _is_plain(layer: Any) -> bool:
     ):
         bases = [getattr(one, "base_layer", one) for one in layers]
         dropouts = [dropout for one in layers for dropout in getattr(one, "lora_dropout", {}).values()]
-        kinds = {(adapter_of(one) is None, base.bias is None) for one, base in zip(layers, bases, strict=True)}
-        if len(kinds) > 1 or not all(isinstance(one, nn.Identity) for one in dropouts):
+        if len({base.bias is None for base in bases}) > 1 or not all(isinstance(one, nn.Identity) for one in dropouts):
             return False
     return True
 
@@ -318,16 +326,16 @@ def _forward(
 def bf16_layers(model: Any) -> Iterator[None]:
     """Return a context in which the layers of a model compute packed batches in bf16, if it `supports` that.
 
-    Its bf16 copies of the weights are those of the weights at the beginning.
+    The weights are copied to bf16 on entry; later changes have no effect.
     """
     if not supports(model):
         yield
         return
     layers = list(model.model.layers)
-    for layer in layers:
-        layer.forward = partial(_forward, LayerWeights(layer))
     try:
+        for layer in layers:
+            layer.forward = partial(_forward, LayerWeights(layer))
         yield
     finally:
         for layer in layers:
-            del layer.forward
+            vars(layer).pop("forward", None)

@@ -30,7 +30,6 @@ from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
 from rove.rendering.renderer import Renderer
-from rove.utils.processes import keep_freed_memory
 
 if TYPE_CHECKING:
     from rove.models.adapter import Adapter
@@ -345,10 +344,11 @@ def default_threads(model: Any) -> int:
 
     More do not help small models, and OpenMP's spinning threads stall next to any busy process.
     """
-    return PYTORCH_THREADS if _is_large(model) else max(1, (os.cpu_count() or 1) // 2)
+    return PYTORCH_THREADS if is_large(model) else max(1, (os.cpu_count() or 1) // 2)
 
 
-def _is_large(model: Any) -> bool:
+def is_large(model: Any) -> bool:
+    """Return whether a model has `LARGE_MODEL_PARAMETERS` or more."""
     return sum(parameter.numel() for parameter in model.parameters()) >= LARGE_MODEL_PARAMETERS
 
 
@@ -357,9 +357,8 @@ def prepare(model: Any, tokenizer: Any) -> LoadedModel:
     if attention.is_plain(model.config):
         model.set_attn_implementation(attention.NAME)
     use_fast_linear(model)
-    if _is_large(model):
+    if is_large(model):
         use_recomputing_layers(model)
-        keep_freed_memory()
     model.eval()
     eos = model.generation_config.eos_token_id if model.generation_config else None
     stop_ids = [] if eos is None else [eos] if isinstance(eos, int) else list(eos)

@@ -199,13 +199,13 @@ class Learner:
         model, objective = self.trainer.model, self.objective
         batches = self._batches(samples)
         if self.reference is not None:
-            with self.trainer.layers(self.reference):
+            with self.trainer.training_precision(self.reference):
                 batches = [
                     batch._replace(reference=frozen_logprobs(self.reference, batch))
                     for batch in counted(batches, "reference micro-batches", self.on_progress)
                 ]
         if objective.num_iterations > 1:
-            with self.trainer.layers(model):
+            with self.trainer.training_precision(model):
                 batches = [batch._replace(old=frozen_logprobs(model, batch)) for batch in batches]
         stats = TokenStats(samples, objective.log_token_stats, derive_seed(self.config.seed, "token_stats", step))
         divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None

@@ -20,7 +20,14 @@ from rove.core.errors import Error, RunError
 from rove.kernels import pointers, run_rows, softmax_kernels
 from rove.models.bf16_layers import bf16_layers
 from rove.models.linear import FastLinear, fast_product, use_fast_linear
-from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers, clone_model, default_threads
+from rove.models.load import (
+    LoadedModel,
+    checkpoint_activations,
+    checkpointed_layers,
+    clone_model,
+    default_threads,
+    is_large,
+)
 from rove.runs.run import Run
 from rove.train.batch import Batch
 from rove.train.callbacks import OnProgress, counted, ignore
@@ -29,6 +36,7 @@ from rove.train.losses import Loss, LossTokens, clipped_tokens
 from rove.train.sequences import TrainingSequence
 from rove.train.sharding import full_tensor, is_sharded, shard_model
 from rove.train.worker_group import SINGLE_PROCESS, Ranks
+from rove.utils.processes import keep_freed_memory
 
 FILE = "bad_batch.msgpack"
 SKIPPED_METRIC = "optim/skipped"
@@ -205,7 +213,8 @@ class _TokenScores(torch.autograd.Function):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         logits = fast_product(hidden.to(forward_dtype), weight.to(forward_dtype))
         count, vocab = logits.shape
-        scale, lse, entropy = temperature.reciprocal(), hidden.new_empty(count), hidden.new_empty(count)
+        scale = temperature.reciprocal()
+        lse, entropy = torch.empty_like(scale), torch.empty_like(scale)
         library: Any = softmax_kernels(forward_dtype)
         run_rows(count, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
         places = rows * vocab + targets
@@ -221,9 +230,15 @@ class _TokenScores(torch.autograd.Function):
         hidden, weight, scale, lse, rows, places, logits = ctx.saved_tensors
         grad = grads[0] * scale.index_select(0, rows)
         factor = -torch.zeros_like(lse).index_add_(0, rows, grad)
+        # The target's gradient, grad * (1 - p), in fp32: the difference of two bf16 numbers would lose it where p is near 1.
+        flat = logits.view(-1)
+        chosen, order = torch.unique(places, return_inverse=True)
+        row = torch.div(chosen, logits.shape[1], rounding_mode="floor")
+        probability = torch.exp(flat[chosen].float() * scale[row] - lse[row])
+        targets_grad = torch.zeros_like(probability).index_add_(0, order, grad) + factor[row] * probability
         softmax_gradient = ctx.library.softmax_gradient
         run_rows(len(lse), partial(softmax_gradient, *pointers(logits, scale, lse, factor), logits.shape[1]))
-        logits.view(-1).index_add_(0, places, grad.to(logits.dtype))
+        flat[chosen] = targets_grad.to(logits.dtype)
         logits_grad = logits.to(ctx.dtype)
         hidden_grad = weight_grad = None
         if ctx.needs_input_grad[0]:
@@ -285,7 +300,7 @@ class Trainer:
         plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
 
-    def layers(self, model: Any) -> AbstractContextManager[None]:
+    def training_precision(self, model: Any) -> AbstractContextManager[None]:
         """Return a context in which a model's layers compute in this trainer's precision."""
         return bf16_layers(model) if self.mixed_precision else nullcontext()
 
@@ -309,7 +324,7 @@ class Trainer:
             Sums over the trained tokens of all processes.
         """
         sums = dict.fromkeys(SUMS, 0.0)
-        with self.layers(self.model):
+        with self.training_precision(self.model):
             for batch in counted(batches, "micro-batches", self.on_progress):
                 with checkpoint_activations(self.recomputed):
                     logprobs, entropy = token_logprobs(self.model, batch, entropy_gradient=entropy_bonus != 0)
@@ -367,7 +382,7 @@ class Trainer:
     def mean_loss(self, batches: Sequence[Batch], loss: Loss) -> float:
         """Return the mean loss per trained token, without training (validation)."""
         sums = {"loss": 0.0, "tokens": 0.0}
-        with self.layers(self.model):
+        with self.training_precision(self.model):
             for batch in counted(batches, "validation micro-batches", self.on_progress):
                 logprobs, _ = token_logprobs(self.model, batch)
                 sums["loss"] += loss(logprobs, loss_tokens(batch)).sum().item()
@@ -387,6 +402,8 @@ def make_trainer(
         ConfigError: The model does not support activation checkpointing or sharding, but the settings enable it.
     """
     torch.set_num_threads(config.threads or default_threads(loaded.model))
+    if is_large(loaded.model):
+        keep_freed_memory()
     bf16 = config.mixed_precision and ranks.size == 1  # several processes have their own way
     use_fast_linear(loaded.model, config.bf16_backward or bf16, bf16)
     return Trainer(

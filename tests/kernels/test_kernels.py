@@ -32,7 +32,7 @@ def test_what_cannot_be_compiled_is_said_and_done_without(
         folder.write_text("a file")
     with caplog.at_level("INFO"):
         assert kernels.load_kernels("decode", 2, 16) is None
-    assert "using PyTorch attention, which is slower" in caplog.text
+    assert "using PyTorch" in caplog.text and "slower" in caplog.text
 
 
 @pytest.mark.broad

@@ -45,7 +45,7 @@ def both(logits: torch.Tensor, temperature: list[float], seed: int) -> tuple[Sam
     rows = [SamplerRow(SamplingParams(temperature=t), seed + i, [1]) for i, t in enumerate(temperature)]
     vocab = logits.shape[1]
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sampler_module, "MAX_CUMSUM_VOCAB", 0)
+        patch.setattr(sampler_module, "LARGE_VOCABULARY", 0)
         native = Sampler(vocab, rows=rows).step(logits)
         patch.setattr(sampler_module, "softmax_kernels", lambda dtype: None)
         return native, Sampler(vocab, rows=rows).step(logits)
@@ -79,3 +79,24 @@ def test_draws_follow_the_distribution():
     common = probabilities > 0.005
     error = ((seen - probabilities) / (probabilities * (1 - probabilities) / count).sqrt())[common]
     assert error.abs().max() < 4.5
+
+
+def test_a_token_does_not_depend_on_the_options_of_other_rows():
+    vocab, count = 10_007, 400
+    logits = random_logits(count, vocab, torch.float32)
+    plain = [SamplerRow(SamplingParams(temperature=1.0), seed, [1]) for seed in range(count)]
+    options = [SamplingParams(top_p=0.9), SamplingParams(logprobs=3), SamplingParams(frequency_penalty=0.5)]
+    others = [SamplerRow(params, 5, [1]) for params in options]
+    alone, together = (
+        Sampler(vocab, rows=plain).step(logits),
+        Sampler(vocab, rows=[*plain, *others]).step(torch.cat([logits, logits[:3]])),
+    )
+    assert torch.equal(together.ids[:count], alone.ids) and torch.equal(together.logprobs[:count], alone.logprobs)
+    assert len(together.top[count + 1]) == 3
+
+
+def test_rows_without_a_possible_token_are_seen():
+    for vocab in (9000, 9001):
+        rows = [SamplerRow(SamplingParams(temperature=t), 0, [1]) for t in (0.0, 1.0)]
+        sampled = Sampler(vocab, rows=rows).step(torch.full((2, vocab), -torch.inf))
+        assert sampled.ids.tolist() == [0, 0] and sampled.logprobs.isnan().all()

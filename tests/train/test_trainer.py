@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 import random
 from typing import Any
 
@@ -13,6 +14,7 @@ from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.loading import load_environment
+from rove.kernels import softmax_kernels
 from rove.models.load import LoadedModel
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
@@ -288,3 +290,30 @@ def test_validation_is_the_mean_over_tokens_and_trains_nothing():
     assert losses == pytest.approx([wanted, wanted], rel=1e-5)
     assert all(p.grad is None for p in loaded.model.parameters())
     assert trainer.mean_loss([], cross_entropy) == 0
+
+
+@pytest.mark.skipif(softmax_kernels(torch.float32) is None, reason="there is no C compiler")
+@pytest.mark.parametrize("forward", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("hidden_dtype", [torch.float32, torch.bfloat16], ids=str)
+@pytest.mark.parametrize("likely", [0.3, 0.99, 0.9995])
+def test_gradients_of_likely_tokens(likely: float, hidden_dtype: torch.dtype, forward: torch.dtype):
+    """1 - p of a likely token is lost as a difference of bf16 numbers. Hidden states are bf16 with several processes."""
+    width, vocab, rows = 16, 5000, torch.tensor([0, 1, 1, 1, 2])
+    generator = torch.Generator().manual_seed(0)
+    weight = torch.randn(vocab, width, generator=generator) * 0.1
+    targets = torch.tensor([7, 4999, 4999, 12, 0])
+    hidden = torch.randn(3, width, generator=generator)
+    weight[[7, 4999, 0]] = hidden / hidden.square().sum(1, keepdim=True) * math.log(likely / (1 - likely) * vocab)
+    temperature, grad = torch.tensor([1.0, 1.0, 1.25]), torch.tensor([1.0, 0.5, 0.25, -1.0, 2.0])
+    found = []
+    for dtypes in [(torch.float32, torch.float32), (forward, forward)]:
+        x = hidden.to(hidden_dtype).requires_grad_()
+        logits = (x.detach().to(dtypes[0]) @ weight.to(dtypes[0]).t()).float().requires_grad_()
+        wanted, _ = trainer_module._gather_logprobs(logits, temperature, rows, targets, entropy_gradient=False)
+        logprobs, _ = trainer_module._TokenScores.apply(x, weight, temperature, rows, targets, *dtypes)
+        torch.testing.assert_close(logprobs, wanted, rtol=1e-4, atol=1e-4)
+        (wanted_grad,) = torch.autograd.grad((wanted * grad).sum(), logits)
+        (hidden_grad,) = torch.autograd.grad((logprobs * grad).sum(), x)
+        found.append((hidden_grad.float(), wanted_grad @ weight))
+    for ours, exact in found:
+        assert (ours - exact).norm(dim=1).div(exact.norm(dim=1)).max() < 0.02

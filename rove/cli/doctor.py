@@ -150,10 +150,12 @@ def print_findings(findings: Sequence[Finding], title: str, as_json: bool, conso
 
 
 def _mark_files(words: Sequence[str]) -> Iterator[str]:
-    """Yield the words, with "@" before settings files: rl.toml becomes @rl.toml."""
+    """Yield the words, with "@" before settings files."""
     previous = ""
     for word in words:
-        yield f"@{word}" if word.endswith(".toml") and not previous.startswith(("@", "-")) else word
+        if word.endswith(".toml") and not previous.startswith(("@", "-")):
+            yield "@"
+        yield word
         previous = word
 
 

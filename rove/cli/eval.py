@@ -101,7 +101,7 @@ class EvalProgress:
         self.failed += record.error is not None
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
-        words = [f"reward {number(self.rewards / scored) if scored else '–'}"]
+        words = [f"mean reward {number(self.rewards / scored) if scored else '–'}"]
         if self.failed:
             words.append(f"[red]{self.failed} failed[/red]")
         if self.limiter is not None:

@@ -197,7 +197,7 @@ def _config_type() -> type[RLConfig]:
     context_settings=SETTINGS,
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="Model folder to start from.")
+@click.option("-m", "--model", help="Model to start from: a folder, or a name of `rove model list`.")
 @trust_option
 @env_args_option
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")

@@ -41,6 +41,10 @@ LONG_RUN_S = 24 * 3600.0
 """Duration of a run above which it is a warning."""
 MAX_DRIFT = 0.05
 """Maximum difference in nats between log-probabilities of sampler and trainer."""
+MAX_BF16_DRIFT = 1.0
+"""The same with products in bf16."""
+NAMED_PARTS = 3
+"""Parts of the memory that are named; the others are added up."""
 
 
 class Trial(NamedTuple):
@@ -110,17 +114,19 @@ def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tu
     return saved, logprobs.detach()
 
 
-def check_drift(trial: Trial) -> Finding:
-    """Check whether sampler and trainer compute the same probabilities of the sampled tokens."""
+def check_drift(trial: Trial, in_bf16: bool = False) -> Finding:
+    """Check whether sampler and trainer compute the same probabilities of the sampled tokens.
+
+    Args:
+        trial: A micro-batch of sampled rollouts.
+        in_bf16: Whether settings let the trainer or the sampler compute in bf16.
+    """
     drift = trial.drift or 0.0
     seen = f"log-probs differ by at most {drift:.1g}"
-    if not drift <= MAX_DRIFT:  # NaN fails too
-        return Finding(
-            WARN,
-            "sampler = trainer",
-            seen,
-            "importance ratios are wrong from the first step: use fp32 and a model type that rove knows",
-        )
+    if not drift <= (MAX_BF16_DRIFT if in_bf16 else MAX_DRIFT):  # NaN fails too
+        return Finding(WARN, "sampler = trainer", seen, "importance ratios are wrong from the first step: use fp32")
+    if in_bf16:
+        return Finding(OK, "sampler = trainer", seen, "usual in bf16; the importance ratio of the loss corrects it")
     return Finding(OK, "sampler = trainer", seen)
 
 
@@ -222,13 +228,14 @@ def memory_free(device: torch.device) -> int | None:
 def check_memory(needed: dict[str, float], free: int | None) -> Finding:
     """Check whether a run fits into memory; loaded weights count as free."""
     total = sum(needed.values())
-    largest = sorted(needed, key=lambda name: -needed[name])[:2]
-    parts = ", ".join(f"{name} {human_bytes(needed[name])}" for name in largest)
+    largest = sorted(needed, key=lambda name: -needed[name])[:NAMED_PARTS]
+    shown = {name: needed[name] for name in largest} | {"other": total - sum(needed[name] for name in largest)}
+    parts = ", ".join(f"{name} {human_bytes(size)}" for name, size in shown.items() if size > 0.005 * total)
     if free is None:
         return Finding(OK, "memory", f"about {human_bytes(total)} ({parts})")
     available = free + needed["weights"] + needed.get("Python and its libraries", 0)
-    seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)}"
-    advice = "lower --micro_batch_tokens, or use --activation_checkpointing, --lora.rank 8, a smaller model or a larger machine"
+    seen = f"about {human_bytes(total)} ({parts}) of {human_bytes(available)} free"
+    advice = "lower --micro-batch-tokens, or use --activation-checkpointing, --lora.rank 8, a smaller model or a larger machine"
     if total > UNCERTAINTY * available:
         return Finding(FAIL, "memory", seen, advice)
     if UNCERTAINTY * total > available:
@@ -248,7 +255,7 @@ def check_time(config: RLConfig, sampling: float, training: float) -> Finding:
             WARN, "time", seen, "lower --steps, or use shorter rollouts, a smaller model or a faster machine"
         )
     if step * config.checkpoint_every > 3600:
-        advice = f"an interruption may cost {human_seconds(step * config.checkpoint_every)}: lower --checkpoint_every"
+        advice = f"an interruption may cost {human_seconds(step * config.checkpoint_every)}: lower --checkpoint-every"
         return Finding(WARN, "time", seen, advice)
     return Finding(OK, "time", seen, "more if rollouts become longer during training")
 
@@ -268,9 +275,9 @@ def check_disk(config: RLConfig, needed: dict[str, float], rollout_bytes: float,
     parts = f"checkpoints {human_bytes(checkpoints)}" + (f", rollouts {human_bytes(rollouts)}" if rollouts else "")
     seen = f"{parts}; {human_bytes(free)} free"
     if checkpoints + rollouts > free:
-        return Finding(FAIL, "disk", seen, "use --keep_checkpoints 1 or another --run-dir, or free some space")
+        return Finding(FAIL, "disk", seen, "use --keep-checkpoints 1 or another --run-dir, or free some space")
     if UNCERTAINTY * (checkpoints + rollouts) > free:
-        return Finding(WARN, "disk", seen, "tight: use --keep_checkpoints 1 or another --run-dir, or free some space")
+        return Finding(WARN, "disk", seen, "tight: use --keep-checkpoints 1 or another --run-dir, or free some space")
     return Finding(OK, "disk", seen)
 
 

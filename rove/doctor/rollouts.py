@@ -61,9 +61,10 @@ def check_samples(
         yield check_reward(scored)
         yield check_advantages(scored)
         yield check_format(scored)
-    scripted_lengths = lengths_of(scripted, renderer)
-    yield check_truncation(records, scripted_lengths, max_tokens)
-    yield check_context(lengths_of(records, renderer), scripted_lengths, max_tokens, context)
+    best = max((record.reward or 0.0 for record in scripted), default=0.0)
+    good = [record for record in scripted if (record.reward or 0.0) >= best / 2]  # a poor policy may need many tokens
+    yield check_truncation(records, lengths_of(good, renderer), max_tokens)
+    yield check_context(lengths_of(records, renderer), lengths_of(scripted, renderer), max_tokens, context)
     yield check_history(records, scripted, renderer)
     yield check_tokens(records)
 

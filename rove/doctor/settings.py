@@ -19,8 +19,8 @@ MAX_TEMPERATURE, MIN_TEMPERATURE = 1.25, 0.7
 """Sampling temperatures: above the first, policies collapse (at 1.4); below the second, group members are too similar."""
 LARGE_BONUS = 0.1
 """An entropy bonus that destroyed a tiny policy; 0.01 to 0.03 helped."""
-LEARNING_RATES = ((20e6, (1e-4, 1e-3)), (200e6, (3e-6, 1e-4)), (float("inf"), (1e-6, 5e-6)))
-"""Parameter count (upper bound) → learning rates that worked for full training; the middle row is interpolated."""
+LEARNING_RATES = ((20e6, (1e-4, 1e-3)), (200e6, (1e-5, 5e-5)), (float("inf"), (1e-6, 5e-6)))
+"""Parameter count (upper bound) → learning rates that worked for full training."""
 LORA_RATE_FACTOR = 10
 """Learning rate of an adapter relative to full training."""
 MAX_ADAPTER_FRACTION = 0.2
@@ -101,7 +101,7 @@ def check_schedule(config: RLConfig) -> Finding:
             WARN, "schedule", seen, "the learning rate never reaches its peak: raise --steps or lower --warmup_steps"
         )
     if config.checkpoint_every >= config.steps > 10:
-        return Finding(WARN, "schedule", seen, "no checkpoint before the end: lower --checkpoint_every")
+        return Finding(WARN, "schedule", seen, "no checkpoint before the end: lower --checkpoint-every")
     return Finding(OK, "schedule", seen)
 
 
@@ -186,8 +186,9 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
     low, high = next(rates for limit, rates in LEARNING_RATES if parameters < limit)
     if is_adapter:
         low, high = low * LORA_RATE_FACTOR, high * LORA_RATE_FACTOR
-    kind = "an adapter of" if is_adapter else "all of"
-    seen = f"{config.learning_rate:g} for {kind} {parameters / 1e6:,.3g} M parameters"
+    kind = f"an adapter of {trained / 1e6:,.2g} M parameters on" if is_adapter else "all of"
+    base = parameters - trained if is_adapter else parameters
+    seen = f"{config.learning_rate:g} for {kind} {base / 1e6:,.3g} M parameters"
     if config.learning_rate > MAX_LEARNING_RATE * (LORA_RATE_FACTOR if is_adapter else 1):
         advice = f"the first step would destroy any model: --learning-rate {low:g} to {high:g} worked"
         return Finding(FAIL, "learning rate", seen, advice)
@@ -196,7 +197,7 @@ def check_learning_rate(config: RLConfig, parameters: int, trained: int) -> Find
         return Finding(WARN, "learning rate", seen, advice)
     if config.learning_rate < low / RATE_TOLERANCE:
         return Finding(WARN, "learning rate", seen, f"slow: --learning-rate {low:g} to {high:g} worked")
-    return Finding(OK, "learning rate", seen)
+    return Finding(OK, "learning rate", f"{seen}; {low:g} to {high:g} worked")
 
 
 def check_model_name(model: str) -> Finding | None:

@@ -36,7 +36,7 @@ from rove.doctor.rollouts import (
 from rove.doctor.settings import check_environment, check_learning_rate, check_model_name, check_settings
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
-from rove.models.linear import use_fast_linear
+from rove.models.linear import has_bf16_products, use_fast_linear
 from rove.models.load import LoadedModel, default_threads, load_model
 from rove.remote.loading import open_environment
 from rove.rollouts.groups import run_groups
@@ -163,7 +163,7 @@ async def _check_with_model(
     try:
         trial = try_training(config, loaded, samples)
     except Exception as error:  # such as out of memory
-        yield Finding(FAIL, "micro-batch", _error_text(error), "lower --micro_batch_tokens, or use another model")
+        yield Finding(FAIL, "micro-batch", _error_text(error), "lower --micro-batch-tokens, or use another model")
         return
     for finding in _check_machine(config, loaded, libraries, sampled, trial, longest, folder):
         yield finding
@@ -179,7 +179,8 @@ def _check_machine(
     folder: Path,
 ) -> Iterator[Finding]:
     if trial.drift is not None:
-        yield check_drift(trial)
+        in_bf16 = config.mixed_precision or config.bf16_sampling
+        yield check_drift(trial, in_bf16 and has_bf16_products(loaded.model.device))
     records = [record for record in sampled.records if record.error is None]
     step = config.batch_size / max(1, len(records))  # training steps are this many times as large
     tokens = round(step * _computed_tokens(config, loaded, records)) if records else None
@@ -187,7 +188,7 @@ def _check_machine(
     yield check_memory(needed, memory_free(loaded.model.device))
     if records:
         useful = [record for group in groups_with_advantages(records) for record in group]
-        trained = step * _computed_tokens(config, loaded, useful)
+        trained = step * _computed_tokens(config, loaded, useful or records)
         sampling = sampled.seconds_per_rollout * config.batch_size
         yield check_time(config, sampling, trial.seconds / trial.tokens * trained)
     written = sum(len(encode_record(record)) for record in sampled.records) / max(1, len(sampled.records))

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.utils.logging import disable_progress_bar
 
 from rove.core.errors import ConfigError, missing_train_package
 
@@ -35,6 +36,7 @@ def convert_gguf(file: Path, folder: Path) -> None:
         start = stream.read(len(MAGIC))
     if start != MAGIC:
         raise ConfigError(f"{file} is not a GGUF file: it starts with {start!r}, expected {MAGIC!r}")
+    disable_progress_bar()
     with tempfile.TemporaryDirectory() as alone:  # transformers would also read other files of the file's folder
         (Path(alone) / file.name).symlink_to(file.absolute())
         source: dict[str, Any] = {"gguf_file": file.name, "trust_remote_code": False}

@@ -286,7 +286,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings that `rove rl` and `rove sft` share."""
 
     model: str
-    """Model folder to start from."""
+    """Model to start from: a folder, or a name of `rove model list`."""
     trust_remote_code: bool = False
     """Run Python files that come with the model folder."""
     batch_size: int

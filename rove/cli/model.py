@@ -184,7 +184,11 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
         return
     console.print(f"{path} is ready", markup=False, soft_wrap=True)
     name = source if known and output is None else path
-    hint(console, f"evaluate it: rove eval short_sentences -m {name} -n 20 -r 1 --max-tokens 40", f"serve it: rove serve {name}")
+    hint(
+        console,
+        f"evaluate it: rove eval short_sentences -m {name} -n 20 -r 1 --max-tokens 40",
+        f"serve it: rove serve {name}",
+    )
 
 
 @command.command(

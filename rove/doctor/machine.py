@@ -186,7 +186,7 @@ def _logits_bytes(config: RLConfig, model: Any, tokens: float, rows: float) -> f
     vocabulary = head.weight.shape[0]
     if not can_pack(model):  # computes the logits of all positions, then selects those of trained tokens
         return 4.0 * LOGITS_FACTOR * vocabulary * (tokens + rows)
-    if not scores_natively(head, config.loss.entropy_bonus != 0):
+    if not scores_natively(head):
         return LOGITS_FACTOR * min(MAX_LOGITS_BYTES / 2, 4.0 * vocabulary * rows)
     converted = (
         head.backward_dtype.itemsize / head.forward_dtype.itemsize if head.backward_dtype != head.forward_dtype else 0

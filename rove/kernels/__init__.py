@@ -50,7 +50,7 @@ SIGNATURES: Mapping[str, Mapping[str, tuple[list[Any], Any]]] = {
     },
     "softmax": {
         "softmax": ([*[POINTER] * 4, *[INT] * 3], None),
-        "softmax_gradient": ([*[POINTER] * 4, *[INT] * 3], None),
+        "softmax_gradient": ([*[POINTER] * 6, *[INT] * 3], None),
         "sample": ([*[POINTER] * 5, *[INT] * 3], None),
     },
 }

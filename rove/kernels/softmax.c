@@ -46,15 +46,21 @@ void softmax(const number *logits, const float *scale, float *lse, float *entrop
     }
 }
 
-/* Replace logits [N, vocab] by factor [N] times their softmax. */
-void softmax_gradient(number *logits, const float *scale, const float *lse, const float *factor, int64_t vocab, int64_t first,
-                      int64_t last) {
+/* p (factor - slope (log p + entropy)) for log p; 0 where p is 0. */
+INLINE vf gradient(vf logp, float factor, float slope, float entropy) {
+    logp = pick(logp < -1e30f, all(-1e30f), logp);
+    return exponential(logp) * (factor - slope * (logp + entropy));
+}
+
+/* Replace logits [N, vocab] by a gradient of their softmax p: factor [N] times p, plus slope [N] times that of the entropy. */
+void softmax_gradient(number *logits, const float *scale, const float *lse, const float *entropy, const float *factor,
+                      const float *slope, int64_t vocab, int64_t first, int64_t last) {
     int64_t whole = vocab / W * W;
     for (int64_t n = first; n < last; n++) {
         number *row = logits + n * vocab;
-        vf rest = exponential(tail(row, vocab, scale[n]) - lse[n]) * factor[n];
+        vf rest = gradient(tail(row, vocab, scale[n]) - lse[n], factor[n], slope[n], entropy[n]);
         for (int64_t i = 0; i < whole; i += W)
-            store(row + i, exponential(load(row + i) * scale[n] - lse[n]) * factor[n]);
+            store(row + i, gradient(load(row + i) * scale[n] - lse[n], factor[n], slope[n], entropy[n]));
         number last_ones[W];
         store(last_ones, rest);
         for (int64_t i = whole; i < vocab; i++) row[i] = last_ones[i - whole];

@@ -150,12 +150,19 @@ def _score_in_chunks(
     At most `MAX_LOGITS_BYTES` of logits are in memory: chunks are recomputed in the backward pass.
     """
 
-    fused = scores_natively(head, entropy_gradient)
+    fused = scores_natively(head)
 
     def some(hidden: torch.Tensor, temperature: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> Any:
         if fused:
             return _TokenScores.apply(
-                hidden, head.weight, temperature, rows, targets, head.forward_dtype, head.backward_dtype
+                hidden,
+                head.weight,
+                temperature,
+                rows,
+                targets,
+                entropy_gradient,
+                head.forward_dtype,
+                head.backward_dtype,
             )
         return _gather_logprobs(head(hidden), temperature, rows, targets, entropy_gradient)
 
@@ -183,18 +190,17 @@ def _score_in_chunks(
     return torch.cat(logprobs), torch.cat(entropy)
 
 
-def scores_natively(head: Any, entropy_gradient: bool) -> bool:
+def scores_natively(head: Any) -> bool:
     """Return whether `_TokenScores` computes the log-probabilities of a language model head."""
     return (
         type(head) is FastLinear
-        and not entropy_gradient
         and head.out_features >= LARGE_VOCABULARY
         and softmax_kernels(head.forward_dtype) is not None
     )
 
 
 class _TokenScores(torch.autograd.Function):
-    """`_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU, without a gradient of the entropy.
+    """`_gather_logprobs` of hidden [R, width] times weight [V, width] on a CPU.
 
     It reads the logits [R, V] a few times less than autograd would, and keeps one tensor of their size, which becomes their
     gradient in place. The product has type `forward_dtype`, all sums are fp32.
@@ -208,6 +214,7 @@ class _TokenScores(torch.autograd.Function):
         temperature: torch.Tensor,
         rows: torch.Tensor,
         targets: torch.Tensor,
+        entropy_gradient: bool,
         forward_dtype: torch.dtype,
         dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
@@ -219,25 +226,30 @@ class _TokenScores(torch.autograd.Function):
         run_rows(count, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
         places = rows * vocab + targets
         chosen = logits.view(-1).index_select(0, places).float() * scale.index_select(0, rows)
-        ctx.save_for_backward(hidden, weight, scale, lse, rows, places, logits)
+        ctx.save_for_backward(hidden, weight, scale, lse, entropy, rows, places, logits)
         ctx.dtype, ctx.library = dtype, library
         entropy = entropy.index_select(0, rows)
-        ctx.mark_non_differentiable(entropy)
+        if not entropy_gradient:
+            ctx.mark_non_differentiable(entropy)
         return chosen - lse.index_select(0, rows), entropy
 
     @staticmethod
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
-        hidden, weight, scale, lse, rows, places, logits = ctx.saved_tensors
-        grad = grads[0] * scale.index_select(0, rows)
-        factor = -torch.zeros_like(lse).index_add_(0, rows, grad)
+        hidden, weight, scale, lse, entropy, rows, places, logits = ctx.saved_tensors
+        grad, entropy_grad = (one * scale.index_select(0, rows) for one in grads)
+        factor, slope = (
+            -torch.zeros_like(lse).index_add_(0, rows, grad),
+            torch.zeros_like(lse).index_add_(0, rows, entropy_grad),
+        )
         # The target's gradient, grad * (1 - p), in fp32: the difference of two bf16 numbers would lose it where p is near 1.
         flat = logits.view(-1)
         chosen, order = torch.unique(places, return_inverse=True)
         row = torch.div(chosen, logits.shape[1], rounding_mode="floor")
-        probability = torch.exp(flat[chosen].float() * scale[row] - lse[row])
-        targets_grad = torch.zeros_like(probability).index_add_(0, order, grad) + factor[row] * probability
-        softmax_gradient = ctx.library.softmax_gradient
-        run_rows(len(lse), partial(softmax_gradient, *pointers(logits, scale, lse, factor), logits.shape[1]))
+        logprobs = flat[chosen].float() * scale[row] - lse[row]
+        targets_grad = logprobs.exp() * (factor[row] - slope[row] * (logprobs + entropy[row]))
+        targets_grad.index_add_(0, order, grad)
+        given = (*pointers(logits, scale, lse, entropy, factor, slope), logits.shape[1])
+        run_rows(len(lse), partial(ctx.library.softmax_gradient, *given))
         flat[chosen] = targets_grad.to(logits.dtype)
         logits_grad = logits.to(ctx.dtype)
         hidden_grad = weight_grad = None
@@ -245,7 +257,7 @@ class _TokenScores(torch.autograd.Function):
             hidden_grad = (logits_grad @ weight.to(ctx.dtype)).to(hidden.dtype)
         if ctx.needs_input_grad[1]:
             weight_grad = (logits_grad.t() @ hidden.to(ctx.dtype)).to(weight.dtype)
-        return hidden_grad, weight_grad, None, None, None, None, None
+        return hidden_grad, weight_grad, None, None, None, None, None, None
 
 
 def _gather_logprobs(

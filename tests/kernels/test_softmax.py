@@ -30,13 +30,15 @@ def test_sums_entropies_and_gradients(vocab: int, dtype: torch.dtype):
     scaled = logits.float() * scale[:, None]
     logprobs = scaled.log_softmax(-1)
     lse, entropy, factor = torch.empty(5), torch.empty(5), torch.tensor([1.0, -2.0, 0.0, 0.5, 3.0])
+    slope = torch.tensor([0.0, 0.0, 1.0, 0.5, -2.0])
     library = softmax_kernels(dtype)
     assert library is not None
     run_rows(5, partial(library.softmax, *pointers(logits, scale, lse, entropy), vocab))
     torch.testing.assert_close(lse, scaled.logsumexp(-1), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(entropy, -(logprobs.exp() * logprobs).sum(-1), rtol=1e-4, atol=1e-5)
-    run_rows(5, partial(library.softmax_gradient, *pointers(logits, scale, lse, factor), vocab))
-    wanted = (logprobs.exp() * factor[:, None]).to(dtype)
+    run_rows(5, partial(library.softmax_gradient, *pointers(logits, scale, lse, entropy, factor, slope), vocab))
+    of_entropy = -slope[:, None] * (logprobs + entropy[:, None])
+    wanted = (logprobs.exp() * (factor[:, None] + of_entropy)).to(dtype)
     torch.testing.assert_close(logits, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
 
 

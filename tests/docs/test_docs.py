@@ -381,6 +381,14 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert "| `batch_size` | `256` | Rollouts per step" in page()
 
 
+def test_the_settings_for_a_pretrained_model_are_right(tmp_path: Path) -> None:
+    [settings] = blocks("docs/models.md", "toml")
+    (tmp_path / "rl.toml").write_text(settings)
+    config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
+    config.check()
+    assert (config.model, config.mixed_precision, config.run_dir) == ("smollm2-135m", True, "runs/short")
+
+
 @pytest.mark.slow
 def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
     whole, *_ = blocks("docs/training.md", "toml")

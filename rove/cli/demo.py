@@ -421,11 +421,10 @@ def command(
         demo.follow()
         return
     shown = demo_results(demo)
-    if smoke:
-        console.print("This was a smoke test: nothing was learned, and the figures above mean nothing.", soft_wrap=True)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
-        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
+        ("smoke test: the figures above mean nothing; " if smoke else "")
+        + f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
         "without stages that were complete before",
         soft_wrap=True,
     )

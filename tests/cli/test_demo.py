@@ -203,7 +203,7 @@ def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_
     command = Path(sys.executable).with_name("rove")
     both = start(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
     assert both.returncode == 0, both.stderr
-    assert both.stderr.count("2 processes train together") == 3
+    assert both.stderr.count("training in 2 processes") == 3
     together = json.loads(both.stdout)
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
     for shown in (alone, together):

@@ -338,6 +338,9 @@ def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
     return shipped[str(given)]
 
 
+SMOKE_NOTE = "smoke test: the figures above mean nothing; "
+
+
 @click.command(
     epilog=examples(
         "rove demo tictactoe --smoke   # check in a minute that everything runs",
@@ -423,9 +426,8 @@ def command(
     shown = demo_results(demo)
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
-        ("smoke test: the figures above mean nothing; " if smoke else "")
-        + f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
-        "without stages that were complete before",
+        f"{SMOKE_NOTE if smoke else ''}took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most "
+        f"{peak_memory() / 1e9:.1f} GB of memory; without stages that were complete before",
         soft_wrap=True,
     )
     if as_json:

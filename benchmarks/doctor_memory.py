@@ -43,10 +43,10 @@ def measured(words: Sequence[str]) -> float:
         command = [sys.executable, "-m", "rove", "rl", *words, "--run-dir", str(Path(folder) / "run"), "--yes"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
-        said = process.stderr.read()
+        errors = process.stderr.read()
         _, status, usage = os.wait4(process.pid, 0)
         if status:
-            sys.exit(f"{' '.join(command)} failed:\n{said[-3000:]}")
+            sys.exit(f"{' '.join(command)} failed:\n{errors[-3000:]}")
         return usage.ru_maxrss * 1024 / 1e9
 
 

@@ -23,8 +23,8 @@ import torch
 
 T = TypeVar("T")
 MAP_NORESERVE = 0x4000
-"""Linux counts no memory of such a mapping before it is written. Otherwise a fork, which starts most processes, would fail when
-neighboring mappings together exceed the machine's memory. Python names the flag only from 3.13 on."""
+"""Flag of a mapping on Linux, without a name in Python 3.11: memory that was not written is not counted. Otherwise starting a
+process by a fork would fail when neighboring mappings together exceed the machine's memory."""
 TOKEN_BYTES = array("I").itemsize
 """Bytes of a packed token."""
 

@@ -33,7 +33,7 @@ from rove.kernels import pointers, run_rows, softmax_kernels
 MIN_TEMPERATURE = 1e-5
 """Smaller positive temperatures are raised to this value: logits divided by them overflow."""
 LARGE_VOCABULARY = 8192
-"""From this number of tokens on, CPUs sample by a C kernel."""
+"""From this number of tokens on, a CPU samples by a C kernel, if there is a C compiler."""
 
 _GOLDEN = 0x9E3779B97F4A7C15 - (1 << 64)
 _MIX_1 = 0xBF58476D1CE4E5B9 - (1 << 64)
@@ -70,17 +70,12 @@ def sample_ids(probabilities: torch.Tensor, uniform: torch.Tensor) -> torch.Tens
     Rows of `probabilities` need not sum to exactly 1; an id of probability 0 is never drawn.
     """
     cumulative = probabilities.cumsum(-1, dtype=torch.float64)
-    return _falls_in(cumulative, uniform[:, None] * cumulative[:, -1:])[:, 0]
-
-
-def _falls_in(cumulative: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
-    """Return the index [B, 1] at which each cumulative sum [B, N] first exceeds the target [B, 1]."""
     total = cumulative[:, -1:]
     below = torch.nextafter(
         total, torch.zeros_like(total)
     )  # a target that rounds up to the total would select no token
-    found = torch.searchsorted(cumulative, target.minimum(below), right=True)
-    return found.clamp_max_(cumulative.shape[1] - 1)  # only for NaN
+    found = torch.searchsorted(cumulative, (uniform[:, None] * total).minimum(below), right=True)
+    return found[:, 0].clamp_max_(cumulative.shape[1] - 1)  # only for NaN
 
 
 def filter_unlikely(

@@ -237,14 +237,12 @@ class _TokenScores(torch.autograd.Function):
     def backward(ctx: Any, *grads: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         hidden, weight, scale, lse, entropy, rows, places, logits = ctx.saved_tensors
         grad, entropy_grad = (one * scale.index_select(0, rows) for one in grads)
-        factor, slope = (
-            -torch.zeros_like(lse).index_add_(0, rows, grad),
-            torch.zeros_like(lse).index_add_(0, rows, entropy_grad),
-        )
+        factor = -torch.zeros_like(lse).index_add_(0, rows, grad)
+        slope = torch.zeros_like(lse).index_add_(0, rows, entropy_grad)
         # The target's gradient, grad * (1 - p), in fp32: the difference of two bf16 numbers would lose it where p is near 1.
         flat = logits.view(-1)
         chosen, order = torch.unique(places, return_inverse=True)
-        row = torch.div(chosen, logits.shape[1], rounding_mode="floor")
+        row = chosen // logits.shape[1]
         logprobs = flat[chosen].float() * scale[row] - lse[row]
         targets_grad = logprobs.exp() * (factor[row] - slope[row] * (logprobs + entropy[row]))
         targets_grad.index_add_(0, order, grad)

@@ -19,7 +19,8 @@ from typing import Any
 import msgspec
 
 from rove.cli.common import console_for
-from rove.cli.demo import Demo, load_recipe, results_table
+from rove.cli.demo import load_recipe
+from rove.cli.pipeline import Pipeline, results_table
 from rove.cli.rl import run_rl
 from rove.statistics import mean
 from rove.train.worker_group import SINGLE_PROCESS
@@ -41,11 +42,15 @@ def summary(rows: Sequence[Mapping[str, Any]]) -> str:
     """Wins against random and draws against optimal in Markdown, a row for each kind of run: the mean and all seeds."""
     kinds: dict[str, list[Mapping[str, Any]]] = {}
     for row in rows:
-        kinds.setdefault(row["kind"], []).append(row["opponents"])
+        kinds.setdefault(row["kind"], []).append(row["conditions"])
     lines = ["| RL 1 | wins vs random, % | draws vs optimal, % | invalid, % |", "|---|---|---|---|"]
     for kind, measured in kinds.items():
         cells = [kind]
-        for opponent, name in (("random", "won"), ("optimal", "drawn"), ("random", "invalid_move")):
+        for opponent, name in (
+            ("against random", "won"),
+            ("against optimal", "drawn"),
+            ("against random", "invalid_move"),
+        ):
             values = [100 * one[opponent]["functions"][name]["mean"] for one in measured]
             cells.append(f"{mean(values):.1f} ({', '.join(f'{value:.1f}' for value in values)})")
         lines.append(f"| {' | '.join(cells)} |")
@@ -62,7 +67,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="tiny sizes")
     given = parser.parse_args()
     console, recipe = console_for(json=False), load_recipe("tictactoe", ["smoke"] if given.smoke else [])
-    demo = Demo("tictactoe", msgspec.structs.replace(recipe, rl=[]), given.folder, 0, console, SINGLE_PROCESS)
+    demo = Pipeline("tictactoe", msgspec.structs.replace(recipe, rl=[]), given.folder, 0, console, SINGLE_PROCESS)
     demo.run()
     rl = {**recipe.rl[0], "threads": 1}
     seeds = [int(seed) for seed in given.seeds.split(",")]

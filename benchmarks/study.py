@@ -20,8 +20,9 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from rove.cli.common import console_for
-from rove.cli.demo import Demo, Recipe, load_recipe
+from rove.cli.demo import load_recipe
 from rove.cli.eval import run_eval
+from rove.cli.pipeline import Pipeline, Recipe
 from rove.cli.rl import run_rl
 from rove.cli.suite import EvalConfig
 from rove.core.config import convert
@@ -138,7 +139,7 @@ def make_start(kind: str, recipe: Recipe, folder: Path, console: Console) -> Pat
     if kind == "weak":
         data = {**recipe.data, "num_examples": recipe.data["num_examples"] // 2}
         short = msgspec.structs.replace(short, data=data, sft={**recipe.sft, "epochs": 1})
-    Demo("tictactoe", short, folder, 0, console, SINGLE_PROCESS).run()
+    Pipeline("tictactoe", short, folder, 0, console, SINGLE_PROCESS).run()
     return folder / "sft" / "final"
 
 

@@ -2,25 +2,21 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
-from rove.cli.eval import run_eval
-from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.options import examples, json_option
-from rove.cli.suite import EvalConfig
+from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
 from rove.core.config import convert, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
@@ -29,256 +25,11 @@ from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
-from rove.runs.run import Run
-from rove.utils.processes import peak_memory, release_memory
-from rove.viewer.format import percent
-
-if TYPE_CHECKING:
-    from rove.train.config import RLConfig, SFTConfig
-    from rove.train.worker_group import Ranks
-
+from rove.utils.processes import peak_memory
 
 _ROVE = Path(rove.__file__).resolve().parent
 SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
 """Recipes that come with rove: inside the installed package, or in a checkout next to it."""
-FULL = "full"
-"""Folder of the stage that `--full` adds."""
-BASE = "base"
-SAMPLED = "the same at T = 1"
-
-
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `demo.toml`: the settings of each stage, and the columns of the results table."""
-
-    env: str | None = None
-    """Environment, for a recipe that comes with rove and is named instead of an environment."""
-    needs: str = ""
-    """Time and memory that the demo needs; printed at its start."""
-    model: dict[str, Any] = {}
-    """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
-    data: dict[str, Any] = {}
-    """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
-    sft: dict[str, Any] = {}
-    rl: list[dict[str, Any]]
-    full: dict[str, Any] = {}
-    """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
-    exhaustive: ExhaustiveConfig | None = None
-    """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
-    evaluation: dict[str, Any]
-    opponents: tuple[dict[str, Any], ...] = ({"name": "", "env_args": {}},)
-    """Evaluations of each row: a name and arguments of the environment. Default: one without a name."""
-    columns: list[dict[str, Any]]
-    """Columns of the results table: a title, reward functions or metrics (or "reward"), and the opponent, if there are several.
-    With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
-    baseline: list[dict[str, Any]] = []
-    answers: int = 0
-    """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
-    lora: dict[str, Any] = {}
-    """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
-    smoke: dict[str, Any] = {}
-    """What `--smoke` changes: tiny sizes."""
-
-
-class Demo:
-    """The stages of one demo in one folder.
-
-    Args:
-        env: Name of the environment.
-        recipe: Settings of all stages.
-        folder: Contains the run folder of each stage.
-        seed: Random seed of all stages.
-        console: Shows progress.
-        ranks: The training processes, one of which is this process.
-        model: Folder of the initial model; None creates the recipe's new model.
-        full: Whether to run the recipe's `full` stage.
-    """
-
-    def __init__(
-        self,
-        env: str,
-        recipe: Recipe,
-        folder: Path,
-        seed: int,
-        console: Console,
-        ranks: Ranks,
-        model: str | None = None,
-        full: bool = False,
-    ):
-        self.env = env
-        self.recipe = recipe
-        self.folder = folder
-        self.seed = seed
-        self.console = console
-        self.ranks = ranks
-        self.is_new = model is None
-        self.model = model or str(folder / "model")
-        self.full = full
-        self.rows: list[dict[str, Any]] = []
-
-    def run(self) -> list[dict[str, Any]]:
-        """Run all stages; return the rows of the results table."""
-        from rove.cli.rl import run_rl
-        from rove.cli.sft import run_sft
-
-        if self.is_new:
-            self._say("Create a new model with random weights")
-            self._new_model()
-        else:
-            self._say(f"Start from the model {self.model}")
-        trained = self.model
-        if self.recipe.data:
-            teacher = self.recipe.data["model"]
-            self._say("Collect rollouts of the teacher")
-            self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
-            self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
-        self.measure(BASE, self.model)
-        if self.recipe.data:
-            self._say("SFT on the teacher's best rollouts")
-            trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
-            release_memory()
-            self.measure("+ SFT", trained)
-        for folder, stage in self.stages():
-            if folder == FULL:
-                self.measure(SAMPLED, trained, temperature=1.0)
-            self._say(f"{stage['name']}: RL on the model's own rollouts")
-            trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
-            release_memory()
-            self.measure(f"+ {stage['name']}", trained)
-        if not self.full and self.recipe.data:
-            self.measure(SAMPLED, trained, temperature=1.0)
-        (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
-        return self.rows
-
-    def follow(self) -> None:
-        """Train as one of the other processes, stage by stage, together with the first."""
-        from rove.models.load import load_model
-        from rove.train.rl import follow_rl
-        from rove.train.sft import follow_sft
-
-        trained = self.model
-        if self.recipe.data:
-            if self.ranks.broadcast_continue():
-                follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
-            trained = str(self.folder / "sft" / "final")
-        for folder, stage in self.stages():
-            config = self.rl_config(folder, stage, trained)
-            if self.ranks.broadcast_continue():
-                follow_rl(config, load_model(config.model, "cpu"), self.ranks)
-            trained = str(self.folder / folder / "final")
-
-    def sft_config(self) -> SFTConfig:
-        """Return the settings of the SFT stage."""
-        from rove.train.config import SFTConfig
-
-        given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
-        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
-
-    def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
-        """Return the settings of an RL stage."""
-        from rove.train.config import RLConfig
-
-        values = {key: value for key, value in stage.items() if key != "name"}
-        given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
-        return convert(RLConfig, {**given, **values})
-
-    def stages(self) -> list[tuple[str, dict[str, Any]]]:
-        """Return the RL stages, each with the name of its folder."""
-        stages = [(f"rl{number}", stage) for number, stage in enumerate(self.recipe.rl, start=1)]
-        return [*stages, (FULL, self._full_stage())] if self.full else stages
-
-    def measure(self, name: str, model: str, **over: Any) -> None:
-        """Evaluate a model against every opponent and add a row to the results table."""
-        seen: dict[str, dict[str, Any]] = {}
-        for opponent in self.recipe.opponents:
-            values = merge(msgspec.to_builtins(self.recipe.evaluation), {"env_args": opponent["env_args"], **over})
-            merge(values, {"model": model})
-            if "num_examples" in values.get("env_args", {}) or opponent["name"]:
-                merge(values, {"env_args": {"num_examples": values["num_examples"]}})
-            title = f"{name} against {opponent['name']}" if opponent["name"] else name
-            seen[opponent["name"]] = self._eval(self.eval_folder(name, opponent["name"]), values, title)
-        self.rows.append({"name": name, "model": model, "opponents": seen})
-
-    def eval_folder(self, row: str, opponent: str) -> Path:
-        """Return the run folder of a row's evaluation."""
-        return self.folder / "eval" / "".join(c if c.isalnum() else "-" for c in f"{row}-{opponent}").strip("-")
-
-    def _full_stage(self) -> dict[str, Any]:
-        """Return the recipe's `full` stage, which ends as soon as the goals of the exhaustive evaluation are reached."""
-        assert self.recipe.exhaustive is not None
-        lines = {
-            "env": self.env,
-            "kind": "exhaustive",
-            "goals": msgspec.to_builtins(self.recipe.exhaustive.goals),
-        }
-        return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
-
-    def _say(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/bold]")
-
-    def _new_model(self) -> None:
-        if not (Path(self.model) / "config.json").exists():
-            given = {"env": self.env, "output": self.model, "seed": self.seed}
-            config = convert(ModelConfig, {**given, **self.recipe.model})
-            print_model(config, *run_model_new(config), self.console)
-
-    def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
-        config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **values})
-        summary, _ = run_eval(config, self.console, title)
-        release_memory()
-        return summary
-
-
-def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
-    """Return the results table: measured rows, then the published baseline."""
-    opponents = [f"against {o['name']}" for o in recipe.opponents if o["name"]]
-    percents = [] if all(column.get("interval") for column in recipe.columns) else ["in %"]
-    title = "; ".join([f"{games} rollouts per row", *percents, *([", then ".join(opponents)] if opponents else [])])
-    table = Table(title=title, width=98)
-    table.add_column("model")
-    for column in recipe.columns:
-        table.add_column(column["title"], justify="right")
-    for row in rows:
-        table.add_row(row["name"], *(_cell(row["opponents"][c.get("opponent", "")], c) for c in recipe.columns))
-    if recipe.baseline:
-        table.add_section()
-        table.add_row("[dim]published baseline[/dim]")
-    for row in recipe.baseline:
-        table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
-    return table
-
-
-def _cell(summary: dict[str, Any], column: Mapping[str, Any]) -> str:
-    means = {"reward": summary["reward"], **summary["functions"]}
-    shown = [means.get(name) or {} for name in column["values"]]
-    if not column.get("interval"):
-        return "/".join(percent(one.get("mean")) for one in shown)
-    return " / ".join(_mean_with_interval(one) for one in shown)
-
-
-def _mean_with_interval(value: Mapping[str, Any]) -> str:
-    if not value:
-        return "–"
-    half = (value["high"] - value["low"]) / 2
-    return f"{value['mean']:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")  # equal values have no interval
-
-
-def answers_table(demo: Demo, count: int) -> Table:
-    """Return the first questions of the evaluation with the answers of the first and of the last model."""
-    rows = [row["name"] for row in demo.rows if row["name"] in (BASE, demo.rows[-1]["name"])]
-    opponent = demo.recipe.opponents[0]["name"]
-    by_row = [{record.example_id: record for record in Run(demo.eval_folder(row, opponent)).rollouts()} for row in rows]
-    table = Table(title="answers to the same questions", width=98, show_lines=True)
-    table.add_column("question", ratio=2)
-    for row in rows:
-        table.add_column(row, ratio=4)
-    answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
-    for example_id in sorted(set.intersection(*answered))[:count]:
-        records = [records[example_id] for records in by_row]
-        table.add_row(
-            escape(text_of(as_messages(records[0].prompt)[-1])),
-            *(escape(text_of(as_messages(record.completion)[-1])) for record in records),
-        )
-    return table
 
 
 def load_recipe(
@@ -419,7 +170,7 @@ def command(
     started, cpu = time.time(), time.process_time()
     if recipe.needs and not smoke:
         console.print(f"needs {recipe.needs}", markup=False, soft_wrap=True)
-    demo = Demo(env, recipe, folder, seed, console, join_process_group(), model, full)
+    demo = Pipeline(env, recipe, folder, seed, console, join_process_group(), model, full)
     if not demo.ranks.is_first:
         demo.follow()
         return
@@ -432,7 +183,7 @@ def command(
     )
     if as_json:
         print_json(shown)
-    play = [f"play against it: rove play {env} -m {shown['rows'][-1]['model']}"] if recipe.opponents[0]["name"] else []
+    play = [f"play against it: rove play {env} -m {shown['rows'][-1]['model']}"] if recipe.conditions[0]["name"] else []
     hint(
         console,
         f"curves: {folder}/*/curves.png",
@@ -447,7 +198,7 @@ def _file_part(model: str) -> str:
     return path.name if path.name == model else f"{path.name}-{fingerprint({'path': str(path.resolve())})}"
 
 
-def demo_results(demo: Demo) -> dict[str, Any]:
+def demo_results(demo: Pipeline) -> dict[str, Any]:
     """Run all stages, print the tables, and return the results as JSON."""
     rows, recipe, console = demo.run(), demo.recipe, demo.console
     console.print()
@@ -471,17 +222,6 @@ def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], cons
     for name, result in results.items():
         console.print(f"{name}: {verdict(result)}", soft_wrap=True)
     return list(results.values())
-
-
-class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
-
-    values: list[str]
-    """Reward functions and metrics (0 or 1) that the table shows."""
-    goals: Goals = Goals()
-    """Goals that the model should reach."""
-    max_tokens: int | None = None
-    """Maximum tokens per response."""
 
 
 def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig) -> dict[str, Any]:

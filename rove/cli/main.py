@@ -41,6 +41,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "model": Entry("model", "Download, create, and merge models."),
         "doctor": Entry("doctor", "Check an endpoint, or a training run before it starts."),
         "sft": Entry("sft", "Fine-tune a model on filtered rollouts."),
+        "train": Entry("train", "Train a model in any environment: data, SFT, RL, results."),
         "rl": Entry("rl", "Train a model in an environment with RL."),
     },
     "Inspect": {

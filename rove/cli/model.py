@@ -49,15 +49,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder in which the environment is looked up first."""
 
 
-async def environment_text(config: ModelConfig) -> list[str]:
-    """Return texts of the environment: prompts, and rollouts of its scripted policies."""
+async def environment_texts(config: ModelConfig) -> list[str]:
+    """Return a text per rollout of the environment's scripted policies, or its prompts if it has none."""
     env = load_environment(config.env, config.env_dir, **config.env_args)
-    texts = [text_of(m) for example in env.get_dataset(1000) for m in as_messages(example["prompt"])]
+    texts: list[str] = []
     for name, policy in env.policies.items():
         texts += conversation_texts(
             await generate(env, ScriptedClient(policy, name), num_examples=config.games, train=True, seed=config.seed)
         )
-    return texts
+    return texts or ["\n".join(map(text_of, as_messages(one["prompt"]))) for one in env.get_dataset(1000)]
 
 
 def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
@@ -66,7 +66,7 @@ def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
         from rove.models.from_scratch import new_model
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     check_empty(path)
-    texts = run_async(environment_text(config))
+    texts = run_async(environment_texts(config))
     loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed)
     save_atomically(loaded, path)
     return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)

@@ -182,6 +182,21 @@ def environment_module(env_id: str, env_dir: str | Path | None = None) -> Module
     return _import(_module_name(env_id), env_dir)
 
 
+def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
+    """Return the names of the arguments of an environment's `load_environment`; empty for one in its own virtual environment.
+
+    Raises:
+        ConfigError: the name is unknown, or the import fails.
+    """
+    if is_question_file(env_id):
+        load: Any = QuestionsEnv.__init__
+    elif find_external_environment(env_id, env_dir) is not None:
+        return frozenset()
+    else:
+        load = getattr(environment_module(env_id, env_dir), "load_environment", lambda: None)
+    return frozenset(inspect.signature(load).parameters) - {"self", "path"}
+
+
 def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     """Return the file of the module that `load_environment` would use, without importing it.
 

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import torch
-from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import (
     GenerationConfig,
     Lfm2Config,
@@ -40,8 +41,17 @@ CHAT_TEMPLATE = (
 """Only appends: the rendering of a conversation starts with the rendering of its prefix. Tools and calls are written in the
 Hermes format."""
 
-WORDS = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
-"""Splits into whole tags, words and single digits with the space before them, and single other characters."""
+WORDS = Regex(r"</?\w+>|\s(?=</?\w+>)| ?\p{L}+| ?\p{N}(?!\p{N})|\p{N}| ?[^\s\p{L}\p{N}]|\s")
+"""Splits into whole tags, words, single digits, and single other characters. Each has the space before it, except tags and the
+digits of longer numbers."""
+SPLIT = pre_tokenizers.Sequence(
+    [
+        pre_tokenizers.Split(WORDS, "isolated"),
+        pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+    ]
+)
+WORD_SHARE = 0.05
+"""Minimum share of an environment's texts that contain a word with a token of its own."""
 
 SIZES: dict[str, dict[str, int]] = {
     "tiny": {
@@ -66,31 +76,43 @@ ARCHITECTURES: dict[str, tuple[Any, Any]] = {
 }
 
 
-def train_tokenizer(texts: Iterable[str], vocab_size: int = 512) -> PreTrainedTokenizerFast:
-    """Train a byte-level BPE tokenizer that can encode any text and has whole tokens for the words of `texts`.
+def train_tokenizer(
+    texts: Iterable[str], vocab_size: int = 512, word_share: float = WORD_SHARE
+) -> PreTrainedTokenizerFast:
+    """Return a tokenizer with a token for each common word of `texts` and for each byte, so that it can encode any text.
 
+    There are no tokens for parts of words: a rare word is spelled in bytes, so that a model can learn from its letters.
     If the texts contain tool calls, the instructions of the chat template are added to them.
+
+    Args:
+        texts: Texts such as rollouts of the environment.
+        vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
+        word_share: Minimum share of the texts that contain a word with a token of its own.
     """
     texts = list(texts)
+    common = Counter(word for text in texts for word in _words(text))
+    kept = [word for word, count in common.most_common() if count >= word_share * len(texts)]
     if any("<tool_call>" in text for text in texts):
-        texts += [TOOLS_BEGIN, TOOLS_END]
-    tokenizer = Tokenizer(models.BPE())
-    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
-    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(WORDS, "isolated"), byte_level])  # pyright: ignore[reportAttributeAccessIssue]
-    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
+        kept += sorted(_words(TOOLS_BEGIN + TOOLS_END) - set(kept))
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
-    trainer = trainers.BpeTrainer(
-        vocab_size=vocab_size,
-        special_tokens=special,
-        initial_alphabet=pre_tokenizers.ByteLevel.alphabet(),
-        show_progress=False,
-    )
-    tokenizer.train_from_iterator(texts, trainer)
+    bytes_ = sorted(pre_tokenizers.ByteLevel.alphabet())
+    words = [word for word in kept if len(word) > 1]
+    vocabulary = [*special, *bytes_, *words][: max(vocab_size, len(special) + len(bytes_))]
+    # a word of the vocabulary is one token without any merges
+    bpe = models.BPE(vocab={token: i for i, token in enumerate(vocabulary)}, merges=[], ignore_merges=True)
+    tokenizer = Tokenizer(bpe)
+    tokenizer.pre_tokenizer = SPLIT  # pyright: ignore[reportAttributeAccessIssue]
+    tokenizer.decoder = decoders.ByteLevel()  # pyright: ignore[reportAttributeAccessIssue]
     fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=special[2:]
     )
     fast.chat_template = CHAT_TEMPLATE
     return fast
+
+
+def _words(text: str) -> set[str]:
+    """Return the words of a text, as the vocabulary spells them."""
+    return {word for word, _ in SPLIT.pre_tokenize_str(text)}
 
 
 def new_model(
@@ -127,6 +149,7 @@ def new_model(
         pad_token_id=tokenizer.pad_token_id,
         bos_token_id=None,
         eos_token_id=tokenizer.eos_token_id,
+        initializer_range=shape["hidden_size"] ** -0.5,  # transformers' 0.02 is for models of width 2,500
         **shape,
     )
     with torch.random.fork_rng(devices=[]):

@@ -378,15 +378,16 @@ def make_dataset(
 
 
 def conversation_texts(records: Iterable[RolloutRecord]) -> list[str]:
-    """Return all messages, tools and tool calls of the rollouts as texts, for training a tokenizer."""
+    """Return one text per rollout, with all messages, tools and tool calls, for making a tokenizer."""
     hermes = next(one for one in FORMATS if one.name == "hermes")
     texts: list[str] = []
     for record in records:
-        texts += [json.dumps(tool, ensure_ascii=False) for tool in record.tools or ()]
+        parts = [json.dumps(tool, ensure_ascii=False) for tool in record.tools or ()]
         for message in [*record.prompt, *record.completion]:
-            texts.append(text_of(message))
+            parts.append(text_of(message))
             if calls := calls_of(message):
-                texts.append(hermes.write(calls))
+                parts.append(hermes.write(calls))
+        texts.append("\n".join(parts))
     return texts
 
 

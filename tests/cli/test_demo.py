@@ -14,7 +14,8 @@ from made import made_run, record
 from processes import start
 from rich.console import Console
 
-from rove.cli.demo import Demo, answers_table, find_recipe, load_recipe
+from rove.cli.demo import find_recipe, load_recipe
+from rove.cli.pipeline import Pipeline, answers_table
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
 from rove.train.worker_group import SINGLE_PROCESS
@@ -35,7 +36,7 @@ def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
     assert [row["name"] for row in shown["rows"]] == names
     for row in shown["rows"]:
-        for summary in row["opponents"].values():
+        for summary in row["conditions"].values():
             assert (summary["scored"], summary["failed"]) == (8, 0)
         assert all(name in done.err for name in (row["name"], "gpt-5-mini (teacher)"))
     folder = Path(shown["folder"])
@@ -44,8 +45,8 @@ def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove
     again = rove("demo", "tictactoe", "--smoke", "--json")
     assert json.loads(again.out) == shown
     assert {path: content for path, (_, content) in contents(folder).items()} == before
-    row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-optimal" / "config.toml"), "--json")
-    assert json.loads(row.out)["functions"] == shown["rows"][4]["opponents"]["optimal"]["functions"]
+    row = rove("eval", "--overwrite", "@", str(folder / "eval" / "RL-2-against-optimal" / "config.toml"), "--json")
+    assert json.loads(row.out)["functions"] == shown["rows"][4]["conditions"]["against optimal"]["functions"]
 
 
 @pytest.mark.slow
@@ -87,7 +88,7 @@ def test_exhaustive_refuses_environments_without_a_demo(rove: Rove):
 
 def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
     recipe = load_recipe("tictactoe", file=LFM2)
-    demo = Demo("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
+    demo = Pipeline("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
     sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
     for config in (sft, first, second):
         config.check()
@@ -143,7 +144,7 @@ def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, sm
     file = LFM2 if model == "LFM2" else None
     recipe = load_recipe(name, ["smoke"] if smoke else [], file, model)
     assert recipe.env == ("short_sentences" if name == "quick" else None)
-    demo = Demo(recipe.env or name, recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    demo = Pipeline(recipe.env or name, recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
     assert [demo.rl_config(folder, stage, "models/some").env for folder, stage in demo.stages()]
     if recipe.data:
         assert demo.sft_config().data == str(tmp_path / "data")
@@ -151,7 +152,7 @@ def test_the_settings_of_every_recipe_are_valid(name: str, model: str | None, sm
 
 def test_lora_trains_adapters_at_higher_learning_rates(tmp_path: Path) -> None:
     full, lora = (load_recipe("reverse_text", variants, None, "smollm2-135m") for variants in ([], ["lora"]))
-    demo = Demo("reverse_text", lora, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    demo = Pipeline("reverse_text", lora, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
     configs = [demo.sft_config(), *(demo.rl_config(*stage, "models/some") for stage in demo.stages())]
     assert all(config.lora.rank > 0 for config in configs)
     assert configs[0].learning_rate > full.sft["learning_rate"]
@@ -179,7 +180,7 @@ def test_the_recipe_of_a_model_is_found_by_name_and_by_folder(tmp_path: Path) ->
 
 def test_answers_of_failed_rollouts_are_left_out(tmp_path: Path) -> None:
     recipe = load_recipe("quick")
-    demo = Demo("short_sentences", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
+    demo = Pipeline("short_sentences", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
     demo.rows = [{"name": "base"}, {"name": "+ RL"}]
     for index, row in enumerate(demo.rows):
         answered = record(1, completion=[{"role": "assistant", "content": f"answer of {row['name']}"}])
@@ -208,6 +209,6 @@ def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
     for shown in (alone, together):
         assert [row["name"] for row in shown["rows"]] == names
-        assert all(summary["failed"] == 0 for row in shown["rows"] for summary in row["opponents"].values())
+        assert all(summary["failed"] == 0 for row in shown["rows"] for summary in row["conditions"].values())
     for stage in ("sft", "rl1", "rl2"):
         assert (tmp_path / "two" / stage / "final" / "adapter_model.safetensors").exists()

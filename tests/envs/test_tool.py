@@ -598,7 +598,7 @@ def test_a_timeout_ends_the_calls_too():
 def test_a_new_models_tokenizer_sees_tools_and_calls():
     env = env_of(add)
     texts = conversation_texts([play(env, calls(call("add", {"a": 1, "b": 2})))])
-    assert texts == [
+    lines = [
         json.dumps(env.tool_defs[0]),
         "q0",
         "",
@@ -606,3 +606,4 @@ def test_a_new_models_tokenizer_sees_tools_and_calls():
         "3",
         "done",
     ]
+    assert texts == ["\n".join(lines)]

@@ -63,7 +63,7 @@ def test_an_untrained_model_knows_nothing(saved: tuple[LoadedModel, Path]):
     made, _ = saved
     logprobs = logits_of(made.model, made.renderer.prompt_ids(TALK)).log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
-    assert entropy.min() > 0.9 * torch.tensor(float(len(made.tokenizer))).log()
+    assert entropy.min() > 0.85 * torch.tensor(float(len(made.tokenizer))).log()
 
 
 def test_weights_depend_on_the_seed_alone():
@@ -169,7 +169,7 @@ def test_digits_never_merge_with_their_neighbours():
 
 
 def test_vocab_size_is_an_upper_bound_that_always_leaves_room_for_bytes():
-    assert len(train_tokenizer(TEXTS, 300)) == 300
+    assert len(train_tokenizer(TEXTS, 280)) == 280
     assert len(train_tokenizer(["a"], 10)) == 262
 
 
@@ -207,3 +207,16 @@ def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path, saved: t
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
         load_model(tmp_path)
+
+
+def test_words_of_few_texts_are_spelled():
+    texts = [f"how often is e in {word}" for word in ("hotel", "ocean", "howl", "tree", "seen") * 6]
+    tokenizer = train_tokenizer([*texts, "how often is e in hows"])
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("how often is e in hows", add_special_tokens=False)]
+    assert pieces == ["how", " often", " is", " e", " in", " ", "h", "o", "w", "s"]
+
+
+def test_numbers_are_spelled_in_digits():
+    tokenizer = train_tokenizer(["37 + 58 is 95 or 4"] * 3)
+    pieces = [tokenizer.decode([i]) for i in tokenizer.encode("37 + 58 is 95 or 4", add_special_tokens=False)]
+    assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]

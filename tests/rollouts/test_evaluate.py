@@ -238,8 +238,8 @@ def test_a_dataset_becomes_a_hugging_face_dataset_and_asks_the_same_again():
 
 def test_all_text():
     assert conversation_texts(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
-        *("Be brief.", "q0", "hi"),
-        *("Be brief.", "q1", "hi"),
+        "Be brief.\nq0\nhi",
+        "Be brief.\nq1\nhi",
     ]
 
 

@@ -14,7 +14,7 @@ from tiers import first_quick
 from toys import roll, rows
 
 import rove as vf
-from rove.cli.model import ModelConfig, environment_text
+from rove.cli.model import ModelConfig, environment_texts
 from rove.engine.client import EngineClient
 from rove.models.from_scratch import CHAT_TEMPLATE, new_model
 from rove.models.load import LoadedModel
@@ -104,7 +104,7 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
 
 @pytest.mark.broad
 async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_tools_said():
-    texts = await environment_text(ModelConfig(env="lookup", games=20))
+    texts = await environment_texts(ModelConfig(env="lookup", games=20))
     loaded = new_model(texts)
     renderer = loaded.renderer
     env = vf.load_environment("lookup", num_examples=8)

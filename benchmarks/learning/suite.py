@@ -1,0 +1,128 @@
+"""The learning suite: `rove train` with its defaults in ten environments that differ, with three seeds each.
+
+    python benchmarks/learning/suite.py                        # everything: up to 20 CPU-minutes per environment and seed
+    python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
+
+A run has learned if the 95 % interval of the final reward (T = 1, held-out examples) is above those of SFT and of the weakest
+scripted policy. Repeat the command to continue a stopped run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import resource
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+ENVIRONMENTS: dict[str, dict[str, Any]] = {
+    "reverse_text": {"max_words": 3},
+    "letter_count": {},
+    "modular": {},
+    "mastermind": {},
+    "word_game": {},
+    "frozen_lake": {},
+    "lookup": {},
+    "facts": {},
+    "nim": {},
+    "reasoning_mix": {},
+}
+"""Name → arguments."""
+RUNS = Path("runs") / "learning"
+
+
+class Reward(NamedTuple):
+    """A mean reward at T = 1 with its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.2f} ± {(self.high - self.low) / 2:.2f}"
+
+
+def train(env: str, seed: int) -> None:
+    """Run `rove train`, and record its CPU time and its result."""
+    folder = RUNS / f"{env}-{seed}"
+    if (folder / "results.json").exists():
+        return
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env]), "--seed", str(seed)]
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / "log.txt").open("a") as log:
+        subprocess.run(
+            [sys.executable, "-m", "rove", "train", *words, "--run-dir", str(folder)],
+            stdout=log,
+            stderr=log,
+            check=False,
+        )
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    used = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    with (folder / "cpu_seconds.txt").open("a") as file:  # one line per session
+        file.write(f"{used:.1f}\n")
+
+
+def read(env: str, seed: int) -> dict[str, Any] | None:
+    """Return the rewards and the CPU time of a complete run."""
+    folder = RUNS / f"{env}-{seed}"
+    if not (folder / "results.json").exists():
+        return None
+    rows = {
+        row["name"]: row["conditions"]["sampled"]["reward"] for row in json.loads((folder / "results.json").read_text())
+    }
+    rewards = {name: Reward(one["mean"], one["low"], one["high"]) for name, one in rows.items()}
+    policies = [reward for name, reward in rewards.items() if name.startswith("scripted:")]
+    sft, final = rewards.get("+ SFT", rewards["base"]), [*rewards.values()][-1]
+    weakest = min(policies, key=lambda one: one.mean)
+    return {
+        "weakest": weakest,
+        "best": max(policies, key=lambda one: one.mean),
+        "base": rewards["base"],
+        "SFT": sft,
+        "RL": final,
+        "learned": final.low > max(sft.high, weakest.high),
+        "cpu": sum(map(float, (folder / "cpu_seconds.txt").read_text().split())) / 60,
+    }
+
+
+def table(seeds: list[int]) -> Table:
+    """Return the table of all complete runs."""
+    made = Table(
+        "environment", "seed", "weakest policy", "best policy", "base", "SFT", "RL", "learned", "CPU-min", width=110
+    )
+    for env in ENVIRONMENTS:
+        for seed in seeds:
+            found = read(env, seed)
+            if found is not None:
+                values = [str(found[name]) for name in ("weakest", "best", "base", "SFT", "RL")]
+                made.add_row(env, str(seed), *values, "yes" if found["learned"] else "no", f"{found['cpu']:.1f}")
+    return made
+
+
+def main() -> None:
+    """Run the suite and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument(
+        "--only", nargs="*", choices=ENVIRONMENTS, default=list(ENVIRONMENTS), help="environments to train in"
+    )
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1, 2])
+    parser.add_argument("--table", action="store_true", help="only print the table")
+    args = parser.parse_args()
+    console = Console(width=110)
+    if not args.table:
+        for seed in args.seeds:
+            for env in args.only:
+                console.print(f"{env}, seed {seed}")
+                train(env, seed)
+    console.print(table(args.seeds))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,293 @@
+"""The whole loop in stages: a model, data, SFT, RL, and a table of results. Each stage is a command and can be resumed."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rove.cli.eval import run_eval
+from rove.cli.model import ModelConfig, print_model, run_model_new
+from rove.cli.suite import EvalConfig
+from rove.core.config import convert, merge
+from rove.core.messages import as_messages, text_of
+from rove.games.exhaustive import Goals
+from rove.runs.run import Run
+from rove.utils.processes import release_memory
+from rove.viewer.format import percent
+
+if TYPE_CHECKING:
+    from rove.train.config import RLConfig, SFTConfig
+    from rove.train.worker_group import Ranks
+
+FULL = "full"
+"""Folder of the stage that `--full` adds."""
+BASE = "base"
+SAMPLED = "the same at T = 1"
+
+
+class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
+
+    values: list[str]
+    """Reward functions and metrics (0 or 1) that the table shows."""
+    goals: Goals = Goals()
+    """Goals that the model should reach."""
+    max_tokens: int | None = None
+    """Maximum tokens per response."""
+
+
+class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """A `demo.toml`: the settings of each stage, and the columns of the results table."""
+
+    env: str | None = None
+    """Environment, for a recipe that is named instead of an environment."""
+    env_dir: str | None = None
+    """Folder that is searched first for the environment."""
+    references: list[str] = []
+    """Models or scripted policies that are measured for comparison; by default the teacher."""
+    needs: str = ""
+    """Time and memory that the demo needs; printed at its start."""
+    model: dict[str, Any] = {}
+    """`name` of the initial model, or the settings of a new one with random weights; without them, `-m` names the model."""
+    data: dict[str, Any] = {}
+    """Settings of the teacher's rollouts; without them, there is no teacher and no SFT stage."""
+    sft: dict[str, Any] = {}
+    rl: list[dict[str, Any]]
+    full: dict[str, Any] = {}
+    """Settings of the RL stage that `--full` adds; its evaluations are exhaustive, with the goals of `exhaustive`."""
+    exhaustive: ExhaustiveConfig | None = None
+    """Settings of the exhaustive evaluation that `--exhaustive` and `--full` show."""
+    evaluation: dict[str, Any]
+    conditions: tuple[dict[str, Any], ...] = ({"name": ""},)
+    """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
+    columns: list[dict[str, Any]]
+    """Columns of the results table: a title, reward functions or metrics (or "reward"), and the condition, if there are several.
+    With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
+    baseline: list[dict[str, Any]] = []
+    answers: int = 0
+    """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
+    lora: dict[str, Any] = {}
+    """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
+    smoke: dict[str, Any] = {}
+    """What `--smoke` changes: tiny sizes."""
+
+
+class Pipeline:
+    """The stages of one recipe in one folder.
+
+    Args:
+        env: Name of the environment.
+        recipe: Settings of all stages.
+        folder: Contains the run folder of each stage.
+        seed: Random seed of all stages.
+        console: Shows progress.
+        ranks: The training processes, one of which is this process.
+        model: Folder of the initial model; None creates the recipe's new model.
+        full: Whether to run the recipe's `full` stage.
+    """
+
+    def __init__(
+        self,
+        env: str,
+        recipe: Recipe,
+        folder: Path,
+        seed: int,
+        console: Console,
+        ranks: Ranks,
+        model: str | None = None,
+        full: bool = False,
+    ):
+        self.env = env
+        self.recipe = recipe
+        self.folder = folder
+        self.seed = seed
+        self.console = console
+        self.ranks = ranks
+        self.is_new = model is None
+        self.model = model or str(folder / "model")
+        self.full = full
+        self.rows: list[dict[str, Any]] = []
+
+    def run(self) -> list[dict[str, Any]]:
+        """Run all stages; return the rows of the results table."""
+        from rove.cli.rl import run_rl
+        from rove.cli.sft import run_sft
+
+        if self.is_new:
+            self._say("Create a new model with random weights")
+            self._new_model()
+        else:
+            self._say(f"Start from the model {self.model}")
+        trained = self.model
+        if self.recipe.data:
+            teacher = self.recipe.data["model"]
+            self._say("Collect rollouts of the teacher")
+            self._eval(self.folder / "data", {**self.recipe.data, "seed": self.seed})
+            if not self.recipe.references:
+                self.measure(f"teacher ({'script' if teacher.startswith('scripted:') else teacher})", teacher)
+        for reference in self.recipe.references:
+            self.measure(reference, reference)
+        self.measure(BASE, self.model)
+        if self.recipe.data:
+            self._say("SFT on the teacher's best rollouts")
+            trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
+            release_memory()
+            self.measure("+ SFT", trained)
+        for folder, stage in self.stages():
+            if folder == FULL:
+                self.measure(SAMPLED, trained, temperature=1.0)
+            self._say(f"{stage['name']}: RL on the model's own rollouts")
+            trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
+            release_memory()
+            self.measure(f"+ {stage['name']}", trained)
+        if not self.full and self.recipe.data and not any("temperature" in one for one in self.recipe.conditions):
+            self.measure(SAMPLED, trained, temperature=1.0)
+        (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))
+        return self.rows
+
+    def follow(self) -> None:
+        """Train as one of the other processes, stage by stage, together with the first."""
+        from rove.models.load import load_model
+        from rove.train.rl import follow_rl
+        from rove.train.sft import follow_sft
+
+        trained = self.model
+        if self.recipe.data:
+            if self.ranks.broadcast_continue():
+                follow_sft(self.sft_config(), load_model(self.model, "cpu"), self.ranks)
+            trained = str(self.folder / "sft" / "final")
+        for folder, stage in self.stages():
+            config = self.rl_config(folder, stage, trained)
+            if self.ranks.broadcast_continue():
+                follow_rl(config, load_model(config.model, "cpu"), self.ranks)
+            trained = str(self.folder / folder / "final")
+
+    def sft_config(self) -> SFTConfig:
+        """Return the settings of the SFT stage."""
+        from rove.train.config import SFTConfig
+
+        given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
+        given |= self._env_dir
+        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
+
+    def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
+        """Return the settings of an RL stage."""
+        from rove.train.config import RLConfig
+
+        values = {key: value for key, value in stage.items() if key != "name"}
+        given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
+        return convert(RLConfig, {**given, **self._env_dir, **values})
+
+    @property
+    def _env_dir(self) -> dict[str, Any]:
+        return {} if self.recipe.env_dir is None else {"env_dir": self.recipe.env_dir}
+
+    def stages(self) -> list[tuple[str, dict[str, Any]]]:
+        """Return the RL stages, each with the name of its folder."""
+        stages = [(f"rl{number}", stage) for number, stage in enumerate(self.recipe.rl, start=1)]
+        return [*stages, (FULL, self._full_stage())] if self.full else stages
+
+    def measure(self, name: str, model: str, **over: Any) -> None:
+        """Evaluate a model under every condition and add a row to the results table."""
+        seen: dict[str, dict[str, Any]] = {}
+        for condition in self.recipe.conditions:
+            label = condition["name"]
+            values = merge(
+                msgspec.to_builtins(self.recipe.evaluation), {k: v for k, v in condition.items() if k != "name"}
+            )
+            merge(values, {"model": model, **over})
+            if "num_examples" in values.get("env_args", {}) or label.startswith("against "):
+                merge(values, {"env_args": {"num_examples": values["num_examples"]}})
+            seen[label] = self._eval(self.eval_folder(name, label), values, f"{name} {label}".strip())
+        self.rows.append({"name": name, "model": model, "conditions": seen})
+
+    def eval_folder(self, row: str, condition: str) -> Path:
+        """Return the run folder of a row's evaluation."""
+        return self.folder / "eval" / "".join(c if c.isalnum() else "-" for c in f"{row}-{condition}").strip("-")
+
+    def _full_stage(self) -> dict[str, Any]:
+        """Return the recipe's `full` stage, which ends as soon as the goals of the exhaustive evaluation are reached."""
+        assert self.recipe.exhaustive is not None
+        lines = {
+            "env": self.env,
+            "kind": "exhaustive",
+            "goals": msgspec.to_builtins(self.recipe.exhaustive.goals),
+        }
+        return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
+
+    def _say(self, text: str) -> None:
+        self.console.print(f"\n[bold]{text}[/bold]")
+
+    def _new_model(self) -> None:
+        if not (Path(self.model) / "config.json").exists():
+            given = {"env": self.env, "output": self.model, "seed": self.seed, **self._env_dir}
+            config = convert(ModelConfig, {**given, **self.recipe.model})
+            print_model(config, *run_model_new(config), self.console)
+
+    def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
+        config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
+        summary, _ = run_eval(config, self.console, title)
+        release_memory()
+        return summary
+
+
+def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Table:
+    """Return the results table: measured rows, then the published baseline."""
+    conditions = [condition["name"] for condition in recipe.conditions if condition["name"]]
+    percents = [] if all(column.get("interval") for column in recipe.columns) else ["in %"]
+    title = "; ".join([f"{games} rollouts per row", *percents, *([", then ".join(conditions)] if conditions else [])])
+    table = Table(title=title, width=98)
+    table.add_column("model")
+    for column in recipe.columns:
+        table.add_column(column["title"], justify="right")
+    for row in rows:
+        table.add_row(row["name"], *(_cell(row["conditions"][c.get("condition", "")], c) for c in recipe.columns))
+    if recipe.baseline:
+        table.add_section()
+        table.add_row("[dim]published baseline[/dim]")
+    for row in recipe.baseline:
+        table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
+    return table
+
+
+def _cell(summary: dict[str, Any], column: Mapping[str, Any]) -> str:
+    means = {"reward": summary["reward"], **summary["functions"]}
+    shown = [means.get(name) or {} for name in column["values"]]
+    if not column.get("interval"):
+        return "/".join(percent(one.get("mean")) for one in shown)
+    return " / ".join(_mean_with_interval(one) for one in shown)
+
+
+def _mean_with_interval(value: Mapping[str, Any]) -> str:
+    if not value:
+        return "–"
+    half = (value["high"] - value["low"]) / 2
+    return f"{value['mean']:.3f}" + ("" if math.isnan(half) else f" ± {half:.3f}")  # equal values have no interval
+
+
+def answers_table(pipeline: Pipeline, count: int) -> Table:
+    """Return the first questions of the evaluation with the answers of the first and of the last model."""
+    rows = [row["name"] for row in pipeline.rows if row["name"] in (BASE, pipeline.rows[-1]["name"])]
+    condition = pipeline.recipe.conditions[0]["name"]
+    by_row = [
+        {record.example_id: record for record in Run(pipeline.eval_folder(row, condition)).rollouts()} for row in rows
+    ]
+    table = Table(title="answers to the same questions", width=98, show_lines=True)
+    table.add_column("question", ratio=2)
+    for row in rows:
+        table.add_column(row, ratio=4)
+    answered = [{key for key, record in records.items() if record.error is None} for records in by_row]
+    for example_id in sorted(set.intersection(*answered))[:count]:
+        records = [records[example_id] for records in by_row]
+        table.add_row(
+            escape(text_of(as_messages(records[0].prompt)[-1])),
+            *(escape(text_of(as_messages(record.completion)[-1])) for record in records),
+        )
+    return table

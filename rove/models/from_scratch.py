@@ -59,16 +59,19 @@ SIZES: dict[str, dict[str, int]] = {
         "intermediate_size": 256,
         "num_hidden_layers": 3,
         "num_attention_heads": 4,
-        "num_key_value_heads": 1,
+        "num_key_value_heads": 4,
     },
     "small": {
         "hidden_size": 256,
         "intermediate_size": 640,
         "num_hidden_layers": 6,
         "num_attention_heads": 8,
-        "num_key_value_heads": 2,
+        "num_key_value_heads": 8,
     },
 }
+QUERY_KEY_SCALE = 0.25
+"""Initial scale of query and key projections: attention begins nearly uniform, from which small models learn in most runs.
+docs/training.md, "New models", compares values."""
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),
@@ -155,6 +158,10 @@ def new_model(
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = model_class(config)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if name.endswith(("q_proj.weight", "k_proj.weight")):
+                weight *= QUERY_KEY_SCALE
     model.generation_config = GenerationConfig(eos_token_id=tokenizer.eos_token_id, pad_token_id=tokenizer.pad_token_id)
     return prepare(model, tokenizer)
 

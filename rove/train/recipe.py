@@ -32,7 +32,7 @@ SFT_TOKENS = 12_000_000
 """Maximum tokens of SFT: about five minutes of one CPU core for the smallest model."""
 SFT_GOAL = 0.6
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest."""
-SFT_BATCH, SFT_RATE = 128, 2e-3
+SFT_BATCH, SFT_RATE = 128, 1.5e-3
 GROUPS, GROUP_SIZE = 32, 8
 """Groups of an RL step, and rollouts in a group."""
 RL_STEPS, RL_RATE, ENTROPY_BONUS = 200, 3e-4, 0.01

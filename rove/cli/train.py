@@ -20,15 +20,20 @@ from rove.utils.processes import peak_memory
 
 RECIPE = "recipe.toml"
 """File name of the recipe in the folder of all stages."""
+HELD_OUT = 0.1
+"""Fraction of a file's questions that is used for evaluation only."""
 
 
 def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], path: Path, console: Console) -> None:
     """Examine an environment and write the recipe for it."""
     with needs_train_extra():
         from rove.train.recipe import as_toml, choose, examine
+    arguments = environment_arguments(env, env_dir)
+    if "held_out" in arguments:  # a file of questions
+        env_args = {"held_out": HELD_OUT, **env_args}
     loaded = load_environment(env, env_dir, **env_args)
     with working(console, f"running the scripted policies of {env}"):
-        evidence = run_async(examine(loaded, environment_arguments(env, env_dir)))
+        evidence = run_async(examine(loaded, arguments))
     sections = choose(env, env_args, evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
@@ -41,12 +46,14 @@ def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], path: 
     epilog=examples(
         "rove train tictactoe --dry-run      # show the recipe and what it needs",
         "rove train tictactoe",
+        "rove train questions.jsonl --scorer numeric",
         "rove train tictactoe --recipe runs/train-tictactoe-seed0/recipe.toml",
     )
 )
 @click.argument("env")
 @env_args_option
 @click.option("--env-dir", help="Folder that is searched first for the environment.")
+@click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
@@ -56,6 +63,7 @@ def command(
     env: str,
     env_args: str | None,
     env_dir: str | None,
+    scorer: str | None,
     file: str | None,
     seed: int,
     run_dir: str | None,
@@ -69,10 +77,11 @@ def command(
     console = console_for(as_json)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
-    folder = Path(run_dir) if run_dir else RUNS / f"train-{Path(env).name}-seed{seed}"
+    folder = Path(run_dir) if run_dir else RUNS / f"train-{Path(env).stem}-seed{seed}"
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
-        write_recipe(env, env_dir, json_object(env_args, "-a") or {}, path, console)
+        given = {"scorer": scorer} if scorer else {}
+        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), path, console)
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)

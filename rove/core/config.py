@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import tomllib
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -159,6 +160,35 @@ def check_positive(settings: Any, *names: str) -> None:
         value = getattr(settings, name)
         if value is not None and value <= 0:
             raise ConfigError(f"{name} is {value}; expected more than 0")
+
+
+def import_function(setting: str, path: str) -> Callable[..., Any]:
+    """Import the function "package.module:function" that a setting names.
+
+    Args:
+        setting: Name of the setting, for messages.
+        path: Its value.
+
+    Raises:
+        ConfigError: The value has another form, the import fails, or there is no such function.
+    """
+    module, _, name = path.partition(":")
+    if not all(part.isidentifier() for part in [*module.split("."), name]):
+        raise ConfigError(f"{setting} '{path}' is not of the form package.module:function")
+    try:
+        imported = importlib.import_module(module)
+    except Exception as error:  # importing runs arbitrary code
+        raise ConfigError(
+            f"{setting} '{path}': importing {module} failed with {type(error).__name__}: {error}; "
+            "it must be installed or in a folder of PYTHONPATH"
+        ) from error
+    function: Any = getattr(imported, name, None)
+    if function is None:
+        known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
+        raise ConfigError(f"{setting} '{path}': {module} has no '{name}'; {nearest(name, known)}")
+    if not callable(function):
+        raise ConfigError(f"{setting} '{path}' is of type {type(function).__name__}; expected a function")
+    return function
 
 
 def read_toml(path: str | Path) -> dict[str, Any]:

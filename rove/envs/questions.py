@@ -6,11 +6,13 @@ import csv
 import functools
 import importlib
 import json
+import random
 import string
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from rove.core.config import import_function
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.core.messages import Messages
@@ -47,13 +49,16 @@ class QuestionsEnv(SingleTurnEnv):
 
     Args:
         path: a .jsonl, .csv or .parquet file.
-        scorer: "exact", "numeric", "regex", "choice", "math" or "judge"; see `rove.rubrics.scorers`.
+        scorer: "exact", "numeric", "regex", "choice", "math" or "judge", see `rove.rubrics.scorers`; or your own reward function
+            as package.module:function.
         question_column: column of the question. Default: "question", else "prompt".
         answer_column: column of the answer.
         choices_column: for "choice": column of the options, a list or its JSON.
         tolerance: for "numeric": largest relative difference (absolute for right numbers below 1).
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
+        held_out: fraction of the rows, chosen at random, that are only for evaluation (0 to below 1). With 0, all rows are for
+            both.
 
     Raises:
         ConfigError: the file cannot be read, a column, question or answer is missing, or the scorer is unknown.
@@ -72,9 +77,13 @@ class QuestionsEnv(SingleTurnEnv):
         tolerance: float = 1e-6,
         judge_model: str = "gpt-4.1-nano",
         system_prompt: str | None = None,
+        held_out: float = 0.0,
     ):
-        if scorer not in SCORERS:
-            raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; expected one of {', '.join(SCORERS)}")
+        if scorer not in SCORERS and ":" not in scorer:
+            known = f"expected one of {', '.join(SCORERS)}, or package.module:function"
+            raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; {known}")
+        if not 0 <= held_out < 1:
+            raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
         rows = list(_read_rows(Path(path)))
         if not rows:
             raise ConfigError(f"{path} has no rows; expected questions and answers")
@@ -83,19 +92,24 @@ class QuestionsEnv(SingleTurnEnv):
         examples = [_example(path, number, row, columns) for number, row in enumerate(rows, start=1)]
         if scorer == "numeric":
             _check_numbers(path, examples)
+        evaluation = _held_out(examples, held_out)
         super().__init__(
-            dataset=examples,
+            dataset=[row for index, row in enumerate(examples) if index not in evaluation],
+            eval_dataset=[examples[index] for index in sorted(evaluation)] if evaluation else None,
             rubric=_rubric(scorer, tolerance, judge_model),
-            system_prompt=SCORERS[scorer][0] if system_prompt is None else system_prompt,
+            system_prompt=SCORERS.get(scorer, (TAGGED, ""))[0] if system_prompt is None else system_prompt,
             policies={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
         )
         self.scorer = scorer
+        self.rows = len(examples)
         self.source = digest_files([Path(path)])
 
     @property
     def description(self) -> str:
         """A one-line description of questions and scorer."""
-        return f"{self.count_examples():,} questions, scorer '{self.scorer}': {SCORERS[self.scorer][1]}"
+        what = SCORERS.get(self.scorer, ("", "your reward function"))[1]
+        held_out = f" held out of {self.rows:,}" if self.eval_dataset is not None else ""
+        return f"{self.count_examples():,} questions{held_out}, scorer '{self.scorer}': {what}"
 
 
 def is_question_file(env_id: str) -> bool:
@@ -112,6 +126,9 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
         judge = JudgeRubric(MaybeThinkParser(), judge_model=judge_model)
         judge.add_reward_func(judge.verdict)
         return judge
+    elif ":" in scorer:
+        rubric = Rubric()
+        rubric.add_reward_func(import_function("scorer", scorer))
     else:
         func: Callable[..., float] = getattr(scorers, scorer)
         if scorer == "numeric":
@@ -120,6 +137,14 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
         rubric.add_reward_func(func, name=scorer)
     rubric.add_metric(scorers.has_answer_tag, name="format")
     return rubric
+
+
+def _held_out(rows: Sequence[Any], fraction: float) -> frozenset[int]:
+    """Return the positions of the rows that are only for evaluation: at least one, and not all, of two or more."""
+    if not fraction or len(rows) < 2:
+        return frozenset()
+    count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
+    return frozenset(random.Random(0).sample(range(len(rows)), count))
 
 
 def _teacher(scorer: str, messages: Messages, state: State, rng: Any) -> str:

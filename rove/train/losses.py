@@ -9,7 +9,6 @@ Three policies appear: π is being trained, π_old is π at the start of the ste
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -18,6 +17,7 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from rove.core.config import import_function
 from rove.core.errors import ConfigError, nearest
 
 MAX_LOG_RATIO = 20.0
@@ -271,22 +271,7 @@ def make_loss(
 
 def _import_loss(name: str, with_reference: bool) -> PolicyLoss:
     """Import the loss "package.module:function" and try it on two tokens, so that mistakes show before sampling starts."""
-    module, _, attribute = name.partition(":")
-    if not all(part.isidentifier() for part in [*module.split("."), attribute]):
-        raise ConfigError(f"loss '{name}' is not of the form package.module:function")
-    try:
-        imported = importlib.import_module(module)
-    except Exception as error:  # importing runs arbitrary code
-        raise ConfigError(
-            f"loss '{name}': importing {module} failed with {type(error).__name__}: {error}; "
-            "it must be installed or in a folder of PYTHONPATH"
-        ) from error
-    function: Any = getattr(imported, attribute, None)
-    if function is None:
-        known = [key for key, value in vars(imported).items() if callable(value) and not key.startswith("_")]
-        raise ConfigError(f"loss '{name}': {module} has no '{attribute}'; {nearest(attribute, known)}")
-    if not callable(function):
-        raise ConfigError(f"loss '{name}' is of type {type(function).__name__}; expected a function")
+    function: Any = import_function("loss", name)
     _check_function(name, function, with_reference)
     return function if isinstance(function, PolicyLoss) else PolicyLoss(cast(Loss, function), _no_clipping)
 

@@ -20,8 +20,8 @@ from rove.rollouts.evaluate import conversation_texts, generate
 from rove.statistics.intervals import Estimate, graded_estimate
 from rove.train.callbacks import OnProgress, ignore
 
-POLICY_ROLLOUTS = 300
-"""Rollouts of each scripted policy that are examined."""
+POLICY_EXAMPLES = 150
+"""Examples that each scripted policy is examined on, with two rollouts each."""
 EVALUATION_ROLLOUTS, SAMPLED_ROLLOUTS = 400, 200
 """Held-out rollouts per row of the results table, and of each evaluation during training."""
 PATIENCE = 6
@@ -60,6 +60,8 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Standard deviation of the reward."""
     turns: float
     """Mean number of model turns."""
+    varies: bool
+    """Whether two rollouts of an example may differ."""
 
 
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
@@ -96,7 +98,9 @@ async def examine(env: Environment, arguments: frozenset[str], on_progress: OnPr
     found: list[tuple[PolicyEvidence, list[RolloutRecord]]] = []
     for position, (name, policy) in enumerate(env.policies.items()):
         on_progress("policies", position, len(env.policies))
-        records = await generate(env, ScriptedClient(policy, name), num_examples=POLICY_ROLLOUTS, train=True)
+        records = await generate(
+            env, ScriptedClient(policy, name), num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True
+        )
         scored = [record for record in records if record.scores is not None]
         if scored:
             found.append((_policy_evidence(name, scored), scored))
@@ -130,6 +134,8 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         highest=max(rewards),
         spread=statistics.pstdev(rewards),
         turns=statistics.fmean(len(record.steps) for record in records),
+        varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
+        > len({record.example_id for record in records}),
     )
 
 
@@ -155,7 +161,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     max_tokens = 2 * evidence.response_tokens + 16
     available = MAX_DATA_ROLLOUTS if "num_examples" in evidence.arguments else (evidence.examples or MAX_DATA_ROLLOUTS)
     rollouts = int(min(MAX_DATA_ROLLOUTS, DATA_TOKENS / evidence.rollout_tokens))
-    each = max(1, rollouts // available)
+    each = max(1, rollouts // available) if best.varies else 1
     examples = min(available, rollouts)
     seed = {"seed": 1} if "seed" in evidence.arguments else {}  # other rows than those of the results table
     sampled = {

@@ -177,3 +177,38 @@ def test_the_flags_of_eval_are_arguments_of_the_environment(rove: Rove, tmp_path
     assert Run("run").config()["config"]["env_args"]["scorer"] == "numeric"
     refused = rove("eval", "tictactoe", "-m", "scripted:teacher", "--scorer", "exact")
     assert (refused.status, "has no argument 'scorer'" in refused.err) == (2, True)
+
+
+def test_held_out_rows_are_only_for_evaluation(tmp_path: Path):
+    rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(40)]
+    env = QuestionsEnv(jsonl(tmp_path / "q.jsonl", rows), "numeric", held_out=0.1)
+    trained, held_out = ({one["answer"] for one in some} for some in (env.get_dataset(), env.get_eval_dataset()))
+    assert (len(trained), len(held_out), trained & held_out) == (36, 4, set())
+    assert env.description.startswith("4 questions held out of 40, ")
+    same = QuestionsEnv(tmp_path / "q.jsonl", "numeric", held_out=0.1)
+    assert same.get_eval_dataset() == env.get_eval_dataset()
+
+
+@pytest.mark.parametrize(("rows", "held_out", "expected"), [(1, 0.5, (1, 1)), (2, 0.01, (1, 1)), (3, 0.99, (1, 2))])
+def test_no_part_is_empty(rows: int, held_out: float, expected: tuple[int, int], tmp_path: Path):
+    env = QuestionsEnv(jsonl(tmp_path / "q.jsonl", ROWS[:rows]), "numeric", held_out=held_out)
+    assert (len(env.get_dataset()), len(env.get_eval_dataset())) == expected
+
+
+@pytest.mark.parametrize("held_out", [-0.1, 1.0, float("nan")])
+def test_a_fraction_out_of_range_is_refused(held_out: float, tmp_path: Path):
+    with pytest.raises(ConfigError, match="expected a fraction from 0 to below 1"):
+        QuestionsEnv(jsonl(tmp_path / "q.jsonl", ROWS), "numeric", held_out=held_out)
+
+
+def test_the_scorer_may_be_a_function_of_ones_own(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "my_scorer.py").write_text(
+        "def even(completion):\n    return float(int(completion[-1].content) % 2 == 0)\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    env = QuestionsEnv(jsonl(tmp_path / "q.jsonl", ROWS[:2]), "my_scorer:even")
+    assert (rewards(env, "4"), rewards(env, "5")) == ([1.0, 1.0], [0.0, 0.0])
+    with pytest.raises(ConfigError, match="scorer 'my_scorer:odd': my_scorer has no 'odd'; known: even"):
+        QuestionsEnv(tmp_path / "q.jsonl", "my_scorer:odd")
+    with pytest.raises(ConfigError, match="importing no_such_module failed with ModuleNotFoundError"):
+        QuestionsEnv(tmp_path / "q.jsonl", "no_such_module:score")

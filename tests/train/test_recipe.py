@@ -1,0 +1,99 @@
+"""The recipe that `rove train` chooses from what an environment shows."""
+
+from __future__ import annotations
+
+import random
+import tomllib
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.cli.pipeline import Recipe
+from rove.core.config import convert
+from rove.core.errors import ConfigError
+from rove.train.config import RLConfig, SFTConfig
+from rove.train.recipe import SFT_GOAL, Evidence, as_toml, choose, examine
+
+ARGUMENTS = frozenset({"num_examples", "seed"})
+
+
+def right(messages: Any, state: Any, rng: random.Random) -> str:
+    return "yes"
+
+
+def often(messages: Any, state: Any, rng: random.Random) -> str:
+    return "yes" if rng.random() < 0.5 else "no, never"
+
+
+def correct(completion: Any) -> float:
+    return float(completion[-1].content == "yes")
+
+
+def env_with(**policies: Any) -> vf.Environment:
+    rows = [{"question": f"q{i}?"} for i in range(50)]
+    return vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric([correct], [2.0]), policies=policies)
+
+
+async def evidence_of(**policies: Any) -> Evidence:
+    return await examine(env_with(**policies), ARGUMENTS)
+
+
+async def test_policies_are_ordered_by_reward() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    assert [one.name for one in evidence.policies] == ["often", "right"]
+    weak, best = evidence.policies
+    assert (best.reward.mean, best.spread, best.turns) == (2.0, 0.0, 1.0)
+    assert 0 < weak.reward.mean < 2 and weak.spread > 0
+    assert evidence.functions == ["correct"]
+    assert (evidence.examples, evidence.has_evaluation_rows) == (50, False)
+    assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
+
+
+async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:
+    with pytest.raises(
+        ConfigError, match="no scripted policies to learn from; start from a pretrained model: -m MODEL"
+    ):
+        await evidence_of()
+
+
+async def test_policies_that_fail_are_reported() -> None:
+    def broken(messages: Any, state: Any, rng: random.Random) -> str:
+        raise ValueError("no move")
+
+    with pytest.raises(ConfigError, match="no rollout of a scripted policy has a reward"):
+        await evidence_of(broken=broken)
+
+
+async def test_a_recipe_is_written_and_read_again() -> None:
+    sections = choose("quiz", {"level": 3}, await evidence_of(right=right, often=often))
+    text = as_toml(sections, "Recipe.\nChange any line.")
+    assert text.startswith("# Recipe.\n# Change any line.\n")
+    recipe = convert(Recipe, tomllib.loads(text))
+    assert recipe.references == ["scripted:often", "scripted:right"]
+    assert recipe.data["model"] == "scripted:right"
+    assert recipe.data["env_args"] == {"num_examples": recipe.data["num_examples"], "level": 3}
+    sft = convert(SFTConfig, {"data": "runs/data", "model": "models/new", **recipe.sft})
+    sft.check()
+    (stage,) = recipe.rl
+    rl = convert(RLConfig, {"env": "quiz", "model": "models/new", **{k: v for k, v in stage.items() if k != "name"}})
+    rl.check()
+    assert rl.env_args["num_examples"] == rl.steps * rl.groups  # no example twice
+    assert all(one.env_args["seed"] != 0 for one in (*sft.evaluation, *rl.evaluation))  # other rows than the table's
+
+
+async def test_sft_ends_between_the_policies() -> None:
+    evidence = await evidence_of(right=right, often=often)
+    weak, best = (one.reward.mean for one in evidence.policies)
+    (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
+    assert sft["target"] == pytest.approx(weak + SFT_GOAL * (best - weak), abs=1e-4)
+
+
+async def test_a_dataset_of_fixed_size_is_repeated() -> None:
+    evidence = await examine(env_with(right=right, often=often), frozenset())
+    (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
+    assert (data["num_examples"], data["env_args"]) == (50, {})
+    assert data["rollouts_per_example"] == 1  # the best policy always answers the same
+    evidence = await examine(env_with(often=often), frozenset())
+    (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
+    assert data["rollouts_per_example"] > 100

@@ -1,0 +1,295 @@
+"""Find out why training does not progress: from the environment's rollouts, the losses of SFT, and the metrics of RL.
+
+Each function returns diagnoses, the most likely cause first; an empty list means that nothing looks wrong.
+"""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+
+from rove.core.records import RolloutRecord
+from rove.train.sequences import TrainingSequence
+
+History = Sequence[Mapping[str, float]]
+Score = Callable[[Sequence[int]], list[float]]
+"""Token ids → log-probability of each but the first."""
+
+MIN_HIDDEN_SHARE = 0.5
+"""Minimum share of comparable turns with contradictory responses that means a hidden state."""
+MIN_COMPARABLE_TURNS = 20
+CERTAIN_NATS = 0.1
+"""Tokens with less entropy than this, over all rollouts, are format."""
+GUESS_SHARE = 0.93
+"""Share of the entropy of a guess above which a loss means guessing."""
+MEMORIZED_SHARE = 0.75
+"""A training loss below this share of the held-out loss means memorization."""
+SATURATED_SHARE = 0.97
+"""Share of the range of rewards above which a reward is at its maximum."""
+FALL = 0.2
+"""Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
+MAX_SHOWN = 8
+
+
+class Diagnosis(msgspec.Struct, frozen=True):
+    """A cause of missing progress."""
+
+    kind: str
+    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unpredictable, saturated, or collapse."""
+    text: str
+    """What was measured, and what it means."""
+    advice: str
+    """What to change."""
+
+
+class TokenClass(msgspec.Struct, frozen=True):
+    """The tokens that follow the same token in responses, such as the digits after `<answer>`."""
+
+    before: str
+    """The token before."""
+    tokens: list[str]
+    """The most frequent tokens."""
+    count: int
+    """Occurrences."""
+    entropy: float
+    """Entropy of the tokens' frequencies, in nats: the loss of a model that knows only the frequencies."""
+    loss: float
+    """Mean held-out loss of the model, in nats."""
+    training_loss: float
+    """Mean loss on training data, in nats."""
+
+    @property
+    def is_format(self) -> bool:
+        """Whether the token is nearly always the same."""
+        return self.entropy < CERTAIN_NATS
+
+
+def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
+    """Return the share of turns whose response depends on something that the conversation does not show.
+
+    Compares examples with the same conversation before a turn. Their responses depend on something hidden if the rollouts of one
+    example agree, but examples differ.
+
+    Args:
+        records: Rollouts of one policy, several per example.
+
+    Returns:
+        None if fewer than `MIN_COMPARABLE_TURNS` turns can be compared.
+    """
+    turns: dict[bytes, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
+    for record in records:
+        for step in record.steps:
+            turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
+    hidden = compared = 0
+    for by_example in turns.values():
+        repeated = [responses for responses in by_example.values() if len(responses) > 1]
+        if len(repeated) < 2:
+            continue
+        compared += len(repeated)
+        if len({response for responses in repeated for response in responses}) > 1:
+            hidden += sum(len(set(responses)) == 1 for responses in repeated)
+    return hidden / compared if compared >= MIN_COMPARABLE_TURNS else None
+
+
+def merged_symbols(words: Iterable[str]) -> list[str]:
+    """Return words that look like several symbols in one token, such as "RGB", "GBR", "BRG": many of one length over few letters.
+
+    Args:
+        words: Words of an environment's texts, or tokens of a vocabulary.
+    """
+    by_length: dict[int, set[str]] = defaultdict(set)
+    for word in {word.strip() for word in words}:
+        if len(word) > 1 and word.isalnum():
+            by_length[len(word)].add(word)
+    found: list[str] = []
+    for some in by_length.values():
+        letters = [letter for letter, _ in Counter("".join(some)).most_common()]
+        for size in (2, 3, 4):
+            inside = [word for word in some if set(word) <= set(letters[:size])]
+            if len(inside) > 2 * size:
+                found += [word for word in inside if word not in found]
+    return sorted(found)
+
+
+def token_classes(
+    training: Sequence[TrainingSequence],
+    held_out: Sequence[TrainingSequence],
+    score: Score,
+    decode: Callable[[int], str],
+) -> list[TokenClass]:
+    """Return the losses of the sampled tokens by the token before them, the most frequent class first."""
+    frequencies: dict[int, Counter[int]] = defaultdict(Counter)
+    losses: tuple[dict[int, list[float]], dict[int, list[float]]] = (defaultdict(list), defaultdict(list))
+    for part, sequences in enumerate((training, held_out)):
+        for sequence in sequences:
+            logprobs = score(sequence.ids)
+            for position in range(1, len(sequence.ids)):
+                if sequence.mask[position]:
+                    before = sequence.ids[position - 1]
+                    frequencies[before][sequence.ids[position]] += 1
+                    losses[part][before].append(-logprobs[position - 1])
+    return [
+        TokenClass(
+            before=decode(before),
+            tokens=[decode(token) for token, _ in counts.most_common(MAX_SHOWN)],
+            count=counts.total(),
+            entropy=_entropy(counts),
+            loss=statistics.fmean(losses[1][before]),
+            training_loss=statistics.fmean(losses[0][before]),
+        )
+        for before, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
+        if losses[0][before] and losses[1][before]
+    ]
+
+
+def _entropy(counts: Counter[int]) -> float:
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())
+
+
+def after_sft(
+    history: History, classes: Sequence[TokenClass], weakest: float, hidden: float | None, merged: Sequence[str]
+) -> list[Diagnosis]:
+    """Return why SFT learned little of the task; nothing if it did.
+
+    Args:
+        history: Metrics of the SFT run.
+        classes: Losses by token class.
+        weakest: Mean reward of the weakest scripted policy.
+        hidden: See `hidden_share`.
+        merged: See `merged_symbols`.
+    """
+    rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    unsure = [one for one in classes if not one.is_format]
+    fixed = [one for one in classes if one.is_format]
+    if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
+        return [
+            Diagnosis(
+                "learning_rate",
+                f"SFT did not even learn the format: tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats",
+                "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
+            )
+        ]
+    if (
+        not unsure
+        or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy")
+        or (rewards and rewards[-1] > 1.2 * weakest)
+    ):
+        return []
+    worst = max(unsure, key=lambda one: one.count * one.loss)
+    seen = (
+        f"SFT learned only the format. After '{worst.before}' the model guesses: {', '.join(map(repr, worst.tokens))} have a "
+        f"loss of {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f}"
+    )
+    if hidden is not None and hidden > MIN_HIDDEN_SHARE:
+        return [_hidden_state(seen, hidden)]
+    if merged:
+        return [merged_tokens(merged, f"{seen}. ")]
+    if _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
+        return [
+            Diagnosis(
+                "unpredictable",
+                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes",
+                "check that answers belong to their questions, and that the prompt determines the answer; then add data",
+            )
+        ]
+    return [
+        Diagnosis(
+            "guessing", seen, 'train longer (sft.epochs), with more data, or with a larger model (model.size = "small")'
+        )
+    ]
+
+
+def _mean(classes: Sequence[TokenClass], name: str) -> float:
+    total = sum(one.count for one in classes)
+    return sum(one.count * getattr(one, name) for one in classes) / total
+
+
+def _hidden_state(seen: str, hidden: float) -> Diagnosis:
+    return Diagnosis(
+        "hidden_state",
+        f"{seen}{'. ' if seen else ''}In {hidden:.0%} of comparable turns the scripted policy answers the same conversation "
+        "differently from example to example, but always in the same way within an example: it uses something that the model "
+        "does not see",
+        "show everything that the policy uses in the prompt or in env_response",
+    )
+
+
+def merged_tokens(merged: Sequence[str], seen: str = "") -> Diagnosis:
+    """Return the diagnosis of tokens that contain several symbols."""
+    return Diagnosis(
+        "merged_tokens",
+        f"{seen}Tokens like {', '.join(map(repr, merged[:MAX_SHOWN]))} contain several symbols, which the model cannot see",
+        "write the symbols with spaces between them, or use a tokenizer that spells them",
+    )
+
+
+def before_training(
+    rewards: Mapping[str, Sequence[float]], errors: Mapping[str, str], hidden: float | None
+) -> list[Diagnosis]:
+    """Return what prevents learning, as far as rollouts of the scripted policies show it.
+
+    Args:
+        rewards: Rewards of the scored rollouts by policy.
+        errors: Policy → the first error, of policies with failed rollouts.
+        hidden: See `hidden_share`, of the best policy.
+    """
+    scored = [reward for some in rewards.values() for reward in some]
+    if errors and not scored:
+        name, error = next(iter(errors.items()))
+        return [Diagnosis("reward_error", f"every rollout fails; the first, of {name}: {error}", "fix the environment")]
+    found: list[Diagnosis] = []
+    if errors:
+        name, error = next(iter(errors.items()))
+        found.append(Diagnosis("reward_error", f"rollouts fail; the first, of {name}: {error}", "fix the environment"))
+    if len(set(scored)) == 1 and len(rewards) > 1:
+        text = f"every rollout of {len(rewards)} scripted policies has the reward {scored[0]:g}"
+        found.append(Diagnosis("no_spread", text, "reward the better policy more than the weaker one"))
+    if hidden is not None and hidden > MIN_HIDDEN_SHARE:
+        found.append(_hidden_state("", hidden))
+    return found
+
+
+def during_rl(history: History, lowest: float, highest: float, window: int = 5) -> list[Diagnosis]:
+    """Return what is wrong in an RL run.
+
+    Args:
+        history: Metrics of all steps so far.
+        lowest, highest: Range of the rewards that rollouts of the scripted policies have.
+        window: Steps that are averaged.
+    """
+    if len(history) < window or highest <= lowest:
+        return []
+    last = history[-window:]
+    reward = statistics.fmean(row["reward/mean"] for row in last)
+    means = [
+        statistics.fmean(row["reward/mean"] for row in history[i : i + window])
+        for i in range(len(history) - window + 1)
+    ]
+    equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in last)
+    place = (reward - lowest) / (highest - lowest)
+    if max(means) - reward > FALL * (highest - lowest):
+        return [
+            Diagnosis(
+                "collapse",
+                f"the mean reward fell from {max(means):.3f} to {reward:.3f}",
+                "lower rl.learning_rate to a third or a tenth, and rl.loss.entropy_bonus if the entropy has risen",
+            )
+        ]
+    if equal > 1 - 1 / 32 and place > SATURATED_SHARE:
+        text = f"the mean reward is {reward:.3f} of {highest:.3f}, and all groups have zero advantage: nothing is left to learn"
+        return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
+    if equal > 1 - 1 / 32:
+        text = f"all groups have zero advantage at a mean reward of {reward:.3f}: RL has nothing to learn from"
+        return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
+    return []
+
+
+def summary(diagnoses: Iterable[Diagnosis]) -> list[dict[str, Any]]:
+    """Return diagnoses as JSON."""
+    return [msgspec.to_builtins(one) for one in diagnoses]

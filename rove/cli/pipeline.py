@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +113,8 @@ class Pipeline:
         self.is_new = model is None
         self.model = model or str(folder / "model")
         self.full = full
+        self.after_stage: Callable[[Path], None] = lambda folder: None
+        """Called with the folder of each training stage when it is complete."""
         self.rows: list[dict[str, Any]] = []
 
     def run(self) -> list[dict[str, Any]]:
@@ -140,6 +142,7 @@ class Pipeline:
             trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
             release_memory()
             self.measure("+ SFT", trained)
+            self.after_stage(self.folder / "sft")
         for folder, stage in self.stages():
             if folder == FULL:
                 self.measure(SAMPLED, trained, temperature=1.0)
@@ -147,6 +150,7 @@ class Pipeline:
             trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
             release_memory()
             self.measure(f"+ {stage['name']}", trained)
+            self.after_stage(self.folder / folder)
         if not self.full and self.recipe.data and not any("temperature" in one for one in self.recipe.conditions):
             self.measure(SAMPLED, trained, temperature=1.0)
         (self.folder / "results.json").write_bytes(msgspec.json.encode(self.rows))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
 import click
+import msgspec
 from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
@@ -14,18 +16,22 @@ from rove.cli.common import RUNS, console_for, hint, print_json, run_async, work
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
+from rove.core.errors import ConfigError
 from rove.envs.loading import environment_arguments, load_environment
+from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import peak_memory
 
-RECIPE = "recipe.toml"
-"""File name of the recipe in the folder of all stages."""
+RECIPE, EVIDENCE, DIAGNOSES = "recipe.toml", "evidence.json", "diagnoses.json"
+"""File names in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
+CONVERSATIONS = 300
+"""Conversations on which the losses of token classes are measured."""
 
 
-def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], path: Path, console: Console) -> None:
-    """Examine an environment and write the recipe for it."""
+def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], folder: Path, console: Console) -> None:
+    """Examine an environment; write the recipe for it, and what it showed."""
     with needs_train_extra():
         from rove.train.recipe import as_toml, choose, examine
     arguments = environment_arguments(env, env_dir)
@@ -37,17 +43,89 @@ def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], path: 
     sections = choose(env, env_args, evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
-    comment = f"Recipe of `rove train {env}`. Change any line, then: rove train {env} --recipe {path}"
-    path.parent.mkdir(parents=True, exist_ok=True)
+    path = folder / RECIPE
+    comment = f"Recipe of `rove train {env}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER"
+    folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / EVIDENCE, msgspec.json.encode(evidence))
     atomic_write(path, as_toml(sections, comment).encode())
+
+
+class Diagnoser:
+    """Looks for reasons why a stage has not improved the model, prints them and stores them.
+
+    Args:
+        pipeline: The stages.
+        folder: Folder of all stages.
+    """
+
+    def __init__(self, pipeline: Pipeline, folder: Path):
+        from rove.train.recipe import Evidence
+
+        self.pipeline = pipeline
+        self.folder = folder
+        self.console = pipeline.console
+        path = folder / EVIDENCE
+        self.evidence = msgspec.json.decode(path.read_bytes(), type=Evidence) if path.exists() else None
+        """None for a recipe that was not chosen for this folder."""
+        self.found: list[dict[str, Any]] = []
+
+    def after_stage(self, stage: Path) -> None:
+        """Diagnose a complete training stage."""
+        from rove.train.diagnosis import after_sft, during_rl
+
+        if self.evidence is None:
+            return
+        history = Run(stage).metrics()
+        policies = self.evidence.policies
+        if stage.name == "sft":
+            classes, merged = self._token_classes(stage / "final")
+            self._report(stage, after_sft(history, classes, policies[0].reward, self.evidence.hidden, merged))
+        else:
+            highest = max(one.highest for one in policies)
+            self._report(stage, during_rl(history, policies[0].reward, highest))
+
+    def _report(self, stage: Path, diagnoses: list[Any]) -> None:
+        for one in diagnoses:
+            self.found.append({"stage": stage.name, **msgspec.to_builtins(one)})
+            text = f"diagnosis ({one.kind}): {one.text}. To try: {one.advice}"
+            self.console.print(text, style="yellow", markup=False, soft_wrap=True)
+        atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+
+    def _token_classes(self, model: Path) -> tuple[list[Any], list[str]]:
+        """Return the losses of the teacher's tokens by class, and tokens that contain several symbols."""
+        from rove.engine.client import EngineClient
+        from rove.models.load import load_model
+        from rove.train.diagnosis import merged_symbols, token_classes
+        from rove.train.sft import read_conversations, sequences_from_messages
+
+        config = self.pipeline.sft_config()
+        loaded = load_model(str(model), "cpu")
+        engine = EngineClient.from_model(loaded).engine
+        teacher = self.pipeline.recipe.data["model"]
+        held_out = self.pipeline.eval_folder(teacher, self.pipeline.recipe.conditions[0]["name"])
+        parts = []
+        for folder in (Path(config.data), held_out):
+            conversations = read_conversations(islice(Run(folder).finished(), 4 * CONVERSATIONS), config)
+            parts.append(
+                [
+                    sequence
+                    for one in conversations[:CONVERSATIONS]
+                    for sequence in sequences_from_messages(
+                        loaded.renderer, one.messages, one.tools, one.sampled_messages
+                    )
+                ]
+            )
+        decoded = {token: loaded.renderer.decode([token]) for part in parts for one in part for token in one.ids}
+        classes = token_classes(parts[0], parts[1], engine.score, lambda token: decoded[token])
+        return classes, merged_symbols(decoded.values())
 
 
 @click.command(
     epilog=examples(
-        "rove train tictactoe --dry-run      # show the recipe and what it needs",
+        "rove train tictactoe --dry-run      # write and print the recipe",
         "rove train tictactoe",
         "rove train questions.jsonl --scorer numeric",
-        "rove train tictactoe --recipe runs/train-tictactoe-seed0/recipe.toml",
+        "rove train tictactoe --recipe mine.toml --run-dir runs/mine",
     )
 )
 @click.argument("env")
@@ -81,7 +159,9 @@ def command(
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
         given = {"scorer": scorer} if scorer else {}
-        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), path, console)
+        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), folder, console)
+    elif file and (env_args or scorer or env_dir):
+        raise ConfigError("--recipe contains all settings; change -a, --scorer and --env-dir in the file")
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)
@@ -92,6 +172,8 @@ def command(
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return
+    diagnoser = Diagnoser(pipeline, folder)
+    pipeline.after_stage = diagnoser.after_stage
     rows = pipeline.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
@@ -102,9 +184,10 @@ def command(
         soft_wrap=True,
     )
     if as_json:
-        print_json({"rows": rows, "folder": str(folder)})
+        print_json({"rows": rows, "folder": str(folder), "diagnoses": diagnoser.found})
     hint(
         console,
         f"curves: {folder}/*/curves.png",
+        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}",
         f"change the recipe: edit a copy of {path}, then rove train {env} --recipe COPY --run-dir FOLDER",
     )

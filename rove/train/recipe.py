@@ -17,8 +17,8 @@ from rove.envs.environment import Environment
 from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.statistics.intervals import Estimate, graded_estimate
 from rove.train.callbacks import OnProgress, ignore
+from rove.train.diagnosis import Diagnosis, before_training, hidden_share
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
@@ -51,7 +51,8 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Rollouts of a scripted policy."""
 
     name: str
-    reward: Estimate
+    reward: float
+    """Mean reward."""
     median: float
     """Median reward."""
     highest: float
@@ -81,47 +82,54 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Mean tokens of a whole rollout of the best policy."""
     response_tokens: int
     """Maximum tokens of one response."""
-    vocabulary: int
-    """Tokens of a tokenizer made for the environment."""
+    hidden: float | None
+    """Share of turns in which the best policy uses something that the conversation does not show; None if unknown."""
+    diagnoses: list[Diagnosis]
+    """What may prevent learning."""
 
 
 async def examine(env: Environment, arguments: frozenset[str], on_progress: OnProgress = ignore) -> Evidence:
     """Run the scripted policies of an environment and return what they show.
 
     Raises:
-        ConfigError: The environment has no scripted policies, or none of their rollouts has a reward.
+        ConfigError: The environment has no scripted policies, or their rollouts show that nothing can be learned.
     """
     if not env.policies:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model: -m MODEL"
         )
-    found: list[tuple[PolicyEvidence, list[RolloutRecord]]] = []
+    records: dict[str, list[RolloutRecord]] = {}
     for position, (name, policy) in enumerate(env.policies.items()):
         on_progress("policies", position, len(env.policies))
-        records = await generate(
-            env, ScriptedClient(policy, name), num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True
-        )
-        scored = [record for record in records if record.scores is not None]
-        if scored:
-            found.append((_policy_evidence(name, scored), scored))
-    if not found:
-        raise ConfigError("no rollout of a scripted policy has a reward; see the error: rove eval ENV -m scripted:NAME")
-    found.sort(key=lambda one: one[0].reward.mean)
-    tokenizer = train_tokenizer([text for _, records in found for text in conversation_texts(records)])
-    renderer = Renderer(cast("Tokenizer", tokenizer))
-    best = found[-1][1]
+        client = ScriptedClient(policy, name)
+        records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
+    scored = {name: [one for one in some if one.scores is not None] for name, some in records.items()}
+    found = sorted((_policy_evidence(name, some) for name, some in scored.items() if some), key=lambda one: one.reward)
+    errors = {
+        name: f"{error.phase}: {error.type}: {error.message}"
+        for name, some in records.items()
+        if (error := next((one.error for one in some if one.error is not None), None)) is not None
+    }
+    rewards = {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}
+    hidden = hidden_share(scored[found[-1].name]) if found else None
+    diagnoses = before_training(rewards, errors, hidden)
+    if diagnoses and (not found or diagnoses[0].kind == "no_spread"):
+        raise ConfigError(f"{diagnoses[0].kind}: {diagnoses[0].text}; {diagnoses[0].advice}")
+    best = scored[found[-1].name]
     assert best[0].scores is not None
+    texts = [text for some in scored.values() for text in conversation_texts(some)]
+    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts)))
+    conversations = [renderer.training_branches([*r.prompt, *r.completion], r.tools) for r in best]
     return Evidence(
-        policies=[one for one, _ in found],
+        policies=found,
         examples=env.count_examples(train=True),
         has_evaluation_rows=env.eval_dataset is not None,
         arguments=arguments,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
-        rollout_tokens=statistics.fmean(
-            sum(len(ids) for ids, _ in renderer.training_branches([*r.prompt, *r.completion], r.tools)) for r in best
-        ),
-        response_tokens=max(_longest_response(renderer, records) for _, records in found),
-        vocabulary=len(tokenizer),
+        rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
+        response_tokens=max(_longest_response(renderer, some) for some in scored.values() if some),
+        hidden=hidden,
+        diagnoses=diagnoses,
     )
 
 
@@ -129,7 +137,7 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
     rewards = [record.scores.reward for record in records if record.scores is not None]
     return PolicyEvidence(
         name=name,
-        reward=graded_estimate(rewards),
+        reward=statistics.fmean(rewards),
         median=statistics.median(rewards),
         highest=max(rewards),
         spread=statistics.pstdev(rewards),
@@ -157,7 +165,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         evidence: What the environment shows.
     """
     weakest, best = evidence.policies[0], evidence.policies[-1]
-    goal = weakest.reward.mean + SFT_GOAL * (best.reward.mean - weakest.reward.mean)
+    goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
     max_tokens = 2 * evidence.response_tokens + 16
     available = MAX_DATA_ROLLOUTS if "num_examples" in evidence.arguments else (evidence.examples or MAX_DATA_ROLLOUTS)
     rollouts = int(min(MAX_DATA_ROLLOUTS, DATA_TOKENS / evidence.rollout_tokens))
@@ -195,12 +203,12 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, examples),
             },
-            f"The best policy: reward {best.reward.mean:.3f}; the weakest, {weakest.name}, has {weakest.reward.mean:.3f}.",
+            f"The best policy: reward {best.reward:.3f}; the weakest, {weakest.name}, has {weakest.reward:.3f}.",
         ),
         Section(
             "sft",
             {
-                "min_reward": min(best.median, best.reward.mean),
+                "min_reward": min(best.median, best.reward),
                 "batch_size": SFT_BATCH,
                 "learning_rate": SFT_RATE,
                 "epochs": epochs,

@@ -43,8 +43,8 @@ async def test_policies_are_ordered_by_reward() -> None:
     evidence = await evidence_of(right=right, often=often)
     assert [one.name for one in evidence.policies] == ["often", "right"]
     weak, best = evidence.policies
-    assert (best.reward.mean, best.spread, best.turns) == (2.0, 0.0, 1.0)
-    assert 0 < weak.reward.mean < 2 and weak.spread > 0
+    assert (best.reward, best.spread, best.turns) == (2.0, 0.0, 1.0)
+    assert 0 < weak.reward < 2 and weak.spread > 0
     assert evidence.functions == ["correct"]
     assert (evidence.examples, evidence.has_evaluation_rows) == (50, False)
     assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
@@ -61,8 +61,16 @@ async def test_policies_that_fail_are_reported() -> None:
     def broken(messages: Any, state: Any, rng: random.Random) -> str:
         raise ValueError("no move")
 
-    with pytest.raises(ConfigError, match="no rollout of a scripted policy has a reward"):
+    with pytest.raises(ConfigError, match="reward_error: every rollout fails; the first, of broken: .*no move"):
         await evidence_of(broken=broken)
+
+
+async def test_equal_rewards_of_all_policies_are_refused() -> None:
+    def also_right(messages: Any, state: Any, rng: random.Random) -> str:
+        return "yes"
+
+    with pytest.raises(ConfigError, match="no_spread: every rollout of 2 scripted policies has the reward 2"):
+        await evidence_of(right=right, also_right=also_right)
 
 
 async def test_a_recipe_is_written_and_read_again() -> None:
@@ -84,7 +92,7 @@ async def test_a_recipe_is_written_and_read_again() -> None:
 
 async def test_sft_ends_between_the_policies() -> None:
     evidence = await evidence_of(right=right, often=often)
-    weak, best = (one.reward.mean for one in evidence.policies)
+    weak, best = (one.reward for one in evidence.policies)
     (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
     assert sft["target"] == pytest.approx(weak + SFT_GOAL * (best - weak), abs=1e-4)
 

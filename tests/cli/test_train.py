@@ -1,0 +1,116 @@
+"""`rove train`: any environment, with a recipe chosen from what it shows."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+import tomli_w
+from commands import Rove, contents, environment, in_this_process
+
+PARITY = """
+import random
+import rove as vf
+
+def right(messages, state, rng):
+    return f"<answer>{state['answer']}</answer>"
+
+def guesser(messages, state, rng):
+    return f"<answer>{rng.choice(['even', 'odd'])}</answer>"
+
+def correct(completion, answer, parser):
+    return float(parser.parse_answer(completion) == answer)
+
+def rows(count, seed):
+    rng = random.Random(seed)
+    numbers = [rng.randrange(100) for _ in range(count)]
+    return [{"question": f"{n}?", "answer": "odd" if n % 2 else "even"} for n in numbers]
+
+def load_environment(num_examples: int = 100, seed: int = 0):
+    parser = vf.XMLParser(["answer"], answer_field="answer")
+    rubric = vf.Rubric([correct], parser=parser)
+    return vf.SingleTurnEnv(
+        dataset=lambda: rows(num_examples, f"{seed}:train"), eval_dataset=lambda: rows(num_examples, f"{seed}:eval"),
+        parser=parser, rubric=rubric, policies={"right": right, "guesser": guesser},
+    )
+"""
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    environment(tmp_path / "environments", "parity", PARITY)
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def small(recipe: Path, **sft: object) -> Path:
+    """Write a copy of a recipe with little work in each stage."""
+    values = tomllib.loads(recipe.read_text())
+    values["data"] |= {"num_examples": 60, "env_args": {"num_examples": 60}}
+    values["sft"] |= {"epochs": 1, "batch_size": 16, "validate_every": 2, **sft}
+    values["sft"]["evaluation"][0] |= {"every": 2, "num_examples": 4, "max_tokens": 4}
+    values["rl"][0] |= {"steps": 2, "batch_size": 8, "rollouts_per_example": 4, "max_tokens": 4}
+    values["rl"][0]["evaluation"][0] |= {"num_examples": 4, "max_tokens": 4}
+    values["evaluation"] |= {"num_examples": 4, "max_tokens": 4, "env_args": {"num_examples": 4}}
+    path = Path("small.toml")
+    path.write_text(tomli_w.dumps(values))
+    return path
+
+
+def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
+    done = rove("train", "parity", "--dry-run")
+    assert done.status == 0
+    recipe = Path("runs/train-parity-seed0/recipe.toml")
+    assert recipe.read_text() in done.out
+    values = tomllib.loads(recipe.read_text())
+    assert values["references"] == ["scripted:guesser", "scripted:right"]
+    assert values["data"]["model"] == "scripted:right"
+    recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
+    assert "T is 1" in rove("train", "parity", "--dry-run").out  # a changed recipe stays
+
+
+@pytest.mark.slow
+def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> None:
+    rove("train", "parity", "--dry-run")
+    recipe = small(Path("runs/train-parity-seed0/recipe.toml"))
+    words = ("train", "parity", "--recipe", str(recipe), "--run-dir", "runs/train-parity-seed0", "--json")
+    done = rove(*words)
+    assert done.status == 0, done.err
+    shown = json.loads(done.out)
+    assert [row["name"] for row in shown["rows"]] == ["scripted:guesser", "scripted:right", "base", "+ SFT", "+ RL"]
+    assert [row["conditions"].keys() for row in shown["rows"]] == [{"sampled", "greedy"}] * 5
+    assert "reward at T = 1" in done.err
+    assert [one["kind"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
+    before = contents(Path("runs"))
+    assert json.loads(rove(*words).out)["rows"] == shown["rows"]
+    assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
+        path: content for path, (_, content) in before.items()
+    }
+
+
+def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(50)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = rove("train", "sums.jsonl", "--scorer", "numeric", "--dry-run")
+    assert done.status == 0
+    values = tomllib.loads(Path("runs/train-sums-seed0/recipe.toml").read_text())
+    assert values["data"]["env_args"] == {"held_out": 0.1, "scorer": "numeric"}
+    assert values["data"]["num_examples"] == 45
+
+
+def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove) -> None:
+    environment(Path("environments"), "broken", PARITY.replace("float(parser", "1 / 0 + float(parser"))
+    done = rove("train", "broken")
+    assert (done.status, "ZeroDivisionError" in done.err, "reward_error" in done.err) == (2, True, True)
+    environment(Path("environments"), "equal", PARITY.replace("float(parser", "0 * float(parser"))
+    assert "no_spread: every rollout of 2 scripted policies has the reward 0" in rove("train", "equal").err
+    environment(Path("environments"), "without", PARITY.replace('policies={"right": right, "guesser": guesser},', ""))
+    assert "start from a pretrained model: -m MODEL" in rove("train", "without").err
+    assert not Path("runs").exists()
+
+
+def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:
+    rove("train", "parity", "--dry-run")
+    done = rove("train", "parity", "--recipe", "runs/train-parity-seed0/recipe.toml", "-a", '{"seed": 3}')
+    assert "--recipe contains all settings" in done.err

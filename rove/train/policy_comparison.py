@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Sequence
+from itertools import groupby, islice
 from typing import Any
 
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.messages import text_of
 from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
@@ -164,11 +164,15 @@ def _with_reward(result: PolicyResult) -> str:
     return f"{result.name} ({result.reward:.3f})"
 
 
+def longest_response(renderer: Renderer, records: Iterable[RolloutRecord]) -> int:
+    """Return the tokens of the longest response in rollouts, with tool calls and the end of the turn."""
+    longest = 0
+    for record in records:
+        for _, mask in renderer.training_branches([*record.prompt, *record.completion], record.tools):
+            longest = max([longest, *(sum(1 for _ in run) for sampled, run in groupby(mask) if sampled)])
+    return longest
+
+
 def turn_limit(renderer: Renderer, records: Iterable[RolloutRecord]) -> int:
     """Return the maximum tokens per response for a model trained on these rollouts: twice the longest response in them."""
-    longest = 0
-    for record, _ in zip(records, range(MAX_READ_ROLLOUTS), strict=False):
-        for message in record.completion:
-            if message["role"] == "assistant":
-                longest = max(longest, len(renderer.encode(text_of(message))))
-    return min(MAX_TURN_TOKENS, 2 * longest + 16)
+    return min(MAX_TURN_TOKENS, 2 * longest_response(renderer, islice(records, MAX_READ_ROLLOUTS)) + 16)

@@ -11,7 +11,6 @@ import tomli_w
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.models.from_scratch import train_tokenizer
@@ -19,6 +18,7 @@ from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.callbacks import OnProgress, ignore
 from rove.train.diagnosis import Diagnosis, before_training, hidden_share
+from rove.train.policy_comparison import longest_response
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
@@ -127,7 +127,7 @@ async def examine(env: Environment, arguments: frozenset[str], on_progress: OnPr
         arguments=arguments,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
-        response_tokens=max(_longest_response(renderer, some) for some in scored.values() if some),
+        response_tokens=longest_response(renderer, [one for some in scored.values() for one in some]),
         hidden=hidden,
         diagnoses=diagnoses,
     )
@@ -144,15 +144,6 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         turns=statistics.fmean(len(record.steps) for record in records),
         varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
         > len({record.example_id for record in records}),
-    )
-
-
-def _longest_response(renderer: Renderer, records: Sequence[RolloutRecord]) -> int:
-    return max(
-        len(renderer.encode(text_of(message))) + 1
-        for record in records
-        for message in record.completion
-        if message["role"] == "assistant"
     )
 
 

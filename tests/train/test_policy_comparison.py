@@ -17,7 +17,14 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.runs.run import Run
 from rove.train.config import SFTConfig
-from rove.train.policy_comparison import PolicyResult, learned_only_format, measure_policy, placement_text, turn_limit
+from rove.train.policy_comparison import (
+    PolicyResult,
+    learned_only_format,
+    longest_response,
+    measure_policy,
+    placement_text,
+    turn_limit,
+)
 from tests.train.test_training_progress import Seen
 
 
@@ -76,8 +83,13 @@ def test_the_turns_of_the_data_limit_those_of_the_model():
     renderer = tiny_model().renderer
     short = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("say"), UserMessage("hello " * 900)])
     long = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("hello " * 2000)])
-    assert turn_limit(renderer, [short]) == 16 + 2 * len(renderer.encode("say"))
+    assert turn_limit(renderer, [short]) == 16 + 2 * len(renderer.encode("say<|end|>"))
     assert turn_limit(renderer, [short, long]) == 512
+    call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
+    calls = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("", tool_calls=[call])])
+    written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
+    assert longest_response(renderer, [short, calls]) == len(renderer.encode(written))
+    assert longest_response(renderer, [record_of(prompt=[UserMessage("a")], completion=[])]) == 0
 
 
 def data_run(folder: Path, config: dict[str, Any]) -> Run:

@@ -18,9 +18,10 @@ from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_arguments, load_environment
+from rove.models.pretrained import model_path
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
-from rove.utils.processes import peak_memory
+from rove.utils.processes import peak_memory, release_memory
 
 RECIPE, EVIDENCE, DIAGNOSES = "recipe.toml", "evidence.json", "diagnoses.json"
 """File names in the folder of all stages."""
@@ -30,21 +31,32 @@ CONVERSATIONS = 300
 """Conversations on which the losses of token classes are measured."""
 
 
-def write_recipe(env: str, env_dir: str | None, env_args: dict[str, Any], folder: Path, console: Console) -> None:
-    """Examine an environment; write the recipe for it, and what it showed."""
+def write_recipe(
+    env: str, env_dir: str | None, env_args: dict[str, Any], model: str | None, folder: Path, console: Console
+) -> None:
+    """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
     with needs_train_extra():
+        from rove.models.load import load_for_sampling
         from rove.train.recipe import as_toml, choose, examine
     arguments = environment_arguments(env, env_dir)
     if "held_out" in arguments:  # a file of questions
         env_args = {"held_out": HELD_OUT, **env_args}
     loaded = load_environment(env, env_dir, **env_args)
-    with working(console, f"running the scripted policies of {env}"):
-        evidence = run_async(examine(loaded, arguments))
+    pretrained = None
+    if model is not None:
+        with working(console, f"loading {model}"):
+            pretrained = load_for_sampling(model_path(model))._replace(name=model)
+    what = f"the scripted policies{f' and {model}' if model else ''} in {env}"
+    with working(console, f"running {what}"):
+        evidence = run_async(examine(loaded, arguments, pretrained))
+    del pretrained
+    release_memory()
     sections = choose(env, env_args, evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
     path = folder / RECIPE
-    comment = f"Recipe of `rove train {env}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER"
+    given = f"{env} -m {model}" if model else env
+    comment = f"Recipe of `rove train {given}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER"
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / EVIDENCE, msgspec.json.encode(evidence))
     atomic_write(path, as_toml(sections, comment).encode())
@@ -73,7 +85,7 @@ class Diagnoser:
         """Diagnose a complete training stage."""
         from rove.train.diagnosis import after_sft, during_rl
 
-        if self.evidence is None:
+        if self.evidence is None or not self.evidence.policies:
             return
         history = Run(stage).metrics()
         policies = self.evidence.policies
@@ -125,10 +137,14 @@ class Diagnoser:
         "rove train tictactoe --dry-run      # write and print the recipe",
         "rove train tictactoe",
         "rove train questions.jsonl --scorer numeric",
+        "rove train reverse_text -m smollm2-135m",
         "rove train tictactoe --recipe mine.toml --run-dir runs/mine",
     )
 )
 @click.argument("env")
+@click.option(
+    "-m", "--model", help="Pretrained model: a folder or a name of `rove model list`.  [default: a new, small model]"
+)
 @env_args_option
 @click.option("--env-dir", help="Folder that is searched first for the environment.")
 @click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
@@ -139,6 +155,7 @@ class Diagnoser:
 @json_option
 def command(
     env: str,
+    model: str | None,
     env_args: str | None,
     env_dir: str | None,
     scorer: str | None,
@@ -155,20 +172,21 @@ def command(
     console = console_for(as_json)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
-    folder = Path(run_dir) if run_dir else RUNS / f"train-{Path(env).stem}-seed{seed}"
+    name = "-".join(["train", Path(env).stem, *([Path(model).name] if model else []), f"seed{seed}"])
+    folder = Path(run_dir) if run_dir else RUNS / name
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
         given = {"scorer": scorer} if scorer else {}
-        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), folder, console)
-    elif file and (env_args or scorer or env_dir):
-        raise ConfigError("--recipe contains all settings; change -a, --scorer and --env-dir in the file")
+        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), model, folder, console)
+    elif file and (env_args or scorer or env_dir or model):
+        raise ConfigError("--recipe contains all settings; change -m, -a, --scorer and --env-dir in the file")
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)
         return
     recipe = convert(Recipe, read_toml(path))
     started, cpu = time.time(), time.process_time()
-    pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group())
+    pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return

@@ -11,9 +11,12 @@ import tomli_w
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
+from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
+from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.from_scratch import train_tokenizer
+from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.callbacks import OnProgress, ignore
@@ -22,20 +25,46 @@ from rove.train.policy_comparison import longest_response
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
+MODEL_GROUPS = 16
+"""Groups that a pretrained model is examined on."""
+MODEL_TOKENS = 256
+"""Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 EVALUATION_ROLLOUTS, SAMPLED_ROLLOUTS = 400, 200
 """Held-out rollouts per row of the results table, and of each evaluation during training."""
-PATIENCE = 6
+PATIENCE = 10
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and of their tokens."""
-SFT_TOKENS = 12_000_000
-"""Maximum tokens of SFT: about five minutes of one CPU core for the smallest model."""
 SFT_GOAL = 0.6
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest."""
-SFT_BATCH, SFT_RATE = 128, 1.5e-3
-GROUPS, GROUP_SIZE = 32, 8
-"""Groups of an RL step, and rollouts in a group."""
-RL_STEPS, RL_RATE, ENTROPY_BONUS = 200, 3e-4, 0.01
+MIN_SPREAD = 0.5
+"""Share of groups with different rewards from which a pretrained model needs no SFT."""
+GROUP_SIZE = 8
+"""Rollouts in a group."""
+
+
+class Scale(msgspec.Struct, frozen=True):
+    """Settings that depend on the number of trained parameters."""
+
+    sft_batch: int
+    sft_rate: float
+    sft_tokens: int
+    """Maximum tokens of SFT."""
+    rl_groups: int
+    rl_rate: float
+    rl_steps: int
+    entropy_bonus: float
+    validate_every: int
+    lora: dict[str, Any] = {}
+
+
+NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25)
+"""New models of half a million parameters; SFT takes about five minutes of one CPU core."""
+SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25)
+"""Pretrained models below 50 M parameters."""
+LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, {"rank": 32, "alpha": 64.0})
+"""Larger models: an adapter needs less time and memory than full training, and reaches the same reward."""
+LARGE_PARAMETERS = 50_000_000
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -65,36 +94,62 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Whether two rollouts of an example may differ."""
 
 
+class ModelEvidence(msgspec.Struct, frozen=True):
+    """Rollouts of a pretrained model at T = 1, in groups."""
+
+    name: str
+    parameters: int
+    reward: float
+    """Mean reward."""
+    spread_share: float
+    """Share of the groups whose rewards differ."""
+    response_tokens: int
+    """Tokens of the longest response."""
+
+    @property
+    def scale(self) -> Scale:
+        """Settings for its size."""
+        return SMALL if self.parameters < LARGE_PARAMETERS else LARGE
+
+
 class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What an environment shows before any training."""
 
-    policies: list[PolicyEvidence]
+    policies: list[PolicyEvidence] = []
     """Scripted policies, from the weakest to the best."""
+    model: ModelEvidence | None = None
+    """The pretrained model, if training starts from one."""
     examples: int | None
     """Rows of the training dataset; None if they are generated on demand."""
-    has_evaluation_rows: bool
-    """Whether the environment has separate evaluation rows."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
     functions: list[str]
     """Names of the reward functions with a weight."""
-    rollout_tokens: float
+    rollout_tokens: float = 0.0
     """Mean tokens of a whole rollout of the best policy."""
-    response_tokens: int
-    """Maximum tokens of one response."""
-    hidden: float | None
+    response_tokens: int = MODEL_TOKENS
+    """Tokens of the scripted policies' longest response."""
+    hidden: float | None = None
     """Share of turns in which the best policy uses something that the conversation does not show; None if unknown."""
-    diagnoses: list[Diagnosis]
+    diagnoses: list[Diagnosis] = []
     """What may prevent learning."""
 
 
-async def examine(env: Environment, arguments: frozenset[str], on_progress: OnProgress = ignore) -> Evidence:
-    """Run the scripted policies of an environment and return what they show.
+async def examine(
+    env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None, on_progress: OnProgress = ignore
+) -> Evidence:
+    """Run the scripted policies of an environment, and a pretrained model; return what they show.
+
+    Args:
+        env: The environment.
+        arguments: Names of the arguments of its `load_environment`.
+        loaded: The pretrained model; None if training starts from a new one.
+        on_progress: Called after each policy.
 
     Raises:
-        ConfigError: The environment has no scripted policies, or their rollouts show that nothing can be learned.
+        ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
     """
-    if not env.policies:
+    if not env.policies and loaded is None:
         raise ConfigError(
             "the environment has no scripted policies to learn from; start from a pretrained model: -m MODEL"
         )
@@ -103,34 +158,47 @@ async def examine(env: Environment, arguments: frozenset[str], on_progress: OnPr
         on_progress("policies", position, len(env.policies))
         client = ScriptedClient(policy, name)
         records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
-    scored = {name: [one for one in some if one.scores is not None] for name, some in records.items()}
-    found = sorted((_policy_evidence(name, some) for name, some in scored.items() if some), key=lambda one: one.reward)
-    errors = {
-        name: f"{error.phase}: {error.type}: {error.message}"
-        for name, some in records.items()
-        if (error := next((one.error for one in some if one.error is not None), None)) is not None
-    }
-    rewards = {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}
-    hidden = hidden_share(scored[found[-1].name]) if found else None
-    diagnoses = before_training(rewards, errors, hidden)
-    if diagnoses and (not found or diagnoses[0].kind == "no_spread"):
+    scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
+    policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
+    best = scored[policies[-1].name] if policies else []
+    hidden = hidden_share(best)
+    errors = _first_errors(records)
+    diagnoses = before_training(
+        {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}, errors, hidden
+    )
+    if diagnoses and (not scored or diagnoses[0].kind == "no_spread"):
         raise ConfigError(f"{diagnoses[0].kind}: {diagnoses[0].text}; {diagnoses[0].advice}")
-    best = scored[found[-1].name]
+    renderer = Renderer(cast("Tokenizer", _tokenizer(scored) if loaded is None else loaded.tokenizer))
+    model: ModelEvidence | None = None
+    limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
+    if loaded is not None:
+        model, tried = await _try_model(env, loaded, min(MODEL_TOKENS, 2 * limit + 16))
+        best = best or tried
     assert best[0].scores is not None
-    texts = [text for some in scored.values() for text in conversation_texts(some)]
-    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts)))
     conversations = [renderer.training_branches([*r.prompt, *r.completion], r.tools) for r in best]
     return Evidence(
-        policies=found,
+        policies=policies,
+        model=model,
         examples=env.count_examples(train=True),
-        has_evaluation_rows=env.eval_dataset is not None,
         arguments=arguments,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
-        response_tokens=longest_response(renderer, [one for some in scored.values() for one in some]),
+        response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,
     )
+
+
+def _tokenizer(scored: Mapping[str, Sequence[RolloutRecord]]) -> Any:
+    return train_tokenizer([text for some in scored.values() for text in conversation_texts(some)])
+
+
+def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, str]:
+    """Return the first error of each policy with failed rollouts."""
+    errors = {name: next((one.error for one in some if one.error is not None), None) for name, some in records.items()}
+    return {
+        name: f"{error.phase}: {error.type}: {error.message}" for name, error in errors.items() if error is not None
+    }
 
 
 def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
@@ -147,21 +215,63 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
     )
 
 
+async def _try_model(
+    env: Environment, loaded: LoadedModel, max_tokens: int
+) -> tuple[ModelEvidence, list[RolloutRecord]]:
+    """Sample groups of a pretrained model; return what they show, and the scored rollouts.
+
+    Raises:
+        ConfigError: Every rollout failed.
+    """
+    client = EngineClient.from_model(loaded)
+    sampling = SamplingParams(temperature=1.0, max_tokens=max_tokens)
+    records = await generate(
+        env,
+        client,
+        num_examples=MODEL_GROUPS,
+        rollouts_per_example=GROUP_SIZE,
+        sampling_args={"temperature": sampling.temperature, "max_tokens": sampling.max_tokens},
+        train=True,
+    )
+    await client.close()
+    scored = [record for record in records if record.scores is not None]
+    if not scored:
+        error = next(iter(_first_errors({"the model": records}).values()))
+        raise ConfigError(f"reward_error: every rollout of the model fails; the first: {error}; fix the environment")
+    groups: dict[int, set[float]] = {}
+    for record in scored:
+        groups.setdefault(record.example_id, set()).add(record.reward or 0.0)
+    evidence = ModelEvidence(
+        name=loaded.name,
+        parameters=sum(weight.numel() for weight in loaded.model.parameters()),
+        reward=statistics.fmean(record.reward or 0.0 for record in scored),
+        spread_share=sum(len(rewards) > 1 for rewards in groups.values()) / len(groups),
+        response_tokens=max(len(s.tokens.completion_ids) for r in scored for s in r.steps if s.tokens is not None),
+    )
+    return evidence, scored
+
+
 def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Section]:
-    """Return the settings of all stages for a new model.
+    """Return the settings of all stages.
 
     Args:
         env: Name of the environment.
         env_args: The user's arguments of the environment, for every stage.
         evidence: What the environment shows.
+
+    Raises:
+        ConfigError: The pretrained model cannot do the task at all, and there is no policy to learn from.
     """
-    weakest, best = evidence.policies[0], evidence.policies[-1]
-    goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
-    max_tokens = 2 * evidence.response_tokens + 16
-    available = MAX_DATA_ROLLOUTS if "num_examples" in evidence.arguments else (evidence.examples or MAX_DATA_ROLLOUTS)
-    rollouts = int(min(MAX_DATA_ROLLOUTS, DATA_TOKENS / evidence.rollout_tokens))
-    each = max(1, rollouts // available) if best.varies else 1
-    examples = min(available, rollouts)
+    model = evidence.model
+    scale = NEW if model is None else model.scale
+    needs_sft = model is None or model.spread_share < MIN_SPREAD
+    if needs_sft and not evidence.policies:
+        raise ConfigError(
+            f"no_spread: in {1 - (model.spread_share if model else 0):.0%} of the groups all rewards of the model are equal, and "
+            "the environment has no scripted policies for SFT; add one, or make the first examples easier"
+        )
+    limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
+    max_tokens = min(2 * limit + 16, max(limit, 512))
     seed = {"seed": 1} if "seed" in evidence.arguments else {}  # other rows than those of the results table
     sampled = {
         "env": env,
@@ -171,69 +281,11 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         "temperature": 1.0,
         "max_tokens": max_tokens,
     }
-    kept = 1.0 if best.spread == 0 else 0.5
-    epochs = max(1, round(SFT_TOKENS / (kept * examples * each * evidence.rollout_tokens)))
-    columns = [
-        ("reward at T = 1", "sampled", "reward"),
-        ("greedy", "greedy", "reward"),
-        *((f"{name} at T = 1", "sampled", name) for name in evidence.functions[:2]),
-    ]
     return [
         Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}),
-        Section(
-            "model",
-            {"arch": "llama", "size": "tiny"},
-            "A new model; its tokenizer is made for the environment's texts.",
-        ),
-        Section(
-            "data",
-            {
-                "model": f"scripted:{best.name}",
-                "num_examples": examples,
-                "rollouts_per_example": each,
-                "train": True,
-                "env_args": _with_examples(env_args, evidence, examples),
-            },
-            f"The best policy: reward {best.reward:.3f}; the weakest, {weakest.name}, has {weakest.reward:.3f}.",
-        ),
-        Section(
-            "sft",
-            {
-                "min_reward": min(best.median, best.reward),
-                "batch_size": SFT_BATCH,
-                "learning_rate": SFT_RATE,
-                "epochs": epochs,
-                "validate_every": 25,
-                "keep_best": "eval/sampled/reward/mean",
-                "target": round(goal, 4),
-                "patience": 1000,
-                "mixed_precision": True,
-                "evaluation": [{**sampled, "every": 25}],
-            },
-            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from the weakest to the best policy.",
-        ),
-        Section(
-            "rl",
-            [
-                {
-                    "name": "RL",
-                    "steps": RL_STEPS,
-                    "batch_size": GROUPS * GROUP_SIZE,
-                    "rollouts_per_example": GROUP_SIZE,
-                    "learning_rate": RL_RATE,
-                    "final_lr_fraction": 0.3,
-                    "loss": {"entropy_bonus": ENTROPY_BONUS},
-                    "max_tokens": max_tokens,
-                    "keep_best": "eval/sampled/reward/mean",
-                    "patience": PATIENCE,
-                    "mixed_precision": True,
-                    "bf16_sampling": True,
-                    "env_args": _with_examples(env_args, evidence, RL_STEPS * GROUPS),
-                    "evaluation": [{**sampled, "every": 10}],
-                }
-            ],
-            "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations.",
-        ),
+        _model_section(model),
+        *(_sft_sections(env_args, evidence, scale, sampled) if needs_sft else []),
+        _rl_section(env_args, evidence, scale, sampled),
         Section(
             "evaluation",
             {
@@ -251,12 +303,96 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         ),
         Section(
             "columns",
-            [
-                {"title": title, "condition": condition, "values": [name], "interval": True}
-                for title, condition, name in columns
-            ],
+            [_column(*one) for one in (SAMPLED_REWARD, GREEDY_REWARD)]
+            + [_column(f"{name} at T = 1", "sampled", name) for name in evidence.functions[:2]],
         ),
     ]
+
+
+SAMPLED_REWARD = ("reward at T = 1", "sampled", "reward")
+GREEDY_REWARD = ("greedy", "greedy", "reward")
+
+
+def _column(title: str, condition: str, value: str) -> dict[str, Any]:
+    return {"title": title, "condition": condition, "values": [value], "interval": True}
+
+
+def _model_section(model: ModelEvidence | None) -> Section:
+    if model is None:
+        values = {"arch": "llama", "size": "tiny"}
+        return Section("model", values, "A new model; its tokenizer is made for the environment's texts.")
+    reason = (
+        f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
+        f"{'enough for RL without SFT' if model.spread_share >= MIN_SPREAD else 'too few for RL without SFT'}."
+    )
+    return Section("model", {"name": model.name}, reason)
+
+
+def _sft_sections(
+    env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
+) -> list[Section]:
+    """Return the settings of the teacher's rollouts and of SFT."""
+    weakest, best = evidence.policies[0], evidence.policies[-1]
+    goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
+    available = MAX_DATA_ROLLOUTS if "num_examples" in evidence.arguments else (evidence.examples or MAX_DATA_ROLLOUTS)
+    kept = 1.0 if best.spread == 0 else 0.5
+    wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
+    each = max(1, int(wanted) // available) if best.varies else 1
+    examples = min(available, int(wanted))
+    epochs = max(1, round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens)))
+    every = scale.validate_every
+    return [
+        Section(
+            "data",
+            {
+                "model": f"scripted:{best.name}",
+                "num_examples": examples,
+                "rollouts_per_example": each,
+                "train": True,
+                "env_args": _with_examples(env_args, evidence, examples),
+            },
+            f"The best policy: reward {best.reward:.3f}; the weakest, {weakest.name}, has {weakest.reward:.3f}.",
+        ),
+        Section(
+            "sft",
+            {
+                "min_reward": min(best.median, best.reward),
+                "batch_size": scale.sft_batch,
+                "learning_rate": scale.sft_rate,
+                "epochs": epochs,
+                "validate_every": every,
+                "keep_best": "eval/sampled/reward/mean",
+                "target": round(goal, 4),
+                "patience": 1000,
+                "mixed_precision": True,
+                **({"lora": scale.lora} if scale.lora else {}),
+                "evaluation": [{**sampled, "every": every}],
+            },
+            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from the weakest to the best policy.",
+        ),
+    ]
+
+
+def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
+    values = {
+        "name": "RL",
+        "steps": scale.rl_steps,
+        "batch_size": scale.rl_groups * GROUP_SIZE,
+        "rollouts_per_example": GROUP_SIZE,
+        "learning_rate": scale.rl_rate,
+        "final_lr_fraction": 0.3,
+        "loss": {"entropy_bonus": scale.entropy_bonus},
+        "max_tokens": sampled["max_tokens"],
+        "keep_best": "eval/sampled/reward/mean",
+        "patience": PATIENCE,
+        "mixed_precision": True,
+        "bf16_sampling": True,
+        "env_args": _with_examples(env_args, evidence, scale.rl_steps * scale.rl_groups),
+        **({"lora": scale.lora} if scale.lora else {}),
+        "evaluation": [{**sampled, "every": 10}],
+    }
+    reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
+    return Section("rl", [values], reason)
 
 
 def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from fakes import TEXTS, record_of, tiny_model
+from fakes import bpe_tokenizer, record_of, tiny_model
 
 from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, StepTokens, TrajectoryStep
@@ -24,7 +24,6 @@ from rove.doctor.rollouts import (
     check_truncation,
     lengths_of,
 )
-from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import Renderer
 
 TURNS = [StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])]
@@ -119,7 +118,7 @@ def conversation() -> RolloutRecord:
 
 
 def test_a_template_that_rewrites_history():
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     plain = Renderer(tokenizer)
     assert check_history(group(0, 1), [conversation()], plain).status == OK
     assert check_history([record_of(FORKED)], [], plain).status == WARN
@@ -139,7 +138,7 @@ def test_tokens():
 
 
 def test_lengths():
-    renderer = Renderer(train_tokenizer(TEXTS, 320))
+    renderer = Renderer(bpe_tokenizer())
     assert lengths_of(group(0, 1), renderer) == Lengths(5, 2, 2)
     steps = conversation().steps
     longest = len(renderer.prompt_ids(steps[1].prompt))

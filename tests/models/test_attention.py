@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from fakes import TEXTS, tiny_model
+from fakes import bpe_tokenizer, tiny_model
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tiers import first_quick
@@ -16,7 +16,6 @@ from transformers import AutoModelForCausalLM, Gemma2Config, GptOssConfig, Llama
 
 from rove import kernels
 from rove.models.attention import Packing, attend_chunk, attend_decode, grouped_attention, is_plain, packed_attention
-from rove.models.from_scratch import train_tokenizer
 from rove.models.load import prepare
 
 SHAPES = st.sampled_from([(4, 2, 16), (2, 2, 8), (8, 1, 32), (3, 1, 24)])
@@ -210,7 +209,7 @@ def test_only_plain_attention_is_replaced(config: Any, ours: bool):
 
 
 def test_a_model_with_sliding_windows_keeps_its_own_attention():
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     config = MistralConfig(
         vocab_size=320,
         hidden_size=32,

@@ -3,7 +3,7 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import TEXTS
+from fakes import TEXTS, bpe_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
@@ -12,10 +12,9 @@ from transformers import PreTrainedTokenizerFast
 
 from rove.core.errors import ConfigError
 from rove.core.records import StepTokens
-from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import CACHE_SIZE, MAX_CACHED_LENGTH, Renderer
 
-TOKENIZER: Any = train_tokenizer(TEXTS, 320)
+TOKENIZER: Any = bpe_tokenizer()
 END = TOKENIZER.eos_token_id
 RENDERER = Renderer(TOKENIZER)
 CHATML = (
@@ -33,7 +32,7 @@ FORGETFUL = (
 
 
 def renderer_with(template: str) -> Renderer:
-    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer: Any = bpe_tokenizer()
     tokenizer.chat_template = template
     return Renderer(tokenizer)
 
@@ -187,7 +186,7 @@ def test_nothing_is_trained_in_a_conversation_without_an_answer():
 
 
 def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
-    bare: Any = train_tokenizer(TEXTS, 320)
+    bare: Any = bpe_tokenizer()
     bare.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
@@ -203,7 +202,7 @@ def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
 
 def beginning_with(token: str) -> Renderer:
     """A renderer of a tokenizer that begins every text with this token."""
-    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer: Any = bpe_tokenizer()
     tokenizer.bos_token = token
     start = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
     tokenizer.backend_tokenizer.post_processor = start
@@ -278,7 +277,7 @@ def test_a_continuation_keeps_the_space_it_begins_with():
 
 
 def test_a_raw_text_needs_no_chat_template():
-    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer: Any = bpe_tokenizer()
     tokenizer.chat_template = None
     assert Renderer(tokenizer).text_ids("hello") == RENDERER.encode("hello")
 
@@ -297,7 +296,7 @@ def test_render_errors_explain_the_cause():
         RENDERER.text([{"role": "user", "content": [picture]}])
     with pytest.raises(ConfigError, match=r"roles user: .*take turns"):
         renderer_with("{{ raise_exception('take turns') }}").text([user("a")])
-    tokenizer: Any = train_tokenizer(TEXTS, 320)
+    tokenizer: Any = bpe_tokenizer()
     tokenizer.chat_template = None
     with pytest.raises(ConfigError, match="no chat template"):
         Renderer(tokenizer).text([user("a")])

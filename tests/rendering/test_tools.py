@@ -5,14 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from fakes import TEXTS
+from fakes import bpe_tokenizer
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.messages import AssistantMessage, ToolMessage, UserMessage
 from rove.core.records import StepTokens
-from rove.models.from_scratch import train_tokenizer
 from rove.rendering.renderer import SAMPLED, Renderer
 from rove.rendering.tool_calls import Call, calls_of
 
@@ -50,7 +49,7 @@ TEMPLATES = {
 
 
 def renderer_of(name: str) -> Renderer:
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     tokenizer.chat_template = TEMPLATES[name]
     return Renderer(tokenizer)
 
@@ -130,7 +129,7 @@ def test_calls_without_json_go_to_the_template_as_they_are():
 
 
 def test_a_template_that_shows_no_tools_refuses_them():
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     tokenizer.chat_template = "{{ messages[0].content }}"
     renderer = Renderer(tokenizer)
     assert renderer.tool_format is None
@@ -140,7 +139,7 @@ def test_a_template_that_shows_no_tools_refuses_them():
 
 
 def test_of_several_templates_any_may_show_how():
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     tokenizer.chat_template = {"default": "hi", "tool_use": TEMPLATES["mistral"]}
     how = Renderer(tokenizer).tool_format
     assert how is not None and how.name == "mistral"

@@ -6,12 +6,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import torch
-from transformers import Gemma2Config, Gemma2ForCausalLM
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import Gemma2Config, Gemma2ForCausalLM, PreTrainedTokenizerFast
 
 from rove.core.protocols import Generation
 from rove.core.records import RolloutRecord, Scores, StepTokens, TrajectoryStep
 from rove.engine.sampler import apply_temperature, sample_ids, uniforms
-from rove.models.from_scratch import ARCHITECTURES, train_tokenizer
+from rove.models.from_scratch import ARCHITECTURES, CHAT_TEMPLATE, END, PAD, ROLES
 from rove.models.load import LoadedModel, prepare
 
 torch.set_num_threads(1)
@@ -19,6 +20,28 @@ torch.set_num_threads(1)
 TEXTS = [
     "You are X. <think>Any square: 4.</think><move>4</move> 0 1 2 3 5 6 7 8 X O Invalid move. hello world, you say no\n"
 ] * 20
+
+
+SPLIT = Regex(r"</?\w+>| ?\p{L}+| ?\p{N}|\s| ?[^\s\p{L}\p{N}]")
+
+
+def bpe_tokenizer(texts: list[str] = TEXTS, vocab_size: int = 320) -> Any:
+    """A byte-level BPE tokenizer with merges, like those of pretrained models, and with the chat template of new models."""
+    tokenizer = Tokenizer(models.BPE())
+    byte_level = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence([pre_tokenizers.Split(SPLIT, "isolated"), byte_level])
+    tokenizer.decoder = decoders.ByteLevel()
+    special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size, special_tokens=special, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(texts, trainer)
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, pad_token=PAD, eos_token=END, extra_special_tokens=special[2:]
+    )
+    fast.chat_template = CHAT_TEMPLATE
+    return fast
 
 
 def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: int = 1024) -> LoadedModel:
@@ -30,7 +53,7 @@ def tiny_model(arch: str = "llama", seed: int = 0, kv_heads: int = 1, context: i
         kv_heads: of 4 attention heads.
         context: positions.
     """
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     config_class, model_class = {**ARCHITECTURES, "gemma2": (Gemma2Config, Gemma2ForCausalLM)}[arch]
     shape: dict[str, Any] = {
         "hidden_size": 32,

@@ -7,11 +7,10 @@ from typing import Any
 
 import torch
 import transformers
-from fakes import TEXTS, sample
+from fakes import bpe_tokenizer, sample
 
 from rove.core.protocols import Generation
 from rove.engine.sampler import uniforms
-from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel, prepare
 
 TOLERANCE = 1e-4
@@ -41,7 +40,7 @@ FAST = {"llama", "smollm", "smollm3", "mistral", "qwen2", "qwen3", "gemma", "lfm
 def family_model(family: str, seed: int = 0) -> LoadedModel:
     """Two or three layers of width 32 with random weights, biases and norms."""
     name, shape = FAMILIES[family]
-    tokenizer = train_tokenizer(TEXTS, 320)
+    tokenizer = bpe_tokenizer()
     defaults: dict[str, Any] = {
         "vocab_size": len(tokenizer),
         "hidden_size": 32,

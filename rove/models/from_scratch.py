@@ -94,7 +94,8 @@ def train_tokenizer(
     """
     texts = list(texts)
     common = Counter(word for text in texts for word in _words(text))
-    kept = [word for word, count in common.most_common() if count >= word_share * len(texts)]
+    ranked = sorted(common, key=lambda word: (-common[word], word))  # equal in every process
+    kept = [word for word in ranked if common[word] >= word_share * len(texts)]
     if any("<tool_call>" in text for text in texts):
         kept += sorted(_words(TOOLS_BEGIN + TOOLS_END) - set(kept))
     special = [PAD, END, *(f"<|{role}|>" for role in ROLES)]

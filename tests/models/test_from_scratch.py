@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import ast
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -220,3 +224,20 @@ def test_numbers_are_spelled_in_digits():
     tokenizer = train_tokenizer(["37 + 58 is 95 or 4"] * 3)
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("37 + 58 is 95 or 4", add_special_tokens=False)]
     assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]
+
+
+def test_the_vocabulary_is_the_same_in_every_process():
+    code = "from rove.models.from_scratch import train_tokenizer; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
+    made = {
+        subprocess.run(
+            [sys.executable, "-c", code],
+            env={**os.environ, "PYTHONHASHSEED": seed},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for seed in ("1", "2")
+    }
+    assert {tuple(sorted(ast.literal_eval(text).items())) for text in made} == {
+        tuple(sorted(train_tokenizer(["a red fox and a blue owl"] * 3).get_vocab().items()))
+    }

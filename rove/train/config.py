@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -21,6 +21,7 @@ from rove.train.losses import PolicyLoss, choose_aggregation, make_loss
 from rove.vllm.server import DEFAULT_CONFIG, VLLMConfig
 
 VALIDATION_LOSS = "validation_loss"
+ENTROPY = "entropy/all/mean"
 
 
 class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
@@ -46,6 +47,20 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Upper bound of the importance weights between sampling and training probabilities (≥ 1)."""
     entropy_bonus: float = 0.0
     """Weight of the mean token entropy in the objective; 0 adds none."""
+    entropy_target: float | None = None
+    """Entropy in nats per token (> 0) above which the bonus is off, as measured in the step before; by default always on."""
+
+    def bonus_after(self, history: Sequence[Mapping[str, float]]) -> float:
+        """Return the weight of the entropy in the next step.
+
+        A bonus that is always on drives the entropy up without bound once advantages are small. With a target, it only prevents
+        that the entropy falls further (adaptive entropy control, Skywork-OR1, arXiv 2505.22312).
+
+        Args:
+            history: Metrics of the steps so far, oldest first.
+        """
+        measured = next((row[ENTROPY] for row in reversed(history) if ENTROPY in row), 0.0)
+        return self.entropy_bonus if self.entropy_target is None or measured < self.entropy_target else 0.0
 
     def make(self) -> PolicyLoss:
         """Return the loss function.
@@ -57,7 +72,11 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     def check(self) -> None:
         """Raise a ConfigError if a setting is out of range."""
-        check_positive(self, "constant", "sync_reference_every")
+        check_positive(self, "constant", "sync_reference_every", "entropy_target")
+        if self.entropy_target is not None and not self.entropy_bonus:
+            raise ConfigError(
+                f"entropy_target is {self.entropy_target}, but entropy_bonus is 0, so nothing holds the entropy"
+            )
         if self.sync_reference_every is not None and not self.kl_penalty:
             raise ConfigError(
                 f"sync_reference_every is {self.sync_reference_every}, but kl_penalty is 0, so there is no reference to sync"

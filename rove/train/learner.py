@@ -134,7 +134,6 @@ class Objective(NamedTuple):
     """The training objective."""
 
     loss: Loss
-    entropy_bonus: float = 0.0
     num_iterations: int = 1
     """Optimizer steps on the same sequences."""
     log_token_stats: int = 0
@@ -188,7 +187,9 @@ class Learner:
         """The reference model if its weights change, so that checkpoints must contain it; else None."""
         return self.reference if self.objective.reference == "moving" else None
 
-    def update(self, step: int, samples: Sequence[TrainingSequence], lr_scale: float) -> dict[str, float]:
+    def update(
+        self, step: int, samples: Sequence[TrainingSequence], lr_scale: float, entropy_bonus: float = 0.0
+    ) -> dict[str, float]:
         """Take the optimizer steps of one training step; return the metrics of the last one.
 
         The mismatch metrics are those of the first: from the second iteration on, the trained policy is meant to differ.
@@ -211,9 +212,7 @@ class Learner:
         divisor, see = count_trained_tokens(samples), stats.add if stats.chosen else None
         with adapter_dropout(model, derive_seed(self.config.seed, "dropout", step)):
             measured = [
-                self.trainer.step(
-                    batches, objective.loss, divisor, objective.entropy_bonus, lr_scale, None if update else see
-                )
+                self.trainer.step(batches, objective.loss, divisor, entropy_bonus, lr_scale, None if update else see)
                 for update in range(objective.num_iterations)
             ]
         stats.records = self.ranks.all_gather(stats.records)

@@ -41,6 +41,8 @@ MIN_SPREAD = 0.5
 """Share of groups with different rewards from which a pretrained model needs no SFT."""
 GROUP_SIZE = 8
 """Rollouts in a group."""
+ENTROPY_TARGET = 0.15
+"""Nats per token above which the entropy bonus is off: without a limit, it drove policies with small advantages to chance."""
 
 
 class Scale(msgspec.Struct, frozen=True):
@@ -381,7 +383,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "rollouts_per_example": GROUP_SIZE,
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
-        "loss": {"entropy_bonus": scale.entropy_bonus},
+        "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
         "patience": PATIENCE,

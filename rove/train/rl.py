@@ -111,7 +111,6 @@ def objective_of(config: RLConfig) -> Objective:
     reference = "first" if loss.sync_reference_every is None else "moving"
     return Objective(
         loss.make(),
-        loss.entropy_bonus,
         config.num_iterations,
         config.log_token_stats,
         reference if loss.kl_penalty else None,
@@ -225,7 +224,7 @@ def learn(
 
     def update() -> dict[str, float]:
         scale = lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
-        measured = group.call_all(Learner.update, step, sequences, scale)
+        measured = group.call_all(Learner.update, step, sequences, scale, config.loss.bonus_after(history))
         if stats := group.worker.token_stats:
             write_tokens(run.path, step + 1, stats)
         return measured

@@ -227,7 +227,9 @@ def test_numbers_are_spelled_in_digits():
 
 
 def test_the_vocabulary_is_the_same_in_every_process():
-    code = "from rove.models.from_scratch import *; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
+    code = (
+        "from rove.models.from_scratch import *; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
+    )
     made = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -17,6 +17,7 @@ from toys import timeless
 
 from rove.core.records import RolloutRecord
 from rove.runs.run import Run
+from tests.cli.test_train import PARITY, small
 
 pytestmark = pytest.mark.slow
 
@@ -239,3 +240,23 @@ def untimed(run: Path) -> list[dict[str, object]]:
     lines = (run / "metrics.jsonl").read_bytes().splitlines()
     rows = [msgspec.json.decode(line, type=dict) for line in lines]
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
+
+
+def test_rove_train_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
+    whole, killed = tmp_path / "whole", tmp_path / "killed"
+    words = ("train", "parity", "--json", "--run-dir", "run", "--recipe", "small.toml")
+    for folder in (whole, killed):
+        environment(folder / "environments", "parity", PARITY)
+        finish(folder, "train", "parity", "--dry-run", "--run-dir", ".")
+        small(folder / "recipe.toml")
+    moments = {
+        "data/rollouts.jsonl": signal.SIGKILL,
+        "sft/metrics.jsonl": signal.SIGKILL,
+        "rl1/metrics.jsonl": signal.SIGKILL,
+        "eval/RL-sampled/rollouts.jsonl": signal.SIGINT,
+    }
+    for file, kind in moments.items():
+        stop(in_its_own(killed, *words), kind, lambda kept=killed / "run" / file: count(kept) >= 1)
+    assert without_times(finish(killed, *words)) == without_times(finish(whole, *words))
+    weights = [folder / "run" / "rl1" / "final" / "model.safetensors" for folder in (killed, whole)]
+    assert weights[0].read_bytes() == weights[1].read_bytes()

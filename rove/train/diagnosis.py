@@ -20,9 +20,11 @@ History = Sequence[Mapping[str, float]]
 Score = Callable[[Sequence[int]], list[float]]
 """Token ids → log-probability of each but the first."""
 
-MIN_HIDDEN_SHARE = 0.5
-"""Minimum share of comparable turns with contradictory responses that means a hidden state."""
+MIN_HIDDEN_SHARE = 0.1
+"""Minimum value of `hidden_share` that means a hidden state."""
 MIN_COMPARABLE_TURNS = 20
+SIGNIFICANT_ERRORS = 4.0
+"""Standard errors by which agreement within examples must exceed that across examples."""
 CERTAIN_NATS = 0.1
 """Tokens with less entropy than this, over all rollouts, are format."""
 GUESS_SHARE = 0.93
@@ -70,30 +72,41 @@ class TokenClass(msgspec.Struct, frozen=True):
 
 
 def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
-    """Return the share of turns whose response depends on something that the conversation does not show.
+    """Return how much a policy's responses depend on something that the conversation does not show (0 to 1).
 
-    Compares examples with the same conversation before a turn. Their responses depend on something hidden if the rollouts of one
-    example agree, but examples differ.
+    Compares rollouts with the same conversation before a turn. If they depend on something hidden in the example, two rollouts of
+    one example agree more often than rollouts of two examples.
 
     Args:
         records: Rollouts of one policy, several per example.
 
     Returns:
-        None if fewer than `MIN_COMPARABLE_TURNS` turns can be compared.
+        The excess of agreement within examples, as a share of the possible excess, or 0 where chance explains it; None if fewer
+        than `MIN_COMPARABLE_TURNS` pairs can be compared.
     """
     turns: dict[bytes, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
         for step in record.steps:
             turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
-    hidden = compared = 0
+    within_agree = within = across_agree = across = 0
     for by_example in turns.values():
-        repeated = [responses for responses in by_example.values() if len(responses) > 1]
-        if len(repeated) < 2:
+        if len(by_example) < 2:
             continue
-        compared += len(repeated)
-        if len({response for responses in repeated for response in responses}) > 1:
-            hidden += sum(len(set(responses)) == 1 for responses in repeated)
-    return hidden / compared if compared >= MIN_COMPARABLE_TURNS else None
+        counts = [Counter(responses) for responses in by_example.values()]
+        whole = sum(counts, Counter[bytes]())
+        agree, pairs = sum(map(_equal_pairs, counts)), sum(math.comb(count.total(), 2) for count in counts)
+        within_agree, within = within_agree + agree, within + pairs
+        across_agree += _equal_pairs(whole) - agree
+        across += math.comb(whole.total(), 2) - pairs
+    if within < MIN_COMPARABLE_TURNS or not across:
+        return None
+    inside, outside = within_agree / within, across_agree / across
+    error = math.sqrt(max(inside * (1 - inside), 1 / within) / within)
+    return (inside - outside) / (1 - outside) if inside - outside > SIGNIFICANT_ERRORS * error else 0.0
+
+
+def _equal_pairs(counts: Counter[bytes]) -> int:
+    return sum(math.comb(count, 2) for count in counts.values())
 
 
 def merged_symbols(words: Iterable[str]) -> list[str]:
@@ -213,9 +226,8 @@ def _mean(classes: Sequence[TokenClass], name: str) -> float:
 def _hidden_state(seen: str, hidden: float) -> Diagnosis:
     return Diagnosis(
         "hidden_state",
-        f"{seen}{'. ' if seen else ''}In {hidden:.0%} of comparable turns the scripted policy answers the same conversation "
-        "differently from example to example, but always in the same way within an example: it uses something that the model "
-        "does not see",
+        f"{seen}{'. ' if seen else ''}For equal conversations, the scripted policy's responses agree within an example, but not "
+        f"across examples (excess agreement {hidden:.0%}): it uses something that the model does not see",
         "show everything that the policy uses in the prompt or in env_response",
     )
 

@@ -23,7 +23,7 @@ from rove.train.sequences import TrainingSequence
 
 
 def records(policy: Any, question: str = "Guess the number.") -> list[Any]:
-    rows = [{"question": question.format(n=n), "answer": str(n % 7)} for n in range(30)]
+    rows = [{"question": question.format(n=n), "answer": str(n % 7)} for n in range(60)]
     env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
     return roll(env, vf.ScriptedClient(policy, "policy"), rollouts_per_example=2)
 
@@ -40,14 +40,16 @@ def constant(messages: Any, state: Any, rng: random.Random) -> str:
     return "3"
 
 
-@pytest.mark.parametrize(("policy", "expected"), [(knows, 1.0), (constant, 0.0)])
-def test_a_policy_that_uses_what_the_prompt_does_not_show(policy: Any, expected: float):
-    assert hidden_share(records(policy)) == expected
+def often_knows(messages: Any, state: Any, rng: random.Random) -> str:
+    return state["answer"] if rng.random() < 0.7 else str(rng.randrange(7))
 
 
-def test_a_random_policy_hides_little():
-    share = hidden_share(records(guesses))
-    assert share is not None and share < 0.4
+@pytest.mark.parametrize(
+    ("policy", "low", "high"), [(knows, 1.0, 1.0), (often_knows, 0.2, 0.9), (constant, 0.0, 0.0), (guesses, 0.0, 0.0)]
+)
+def test_a_policy_that_uses_what_the_prompt_does_not_show(policy: Any, low: float, high: float):
+    share = hidden_share(records(policy))
+    assert share is not None and low <= share <= high
 
 
 def test_different_prompts_cannot_be_compared():

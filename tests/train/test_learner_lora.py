@@ -151,14 +151,14 @@ def test_the_reference_takes_no_memory_and_is_the_base(
     """Without a sync it says what the model without the adapter says, to the bit; with one, what the trained one said then."""
     update, same, versions = Learner.update, [], [tiny_model().model]
 
-    def watched(self: Learner, step: int, samples: Any, lr_scale: float) -> Any:
+    def watched(self: Learner, step: int, samples: Any, lr_scale: float, entropy_bonus: float) -> Any:
         trainer, reference = self.trainer, self.reference
         own = {p.data_ptr() for p in reference.parameters()} - {p.data_ptr() for p in trainer.model.parameters()}
         assert len(own) == sum(".lora_" in name for name, _ in reference.named_parameters())
         [batch, *_] = micro_batches(samples, 8192, pack=True)
         said = [frozen_logprobs(model, batch) for model in (reference, *versions)]
         same.append([torch.equal(said[0], other) for other in said[1:]])
-        done = update(self, step, samples, lr_scale)
+        done = update(self, step, samples, lr_scale, entropy_bonus)
         versions.append(clone_model(trainer.model))
         return done
 

@@ -186,7 +186,7 @@ RL: dict[str, Case] = {
     "num_iterations": Case(2),
     "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO, **TWICE}),
     "loss.entropy_bonus": Case(0.1),
-    "loss.entropy_target": Case(1e-6, {"loss.entropy_bonus": 0.1}),
+    "loss.entropy_target": Case(1e-6, {"loss.entropy_bonus": 0.1, **TWO}),
     "temperature": Case(1.5),
     "max_tokens": Case(2),
     "curriculum.shuffle": Case(True, {}, played),

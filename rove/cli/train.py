@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import time
+from collections.abc import Mapping
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,6 +18,7 @@ from rove.cli.common import RUNS, console_for, hint, print_json, run_async, work
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
+from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_arguments, load_environment
 from rove.models.pretrained import model_path
@@ -23,7 +26,7 @@ from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import peak_memory, release_memory
 
-RECIPE, EVIDENCE, DIAGNOSES = "recipe.toml", "evidence.json", "diagnoses.json"
+RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.json", "diagnoses.json"
 """File names in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
@@ -31,10 +34,34 @@ CONVERSATIONS = 300
 """Conversations on which the losses of token classes are measured."""
 
 
-def write_recipe(
-    env: str, env_dir: str | None, env_args: dict[str, Any], model: str | None, folder: Path, console: Console
-) -> None:
+def _folder_name(request: Mapping[str, Any], seed: int) -> str:
+    """Return the name of the default folder: different for different requests."""
+    env, model = request["env"], request["model"]
+    is_plain = not request["env_args"] and Path(env).name == env and Path(model or "").name == (model or "")
+    parts = ["train", Path(env).stem, *([Path(model).name] if model else []), f"seed{seed}"]
+    return "-".join([*parts, *([] if is_plain else [fingerprint(request)])])
+
+
+def check_request(request: Mapping[str, Any], folder: Path) -> None:
+    """Check that a folder's recipe was made for the same environment, model and arguments.
+
+    Raises:
+        ConfigError: It was made for others.
+    """
+    path = folder / REQUEST
+    before = msgspec.json.decode(path.read_bytes()) if path.exists() else dict(request)
+    changed = [name for name in request if request[name] != before.get(name)]
+    if changed:
+        name = changed[0]
+        raise ConfigError(
+            f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {request[name]!r} now; "
+            "give another --run-dir, or change the recipe"
+        )
+
+
+def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
+    env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.models.load import load_for_sampling
         from rove.train.recipe import as_toml, choose, examine
@@ -58,6 +85,7 @@ def write_recipe(
     given = f"{env} -m {model}" if model else env
     comment = f"Recipe of `rove train {given}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER"
     folder.mkdir(parents=True, exist_ok=True)
+    atomic_write(folder / REQUEST, msgspec.json.encode(request))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(evidence))
     atomic_write(path, as_toml(sections, comment).encode())
 
@@ -80,6 +108,8 @@ class Diagnoser:
         self.evidence = msgspec.json.decode(path.read_bytes(), type=Evidence) if path.exists() else None
         """None for a recipe that was not chosen for this folder."""
         self.found: list[dict[str, Any]] = []
+        if self.evidence is not None:
+            self._report("examine", self.evidence.diagnoses)
 
     def after_stage(self, stage: Path) -> None:
         """Diagnose a complete training stage."""
@@ -91,14 +121,15 @@ class Diagnoser:
         policies = self.evidence.policies
         if stage.name == "sft":
             classes, merged = self._token_classes(stage / "final")
-            self._report(stage, after_sft(history, classes, policies[0].reward, self.evidence.hidden, merged))
+            ends = policies[0].reward, policies[-1].reward
+            self._report(stage.name, after_sft(history, classes, *ends, self.evidence.hidden, merged))
         else:
             highest = max(one.highest for one in policies)
-            self._report(stage, during_rl(history, policies[0].reward, highest))
+            self._report(stage.name, during_rl(history, policies[0].reward, highest))
 
-    def _report(self, stage: Path, diagnoses: list[Any]) -> None:
+    def _report(self, stage: str, diagnoses: list[Any]) -> None:
         for one in diagnoses:
-            self.found.append({"stage": stage.name, **msgspec.to_builtins(one)})
+            self.found.append({"stage": stage, **msgspec.to_builtins(one)})
             text = f"diagnosis ({one.kind}): {one.text}. To try: {one.advice}"
             self.console.print(text, style="yellow", markup=False, soft_wrap=True)
         atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
@@ -108,7 +139,8 @@ class Diagnoser:
         from rove.engine.client import EngineClient
         from rove.models.load import load_model
         from rove.train.diagnosis import merged_symbols, token_classes
-        from rove.train.sft import read_conversations, sequences_from_messages
+        from rove.train.sequences import sequences_from_messages
+        from rove.train.sft import conversations_of
 
         config = self.pipeline.sft_config()
         loaded = load_model(str(model), "cpu")
@@ -117,11 +149,16 @@ class Diagnoser:
         held_out = self.pipeline.eval_folder(teacher, self.pipeline.recipe.conditions[0]["name"])
         parts = []
         for folder in (Path(config.data), held_out):
-            conversations = read_conversations(islice(Run(folder).finished(), 4 * CONVERSATIONS), config)
+            good = (
+                record
+                for record in Run(folder).finished()
+                if record.scores is not None and record.scores.reward >= (config.min_reward or -math.inf)
+            )
+            conversations = [one for record in islice(good, CONVERSATIONS) for one in conversations_of(record)]
             parts.append(
                 [
                     sequence
-                    for one in conversations[:CONVERSATIONS]
+                    for one in conversations
                     for sequence in sequences_from_messages(
                         loaded.renderer, one.messages, one.tools, one.sampled_messages
                     )
@@ -172,13 +209,15 @@ def command(
     console = console_for(as_json)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
-    name = "-".join(["train", Path(env).stem, *([Path(model).name] if model else []), f"seed{seed}"])
-    folder = Path(run_dir) if run_dir else RUNS / name
+    given = {"scorer": scorer} if scorer else {}
+    request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
+    folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
-        given = {"scorer": scorer} if scorer else {}
-        write_recipe(env, env_dir, given | (json_object(env_args, "-a") or {}), model, folder, console)
-    elif file and (env_args or scorer or env_dir or model):
+        write_recipe(request, folder, console)
+    elif not file:
+        check_request(request, folder)
+    elif env_args or scorer or env_dir or model:
         raise ConfigError("--recipe contains all settings; change -m, -a, --scorer and --env-dir in the file")
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:

@@ -35,6 +35,8 @@ SATURATED_SHARE = 0.97
 """Share of the range of rewards above which a reward is at its maximum."""
 FALL = 0.2
 """Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
+LEARNED_SHARE = 0.2
+"""Share of the way from the weakest to the best policy from which a model has learned something of the task."""
 MAX_SHOWN = 8
 
 
@@ -166,18 +168,24 @@ def _entropy(counts: Counter[int]) -> float:
 
 
 def after_sft(
-    history: History, classes: Sequence[TokenClass], weakest: float, hidden: float | None, merged: Sequence[str]
+    history: History,
+    classes: Sequence[TokenClass],
+    weakest: float,
+    best: float,
+    hidden: float | None,
+    merged: Sequence[str],
 ) -> list[Diagnosis]:
     """Return why SFT learned little of the task; nothing if it did.
 
     Args:
         history: Metrics of the SFT run.
         classes: Losses by token class.
-        weakest: Mean reward of the weakest scripted policy.
+        weakest, best: Mean rewards of the weakest and the best scripted policy.
         hidden: See `hidden_share`.
         merged: See `merged_symbols`.
     """
     rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    has_learned = bool(rewards) and max(rewards) > weakest + LEARNED_SHARE * (best - weakest)
     unsure = [one for one in classes if not one.is_format]
     fixed = [one for one in classes if one.is_format]
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
@@ -188,11 +196,7 @@ def after_sft(
                 "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
             )
         ]
-    if (
-        not unsure
-        or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy")
-        or (rewards and rewards[-1] > 1.2 * weakest)
-    ):
+    if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy") or has_learned:
         return []
     worst = max(unsure, key=lambda one: one.count * one.loss)
     seen = (

@@ -35,6 +35,9 @@ PATIENCE = 10
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and of their tokens."""
+MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
+SFT_PATIENCE = 60
+"""Evaluations without a new best after which SFT ends; new models may stay on a plateau for long."""
 SFT_GOAL = 0.6
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest."""
 MIN_SPREAD = 0.5
@@ -168,8 +171,9 @@ async def examine(
     diagnoses = before_training(
         {name: [one.reward or 0.0 for one in some] for name, some in scored.items()}, errors, hidden
     )
-    if diagnoses and (not scored or diagnoses[0].kind == "no_spread"):
-        raise ConfigError(f"{diagnoses[0].kind}: {diagnoses[0].text}; {diagnoses[0].advice}")
+    fatal = next((one for one in diagnoses if one.kind == "no_spread" or not scored), None)
+    if fatal is not None:
+        raise ConfigError(f"{fatal.kind}: {fatal.text}; {fatal.advice}")
     renderer = Renderer(cast("Tokenizer", _tokenizer(scored) if loaded is None else loaded.tokenizer))
     model: ModelEvidence | None = None
     limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
@@ -274,7 +278,10 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         )
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit + 16, max(limit, 512))
-    seed = {"seed": 1} if "seed" in evidence.arguments else {}  # other rows than those of the results table
+    given = env_args.get("seed", 0)
+    seed = (
+        {"seed": given + 1} if "seed" in evidence.arguments and isinstance(given, int) else {}
+    )  # not the table's rows
     sampled = {
         "env": env,
         "name": "sampled",
@@ -285,7 +292,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     }
     return [
         Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}),
-        _model_section(model),
+        _model_section(model, _with_examples(env_args, evidence, POLICY_EXAMPLES)),
         *(_sft_sections(env_args, evidence, scale, sampled) if needs_sft else []),
         _rl_section(env_args, evidence, scale, sampled),
         Section(
@@ -319,9 +326,9 @@ def _column(title: str, condition: str, value: str) -> dict[str, Any]:
     return {"title": title, "condition": condition, "values": [value], "interval": True}
 
 
-def _model_section(model: ModelEvidence | None) -> Section:
+def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> Section:
     if model is None:
-        values = {"arch": "llama", "size": "tiny"}
+        values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
         return Section("model", values, "A new model; its tokenizer is made for the environment's texts.")
     reason = (
         f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
@@ -336,12 +343,15 @@ def _sft_sections(
     """Return the settings of the teacher's rollouts and of SFT."""
     weakest, best = evidence.policies[0], evidence.policies[-1]
     goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
-    available = MAX_DATA_ROLLOUTS if "num_examples" in evidence.arguments else (evidence.examples or MAX_DATA_ROLLOUTS)
+    is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
+    available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
     kept = 1.0 if best.spread == 0 else 0.5
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
     each = max(1, int(wanted) // available) if best.varies else 1
-    examples = min(available, int(wanted))
-    epochs = max(1, round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens)))
+    examples = max(1, min(available, int(wanted)))
+    steps_per_epoch = max(1, round(kept * examples * each / scale.sft_batch))
+    epochs = round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens))
+    epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
     every = scale.validate_every
     return [
         Section(
@@ -358,14 +368,14 @@ def _sft_sections(
         Section(
             "sft",
             {
-                "min_reward": min(best.median, best.reward),
+                "min_reward": min(max(best.median, best.reward), best.highest),
                 "batch_size": scale.sft_batch,
                 "learning_rate": scale.sft_rate,
                 "epochs": epochs,
                 "validate_every": every,
                 "keep_best": "eval/sampled/reward/mean",
                 "target": round(goal, 4),
-                "patience": 1000,
+                "patience": SFT_PATIENCE,
                 "mixed_precision": True,
                 **({"lora": scale.lora} if scale.lora else {}),
                 "evaluation": [{**sampled, "every": every}],

@@ -94,7 +94,10 @@ def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = rove("train", "sums.jsonl", "--scorer", "numeric", "--dry-run")
     assert done.status == 0
-    values = tomllib.loads(Path("runs/train-sums-seed0/recipe.toml").read_text())
+    [recipe] = Path("runs").glob("train-sums-seed0-*/recipe.toml")
+    values = tomllib.loads(recipe.read_text())
+    assert values["model"]["env_args"] == {"held_out": 0.1, "scorer": "numeric"}
+    assert values["sft"]["epochs"] == 100  # not the tens of thousands that the tokens would allow
     assert values["data"]["env_args"] == {"held_out": 0.1, "scorer": "numeric"}
     assert values["data"]["num_examples"] == 45
 
@@ -108,6 +111,15 @@ def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove)
     environment(Path("environments"), "without", PARITY.replace('policies={"right": right, "guesser": guesser},', ""))
     assert "start from a pretrained model: -m MODEL" in rove("train", "without").err
     assert not Path("runs").exists()
+
+
+def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove) -> None:
+    words = ("train", "parity", "--dry-run", "--run-dir", "mine")
+    assert rove(*words).status == 0
+    done = rove(*words, "-a", '{"num_examples": 20}')
+    assert done.status == 2
+    assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another --run-dir" in done.err
+    assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0  # its default folder differs
 
 
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:

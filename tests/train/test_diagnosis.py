@@ -94,18 +94,25 @@ LOW: list[dict[str, float]] = [{"step": 100, "eval/sampled/reward/mean": 0.34}]
     ],
 )
 def test_a_stuck_sft(classes: list[TokenClass], hidden: float | None, merged: list[str], kinds: list[str]):
-    assert [one.kind for one in after_sft(LOW, classes, 0.34, hidden, merged)] == kinds
+    assert [one.kind for one in after_sft(LOW, classes, 0.34, 1.2, hidden, merged)] == kinds
 
 
 def test_guessing_names_the_tokens_and_the_number_of_choices():
-    (one,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], 0.34, None, [])
+    (one,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], 0.34, 1.2, None, [])
     assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in one.text
     assert "uniform choice among 7.0" in one.text
 
 
 def test_a_reward_above_the_weakest_policy_is_no_guessing():
     history = [{"step": 100, "eval/sampled/reward/mean": 0.6}]
-    assert after_sft(history, [FORMAT, token_class(GUESS, 0.95 * GUESS)], 0.34, None, []) == []
+    assert after_sft(history, [FORMAT, token_class(GUESS, 0.95 * GUESS)], 0.34, 1.2, None, []) == []
+
+
+def test_negative_rewards_are_compared_by_their_range():
+    history = [{"step": 100, "eval/sampled/reward/mean": -1.0}]
+    classes = [FORMAT, token_class(GUESS, GUESS)]
+    assert [one.kind for one in after_sft(history, classes, -1.0, 1.0, None, [])] == ["guessing"]
+    assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, -1.0, 1.0, None, []) == []
 
 
 def test_token_classes_compare_losses_with_frequencies():

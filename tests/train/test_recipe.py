@@ -105,3 +105,31 @@ async def test_a_dataset_of_fixed_size_is_repeated() -> None:
     evidence = await examine(env_with(often=often), frozenset())
     (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
     assert data["rollouts_per_example"] > 100
+
+
+async def test_a_small_dataset_is_not_repeated_without_end() -> None:
+    evidence = await examine(env_with(right=right, often=often), ARGUMENTS)
+    sections = {one.name: one.values for one in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
+    assert sections["data"]["num_examples"] == 50
+    assert sections["sft"]["epochs"] == 100
+    assert sections["sft"]["evaluation"][0]["env_args"]["seed"] == 2  # not the rows of the results table
+    assert sections["model"]["env_args"] == {"num_examples": 50, "seed": 1}
+
+
+async def test_failures_of_the_teacher_are_left_out() -> None:
+    def seldom(messages: Any, state: Any, rng: random.Random) -> str:
+        return "yes" if rng.random() < 0.3 else "no"
+
+    evidence = await evidence_of(seldom=seldom)
+    (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
+    assert 0 < sft["min_reward"] <= 2.0
+
+
+async def test_equal_rewards_are_refused_even_if_some_rollouts_fail() -> None:
+    def fails(messages: Any, state: Any, rng: random.Random) -> str:
+        if rng.random() < 0.2:
+            raise ValueError("no move")
+        return "yes"
+
+    with pytest.raises(ConfigError, match="no_spread"):
+        await evidence_of(right=right, fails=fails)

@@ -68,7 +68,7 @@ def run(kind: str, seed: int, folder: Path) -> str:
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     change(recipe, **changes)
     (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
-    done = subprocess.run([*words, "--run-dir", str(folder)], capture_output=True, text=True, check=True)
+    done = subprocess.run([*words, *env, "--run-dir", str(folder)], capture_output=True, text=True, check=True)
     diagnoses = json.loads(done.stdout)["diagnoses"]
     return diagnoses[0]["kind"] if diagnoses else "none"
 

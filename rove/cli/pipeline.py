@@ -44,10 +44,10 @@ class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
 
 
 class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """A `demo.toml`: the settings of each stage, and the columns of the results table."""
+    """A `demo.toml` or `recipe.toml`: the settings of each stage, and the columns of the results table."""
 
     env: str | None = None
-    """Environment, for a recipe that is named instead of an environment."""
+    """Environment; by default the one on the command line."""
     env_dir: str | None = None
     """Folder that is searched first for the environment."""
     references: list[str] = []
@@ -207,8 +207,6 @@ class Pipeline:
                 msgspec.to_builtins(self.recipe.evaluation), {k: v for k, v in condition.items() if k != "name"}
             )
             merge(values, {"model": model, **over})
-            if "num_examples" in values.get("env_args", {}) or label.startswith("against "):
-                merge(values, {"env_args": {"num_examples": values["num_examples"]}})
             seen[label] = self._eval(self.eval_folder(name, label), values, f"{name} {label}".strip())
         self.rows.append({"name": name, "model": model, "conditions": seen})
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Mapping
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +28,6 @@ RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.
 """File names in the folder of all stages."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
-CONVERSATIONS = 300
-"""Conversations on which the losses of token classes are measured."""
 
 
 def _folder_name(request: Mapping[str, Any], seed: int) -> str:
@@ -113,14 +109,19 @@ class Diagnoser:
 
     def after_stage(self, stage: Path) -> None:
         """Diagnose a complete training stage."""
-        from rove.train.diagnosis import after_sft, during_rl
+        from rove.train.diagnosis import after_sft, during_rl, measure_token_classes
 
         if self.evidence is None or not self.evidence.policies:
             return
         history = Run(stage).metrics()
         policies = self.evidence.policies
         if stage.name == "sft":
-            classes, merged = self._token_classes(stage / "final")
+            config, recipe = self.pipeline.sft_config(), self.pipeline.recipe
+            held_out = self.pipeline.eval_folder(recipe.data["model"], recipe.conditions[0]["name"])
+            with working(self.console, "measuring the losses of the teacher's tokens"):
+                classes, merged = measure_token_classes(
+                    stage / "final", Run(config.data), Run(held_out), config.min_reward
+                )
             ends = policies[0].reward, policies[-1].reward
             self._report(stage.name, after_sft(history, classes, *ends, self.evidence.hidden, merged))
         else:
@@ -133,40 +134,6 @@ class Diagnoser:
             text = f"diagnosis ({one.kind}): {one.text}. To try: {one.advice}"
             self.console.print(text, style="yellow", markup=False, soft_wrap=True)
         atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
-
-    def _token_classes(self, model: Path) -> tuple[list[Any], list[str]]:
-        """Return the losses of the teacher's tokens by class, and tokens that contain several symbols."""
-        from rove.engine.client import EngineClient
-        from rove.models.load import load_model
-        from rove.train.diagnosis import merged_symbols, token_classes
-        from rove.train.sequences import sequences_from_messages
-        from rove.train.sft import conversations_of
-
-        config = self.pipeline.sft_config()
-        loaded = load_model(str(model), "cpu")
-        engine = EngineClient.from_model(loaded).engine
-        teacher = self.pipeline.recipe.data["model"]
-        held_out = self.pipeline.eval_folder(teacher, self.pipeline.recipe.conditions[0]["name"])
-        parts = []
-        for folder in (Path(config.data), held_out):
-            good = (
-                record
-                for record in Run(folder).finished()
-                if record.scores is not None and record.scores.reward >= (config.min_reward or -math.inf)
-            )
-            conversations = [one for record in islice(good, CONVERSATIONS) for one in conversations_of(record)]
-            parts.append(
-                [
-                    sequence
-                    for one in conversations
-                    for sequence in sequences_from_messages(
-                        loaded.renderer, one.messages, one.tools, one.sampled_messages
-                    )
-                ]
-            )
-        decoded = {token: loaded.renderer.decode([token]) for part in parts for one in part for token in one.ids}
-        classes = token_classes(parts[0], parts[1], engine.score, lambda token: decoded[token])
-        return classes, merged_symbols(decoded.values())
 
 
 @click.command(
@@ -222,8 +189,11 @@ def command(
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)
+        hint(console, "start: the same command without --dry-run")
         return
     recipe = convert(Recipe, read_toml(path))
+    if recipe.env not in (None, env):
+        raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
     started, cpu = time.time(), time.process_time()
     pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
     if not pipeline.ranks.is_first:
@@ -245,6 +215,6 @@ def command(
     hint(
         console,
         f"curves: {folder}/*/curves.png",
-        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}",
+        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}{f' --env-dir {env_dir}' if env_dir else ''}",
         f"change the recipe: edit a copy of {path}, then rove train {env} --recipe COPY --run-dir FOLDER",
     )

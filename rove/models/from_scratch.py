@@ -70,8 +70,8 @@ SIZES: dict[str, dict[str, int]] = {
     },
 }
 QUERY_KEY_SCALE = 0.25
-"""Initial scale of query and key projections: attention begins nearly uniform, from which small models learn in most runs.
-docs/training.md, "New models", compares values."""
+"""Initial scale of query and key projections: attention begins nearly uniform. With 1, small models often stayed at the level of
+a guess (benchmarks/LOG.md, 2026-11-25)."""
 ARCHITECTURES: dict[str, tuple[Any, Any]] = {
     "llama": (LlamaConfig, LlamaForCausalLM),
     "qwen3": (Qwen3Config, Qwen3ForCausalLM),

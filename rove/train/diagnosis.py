@@ -8,13 +8,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
 
 import msgspec
 
 from rove.core.records import RolloutRecord
-from rove.train.sequences import TrainingSequence
+from rove.engine.client import EngineClient
+from rove.models.load import load_model
+from rove.runs.run import Run
+from rove.train.sequences import TrainingSequence, sequences_from_messages
+from rove.train.sft import conversations_of
 
 History = Sequence[Mapping[str, float]]
 Score = Callable[[Sequence[int]], list[float]]
@@ -23,7 +28,8 @@ Score = Callable[[Sequence[int]], list[float]]
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
 MIN_COMPARABLE_TURNS = 20
-SIGNIFICANT_ERRORS = 4.0
+"""Minimum number of pairs of turns that `hidden_share` compares."""
+MIN_STANDARD_ERRORS = 4.0
 """Standard errors by which agreement within examples must exceed that across examples."""
 CERTAIN_NATS = 0.1
 """Tokens with less entropy than this, over all rollouts, are format."""
@@ -33,11 +39,16 @@ MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
 SATURATED_SHARE = 0.97
 """Share of the range of rewards above which a reward is at its maximum."""
-FALL = 0.2
+MAX_REWARD_DROP = 0.2
 """Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
 LEARNED_SHARE = 0.2
 """Share of the way from the weakest to the best policy from which a model has learned something of the task."""
 MAX_SHOWN = 8
+"""Maximum number of tokens that a text lists."""
+MIN_EQUAL_SHARE = 1 - 1 / 32
+"""Share of zero-advantage groups from which RL has nothing to learn from."""
+MAX_CONVERSATIONS = 100
+"""Conversations on which the losses of token classes are measured."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
@@ -104,7 +115,7 @@ def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
         return None
     inside, outside = within_agree / within, across_agree / across
     error = math.sqrt(max(inside * (1 - inside), 1 / within) / within)
-    return (inside - outside) / (1 - outside) if inside - outside > SIGNIFICANT_ERRORS * error else 0.0
+    return (inside - outside) / (1 - outside) if inside - outside > MIN_STANDARD_ERRORS * error else 0.0
 
 
 def _equal_pairs(counts: Counter[bytes]) -> int:
@@ -129,6 +140,41 @@ def merged_symbols(words: Iterable[str]) -> list[str]:
             if len(inside) > 2 * size:
                 found += [word for word in inside if word not in found]
     return sorted(found)
+
+
+def measure_token_classes(
+    model: Path, training: Run, held_out: Run, min_reward: float | None
+) -> tuple[list[TokenClass], list[str]]:
+    """Return a trained model's losses on the teacher's tokens by class, and tokens that contain several symbols.
+
+    Args:
+        model: Folder of the model.
+        training: Rollouts that it was trained on.
+        held_out: The teacher's rollouts of other examples.
+        min_reward: Minimum reward of the rollouts; None uses all.
+    """
+    loaded = load_model(str(model), "cpu")
+    renderer = loaded.renderer
+    parts = [
+        [
+            sequence
+            for record in islice(_good(run, min_reward), MAX_CONVERSATIONS)
+            for one in conversations_of(record)
+            for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
+        ]
+        for run in (training, held_out)
+    ]
+    decoded = {token: renderer.decode([token]) for part in parts for one in part for token in one.ids}
+    engine = EngineClient.from_model(loaded).engine
+    classes = token_classes(parts[0], parts[1], engine.score, lambda token: decoded[token])
+    return classes, merged_symbols(decoded.values())
+
+
+def _good(run: Run, min_reward: float | None) -> Iterator[RolloutRecord]:
+    """Yield the scored rollouts with at least this reward."""
+    for record in run.finished():
+        if record.scores is not None and (min_reward is None or record.scores.reward >= min_reward):
+            yield record
 
 
 def token_classes(
@@ -206,7 +252,7 @@ def after_sft(
     if hidden is not None and hidden > MIN_HIDDEN_SHARE:
         return [_hidden_state(seen, hidden)]
     if merged:
-        return [merged_tokens(merged, f"{seen}. ")]
+        return [_merged_tokens(merged, f"{seen}. ")]
     if _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
         return [
             Diagnosis(
@@ -236,8 +282,7 @@ def _hidden_state(seen: str, hidden: float) -> Diagnosis:
     )
 
 
-def merged_tokens(merged: Sequence[str], seen: str = "") -> Diagnosis:
-    """Return the diagnosis of tokens that contain several symbols."""
+def _merged_tokens(merged: Sequence[str], seen: str) -> Diagnosis:
     return Diagnosis(
         "merged_tokens",
         f"{seen}Tokens like {', '.join(map(repr, merged[:MAX_SHOWN]))} contain several symbols, which the model cannot see",
@@ -289,7 +334,7 @@ def during_rl(history: History, lowest: float, highest: float, window: int = 5) 
     ]
     equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in last)
     place = (reward - lowest) / (highest - lowest)
-    if max(means) - reward > FALL * (highest - lowest):
+    if max(means) - reward > MAX_REWARD_DROP * (highest - lowest):
         return [
             Diagnosis(
                 "collapse",
@@ -297,15 +342,10 @@ def during_rl(history: History, lowest: float, highest: float, window: int = 5) 
                 "lower rl.learning_rate to a third or a tenth, and rl.loss.entropy_bonus if the entropy has risen",
             )
         ]
-    if equal > 1 - 1 / 32 and place > SATURATED_SHARE:
+    if equal > MIN_EQUAL_SHARE and place > SATURATED_SHARE:
         text = f"the mean reward is {reward:.3f} of {highest:.3f}, and all groups have zero advantage: nothing is left to learn"
         return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
-    if equal > 1 - 1 / 32:
+    if equal > MIN_EQUAL_SHARE:
         text = f"all groups have zero advantage at a mean reward of {reward:.3f}: RL has nothing to learn from"
         return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
     return []
-
-
-def summary(diagnoses: Iterable[Diagnosis]) -> list[dict[str, Any]]:
-    """Return diagnoses as JSON."""
-    return [msgspec.to_builtins(one) for one in diagnoses]

@@ -11,7 +11,6 @@ import tomli_w
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
-from rove.core.protocols import SamplingParams
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
@@ -19,7 +18,6 @@ from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.train.callbacks import OnProgress, ignore
 from rove.train.diagnosis import Diagnosis, before_training, hidden_share
 from rove.train.policy_comparison import longest_response
 
@@ -31,11 +29,12 @@ MODEL_TOKENS = 256
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 EVALUATION_ROLLOUTS, SAMPLED_ROLLOUTS = 400, 200
 """Held-out rollouts per row of the results table, and of each evaluation during training."""
-PATIENCE = 10
+RL_PATIENCE = 10
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and of their tokens."""
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
+"""Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
 """Evaluations without a new best after which SFT ends; new models may stay on a plateau for long."""
 SFT_GOAL = 0.6
@@ -64,12 +63,13 @@ class Scale(msgspec.Struct, frozen=True):
 
 
 NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25)
-"""New models of half a million parameters; SFT takes about five minutes of one CPU core."""
+"""New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25)
 """Pretrained models below 50 M parameters."""
 LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, {"rank": 32, "alpha": 64.0})
-"""Larger models: an adapter needs less time and memory than full training, and reaches the same reward."""
+"""Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
+"""Number of parameters from which a model is large."""
 
 
 class Section(msgspec.Struct, frozen=True):
@@ -93,8 +93,6 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Highest reward of one rollout."""
     spread: float
     """Standard deviation of the reward."""
-    turns: float
-    """Mean number of model turns."""
     varies: bool
     """Whether two rollouts of an example may differ."""
 
@@ -135,21 +133,18 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
-    """Share of turns in which the best policy uses something that the conversation does not show; None if unknown."""
+    """How much the best policy uses what the conversation does not show; see `hidden_share`."""
     diagnoses: list[Diagnosis] = []
     """What may prevent learning."""
 
 
-async def examine(
-    env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None, on_progress: OnProgress = ignore
-) -> Evidence:
+async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None) -> Evidence:
     """Run the scripted policies of an environment, and a pretrained model; return what they show.
 
     Args:
         env: The environment.
         arguments: Names of the arguments of its `load_environment`.
         loaded: The pretrained model; None if training starts from a new one.
-        on_progress: Called after each policy.
 
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
@@ -159,8 +154,7 @@ async def examine(
             "the environment has no scripted policies to learn from; start from a pretrained model: -m MODEL"
         )
     records: dict[str, list[RolloutRecord]] = {}
-    for position, (name, policy) in enumerate(env.policies.items()):
-        on_progress("policies", position, len(env.policies))
+    for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
         records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
     scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
@@ -215,7 +209,6 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         median=statistics.median(rewards),
         highest=max(rewards),
         spread=statistics.pstdev(rewards),
-        turns=statistics.fmean(len(record.steps) for record in records),
         varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
         > len({record.example_id for record in records}),
     )
@@ -230,13 +223,12 @@ async def _try_model(
         ConfigError: Every rollout failed.
     """
     client = EngineClient.from_model(loaded)
-    sampling = SamplingParams(temperature=1.0, max_tokens=max_tokens)
     records = await generate(
         env,
         client,
         num_examples=MODEL_GROUPS,
         rollouts_per_example=GROUP_SIZE,
-        sampling_args={"temperature": sampling.temperature, "max_tokens": sampling.max_tokens},
+        sampling_args={"temperature": 1.0, "max_tokens": max_tokens},
         train=True,
     )
     await client.close()
@@ -277,11 +269,9 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
             "the environment has no scripted policies for SFT; add one, or make the first examples easier"
         )
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
-    max_tokens = min(2 * limit + 16, max(limit, 512))
-    given = env_args.get("seed", 0)
-    seed = (
-        {"seed": given + 1} if "seed" in evidence.arguments and isinstance(given, int) else {}
-    )  # not the table's rows
+    max_tokens = min(2 * limit, limit + 256) + 16
+    # Evaluations in training use other rows than the results table, if the environment has a seed.
+    seed = {"seed": env_args.get("seed", 0) + 1} if "seed" in evidence.arguments else {}
     sampled = {
         "env": env,
         "name": "sampled",
@@ -303,7 +293,12 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
                 "max_tokens": max_tokens,
                 "env_args": _with_examples(env_args, evidence, EVALUATION_ROLLOUTS),
             },
-            "Held-out examples for each row of the results table.",
+            "Held-out examples for each row of the results table."
+            + (
+                ""
+                if seed
+                else " The environment has no argument `seed`: evaluations in training use the first of them."
+            ),
         ),
         Section(
             "conditions",
@@ -312,14 +307,13 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         ),
         Section(
             "columns",
-            [_column(*one) for one in (SAMPLED_REWARD, GREEDY_REWARD)]
-            + [_column(f"{name} at T = 1", "sampled", name) for name in evidence.functions[:2]],
+            [
+                _column("reward at T = 1", "sampled", "reward"),
+                _column("greedy", "greedy", "reward"),
+                *(_column(f"{name} at T = 1", "sampled", name) for name in evidence.functions[:2]),
+            ],
         ),
     ]
-
-
-SAMPLED_REWARD = ("reward at T = 1", "sampled", "reward")
-GREEDY_REWARD = ("greedy", "greedy", "reward")
 
 
 def _column(title: str, condition: str, value: str) -> dict[str, Any]:
@@ -396,7 +390,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
-        "patience": PATIENCE,
+        "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,
         "env_args": _with_examples(env_args, evidence, scale.rl_steps * scale.rl_groups),

@@ -1,6 +1,6 @@
 """The learning suite: `rove train` with its defaults in ten environments that differ, with three seeds each.
 
-    python benchmarks/learning/suite.py                        # everything: up to 20 CPU-minutes per environment and seed
+    python benchmarks/learning/suite.py                        # everything: 2 to 13 CPU-minutes for each run so far
     python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
 
 A run has learned if the 95 % interval of the final reward (T = 1, held-out examples) is above those of SFT and of the weakest

@@ -1,4 +1,4 @@
-"""Choose the settings of `rove train` from what an environment shows: its policies, lengths, turns and rewards."""
+"""Choose the settings of `rove train` from what an environment shows: its policies, lengths and rewards."""
 
 from __future__ import annotations
 

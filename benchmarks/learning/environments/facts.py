@@ -13,13 +13,13 @@ FACTS = 8
 
 
 def reader(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer right four times of five, else with another number of the text."""
+    """Give the right number in 80 % of the answers, else a random number of the text."""
     numbers = state["info"]["numbers"]
     return f"<answer>{state['answer'] if rng.random() < 0.8 else rng.choice(numbers)}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer any number of the text."""
+    """Answer with a random number of the text."""
     return f"<answer>{rng.choice(state['info']['numbers'])}</answer>"
 
 
@@ -35,9 +35,9 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
         animals = rng.sample(ANIMALS, FACTS)
         numbers = [str(rng.randint(10, 99)) for _ in animals]
         text = " ".join(f"The {animal} has {number}." for animal, number in zip(animals, numbers))
-        asked = rng.randrange(FACTS)
-        question = f"{text} What has the {animals[asked]}?"
-        rows.append({"question": question, "answer": numbers[asked], "info": {"numbers": numbers}})
+        target = rng.randrange(FACTS)
+        question = f"{text} How many does the {animals[target]} have?"
+        rows.append({"question": question, "answer": numbers[target], "info": {"numbers": numbers}})
     return rows
 
 

@@ -42,14 +42,14 @@ def show(square: Square, holes: set[Square], goal: Square) -> str:
 
 
 def walker(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Walk a shortest way three times of four, else anywhere."""
+    """Follow a shortest path in 75 % of the moves, else move at random."""
     known = distances(state["holes"], state["goal"])
     best = min(MOVES, key=lambda move: known.get(after(state["square"], move), 99))
     return f"<move>{best if rng.random() < 0.75 else rng.choice(list(MOVES))}</move>"
 
 
 def wanderer(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Walk anywhere."""
+    """Move at random."""
     return f"<move>{rng.choice(list(MOVES))}</move>"
 
 

@@ -12,13 +12,13 @@ MAX_COUNT = 4
 
 
 def careful(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Count right four times of five, else one too few or too many."""
+    """Give the right count in 80 % of the answers, else one too few or too many."""
     error = rng.choice([-1, 1]) if rng.random() < 0.2 else 0
     return f"<count>{min(MAX_COUNT, max(0, int(state['answer']) + error))}</count>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer any count."""
+    """Answer with a random count."""
     return f"<count>{rng.randint(0, MAX_COUNT)}</count>"
 
 

@@ -31,12 +31,12 @@ def _guess(code: Code) -> str:
 
 
 def consistent(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Guess any code that agrees with all answers so far."""
+    """Guess a random code that agrees with all answers so far."""
     return _guess(rng.choice([code for code in CODES if all(matches(g, code) == m for g, m in state["history"])]))
 
 
 def random_code(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Guess any code, ignoring the answers."""
+    """Guess a random code."""
     return _guess(rng.choice(CODES))
 
 

@@ -12,12 +12,12 @@ MODULUS = 7
 
 
 def careful(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer right four times of five, else with any remainder."""
+    """Give the right remainder in 80 % of the answers, else a random one."""
     return f"<answer>{state['answer'] if rng.random() < 0.8 else rng.randrange(MODULUS)}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer any remainder."""
+    """Answer with a random remainder."""
     return f"<answer>{rng.randrange(MODULUS)}</answer>"
 
 

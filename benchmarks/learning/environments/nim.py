@@ -1,4 +1,4 @@
-"""Nim: take one to three of the stones; whoever takes the last one wins. The opponent plays perfectly in half of its moves."""
+"""Nim: take one to three stones; the player who takes the last one wins. The opponent plays half of its moves perfectly."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ def best_take(stones: int, rng: random.Random) -> int:
 
 
 def amateur(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Play perfectly in half of the moves, else take anything."""
+    """Play half of the moves perfectly, the others at random."""
     stones = state["stones"]
     take = best_take(stones, rng) if rng.random() < 0.5 else rng.randint(1, min(MAX_TAKE, stones))
     return f"<take>{take}</take>"
 
 
 def random_player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Take anything."""
+    """Take a random number of stones."""
     return f"<take>{rng.randint(1, min(MAX_TAKE, state['stones']))}</take>"
 
 

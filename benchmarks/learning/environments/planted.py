@@ -1,4 +1,4 @@
-"""A task that every new model learns in a minute, with one planted fault: what `rove train` should diagnose."""
+"""An easy task with one planted fault, which `rove train` should diagnose."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 def careless(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer half of the questions right."""
+    """Give the right letter in half of the answers, else a random one."""
     return f"<answer>{state['answer'] if rng.random() < 0.5 else rng.choice(LETTERS)}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer any letter."""
+    """Answer with a random letter."""
     return f"<answer>{rng.choice(LETTERS)}</answer>"
 
 

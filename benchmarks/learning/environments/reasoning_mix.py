@@ -15,12 +15,12 @@ FAMILIES = [
 
 
 def careful(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer right four times of five, else with a number below 20."""
+    """Give the right answer in 80 % of the cases, else a random number below 20."""
     return f"<answer>{state['answer'] if rng.random() < 0.8 else rng.randrange(20)}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer with a number below 20."""
+    """Answer with a random number below 20."""
     return f"<answer>{rng.randrange(20)}</answer>"
 
 

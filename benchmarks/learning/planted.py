@@ -14,6 +14,7 @@ import re
 import subprocess
 import sys
 import tempfile
+import time
 import tomllib
 from pathlib import Path
 from typing import Any
@@ -25,34 +26,46 @@ from rich.table import Table
 ENVIRONMENTS = Path(__file__).parent / "environments"
 BEFORE = ("hidden_state", "no_spread", "reward_error")
 """Kinds that the first rollouts of the scripted policies show."""
+ROWS = 3000
+MERGED = {"word_share": 0.0, "vocab_size": 20_000, "games": ROWS, "env_args": {"num_examples": ROWS}}
+"""A tokenizer with a token for each word of the first rows."""
 CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "healthy": ("", {}),
+    "merged_tokens": ("", {"model": MERGED, "data": ROWS}),
     "hidden_state": ("hidden_state", {}),
     "no_spread": ("no_spread", {}),
+    "saturated": ("", {"goal": 0.98}),
+    "learning_rate": ("", {"rl_rate": 10.0}),
     "reward_error": ("reward_error", {}),
-    "unpredictable": ("unpredictable", {"data": 2000}),
-    "learning_rate": ("", {"sft_rate": 10.0}),
-    "collapse": ("", {"rl_rate": 30.0}),
-    "saturated": ("saturated", {"goal": 0.99}),
+    "unpredictable": ("shuffled_labels", {}),
 }
-"""Expected kind → fault of the environment, and changes of the recipe."""
+"""Expected kind of the first diagnosis → fault of the environment, and changes of the recipe."""
 
 
 def change(
-    recipe: dict[str, Any], data: int = 4000, sft_rate: float = 1.0, rl_rate: float = 1.0, goal: float = 0.0
+    recipe: dict[str, Any], model: dict[str, Any] = {}, data: int = 0, rl_rate: float = 1.0, goal: float = 0.0
 ) -> None:
-    """Make a recipe small, and plant a fault in it: factors of the learning rates, or another goal of SFT."""
-    recipe["data"] |= {"num_examples": data, "env_args": {**recipe["data"]["env_args"], "num_examples": data}}
-    recipe["sft"]["learning_rate"] *= sft_rate
-    recipe["sft"]["epochs"] = 30_000 // data
+    """Plant a fault in a recipe.
+
+    Args:
+        recipe: The recipe, changed in place.
+        model: Settings of the new model.
+        data: Rows of the training data; 0 changes nothing.
+        rl_rate: Factor of the learning rate of RL.
+        goal: Goal of SFT; 0 changes nothing.
+    """
+    recipe["model"]["env_args"] |= model.get("env_args", {})
+    recipe["model"] |= {name: value for name, value in model.items() if name != "env_args"}
+    if data:
+        recipe["data"]["num_examples"] = recipe["data"]["env_args"]["num_examples"] = data
     recipe["sft"]["target"] = goal or recipe["sft"]["target"]
-    recipe["rl"][0]["steps"] = 40
+    recipe["rl"][0]["steps"] = 100
     recipe["rl"][0]["learning_rate"] *= rl_rate
     recipe["evaluation"]["num_examples"] = 100
 
 
 def run(kind: str, seed: int, folder: Path) -> str:
-    """Run a case; return the kind of the first diagnosis, or "none"."""
+    """Run a case until its first diagnosis; return the kind and when it was found, or "none"."""
     fault, changes = CASES[kind]
     words = [sys.executable, "-m", "rove", "train", "planted", "--seed", str(seed), "--json"]
     env = ["--env-dir", str(ENVIRONMENTS), "-a", json.dumps({"fault": fault})]
@@ -68,9 +81,19 @@ def run(kind: str, seed: int, folder: Path) -> str:
     recipe = tomllib.loads((folder / "recipe.toml").read_text())
     change(recipe, **changes)
     (folder / "recipe.toml").write_text(tomli_w.dumps(recipe))
-    done = subprocess.run([*words, *env, "--run-dir", str(folder)], capture_output=True, text=True, check=True)
-    diagnoses = json.loads(done.stdout)["diagnoses"]
-    return diagnoses[0]["kind"] if diagnoses else "none"
+    with (
+        (folder / "log.txt").open("w") as log,
+        subprocess.Popen([*words, *env, "--run-dir", str(folder)], stdout=log, stderr=log) as training,
+    ):
+        found: list[dict[str, Any]] = []
+        while not found and training.poll() is None:
+            time.sleep(0.5)
+            path = folder / "diagnoses.json"
+            found = json.loads(path.read_text()) if path.exists() else []
+        training.kill()
+    if not found and training.returncode:
+        raise SystemExit(f"{kind}, seed {seed}: {(folder / 'log.txt').read_text()[-2000:]}")
+    return "{kind} ({stage} {step} of {steps})".format_map(found[0]) if found else "none"
 
 
 def main() -> None:

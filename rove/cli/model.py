@@ -39,6 +39,8 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """tiny (0.5 M parameters) or small (4 M)."""
     vocab_size: int = 512
     """Maximum size of the vocabulary."""
+    word_share: float = 0.05
+    """Minimum share of the rollouts that contain a word with a token of its own (0 to 1); other words are spelled."""
     games: int = 300
     """Rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None
@@ -67,7 +69,7 @@ def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     check_empty(path)
     texts = run_async(environment_texts(config))
-    loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed)
+    loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share)
     save_atomically(loaded, path)
     return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
 

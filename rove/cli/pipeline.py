@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -113,6 +114,8 @@ class Pipeline:
         self.is_new = model is None
         self.model = model or str(folder / "model")
         self.full = full
+        self.after_step: Callable[[Path, Mapping[str, float], int], None] = lambda folder, metrics, total: None
+        """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
         self.rows: list[dict[str, Any]] = []
@@ -139,7 +142,8 @@ class Pipeline:
         self.measure(BASE, self.model)
         if self.recipe.data:
             self._say("SFT on the teacher's best rollouts")
-            trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks)[0])
+            watch = partial(self.after_step, self.folder / "sft")
+            trained = str(run_sft(self.sft_config(), self.console, ranks=self.ranks, watch=watch)[0])
             release_memory()
             self.measure("+ SFT", trained)
             self.after_stage(self.folder / "sft")
@@ -147,7 +151,8 @@ class Pipeline:
             if folder == FULL:
                 self.measure(SAMPLED, trained, temperature=1.0)
             self._say(f"{stage['name']}: RL on the model's own rollouts")
-            trained = str(run_rl(self.rl_config(folder, stage, trained), self.console, ranks=self.ranks)[0])
+            config, watch = self.rl_config(folder, stage, trained), partial(self.after_step, self.folder / folder)
+            trained = str(run_rl(config, self.console, ranks=self.ranks, watch=watch)[0])
             release_memory()
             self.measure(f"+ {stage['name']}", trained)
             self.after_stage(self.folder / folder)

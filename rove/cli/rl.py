@@ -39,7 +39,7 @@ from rove.cli.options import (
 )
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table, rollout_text
-from rove.cli.training import begin, draw, identity_of
+from rove.cli.training import Watch, begin, draw, identity_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
@@ -68,8 +68,22 @@ BOOKKEEPING = {  # settings that a resumed run may change: they do not affect wh
 SMALL_BATCH = 256
 
 
-def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None) -> tuple[Path, Run]:
-    """Train with progress, from the last checkpoint if there is one; return the final model's folder and the run."""
+def run_rl(
+    config: RLConfig,
+    console: Console,
+    overwrite: bool = False,
+    ranks: Ranks | None = None,
+    watch: Watch | None = None,
+) -> tuple[Path, Run]:
+    """Train with progress, from the last checkpoint if there is one; return the final model's folder and the run.
+
+    Args:
+        config: Settings.
+        console: Shows progress.
+        overwrite: Whether to discard an earlier run in the folder.
+        ranks: The training processes.
+        watch: Called with the metrics of every step, and the number of steps.
+    """
     from rove.train.rl import train_rl
     from rove.train.worker_group import SINGLE_PROCESS
 
@@ -89,6 +103,8 @@ def run_rl(config: RLConfig, console: Console, overwrite: bool = False, ranks: R
 
         def on_step(step: int, metrics: Mapping[str, float]) -> None:
             report(step, _status(metrics))
+            if watch is not None:
+                watch(metrics, config.steps)
 
         def on_sample(step: int, record: RolloutRecord) -> None:
             console.print(rollout_text(record, f"step {step}"), markup=False, soft_wrap=True)

@@ -29,7 +29,7 @@ from rove.cli.common import (
 from rove.cli.options import SETTINGS, examples, json_object, json_option, overwrite_option, settings, trust_option
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
-from rove.cli.training import begin, draw, identity_of
+from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
 from rove.envs.environment import Environment
@@ -62,9 +62,21 @@ BOOKKEEPING = {  # settings that a resumed run may change: they do not affect wh
 
 
 def run_sft(
-    config: SFTConfig, console: Console, overwrite: bool = False, ranks: Ranks | None = None
+    config: SFTConfig,
+    console: Console,
+    overwrite: bool = False,
+    ranks: Ranks | None = None,
+    watch: Watch | None = None,
 ) -> tuple[Path, Run]:
-    """Fine-tune with progress, from the last checkpoint if there is one; return the final model's folder and the run."""
+    """Fine-tune with progress, from the last checkpoint if there is one; return the final model's folder and the run.
+
+    Args:
+        config: Settings.
+        console: Shows progress.
+        overwrite: Whether to discard an earlier run in the folder.
+        ranks: The training processes.
+        watch: Called with the metrics of every step, and the maximum number of steps.
+    """
     from rove.train.sft import train_sft
     from rove.train.worker_group import SINGLE_PROCESS
 
@@ -85,6 +97,8 @@ def run_sft(
             def on_step(step: int, total: int, metrics: Mapping[str, float]) -> None:
                 losses.update({name: f"{metrics[name]:.4f}" for name in losses if name in metrics})
                 report(step, f"loss {losses['loss']}  validation {losses['validation_loss']}", total)
+                if watch is not None:
+                    watch(metrics, total)
 
             final = train_sft(
                 config,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 import msgspec
@@ -24,8 +24,16 @@ from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import peak_memory, release_memory
 
+if TYPE_CHECKING:
+    from rove.doctor.estimate import Estimate
+    from rove.models.load import LoadedModel
+    from rove.train.diagnosis import Task
+    from rove.train.recipe import Evidence
+
 RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.json", "diagnoses.json"
 """File names in the folder of all stages."""
+EXAMINE = "examine"
+"""Stage of the diagnoses before training."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 
@@ -72,22 +80,51 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     what = f"the scripted policies{f' and {model}' if model else ''} in {env}"
     with working(console, f"running {what}"):
         evidence = run_async(examine(loaded, arguments, pretrained))
-    del pretrained
-    release_memory()
     sections = choose(env, env_args, evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
+    with working(console, "measuring the time of a few passes"):
+        estimate = estimate_stages({section.name: section.values for section in sections}, evidence, pretrained)
+    del pretrained
+    release_memory()
     path = folder / RECIPE
     given = f"{env} -m {model}" if model else env
-    comment = f"Recipe of `rove train {given}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER"
+    comment = (
+        f"Recipe of `rove train {given}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER\n"
+        f"Estimate on this machine: {estimate}"
+    )
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / REQUEST, msgspec.json.encode(request))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(evidence))
     atomic_write(path, as_toml(sections, comment).encode())
 
 
+def estimate_stages(recipe: Mapping[str, Any], evidence: Evidence, pretrained: LoadedModel | None) -> Estimate:
+    """Return the time and memory that a chosen recipe needs on this machine."""
+    from rove.doctor.estimate import Workload, estimate
+    from rove.models.from_scratch import new_model
+    from rove.train.config import RLConfig, SFTConfig
+    from rove.train.recipe import kept_share
+
+    stage = {name: value for name, value in recipe["rl"][0].items() if name != "name"}
+    rl = convert(RLConfig, {"env": recipe[""]["env"], "model": "", **stage})
+    sft = convert(SFTConfig, {"data": "", "model": "", **recipe["sft"]}) if "sft" in recipe else None
+    data = recipe.get("data", {})
+    rollouts = data.get("num_examples", 0) * data.get("rollouts_per_example", 0)
+    work = Workload(
+        prompt_tokens=evidence.rollout_tokens - evidence.sampled_tokens,
+        sampled_tokens=evidence.sampled_tokens,
+        data_rollouts=rollouts,
+        conversations=round(kept_share(evidence) * rollouts),
+        scripted_seconds=evidence.rollout_seconds,
+        table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
+    )
+    model = pretrained or new_model([], recipe["model"]["arch"], recipe["model"]["size"])
+    return run_async(estimate(rl, sft, model, work))
+
+
 class Diagnoser:
-    """Looks for reasons why a stage has not improved the model, prints them and stores them.
+    """Looks for reasons why a stage does not improve the model, prints them and stores them.
 
     Args:
         pipeline: The stages.
@@ -95,44 +132,84 @@ class Diagnoser:
     """
 
     def __init__(self, pipeline: Pipeline, folder: Path):
+        from rove.train.diagnosis import Task
         from rove.train.recipe import Evidence
 
         self.pipeline = pipeline
         self.folder = folder
         self.console = pipeline.console
-        path = folder / EVIDENCE
-        self.evidence = msgspec.json.decode(path.read_bytes(), type=Evidence) if path.exists() else None
-        """None for a recipe that was not chosen for this folder."""
+        self.task: Task | None = None
+        """None for a recipe that was not chosen for this folder, or without scripted policies."""
         self.found: list[dict[str, Any]] = []
-        if self.evidence is not None:
-            self._report("examine", self.evidence.diagnoses)
+        self._history: tuple[Path, list[dict[str, float]]] | None = None
+        path = folder / EVIDENCE
+        if not path.exists():
+            return
+        evidence = msgspec.json.decode(path.read_bytes(), type=Evidence)
+        if (folder / DIAGNOSES).exists():  # of training stages: a resumed run may not see the reason again
+            before = msgspec.json.decode((folder / DIAGNOSES).read_bytes(), type=list[dict[str, Any]])
+            self.found = [one for one in before if one["stage"] != EXAMINE]
+        self._report(EXAMINE, evidence.diagnoses)
+        if evidence.policies:
+            ends = evidence.policies[0].reward, evidence.policies[-1].reward
+            highest = max(one.highest for one in evidence.policies)
+            self.task = Task(weakest=ends[0], best=ends[1], highest=highest, hidden=evidence.hidden)
+
+    def after_step(self, stage: Path, metrics: Mapping[str, float], total: int) -> None:
+        """Diagnose a training stage that has not ended."""
+        from rove.train.diagnosis import during_rl, during_sft, is_stuck
+
+        if self.task is None:
+            return
+        if self._history is None or self._history[0] != stage:
+            self._history = stage, Run(stage).metrics()[:-1]  # `metrics` is its last row
+        history = self._history[1]
+        history.append(dict(metrics))
+        if stage.name != "sft":
+            self._report(stage.name, during_rl(history, self.task), len(history), total)
+        elif is_stuck(history, total, self.task):
+            self._report(stage.name, during_sft(history, self._with_data(self.task)), len(history), total)
 
     def after_stage(self, stage: Path) -> None:
         """Diagnose a complete training stage."""
-        from rove.train.diagnosis import after_sft, during_rl, measure_token_classes
+        from rove.train.diagnosis import after_sft, measure_token_classes
 
-        if self.evidence is None or not self.evidence.policies:
+        if self.task is None or stage.name != "sft":
             return
+        config, recipe = self.pipeline.sft_config(), self.pipeline.recipe
+        held_out = self.pipeline.eval_folder(recipe.data["model"], recipe.conditions[0]["name"])
+        with working(self.console, "measuring the losses of the teacher's tokens"):
+            classes = measure_token_classes(stage / "final", Run(config.data), Run(held_out), config.min_reward)
         history = Run(stage).metrics()
-        policies = self.evidence.policies
-        if stage.name == "sft":
-            config, recipe = self.pipeline.sft_config(), self.pipeline.recipe
-            held_out = self.pipeline.eval_folder(recipe.data["model"], recipe.conditions[0]["name"])
-            with working(self.console, "measuring the losses of the teacher's tokens"):
-                classes, merged = measure_token_classes(
-                    stage / "final", Run(config.data), Run(held_out), config.min_reward
-                )
-            ends = policies[0].reward, policies[-1].reward
-            self._report(stage.name, after_sft(history, classes, *ends, self.evidence.hidden, merged))
-        else:
-            highest = max(one.highest for one in policies)
-            self._report(stage.name, during_rl(history, policies[0].reward, highest))
+        self._report(stage.name, after_sft(history, classes, self._with_data(self.task)), len(history), len(history))
 
-    def _report(self, stage: str, diagnoses: list[Any]) -> None:
+    def _with_data(self, task: Task) -> Task:
+        """Return the task with what the teacher's rollouts show, which are read only once."""
+        from rove.models.load import load_model
+        from rove.train.diagnosis import with_teacher_data
+
+        if task.token_entropy is None:
+            config = self.pipeline.sft_config()
+            renderer = load_model(config.model, "cpu").renderer
+            task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
+        return task
+
+    def print_all(self) -> None:
+        """Print the diagnoses of all stages."""
+        for one in self.found:
+            self._print(one)
+
+    def _print(self, one: Mapping[str, Any]) -> None:
+        text = f"diagnosis of {one['stage']} ({one['kind']}): {one['text']}. To try: {one['advice']}"
+        self.console.print(text, style="yellow", markup=False, soft_wrap=True)
+
+    def _report(self, stage: str, diagnoses: list[Any], step: int = 0, steps: int = 0) -> None:
+        """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
+        known = {(one["stage"], one["kind"]) for one in self.found}
         for one in diagnoses:
-            self.found.append({"stage": stage, **msgspec.to_builtins(one)})
-            text = f"diagnosis ({one.kind}): {one.text}. To try: {one.advice}"
-            self.console.print(text, style="yellow", markup=False, soft_wrap=True)
+            if (stage, one.kind) not in known:
+                self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
+                self._print(self.found[-1])
         atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
 
 
@@ -155,7 +232,7 @@ class Diagnoser:
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
-@click.option("--dry-run", is_flag=True, help="Only write and print the recipe.")
+@click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
 @json_option
 def command(
     env: str,
@@ -200,7 +277,7 @@ def command(
         pipeline.follow()
         return
     diagnoser = Diagnoser(pipeline, folder)
-    pipeline.after_stage = diagnoser.after_stage
+    pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
@@ -210,6 +287,7 @@ def command(
         "without stages that were complete before",
         soft_wrap=True,
     )
+    diagnoser.print_all()
     if as_json:
         print_json({"rows": rows, "folder": str(folder), "diagnoses": diagnoser.found})
     hint(

@@ -23,6 +23,9 @@ if TYPE_CHECKING:
     from rove.train.config import RLConfig, SFTConfig
     from rove.train.worker_group import Ranks
 
+Watch = Callable[[Mapping[str, float], int], None]
+"""Called after each step with its metrics and the maximum number of steps."""
+
 
 def panels(metrics: Sequence[Mapping[str, float]]) -> list[tuple[str, list[str]]]:
     """Return the panels: (title, metric names), only metrics that the run has."""

@@ -120,7 +120,12 @@ def _words(text: str) -> set[str]:
 
 
 def new_model(
-    texts: Iterable[str], arch: str = "llama", size: str = "tiny", vocab_size: int = 512, seed: int = 0
+    texts: Iterable[str],
+    arch: str = "llama",
+    size: str = "tiny",
+    vocab_size: int = 512,
+    seed: int = 0,
+    word_share: float = WORD_SHARE,
 ) -> LoadedModel:
     """Return a model with random weights and a tokenizer trained on `texts`.
 
@@ -130,15 +135,18 @@ def new_model(
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
         seed: Seed of the weights.
+        word_share: Minimum share of the texts that contain a word with a token of its own, from 0 to 1.
 
     Raises:
-        ConfigError: Unknown `arch` or `size`.
+        ConfigError: Unknown `arch` or `size`, or `word_share` is out of range.
     """
     if arch not in ARCHITECTURES:
         raise ConfigError(f"unknown architecture '{arch}'; {nearest(arch, ARCHITECTURES)}")
     if size not in SIZES:
         raise ConfigError(f"unknown size '{size}'; {nearest(size, SIZES)}")
-    tokenizer = train_tokenizer(texts, vocab_size)
+    if not 0 <= word_share <= 1:
+        raise ConfigError(f"word_share is {word_share}; expected a share from 0 to 1")
+    tokenizer = train_tokenizer(texts, vocab_size, word_share)
     shape: dict[str, Any] = dict(SIZES[size])
     layers = shape["num_hidden_layers"]
     if arch == "qwen3":

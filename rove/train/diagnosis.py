@@ -13,10 +13,12 @@ from itertools import islice
 from pathlib import Path
 
 import msgspec
+import torch
 
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
+from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import conversations_of
@@ -37,29 +39,78 @@ GUESS_SHARE = 0.93
 """Share of the entropy of a guess above which a loss means guessing."""
 MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
-SATURATED_SHARE = 0.97
-"""Share of the range of rewards above which a reward is at its maximum."""
+SATURATED_SHARE = 0.93
+"""Share of the range of rewards above which a reward at the beginning of RL is at its maximum."""
 MAX_REWARD_DROP = 0.2
 """Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
+MAX_HELD_OUT_GAP = 0.4
+"""Distance of the rewards on training and on held-out examples, as a share of the range of rewards, that means memorization."""
+SAME_REWARD = 0.05
+"""Difference of two mean rewards, as a share of the range of rewards, that is noise."""
 LEARNED_SHARE = 0.2
 """Share of the way from the weakest to the best policy from which a model has learned something of the task."""
 MAX_SHOWN = 8
 """Maximum number of tokens that a text lists."""
 MIN_EQUAL_SHARE = 1 - 1 / 32
 """Share of zero-advantage groups from which RL has nothing to learn from."""
+FEW_SYMBOLS, MAX_SYMBOLS = 4, 10
+"""Numbers of different letters up to which several words of one length, or most of them, look like merged symbols."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
+MAX_TEACHER_CONVERSATIONS = 4000
+"""The teacher's conversations in which relations between prompts and responses are searched."""
+MIN_RESPONSES = 500
+"""Number of responses from which the absence of a relation means something."""
+MIN_OCCURRENCES = 20
+"""Occurrences of a feature from which its relations are tested."""
+MAX_FEATURES, MAX_OUTCOMES = 3000, 64
+"""Features of prompts and of responses that are tested, the most frequent ones first."""
+NEAR_TOKENS, FIRST_TOKENS = 48, 8
+"""Tokens before a response, and first tokens of a response, whose positions are features."""
+MAX_CHANCE = 0.001
+"""Probability up to which a relation is no chance, over all tests together."""
+STUCK_AFTER = 0.1
+"""Share of the steps of SFT after which a reward at the level of the weakest policy means that SFT is stuck."""
+UNLEARNED_SHARE = 0.9
+"""Share of the entropy of token frequencies above which a loss means that nothing has been learned."""
+SUDDEN_STEPS = 15
+"""A reward that falls within this many steps fell because of updates that are too large."""
 
 
 class Diagnosis(msgspec.Struct, frozen=True):
     """A cause of missing progress."""
 
     kind: str
-    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unpredictable, saturated, or collapse."""
+    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unpredictable, memorized, saturated, or
+    collapse."""
     text: str
     """What was measured, and what it means."""
     advice: str
     """What to change."""
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What is known of an environment before training."""
+
+    weakest: float
+    """Mean reward of the weakest scripted policy."""
+    best: float
+    """Mean reward of the best one."""
+    highest: float
+    """Highest reward of a single rollout."""
+    hidden: float | None = None
+    """See `hidden_share`."""
+    merged: list[str] = []
+    """See `merged_symbols`."""
+    is_related: bool | None = None
+    """See `prompts_are_related`."""
+    token_entropy: float | None = None
+    """Entropy of the frequencies of the teacher's tokens, in nats: the loss of a model that knows only these frequencies."""
+
+    def has_learned(self, history: History) -> bool:
+        """Return whether the sampled reward of a run is clearly above that of the weakest policy."""
+        rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+        return bool(rewards) and max(rewards) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
 
 
 class TokenClass(msgspec.Struct, frozen=True):
@@ -132,20 +183,82 @@ def merged_symbols(words: Iterable[str]) -> list[str]:
     for word in {word.strip() for word in words}:
         if len(word) > 1 and word.isalnum():
             by_length[len(word)].add(word)
-    found: list[str] = []
+    found: set[str] = set()
     for some in by_length.values():
         letters = [letter for letter, _ in Counter("".join(some)).most_common()]
-        for size in (2, 3, 4):
+        for size in range(2, MAX_SYMBOLS + 1):
             inside = [word for word in some if set(word) <= set(letters[:size])]
-            if len(inside) > 2 * size:
-                found += [word for word in inside if word not in found]
+            # with more letters, ordinary words fit too, but only a small part of them
+            if len(inside) > 2 * size and (size <= FEW_SYMBOLS or 2 * len(inside) > len(some)):
+                found.update(inside)
     return sorted(found)
 
 
-def measure_token_classes(
-    model: Path, training: Run, held_out: Run, min_reward: float | None
-) -> tuple[list[TokenClass], list[str]]:
-    """Return a trained model's losses on the teacher's tokens by class, and tokens that contain several symbols.
+def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
+    """Return whether any token before a response is related to a token of the response; None with fewer than `MIN_RESPONSES`.
+
+    Features of a prompt are the tokens in it, and the last tokens by their distance from the response. Each is compared with each
+    of the first tokens of the response by a chi-squared test. A task whose answer takes several words at once may show no
+    relation, such as a sum modulo 7.
+    """
+    prompts: list[set[tuple[int, int]]] = []
+    responses: list[set[tuple[int, int]]] = []
+    for one in sequences:
+        for start in range(1, len(one.ids)):
+            if one.mask[start] and not one.mask[start - 1]:
+                near = list(enumerate(reversed(one.ids[max(0, start - NEAR_TOKENS) : start]), start=1))
+                prompts.append({(0, token) for token in one.ids[:start]} | set(near))
+                responses.append(set(enumerate(one.ids[start : start + FIRST_TOKENS])))
+    if len(prompts) < MIN_RESPONSES:
+        return None
+    before, after = _indicators(prompts, MAX_FEATURES), _indicators(responses, MAX_OUTCOMES)
+    tests = before.shape[1] * after.shape[1]
+    if not tests:
+        return None
+    for values in (before, after):
+        values -= values.mean(0)
+        values /= values.norm(dim=0)
+    correlation = (before.T @ after).abs().max().item()  # of 0-or-1 values: chi-squared is its square times their number
+    return math.erfc(correlation * math.sqrt(len(prompts) / 2)) * tests < MAX_CHANCE
+
+
+def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
+    """Return which of the most frequent features each observation has, as 0 or 1; those that nearly all have are left out."""
+    counts = Counter(feature for one in observations for feature in one)
+    highest = len(observations) - MIN_OCCURRENCES
+    kept = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]
+    columns = {feature: column for column, feature in enumerate(kept)}
+    values = torch.zeros(len(observations), len(kept))
+    for row, one in enumerate(observations):
+        values[row, [columns[feature] for feature in one if feature in columns]] = 1.0
+    return values
+
+
+def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
+    """Return the task with what the teacher's rollouts show of the tokenizer and of relations between prompts and responses."""
+    sequences = _sequences(renderer, run, min_reward, MAX_TEACHER_CONVERSATIONS)
+    sampled = Counter(token for one in sequences for token, is_sampled in zip(one.ids, one.mask) if is_sampled)
+    tokens = {token for one in sequences for token in one.ids}
+    return msgspec.structs.replace(
+        task,
+        merged=merged_symbols(renderer.decode([token]) for token in tokens),
+        is_related=prompts_are_related(sequences),
+        token_entropy=_entropy(sampled) if sampled else None,
+    )
+
+
+def _sequences(renderer: Renderer, run: Run, min_reward: float | None, limit: int) -> list[TrainingSequence]:
+    """Return the token sequences of the first good rollouts."""
+    return [
+        sequence
+        for record in islice(_good(run, min_reward), limit)
+        for one in conversations_of(record)
+        for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
+    ]
+
+
+def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:
+    """Return a trained model's losses on the teacher's tokens by class.
 
     Args:
         model: Folder of the model.
@@ -155,19 +268,9 @@ def measure_token_classes(
     """
     loaded = load_model(str(model), "cpu")
     renderer = loaded.renderer
-    parts = [
-        [
-            sequence
-            for record in islice(_good(run, min_reward), MAX_CONVERSATIONS)
-            for one in conversations_of(record)
-            for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
-        ]
-        for run in (training, held_out)
-    ]
-    decoded = {token: renderer.decode([token]) for part in parts for one in part for token in one.ids}
+    parts = [_sequences(renderer, run, min_reward, MAX_CONVERSATIONS) for run in (training, held_out)]
     engine = EngineClient.from_model(loaded).engine
-    classes = token_classes(parts[0], parts[1], engine.score, lambda token: decoded[token])
-    return classes, merged_symbols(decoded.values())
+    return token_classes(parts[0], parts[1], engine.score, lambda token: renderer.decode([token]))
 
 
 def _good(run: Run, min_reward: float | None) -> Iterator[RolloutRecord]:
@@ -213,59 +316,83 @@ def _entropy(counts: Counter[int]) -> float:
     return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
-def after_sft(
-    history: History,
-    classes: Sequence[TokenClass],
-    weakest: float,
-    best: float,
-    hidden: float | None,
-    merged: Sequence[str],
-) -> list[Diagnosis]:
+def is_stuck(history: History, total: int, task: Task) -> bool:
+    """Return whether SFT has not left the level of the weakest policy after a tenth of its maximum number of steps."""
+    is_measured = any("eval/sampled/reward/mean" in row for row in history)
+    return is_measured and len(history) >= STUCK_AFTER * total and not task.has_learned(history)
+
+
+def during_sft(history: History, task: Task) -> list[Diagnosis]:
+    """Return why SFT is stuck, as far as the loss and the teacher's rollouts show it.
+
+    Args:
+        history: Metrics of the steps so far, at least one.
+        task: What is known of the environment, including the teacher's data.
+    """
+    loss = statistics.fmean(row["loss"] for row in history[-5:])
+    if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
+        seen = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
+        return [_learning_rate(seen)]
+    return _cause(f"After {len(history)} steps, the reward is that of the weakest policy", task)
+
+
+def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> list[Diagnosis]:
     """Return why SFT learned little of the task; nothing if it did.
 
     Args:
         history: Metrics of the SFT run.
         classes: Losses by token class.
-        weakest, best: Mean rewards of the weakest and the best scripted policy.
-        hidden: See `hidden_share`.
-        merged: See `merged_symbols`.
+        task: What is known of the environment.
     """
-    rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
-    has_learned = bool(rewards) and max(rewards) > weakest + LEARNED_SHARE * (best - weakest)
     unsure = [one for one in classes if not one.is_format]
     fixed = [one for one in classes if one.is_format]
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
-        return [
-            Diagnosis(
-                "learning_rate",
-                f"SFT did not even learn the format: tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats",
-                "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
-            )
-        ]
-    if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy") or has_learned:
+        return [_learning_rate(f"tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats")]
+    if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy") or task.has_learned(history):
         return []
     worst = max(unsure, key=lambda one: one.count * one.loss)
     seen = (
         f"SFT learned only the format. After '{worst.before}' the model guesses: {', '.join(map(repr, worst.tokens))} have a "
         f"loss of {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f}"
     )
-    if hidden is not None and hidden > MIN_HIDDEN_SHARE:
-        return [_hidden_state(seen, hidden)]
-    if merged:
-        return [_merged_tokens(merged, f"{seen}. ")]
+    found = _cause(seen, task)
+    if found:
+        return found
     if _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
-        return [
-            Diagnosis(
-                "unpredictable",
-                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes",
-                "check that answers belong to their questions, and that the prompt determines the answer; then add data",
-            )
-        ]
+        return [_unpredictable(f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes")]
     return [
         Diagnosis(
             "guessing", seen, 'train longer (sft.epochs), with more data, or with a larger model (model.size = "small")'
         )
     ]
+
+
+def _cause(seen: str, task: Task) -> list[Diagnosis]:
+    """Return the cause of guessing that the teacher's rollouts show, if any."""
+    if task.hidden is not None and task.hidden > MIN_HIDDEN_SHARE:
+        return [_hidden_state(seen, task.hidden)]
+    if task.merged:
+        return [_merged_tokens(task.merged, f"{seen}. ")]
+    if task.is_related is False:
+        return [_unpredictable(f"{seen}. No single token of the prompts is related to any token of the teacher's responses")]
+    return []
+
+
+def _learning_rate(seen: str) -> Diagnosis:
+    return Diagnosis(
+        "learning_rate",
+        f"SFT did not even learn the format: {seen}",
+        "lower sft.learning_rate to a tenth, or train longer if the loss is still falling",
+    )
+
+
+def _unpredictable(seen: str) -> Diagnosis:
+    return Diagnosis(
+        "unpredictable",
+        seen,
+        "check that answers belong to their questions, and that the prompt determines the answer. If the answer takes several "
+        "words of the prompt at once, as a sum does, train longer, with more data or a larger model",
+    )
 
 
 def _mean(classes: Sequence[TokenClass], name: str) -> float:
@@ -286,7 +413,7 @@ def _merged_tokens(merged: Sequence[str], seen: str) -> Diagnosis:
     return Diagnosis(
         "merged_tokens",
         f"{seen}Tokens like {', '.join(map(repr, merged[:MAX_SHOWN]))} contain several symbols, which the model cannot see",
-        "write the symbols with spaces between them, or use a tokenizer that spells them",
+        "write the symbols with spaces between them, or use a tokenizer that spells them (model.word_share = 1.0)",
     )
 
 
@@ -316,36 +443,54 @@ def before_training(
     return found
 
 
-def during_rl(history: History, lowest: float, highest: float, window: int = 5) -> list[Diagnosis]:
+def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     """Return what is wrong in an RL run.
 
     Args:
         history: Metrics of all steps so far.
-        lowest, highest: Range of the rewards that rollouts of the scripted policies have.
+        task: What is known of the environment.
         window: Steps that are averaged.
     """
+    lowest, highest = task.weakest, task.highest
     if len(history) < window or highest <= lowest:
         return []
-    last = history[-window:]
-    reward = statistics.fmean(row["reward/mean"] for row in last)
     means = [
         statistics.fmean(row["reward/mean"] for row in history[i : i + window])
         for i in range(len(history) - window + 1)
     ]
-    equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in last)
-    place = (reward - lowest) / (highest - lowest)
-    if max(means) - reward > MAX_REWARD_DROP * (highest - lowest):
+    means.insert(0, history[0]["reward/mean"])  # the first update may be the one that is too large
+    reward, best = means[-1], max(means)
+    if best - reward > MAX_REWARD_DROP * (highest - lowest):
+        near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
+        steps = len(means) - 1 - near_best[-1]
+        return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
+    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    if held_out and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
+        text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
         return [
             Diagnosis(
-                "collapse",
-                f"the mean reward fell from {max(means):.3f} to {reward:.3f}",
-                "lower rl.learning_rate to a third or a tenth, and rl.loss.entropy_bonus if the entropy has risen",
+                "memorized",
+                f"{text}: the model knows the training examples by heart, or held-out examples are harder",
+                "use more different training examples, such as a larger num_examples or longer lists",
             )
         ]
-    if equal > MIN_EQUAL_SHARE and place > SATURATED_SHARE:
-        text = f"the mean reward is {reward:.3f} of {highest:.3f}, and all groups have zero advantage: nothing is left to learn"
-        return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
-    if equal > MIN_EQUAL_SHARE:
+    if means[1] > lowest + SATURATED_SHARE * (highest - lowest):
+        text = f"RL began at a mean reward of {means[1]:.3f} of {highest:.3f}: little is left to learn"
+        return [Diagnosis("saturated", text, "stop here, make the examples harder, or lower sft.target")]
+    equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in history[-window:])
+    if equal > MIN_EQUAL_SHARE and reward < lowest + SATURATED_SHARE * (highest - lowest):
         text = f"all groups have zero advantage at a mean reward of {reward:.3f}: RL has nothing to learn from"
         return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
     return []
+
+
+def _collapse(seen: str, steps: int) -> Diagnosis:
+    if steps <= SUDDEN_STEPS:
+        return Diagnosis(
+            "learning_rate", f"{seen}: the updates are too large", "lower rl.learning_rate to a third or a tenth"
+        )
+    return Diagnosis(
+        "collapse",
+        seen,
+        "lower rl.learning_rate to a third, and rl.loss.entropy_bonus if the entropy has risen",
+    )

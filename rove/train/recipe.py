@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import statistics
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any, cast
 
@@ -129,7 +130,11 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     functions: list[str]
     """Names of the reward functions with a weight."""
     rollout_tokens: float = 0.0
-    """Mean tokens of a whole rollout of the best policy."""
+    """Mean tokens of a whole rollout of the best policy, or of the model without policies."""
+    sampled_tokens: float = 0.0
+    """Mean tokens of its responses in a rollout."""
+    rollout_seconds: float = 0.0
+    """Mean seconds of a scripted policy's rollout."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
@@ -154,9 +159,11 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
             "the environment has no scripted policies to learn from; start from a pretrained model: -m MODEL"
         )
     records: dict[str, list[RolloutRecord]] = {}
+    started = time.perf_counter()
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
         records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
+    seconds = (time.perf_counter() - started) / max(1, sum(map(len, records.values())))
     scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
     policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
     best = scored[policies[-1].name] if policies else []
@@ -183,6 +190,8 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         arguments=arguments,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
+        sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
+        rollout_seconds=seconds,
         response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,
@@ -331,6 +340,11 @@ def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> 
     return Section("model", {"name": model.name}, reason)
 
 
+def kept_share(evidence: Evidence) -> float:
+    """Return the expected share of the teacher's rollouts that SFT trains on: its minimum reward is about their median."""
+    return 1.0 if not evidence.policies or evidence.policies[-1].spread == 0 else 0.5
+
+
 def _sft_sections(
     env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
 ) -> list[Section]:
@@ -339,7 +353,7 @@ def _sft_sections(
     goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
     is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
     available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
-    kept = 1.0 if best.spread == 0 else 0.5
+    kept = kept_share(evidence)
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
     each = max(1, int(wanted) // available) if best.varies else 1
     examples = max(1, min(available, int(wanted)))

@@ -11,12 +11,16 @@ from toys import roll
 
 import rove as vf
 from rove.train.diagnosis import (
+    Task,
     TokenClass,
     after_sft,
     before_training,
     during_rl,
+    during_sft,
     hidden_share,
+    is_stuck,
     merged_symbols,
+    prompts_are_related,
     token_classes,
 )
 from rove.train.sequences import TrainingSequence
@@ -78,41 +82,108 @@ def token_class(entropy: float, loss: float, training_loss: float | None = None)
 
 FORMAT = token_class(0.0, 0.001)
 GUESS = math.log(7)
-LOW: list[dict[str, float]] = [{"step": 100, "eval/sampled/reward/mean": 0.34}]
+LOW: list[dict[str, float]] = [{"step": 100, "loss": 0.4, "eval/sampled/reward/mean": 0.34}]
+
+
+def task(**known: Any) -> Task:
+    return Task(**{"weakest": 0.34, "best": 1.2, "highest": 1.2, **known})
 
 
 @pytest.mark.parametrize(
-    ("classes", "hidden", "merged", "kinds"),
+    ("classes", "known", "kinds"),
     [
-        ([FORMAT, token_class(GUESS, 0.3 * GUESS)], None, [], []),
-        ([FORMAT, token_class(GUESS, GUESS)], None, [], ["guessing"]),
-        ([FORMAT, token_class(GUESS, 1.5 * GUESS, 0.2 * GUESS)], None, [], ["unpredictable"]),
-        ([FORMAT, token_class(GUESS, GUESS)], 1.0, [], ["hidden_state"]),
-        ([FORMAT, token_class(GUESS, GUESS)], 0.1, ["RGB"], ["merged_tokens"]),
-        ([token_class(0.0, 2.5), token_class(GUESS, GUESS)], None, [], ["learning_rate"]),
-        ([], None, [], []),
+        ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, []),
+        ([FORMAT, token_class(GUESS, GUESS)], {}, ["guessing"]),
+        ([FORMAT, token_class(GUESS, 1.5 * GUESS, 0.2 * GUESS)], {}, ["unpredictable"]),
+        ([FORMAT, token_class(GUESS, GUESS)], {"is_related": False}, ["unpredictable"]),
+        ([FORMAT, token_class(GUESS, GUESS)], {"is_related": True}, ["guessing"]),
+        ([FORMAT, token_class(GUESS, GUESS)], {"hidden": 1.0}, ["hidden_state"]),
+        ([FORMAT, token_class(GUESS, GUESS)], {"hidden": 0.1, "merged": ["RGB"]}, ["merged_tokens"]),
+        ([token_class(0.0, 2.5), token_class(GUESS, GUESS)], {}, ["learning_rate"]),
+        ([], {}, []),
     ],
 )
-def test_a_stuck_sft(classes: list[TokenClass], hidden: float | None, merged: list[str], kinds: list[str]):
-    assert [one.kind for one in after_sft(LOW, classes, 0.34, 1.2, hidden, merged)] == kinds
+def test_a_stuck_sft(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
+    assert [one.kind for one in after_sft(LOW, classes, task(**known))] == kinds
 
 
 def test_guessing_names_the_tokens_and_the_number_of_choices():
-    (one,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], 0.34, 1.2, None, [])
+    (one,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
     assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in one.text
     assert "uniform choice among 7.0" in one.text
 
 
 def test_a_reward_above_the_weakest_policy_is_no_guessing():
     history = [{"step": 100, "eval/sampled/reward/mean": 0.6}]
-    assert after_sft(history, [FORMAT, token_class(GUESS, 0.95 * GUESS)], 0.34, 1.2, None, []) == []
+    assert after_sft(history, [FORMAT, token_class(GUESS, 0.95 * GUESS)], task()) == []
 
 
 def test_negative_rewards_are_compared_by_their_range():
     history = [{"step": 100, "eval/sampled/reward/mean": -1.0}]
-    classes = [FORMAT, token_class(GUESS, GUESS)]
-    assert [one.kind for one in after_sft(history, classes, -1.0, 1.0, None, [])] == ["guessing"]
-    assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, -1.0, 1.0, None, []) == []
+    classes, range_ = [FORMAT, token_class(GUESS, GUESS)], task(weakest=-1.0, best=1.0)
+    assert [one.kind for one in after_sft(history, classes, range_)] == ["guessing"]
+    assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, range_) == []
+
+
+def sft(reward: float, steps: int = 10, loss: float = 0.3) -> list[dict[str, float]]:
+    return [{"step": step, "loss": loss, "eval/sampled/reward/mean": reward} for step in range(1, steps + 1)]
+
+
+@pytest.mark.parametrize(
+    ("history", "expected"),
+    [(sft(0.34), True), (sft(0.34, steps=9), False), (sft(0.6), False), ([{"step": 1, "loss": 1.0}] * 20, False)],
+)
+def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[str, float]], expected: bool):
+    assert is_stuck(history, 100, task()) is expected
+
+
+@pytest.mark.parametrize(
+    ("known", "loss", "kinds"),
+    [
+        ({}, 0.3, []),
+        ({"is_related": True, "hidden": 0.0, "token_entropy": 3.0}, 0.3, []),
+        ({"token_entropy": 3.0}, 2.9, ["learning_rate"]),
+        ({"hidden": 0.8, "token_entropy": 3.0}, 0.3, ["hidden_state"]),
+        ({"merged": ["RGB"]}, 0.3, ["merged_tokens"]),
+        ({"is_related": False}, 0.3, ["unpredictable"]),
+    ],
+)
+def test_the_cause_of_a_stuck_sft(known: dict[str, Any], loss: float, kinds: list[str]):
+    assert [one.kind for one in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
+
+
+def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
+    mask = [False] * len(prompt) + [True] * len(response)
+    return TrainingSequence([*prompt, *response], mask, [0.0] * len(mask), [0.0] * len(mask))
+
+
+@pytest.mark.parametrize(
+    ("answer", "expected"),
+    [
+        (lambda rng, word: word[-1], True),  # a token at a position
+        (lambda rng, word: 20 + word.count(3), True),  # a token anywhere
+        (lambda rng, word: 20 + rng.randrange(5), False),  # labels of other rows
+        (lambda rng, word: 20 + sum(word) % 2, False),  # needs all tokens at once
+        (lambda rng, word: 20, None),  # always the same
+    ],
+)
+def test_relations_between_prompts_and_responses(answer: Any, expected: bool | None):
+    rng = random.Random(0)
+    words = [[rng.randrange(8) for _ in range(6)] for _ in range(2000)]
+    sequences = [exchange([30, *word, 31], [40, answer(rng, word), 41]) for word in words]
+    assert prompts_are_related(sequences) is expected
+    assert prompts_are_related(sequences[:400]) is None
+
+
+def test_unrelated_prompts_are_rarely_called_related():
+    rng = random.Random(1)
+    found = [
+        prompts_are_related(
+            exchange([rng.randrange(50) for _ in range(8)], [60 + rng.randrange(10)]) for _ in range(600)
+        )
+        for _ in range(20)
+    ]
+    assert found.count(True) <= 1
 
 
 def test_token_classes_compare_losses_with_frequencies():
@@ -140,14 +211,19 @@ def rl(rewards: list[float], zero: float = 0.0) -> list[dict[str, float]]:
     ("history", "kinds"),
     [
         (rl([0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8]), []),
-        (rl([0.7] * 10 + [0.1] * 10), ["collapse"]),
+        (rl([0.7] * 10 + [0.1] * 10), ["learning_rate"]),
+        (rl([0.7 - 0.01 * step for step in range(40)]), ["collapse"]),
         (rl([1.0] * 10, zero=32.0), ["saturated"]),
+        (rl([0.5] * 5 + [1.0] * 10, zero=32.0), []),  # learned by RL
+        (rl([0.7, 0.3, 0.4, 0.3, 0.3]), ["learning_rate"]),  # the first update destroys the policy
+        (rl([0.8] * 9) + [{**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),
+        (rl([0.8] * 9) + [{**rl([0.8])[0], "eval/sampled/reward/mean": 0.6}], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
         (rl([0.2] * 3, zero=32.0), []),
     ],
 )
 def test_rl_that_does_not_progress(history: list[dict[str, float]], kinds: list[str]):
-    assert [one.kind for one in during_rl(history, 0.0, 1.0)] == kinds
+    assert [one.kind for one in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
 
 
 def test_errors_and_equal_rewards_are_found_before_training():

@@ -7,34 +7,32 @@ from typing import Any
 
 import rove as vf
 
-SYSTEM_PROMPT = "Answer <answer>letter</answer>"
+SYSTEM_PROMPT = "Count the letter. Answer <answer>number</answer>"
 LETTERS = "abcdefgh"
-FAULTS = ("", "hidden_state", "no_spread", "reward_error", "unpredictable", "saturated")
+MAX_COUNT = 4
+FAULTS = ("", "hidden_state", "no_spread", "reward_error", "shuffled_labels")
 
 
-def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Give the answer of the row."""
-    return f"<answer>{state['answer']}</answer>"
-
-
-def careless(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Give the right letter in half of the answers, else a random one."""
-    return f"<answer>{state['answer'] if rng.random() < 0.5 else rng.choice(LETTERS)}</answer>"
+def careful(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Give the right number in 80 % of the answers, else a random one."""
+    return f"<answer>{state['answer'] if rng.random() < 0.8 else rng.randint(0, MAX_COUNT)}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Answer with a random letter."""
-    return f"<answer>{rng.choice(LETTERS)}</answer>"
+    """Answer with a random number."""
+    return f"<answer>{rng.randint(0, MAX_COUNT)}</answer>"
 
 
 def _rows(count: int, seed: str, fault: str) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
-        word = "".join(rng.choices(LETTERS, k=6))
-        answer = rng.choice(LETTERS) if fault in ("unpredictable", "hidden_state") else word[-1]
-        question = "Which letter?" if fault == "hidden_state" else f"Last letter of {word}?"
-        rows.append({"question": question, "answer": answer})
+        letter, occurrences = rng.choice(LETTERS), rng.randint(0, MAX_COUNT)
+        letters = [letter] * occurrences + rng.choices(LETTERS.replace(letter, ""), k=rng.randint(3, 6))
+        rng.shuffle(letters)
+        question = "How many?" if fault == "hidden_state" else f"{letter} in {''.join(letters)}"
+        answer = rng.randint(0, MAX_COUNT) if fault == "shuffled_labels" else occurrences
+        rows.append({"question": question, "answer": str(answer)})
     return rows
 
 
@@ -51,7 +49,7 @@ def load_environment(num_examples: int = 1000, seed: int = 0, fault: str = "") -
     parser = vf.XMLParser(["answer"], answer_field="answer")
 
     def correct(completion: vf.Messages, answer: str) -> float:
-        """Return 1 for the right letter, unless a fault is planted in the reward."""
+        """Return 1 for the right number, unless a fault is planted in the reward."""
         if fault == "reward_error":
             raise ValueError("planted")
         return 1.0 if fault == "no_spread" else float(parser.parse_answer(completion) == answer)
@@ -62,7 +60,5 @@ def load_environment(num_examples: int = 1000, seed: int = 0, fault: str = "") -
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=vf.Rubric([correct], parser=parser),
-        policies={"guesser": guesser, "right": right}
-        if fault == "saturated"
-        else {"guesser": guesser, "careless": careless},
+        policies={"guesser": guesser, "careful": careful},
     )

@@ -16,7 +16,9 @@ import sys
 import tempfile
 import time
 import tomllib
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import tomli_w
@@ -43,7 +45,11 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
 
 
 def change(
-    recipe: dict[str, Any], model: dict[str, Any] = {}, data: int = 0, rl_rate: float = 1.0, goal: float = 0.0
+    recipe: dict[str, Any],
+    model: Mapping[str, Any] = MappingProxyType({}),
+    data: int = 0,
+    rl_rate: float = 1.0,
+    goal: float = 0.0,
 ) -> None:
     """Plant a fault in a recipe.
 
@@ -73,8 +79,8 @@ def run(kind: str, seed: int, folder: Path) -> str:
         [*words, *env, "--run-dir", str(folder), "--dry-run"], capture_output=True, text=True, check=False
     )
     if made.returncode:
-        found = re.search(rf"({'|'.join(BEFORE)}): ", made.stderr)
-        return found[1] if found else "none"
+        refused = re.search(rf"({'|'.join(BEFORE)}): ", made.stderr)
+        return refused[1] if refused else "none"
     evidence = json.loads((folder / "evidence.json").read_text())
     if evidence["diagnoses"]:
         return evidence["diagnoses"][0]["kind"]
@@ -93,7 +99,10 @@ def run(kind: str, seed: int, folder: Path) -> str:
         training.kill()
     if not found and training.returncode:
         raise SystemExit(f"{kind}, seed {seed}: {(folder / 'log.txt').read_text()[-2000:]}")
-    return "{kind} ({stage} {step} of {steps})".format_map(found[0]) if found else "none"
+    if not found:
+        return "none"
+    first = found[0]
+    return f"{first['kind']} ({first['stage']} {first['step']} of {first['steps']})"
 
 
 def main() -> None:
@@ -104,6 +113,7 @@ def main() -> None:
     args = parser.parse_args()
     console = Console(width=100)
     table = Table("planted", *(f"seed {seed}" for seed in args.seeds))
+    right = 0
     for kind in args.only:
         found = []
         for seed in args.seeds:
@@ -111,7 +121,9 @@ def main() -> None:
                 found.append(run(kind, seed, Path(folder)))
             console.print(f"{kind}, seed {seed}: {found[-1]}")
         table.add_row(kind, *found)
+        right += sum(name.split()[0] == (kind if kind != "healthy" else "none") for name in found)
     console.print(table)
+    console.print(f"right: {right} of {len(args.only) * len(args.seeds)}")
 
 
 if __name__ == "__main__":

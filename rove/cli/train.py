@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from rove.doctor.estimate import Estimate
     from rove.models.load import LoadedModel
     from rove.train.diagnosis import Task
-    from rove.train.recipe import Evidence
+    from rove.train.recipe import Examination
 
 RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.json", "diagnoses.json"
 """File names in the folder of all stages."""
@@ -79,12 +79,12 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
             pretrained = load_for_sampling(model_path(model))._replace(name=model)
     what = f"the scripted policies{f' and {model}' if model else ''} in {env}"
     with working(console, f"running {what}"):
-        evidence = run_async(examine(loaded, arguments, pretrained))
-    sections = choose(env, env_args, evidence)
+        seen = run_async(examine(loaded, arguments, pretrained))
+    sections = choose(env, env_args, seen.evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
     with working(console, "measuring the time of a few passes"):
-        estimate = estimate_stages({section.name: section.values for section in sections}, evidence, pretrained)
+        estimate = estimate_stages({section.name: section.values for section in sections}, seen, pretrained)
     del pretrained
     release_memory()
     path = folder / RECIPE
@@ -95,11 +95,11 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / REQUEST, msgspec.json.encode(request))
-    atomic_write(folder / EVIDENCE, msgspec.json.encode(evidence))
+    atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
     atomic_write(path, as_toml(sections, comment).encode())
 
 
-def estimate_stages(recipe: Mapping[str, Any], evidence: Evidence, pretrained: LoadedModel | None) -> Estimate:
+def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: LoadedModel | None) -> Estimate:
     """Return the time and memory that a chosen recipe needs on this machine."""
     from rove.doctor.estimate import Workload, estimate
     from rove.models.from_scratch import new_model
@@ -112,14 +112,14 @@ def estimate_stages(recipe: Mapping[str, Any], evidence: Evidence, pretrained: L
     data = recipe.get("data", {})
     rollouts = data.get("num_examples", 0) * data.get("rollouts_per_example", 0)
     work = Workload(
-        prompt_tokens=evidence.rollout_tokens - evidence.sampled_tokens,
-        sampled_tokens=evidence.sampled_tokens,
+        rollouts=seen.conversations,
+        turns=seen.evidence.turns,
         data_rollouts=rollouts,
-        conversations=round(kept_share(evidence) * rollouts),
-        scripted_seconds=evidence.rollout_seconds,
+        conversations=round(kept_share(seen.evidence) * rollouts),
+        scripted_seconds=seen.evidence.rollout_seconds,
         table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
     )
-    model = pretrained or new_model([], recipe["model"]["arch"], recipe["model"]["size"])
+    model = pretrained or new_model(seen.texts, recipe["model"]["arch"], recipe["model"]["size"])
     return run_async(estimate(rl, sft, model, work))
 
 

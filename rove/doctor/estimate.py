@@ -4,39 +4,47 @@ from __future__ import annotations
 
 import asyncio
 import random
+import statistics
 import time
 from collections.abc import Sequence
 from typing import NamedTuple
 
 import msgspec
-import torch
 
 from rove.core.protocols import SamplingParams
 from rove.doctor.findings import human_bytes, human_seconds
 from rove.doctor.machine import memory_needed, resident_memory, try_training
 from rove.engine.engine import Engine
-from rove.models.linear import use_fast_linear
-from rove.models.load import LoadedModel, default_threads
+from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
+from rove.train.batch import can_pack, micro_batches
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.learner import add_lora
+from rove.train.learner import Learner, add_lora
 from rove.train.sequences import TrainingSequence
+from rove.train.sft import OBJECTIVE
+from rove.utils.processes import peak_memory
 
-SHORT, LONG = 1, 9
-"""Tokens per request of the two measurements whose difference is the time of decoding."""
+MAX_TURN_TOKENS = 9
+"""Tokens per turn up to which sampling is measured; more are extrapolated."""
+TRAINED_SEQUENCES = 32
+"""Sequences of the measured training step."""
 FORWARD_SHARE = 1 / 3
 """Time of a forward pass relative to a forward and a backward pass."""
-REFERENCE_ROWS = 2
-"""Trained rows of the results table, which the model samples (a random model's rollouts are short)."""
+OVERHEAD = 1.3
+"""Time of a step relative to its measured parts: rewards, advantages, files, and models that need more turns than the teacher."""
+SAMPLED_ROWS = 3
+"""Rows of the results table that the model samples: base, SFT and RL."""
+TOKEN_BYTES = 120
+"""Memory of a token of the training data of SFT, as Python objects."""
 
 
 class Workload(NamedTuple):
     """The rollouts of a recipe."""
 
-    prompt_tokens: float
-    """Mean tokens of a rollout that the model reads."""
-    sampled_tokens: float
-    """Mean tokens of a rollout that the model samples."""
+    rollouts: Sequence[tuple[list[int], list[bool]]]
+    """Some of them: token ids, and which of the tokens are sampled."""
+    turns: float
+    """Mean number of responses in a rollout."""
     data_rollouts: int
     """Rollouts of the teacher; 0 without SFT."""
     conversations: int
@@ -45,6 +53,16 @@ class Workload(NamedTuple):
     """Seconds per rollout of a scripted policy."""
     table_rollouts: int
     """Rollouts of the model per row of the results table, over all conditions."""
+
+    @property
+    def tokens(self) -> float:
+        """Mean tokens of a rollout."""
+        return statistics.fmean(len(ids) for ids, _ in self.rollouts)
+
+    @property
+    def sampled_tokens(self) -> float:
+        """Mean tokens of a rollout that the model samples."""
+        return statistics.fmean(sum(mask) for _, mask in self.rollouts)
 
 
 class Estimate(msgspec.Struct, frozen=True, kw_only=True):
@@ -71,7 +89,9 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
         return self.data + self.sft_steps * self.sft_step + self.rl_steps * self.rl_step + self.table
 
     def __str__(self) -> str:
-        sft = f"SFT {human_seconds(self.sft_step)} per step, at most {self.sft_steps:,} steps; " if self.sft_steps else ""
+        sft = (
+            f"SFT {human_seconds(self.sft_step)} per step, at most {self.sft_steps:,} steps; " if self.sft_steps else ""
+        )
         return (
             f"{sft}RL {human_seconds(self.rl_step)} per step, at most {self.rl_steps:,} steps; "
             f"{human_seconds(self.most)} in all if no stage ends early; {human_bytes(self.memory)} of memory"
@@ -81,41 +101,45 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
 async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, work: Workload) -> Estimate:
     """Return the time and memory of a recipe on this machine.
 
-    Measures sampling and one forward and backward pass with random tokens of the workload's lengths.
+    Measures sampling and a training step with random tokens of the workload's lengths.
 
     Args:
         rl: Settings of RL.
         sft: Settings of SFT, if there is SFT.
-        loaded: A model of the size that is trained; it is changed if an adapter is trained.
+        loaded: A model of the size that is trained; its weights are changed.
         work: The rollouts.
     """
     libraries = resident_memory()
-    torch.set_num_threads(rl.threads or default_threads(loaded.model))
     loaded = add_lora(rl, loaded)
-    use_fast_linear(loaded.model, rl.bf16_backward or rl.mixed_precision, rl.mixed_precision)
-    rollout = await _sampling_seconds(rl, loaded, work)
-    prompt, sampled = round(work.prompt_tokens), round(work.sampled_tokens)
-    trial = try_training(rl, loaded, _sequences(loaded, prompt, sampled, max(1, rl.micro_batch_tokens // (prompt + sampled))))
-    token = trial.seconds / trial.tokens
-    # The members of a group share the tokens of their prompt.
-    trained = rl.batch_size * (sampled + prompt / rl.rollouts_per_example)
-    rl_step = rl.batch_size * rollout + trained * token + _evaluation_seconds(rl, rollout)
+    learner = Learner(rl, OBJECTIVE, loaded)
+    rng = random.Random(0)
+    rollout = await _sampling_seconds(rl, loaded, work, rng) + work.scripted_seconds
+    # Equal prefixes are computed once: the members of a group share a prompt, and all rollouts the instructions.
+    groups = [rng.choice(work.rollouts) for _ in range(rl.batch_size // rl.rollouts_per_example)]
+    members = [_variant(one, loaded, rng) for one in groups for _ in range(rl.rollouts_per_example)]
+    trained = _computed_tokens(rl, loaded, members)
+    several = [_sequence(*rng.choice(work.rollouts)) for _ in range(TRAINED_SEQUENCES)]
+    token = _training_seconds(learner, several) / _computed_tokens(rl, loaded, several)
+    trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
-        held_out = sft.validation_fraction * work.conversations
-        passes = sft.batch_size + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * (prompt + sampled) * token + _evaluation_seconds(sft, rollout)
+        batch = [_sequence(*rng.choice(work.rollouts)) for _ in range(sft.batch_size)]
+        held_out = sft.validation_fraction * work.conversations / sft.batch_size
+        passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
+        sft_step = passes * _computed_tokens(rl, loaded, batch) * token + _evaluation_seconds(sft, rollout)
         kept = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, kept // sft.batch_size) * sft.epochs
-    memory = memory_needed(rl, loaded, trial, prompt + sampled, round(trained), libraries)
+    optimizer = 8.0 * sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
+    data = TOKEN_BYTES * work.conversations * work.tokens
+    needed = sum(memory_needed(rl, loaded, trial, round(work.tokens), trained, libraries).values())
     return Estimate(
         data=work.data_rollouts * work.scripted_seconds,
-        sft_step=sft_step,
+        sft_step=OVERHEAD * sft_step,
         sft_steps=sft_steps,
-        rl_step=rl_step,
+        rl_step=OVERHEAD * (rl.batch_size * rollout + trained * token + _evaluation_seconds(rl, rollout)),
         rl_steps=rl.steps,
-        table=REFERENCE_ROWS * work.table_rollouts * rollout,
-        memory=sum(memory.values()),
+        table=SAMPLED_ROWS * work.table_rollouts * rollout,
+        memory=max(peak_memory() + optimizer, needed) + data,
     )
 
 
@@ -124,42 +148,61 @@ def _evaluation_seconds(config: RLConfig | SFTConfig, rollout: float) -> float:
     return sum(one.num_examples * one.rollouts_per_example * rollout / one.every for one in config.evaluation)
 
 
-async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload) -> float:
+def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -> float:
+    seconds = 0.0
+    for step in range(2):  # the first step includes one-time setup
+        started = time.perf_counter()
+        learner.update(step, sequences, 1.0)
+        seconds = time.perf_counter() - started
+    return seconds
+
+
+async def _sampling_seconds(config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random) -> float:
     """Return the seconds per rollout of a full batch."""
     engine = EmbeddedBackend(config, loaded, separate_weights=False).client.engine
-    groups = config.batch_size // config.rollouts_per_example
-    rng = random.Random(0)
-    seconds: list[float] = []
-    for length in (SHORT, SHORT, LONG):  # the first pass includes one-time setup
-        prompts = [_random_ids(rng, loaded, work.prompt_tokens) for _ in range(groups)]
-        started = time.perf_counter()
-        await _sample(engine, prompts, config.rollouts_per_example, length)
-        seconds.append((time.perf_counter() - started) / config.batch_size)
-        engine.release()
-    decoding = max(0.0, seconds[2] - seconds[1]) / (LONG - SHORT)
-    return seconds[1] + max(0.0, work.sampled_tokens - SHORT) * decoding
+    turn_tokens = work.sampled_tokens / work.turns
+    longest = max(2, min(MAX_TURN_TOKENS, round(turn_tokens)))
+    # the first pass includes one-time setup
+    _, first, last = [await _sample(engine, config, loaded, work, rng, length) for length in (1, 1, longest)]
+    decoding = max(0.0, last - first) / (longest - 1)
+    return (first + max(0.0, turn_tokens - 1) * decoding) / config.batch_size
 
 
-async def _sample(engine: Engine, prompts: Sequence[list[int]], group_size: int, length: int) -> None:
+async def _sample(
+    engine: Engine, config: RLConfig, loaded: LoadedModel, work: Workload, rng: random.Random, length: int
+) -> float:
+    """Sample a full batch of rollouts with `length` tokens per turn; return the seconds."""
+    turns = round(work.turns)
+    groups = [rng.choice(work.rollouts) for _ in range(config.batch_size // config.rollouts_per_example)]
+    prompts = [ids[: mask.index(True)] for ids, mask in groups for _ in range(config.rollouts_per_example)]
+    between = (work.tokens - work.sampled_tokens - statistics.fmean(map(len, prompts))) / max(1, turns - 1)
     sampling = SamplingParams(temperature=1.0, max_tokens=length)
-    await asyncio.gather(
-        *(
-            engine.generate(ids, sampling, seed=1000 * number + member)
-            for number, ids in enumerate(prompts)
-            for member in range(group_size)
-        )
-    )
+    started = time.perf_counter()
+    for turn in range(turns):
+        requests = [engine.generate(ids, sampling, seed=turn * len(prompts) + n) for n, ids in enumerate(prompts)]
+        sampled = await asyncio.gather(*requests)
+        messages = [_random_ids(loaded, rng, round(between)) for _ in prompts]
+        prompts = [[*ids, *made.ids, *message] for ids, made, message in zip(prompts, sampled, messages)]
+    seconds = time.perf_counter() - started
+    engine.release()
+    return seconds
 
 
-def _random_ids(rng: random.Random, loaded: LoadedModel, count: float) -> list[int]:
-    return [rng.randrange(loaded.model.config.vocab_size) for _ in range(max(1, round(count)))]
+def _random_ids(loaded: LoadedModel, rng: random.Random, count: int) -> list[int]:
+    return [rng.randrange(loaded.model.config.vocab_size) for _ in range(count)]
 
 
-def _sequences(loaded: LoadedModel, prompt: int, sampled: int, count: int) -> list[TrainingSequence]:
-    rng, mask = random.Random(1), [False] * prompt + [True] * sampled
-    return [
-        TrainingSequence(
-            _random_ids(rng, loaded, len(mask)), mask, [0.0] * len(mask), [float(is_sampled) for is_sampled in mask]
-        )
-        for _ in range(count)
-    ]
+def _sequence(ids: list[int], mask: list[bool]) -> TrainingSequence:
+    return TrainingSequence(ids, mask, [0.0] * len(ids), [float(is_sampled) for is_sampled in mask])
+
+
+def _variant(rollout: tuple[list[int], list[bool]], loaded: LoadedModel, rng: random.Random) -> TrainingSequence:
+    """Return a rollout with random tokens in place of the sampled ones."""
+    ids, mask = rollout
+    others = _random_ids(loaded, rng, len(ids))
+    return _sequence([other if is_sampled else token for token, other, is_sampled in zip(ids, others, mask)], mask)
+
+
+def _computed_tokens(config: RLConfig, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:
+    batches = micro_batches(sequences, config.micro_batch_tokens, pack=can_pack(loaded.model))
+    return sum(batch.ids.numel() for batch in batches)

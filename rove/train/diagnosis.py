@@ -218,7 +218,9 @@ def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
     for values in (before, after):
         values -= values.mean(0)
         values /= values.norm(dim=0)
-    correlation = (before.T @ after).abs().max().item()  # of 0-or-1 values: chi-squared is its square times their number
+    correlation = (
+        (before.T @ after).abs().max().item()
+    )  # of 0-or-1 values: chi-squared is its square times their number
     return math.erfc(correlation * math.sqrt(len(prompts) / 2)) * tests < MAX_CHANCE
 
 
@@ -359,7 +361,11 @@ def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> li
     if found:
         return found
     if _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
-        return [_unpredictable(f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes")]
+        return [
+            _unpredictable(
+                f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes"
+            )
+        ]
     return [
         Diagnosis(
             "guessing", seen, 'train longer (sft.epochs), with more data, or with a larger model (model.size = "small")'
@@ -374,7 +380,9 @@ def _cause(seen: str, task: Task) -> list[Diagnosis]:
     if task.merged:
         return [_merged_tokens(task.merged, f"{seen}. ")]
     if task.is_related is False:
-        return [_unpredictable(f"{seen}. No single token of the prompts is related to any token of the teacher's responses")]
+        return [
+            _unpredictable(f"{seen}. No single token of the prompts is related to any token of the teacher's responses")
+        ]
     return []
 
 

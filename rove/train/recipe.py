@@ -5,7 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import msgspec
 import tomli_w
@@ -28,8 +28,8 @@ MODEL_GROUPS = 16
 """Groups that a pretrained model is examined on."""
 MODEL_TOKENS = 256
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
-EVALUATION_ROLLOUTS, SAMPLED_ROLLOUTS = 400, 200
-"""Held-out rollouts per row of the results table, and of each evaluation during training."""
+SAMPLED_ROLLOUTS = 200
+"""Held-out rollouts of each evaluation during training."""
 RL_PATIENCE = 10
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
@@ -60,14 +60,16 @@ class Scale(msgspec.Struct, frozen=True):
     rl_steps: int
     entropy_bonus: float
     validate_every: int
+    table_rollouts: int
+    """Held-out rollouts per row of the results table."""
     lora: dict[str, Any] = {}
 
 
-NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25)
+NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000)
 """New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
-SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25)
+SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Pretrained models below 50 M parameters."""
-LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, {"rank": 32, "alpha": 64.0})
+LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alpha": 64.0})
 """Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
 """Number of parameters from which a model is large."""
@@ -133,6 +135,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Mean tokens of a whole rollout of the best policy, or of the model without policies."""
     sampled_tokens: float = 0.0
     """Mean tokens of its responses in a rollout."""
+    turns: float = 1.0
+    """Mean number of its responses in a rollout."""
     rollout_seconds: float = 0.0
     """Mean seconds of a scripted policy's rollout."""
     response_tokens: int = MODEL_TOKENS
@@ -143,7 +147,17 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What may prevent learning."""
 
 
-async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None) -> Evidence:
+class Examination(NamedTuple):
+    """The evidence, and rollouts that it comes from."""
+
+    evidence: Evidence
+    texts: list[str]
+    """Rollouts of all scripted policies."""
+    conversations: list[tuple[list[int], list[bool]]]
+    """Tokens of the best policy's rollouts, or of the model's, and which of them are sampled."""
+
+
+async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None) -> Examination:
     """Run the scripted policies of an environment, and a pretrained model; return what they show.
 
     Args:
@@ -183,7 +197,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         best = best or tried
     assert best[0].scores is not None
     conversations = [renderer.training_branches([*r.prompt, *r.completion], r.tools) for r in best]
-    return Evidence(
+    evidence = Evidence(
         policies=policies,
         model=model,
         examples=env.count_examples(train=True),
@@ -191,11 +205,14 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
         sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
+        turns=statistics.fmean(max(1, len(record.steps)) for record in best),
         rollout_seconds=seconds,
         response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,
     )
+    texts = [text for some in scored.values() for text in conversation_texts(some)]
+    return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
 
 
 def _tokenizer(scored: Mapping[str, Sequence[RolloutRecord]]) -> Any:
@@ -297,10 +314,10 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         Section(
             "evaluation",
             {
-                "num_examples": EVALUATION_ROLLOUTS,
+                "num_examples": scale.table_rollouts,
                 "rollouts_per_example": 1,
                 "max_tokens": max_tokens,
-                "env_args": _with_examples(env_args, evidence, EVALUATION_ROLLOUTS),
+                "env_args": _with_examples(env_args, evidence, scale.table_rollouts),
             },
             "Held-out examples for each row of the results table."
             + (

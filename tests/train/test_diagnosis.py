@@ -214,10 +214,10 @@ def rl(rewards: list[float], zero: float = 0.0) -> list[dict[str, float]]:
         (rl([0.7] * 10 + [0.1] * 10), ["learning_rate"]),
         (rl([0.7 - 0.01 * step for step in range(40)]), ["collapse"]),
         (rl([1.0] * 10, zero=32.0), ["saturated"]),
-        (rl([0.5] * 5 + [1.0] * 10, zero=32.0), []),  # learned by RL
+        (rl([*[0.5] * 5, *[1.0] * 10], zero=32.0), []),  # learned by RL
         (rl([0.7, 0.3, 0.4, 0.3, 0.3]), ["learning_rate"]),  # the first update destroys the policy
-        (rl([0.8] * 9) + [{**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),
-        (rl([0.8] * 9) + [{**rl([0.8])[0], "eval/sampled/reward/mean": 0.6}], []),
+        ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),
+        ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.6}], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
         (rl([0.2] * 3, zero=32.0), []),
     ],

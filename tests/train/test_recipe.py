@@ -36,7 +36,7 @@ def env_with(**policies: Any) -> vf.Environment:
 
 
 async def evidence_of(**policies: Any) -> Evidence:
-    return await examine(env_with(**policies), ARGUMENTS)
+    return (await examine(env_with(**policies), ARGUMENTS)).evidence
 
 
 async def test_policies_are_ordered_by_reward() -> None:
@@ -98,17 +98,17 @@ async def test_sft_ends_between_the_policies() -> None:
 
 
 async def test_a_dataset_of_fixed_size_is_repeated() -> None:
-    evidence = await examine(env_with(right=right, often=often), frozenset())
+    evidence = (await examine(env_with(right=right, often=often), frozenset())).evidence
     (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
     assert (data["num_examples"], data["env_args"]) == (50, {})
     assert data["rollouts_per_example"] == 1  # the best policy always answers the same
-    evidence = await examine(env_with(often=often), frozenset())
+    evidence = (await examine(env_with(often=often), frozenset())).evidence
     (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
     assert data["rollouts_per_example"] > 100
 
 
 async def test_a_small_dataset_is_not_repeated_without_end() -> None:
-    evidence = await examine(env_with(right=right, often=often), ARGUMENTS)
+    evidence = (await examine(env_with(right=right, often=often), ARGUMENTS)).evidence
     sections = {one.name: one.values for one in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
     assert sections["data"]["num_examples"] == 50
     assert sections["sft"]["epochs"] == 100

@@ -34,7 +34,7 @@ def load_environment(num_examples: int = 2000, seed: int = 0) -> vf.Environment:
     return vf.ReasoningGymEnv(
         FAMILIES,
         num_train_examples=num_examples,
-        num_eval_examples=min(num_examples, 400),
+        num_eval_examples=min(num_examples, 1000),
         seed=seed,
         system_prompt=SYSTEM_PROMPT,
         partial_credit=False,

@@ -1,0 +1,56 @@
+"""The time and memory that a recipe needs."""
+
+from __future__ import annotations
+
+import random
+
+from rove.core.config import convert
+from rove.doctor.estimate import Estimate, Workload, estimate
+from rove.models.from_scratch import new_model
+from rove.train.config import RLConfig, SFTConfig
+from rove.utils.processes import peak_memory
+
+EVALUATION = {"env": "parity", "num_examples": 8, "every": 2}
+RL = convert(
+    RLConfig,
+    {"env": "parity", "model": "", "batch_size": 16, "rollouts_per_example": 4, "steps": 5, "evaluation": [EVALUATION]},
+)
+SFT = convert(SFTConfig, {"data": "", "model": "", "batch_size": 16, "epochs": 3, "evaluation": [EVALUATION]})
+
+
+def workload(prompt: int = 10, sampled: int = 4, turns: int = 1) -> Workload:
+    rng = random.Random(0)
+    turn = [False] * prompt + [True] * sampled
+    return Workload(
+        rollouts=[([rng.randrange(262) for _ in range(turns * len(turn))], turns * turn) for _ in range(20)],
+        turns=turns,
+        data_rollouts=100,
+        conversations=64,
+        scripted_seconds=0.01,
+        table_rollouts=10,
+    )
+
+
+async def test_an_estimate_of_sft_and_rl() -> None:
+    made = await estimate(RL, SFT, new_model([], size="tiny"), workload())
+    assert made.data == 1.0
+    assert (made.sft_steps, made.rl_steps) == (3 * 3, 5)  # 61 of 64 conversations are for training
+    assert made.sft_step > 0 and made.rl_step > 16 * 0.01
+    assert made.memory > peak_memory()
+    assert made.most > made.data + 9 * made.sft_step + 5 * made.rl_step
+
+
+async def test_longer_rollouts_take_longer() -> None:
+    short, long = [
+        await estimate(RL, None, new_model([], size="tiny"), work) for work in (workload(), workload(60, 30, turns=3))
+    ]
+    assert (short.sft_step, short.sft_steps) == (0.0, 0)
+    assert long.rl_step > short.rl_step
+
+
+def test_an_estimate_is_one_sentence() -> None:
+    made = Estimate(data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, table=20, memory=1.23e9)
+    assert str(made) == (
+        "SFT 0.25 s per step, at most 1,200 steps; RL 2 s per step, at most 100 steps; 8.8 min in all if no stage ends early; "
+        "1.2 GB of memory"
+    )

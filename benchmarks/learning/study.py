@@ -1,0 +1,207 @@
+"""The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
+
+    python benchmarks/learning/study.py                     # everything: about 2 CPU-minutes for each run
+    python benchmarks/learning/study.py --only rl_rate      # one setting; the plots contain whatever is complete
+    python benchmarks/learning/study.py --plots             # only plots and tables
+
+Changes of RL start from the SFT of the unchanged recipe. Plots go to docs/study/learning_SETTING.png, the table to stdout.
+"""
+
+from __future__ import annotations
+
+import argparse
+import copy
+import json
+import shutil
+import statistics
+import subprocess
+import sys
+import tomllib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import tomli_w
+from matplotlib.figure import Figure
+from rich.console import Console
+from rich.table import Table
+
+HERE = Path(__file__).parent
+RUNS, PLOTS = Path("runs") / "study_learning", HERE.parents[1] / "docs" / "study"
+ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
+DEFAULT = "default"
+Recipe = dict[str, Any]
+
+
+def rl(**values: Any) -> Callable[[Recipe], None]:
+    """Return a change of settings of RL."""
+    return lambda recipe: recipe["rl"][0].update(values)
+
+
+def rl_loss(**values: Any) -> Callable[[Recipe], None]:
+    """Return a change of settings of the loss of RL."""
+    return lambda recipe: recipe["rl"][0]["loss"].update(values)
+
+
+def sft(**values: Any) -> Callable[[Recipe], None]:
+    """Return a change of settings of SFT."""
+    return lambda recipe: recipe["sft"].update(values)
+
+
+def goal(share: float) -> Callable[[Recipe], None]:
+    """Return a change of where SFT ends: a share of the way from the weakest to the best policy (default: 0.6)."""
+
+    def change(recipe: Recipe) -> None:
+        weakest, best = recipe["study"]
+        recipe["sft"]["target"] = round(weakest + share * (best - weakest), 4)
+
+    return change
+
+
+def data(count: int) -> Callable[[Recipe], None]:
+    """Return a change of the number of the teacher's rollouts, with as many steps of SFT."""
+
+    def change(recipe: Recipe) -> None:
+        section = recipe["data"]
+        recipe["sft"]["epochs"] = round(recipe["sft"]["epochs"] * section["num_examples"] / count)
+        section["num_examples"] = section["env_args"]["num_examples"] = count
+
+    return change
+
+
+def size(name: str) -> Callable[[Recipe], None]:
+    """Return a change of the model's size."""
+    return lambda recipe: recipe["model"].update(size=name)
+
+
+RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
+    "rl_rate": {"1e-4": rl(learning_rate=1e-4), "1e-3": rl(learning_rate=1e-3)},
+    "group_size": {"4": rl(rollouts_per_example=4), "16": rl(rollouts_per_example=16)},
+    "batch_size": {"64": rl(batch_size=64, steps=1600), "128": rl(batch_size=128, steps=800)},
+    "entropy_bonus": {"none": rl_loss(entropy_bonus=0.0), "always": rl_loss(entropy_target=100.0)},
+}
+"""Setting → values → change, for changes that keep the SFT."""
+SFT_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
+    "sft_goal": {"0.3": goal(0.3), "0.9": goal(0.9)},
+    "sft_rate": {"5e-4": sft(learning_rate=5e-4), "5e-3": sft(learning_rate=5e-3)},
+    "sft_data": {"1,000": data(1000), "5,000": data(5000)},
+    "model_size": {"small (4 M)": size("small")},
+}
+"""The same for changes before or in SFT."""
+CHANGES = {**RL_CHANGES, **SFT_CHANGES}
+LABELS = {
+    "rl_rate": "3e-4",
+    "group_size": "8",
+    "batch_size": "256",
+    "entropy_bonus": "below 0.15 nats",
+    "sft_goal": "0.6",
+    "sft_rate": "1.5e-3",
+    "sft_data": "up to 40,000",
+    "model_size": "tiny (0.5 M)",
+}
+"""Setting → its default value."""
+
+
+def train(env: str, seed: int, folder: Path, recipe: Path | None = None) -> None:
+    """Run `rove train`, or continue it."""
+    if (folder / "results.json").exists():
+        return
+    words = [sys.executable, "-m", "rove", "train", env, "--seed", str(seed), "--run-dir", str(folder)]
+    words += ["--env-dir", str(HERE / "environments")] if recipe is None else ["--recipe", str(recipe)]
+    with (folder.parent / f"{folder.name}.log").open("a") as log:
+        subprocess.run(words, stdout=log, stderr=log, check=True)
+
+
+def run(env: str, seed: int, setting: str, value: str) -> None:
+    """Train with one changed setting, and once without any."""
+    base = RUNS / f"{env}-{DEFAULT}-{seed}"
+    train(env, seed, base)
+    folder = RUNS / f"{env}-{setting}-{value.split()[0]}-{seed}"
+    evidence = json.loads((base / "evidence.json").read_text())["policies"]
+    recipe: Recipe = copy.deepcopy(tomllib.loads((base / "recipe.toml").read_text()))
+    recipe["study"] = evidence[0]["reward"], evidence[-1]["reward"]
+    CHANGES[setting][value](recipe)
+    del recipe["study"]
+    path = RUNS / f"{folder.name}.toml"
+    path.write_text(tomli_w.dumps(recipe))
+    if setting in RL_CHANGES and not folder.exists():
+        shutil.copytree(base, folder, ignore=lambda _, names: [n for n in names if n in ("rl1", "results.json")])
+        for evaluation in (folder / "eval").glob("RL-*"):
+            shutil.rmtree(evaluation)
+    train(env, seed, folder, path)
+
+
+def final(folder: Path) -> float | None:
+    """Return the final reward at T = 1; None if the run is not complete."""
+    path = folder / "results.json"
+    if not path.exists():
+        return None
+    return json.loads(path.read_text())[-1]["conditions"]["sampled"]["reward"]["mean"]
+
+
+def curve(folder: Path) -> tuple[list[int], list[float]]:
+    """Return rollouts of RL (in thousands) and the held-out rewards at T = 1."""
+    rows = [json.loads(line) for line in (folder / "rl1" / "metrics.jsonl").read_text().splitlines()]
+    size = tomllib.loads((folder / "rl1" / "config.toml").read_text())["batch_size"]
+    name = "eval/sampled/reward/mean"
+    return [row["step"] * size // 1000 for row in rows if name in row], [row[name] for row in rows if name in row]
+
+
+def values_of(setting: str) -> list[tuple[str, str]]:
+    """Return (label, part of the folder's name) of the default and of the other values."""
+    others = [(value, f"{setting}-{value.split()[0]}") for value in CHANGES[setting]]
+    return [(f"{LABELS[setting]} (default)", DEFAULT), *others]
+
+
+def plot(setting: str, seeds: list[int]) -> None:
+    """Draw the learning curves: one panel per environment, one line per run."""
+    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    panels = figure.subplots(1, len(ENVIRONMENTS))
+    for panel, env in zip(panels, ENVIRONMENTS, strict=True):
+        for number, (label, part) in enumerate(values_of(setting)):
+            folders = [RUNS / f"{env}-{part}-{seed}" for seed in seeds]
+            for folder in (one for one in folders if final(one) is not None):
+                panel.plot(*curve(folder), color=f"C{number}", alpha=0.8, label=label if folder == folders[0] else None)
+        panel.set_title(env)
+        panel.set_xlabel("rollouts of RL, thousands")
+    panels[0].set_ylabel("held-out reward at T = 1")
+    panels[0].legend()
+    PLOTS.mkdir(parents=True, exist_ok=True)
+    figure.savefig(PLOTS / f"learning_{setting}.png", dpi=100)
+
+
+def table(seeds: list[int]) -> Table:
+    """Return the final rewards: mean over the seeds, and the lowest and the highest."""
+    made = Table("setting", "value", *ENVIRONMENTS, width=110)
+    for setting in CHANGES:
+        for label, part in values_of(setting):
+            cells = []
+            for env in ENVIRONMENTS:
+                found = [value for seed in seeds if (value := final(RUNS / f"{env}-{part}-{seed}")) is not None]
+                cells.append(f"{statistics.fmean(found):.2f} ({min(found):.2f} to {max(found):.2f})" if found else "–")
+            if any(cell != "–" for cell in cells):
+                made.add_row(setting, label, *cells)
+    return made
+
+
+def main() -> None:
+    """Run the study, draw the plots and print the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", nargs="*", choices=CHANGES, default=list(CHANGES), help="settings to change")
+    parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
+    parser.add_argument("--plots", action="store_true", help="only plots and the table")
+    args = parser.parse_args()
+    console = Console(width=110)
+    RUNS.mkdir(parents=True, exist_ok=True)
+    for setting in args.only:
+        for seed in args.seeds if not args.plots else []:
+            for env in ENVIRONMENTS:
+                for value in CHANGES[setting]:
+                    console.print(f"{setting} = {value}, {env}, seed {seed}")
+                    run(env, seed, setting, value)
+        plot(setting, args.seeds)
+    console.print(table(args.seeds))
+
+
+if __name__ == "__main__":
+    main()

@@ -69,7 +69,7 @@ def main() -> None:
     while True:
         run = start(args.env, cut)
         try:
-            run.wait(timeout=rng.uniform(0.05, 0.3) * seconds if kills < args.kills else None)
+            run.wait(timeout=rng.uniform(0.03, 0.13) * seconds if kills < args.kills else None)
             break
         except subprocess.TimeoutExpired:
             run.kill()

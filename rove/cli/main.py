@@ -50,6 +50,7 @@ GROUPS: dict[str, dict[str, Entry]] = {
         "export": Entry("export", "Export the rollouts of a run as a dataset."),
     },
     "Share": {
+        "audit": Entry("audit", "Look for rewards that can be earned without doing the task."),
         "check": Entry("check", "Check whether environment packages run here."),
         "build": Entry("publish:build_command", "Build an environment package."),
         "push": Entry("publish:push_command", "Publish an environment on a hub."),
@@ -61,10 +62,6 @@ GROUPS: dict[str, dict[str, Entry]] = {
     },
 }
 COMMANDS = {name: entry for group in GROUPS.values() for name, entry in group.items()}
-
-CPU_CACHE_SIZES = {"LRU_CACHE_CAPACITY": "128", "ONEDNN_PRIMITIVE_CACHE_CAPACITY": "128"}
-"""Environment variables that limit how many compiled matrix products PyTorch's CPU libraries cache. Their default of 1,024
-takes more than half a gigabyte when shapes rarely repeat, as in RL and under a server's mixed requests, and is no faster."""
 
 COMPAT_FLAG = "--compat"
 """Flag of every command: `import verifiers` is rove even if verifiers is installed."""
@@ -158,8 +155,6 @@ def cli(ctx: click.Context) -> None:
     An environment is a module, a package in ./environments, an example of rove, or OWNER/NAME on a hub, which rove offers to
     install on first use. Environments written for verifiers v0 run unchanged; add --compat if verifiers itself is installed.
     """
-    for variable, size in CPU_CACHE_SIZES.items():  # torch reads them when it is imported, which happens later
-        os.environ.setdefault(variable, size)
     gc.set_threshold(*GC_THRESHOLDS)
     if ctx.invoked_subcommand is None:
         click.echo(ctx.get_help())

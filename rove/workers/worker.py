@@ -138,7 +138,11 @@ class Worker:
         except Exception as error:
             reply["error"] = {"type": type(error).__name__, "message": str(error), "traceback": ""}
         try:
-            await self._send(reply)
+            try:
+                await self._send(reply)
+            except (TypeError, ValueError, OverflowError) as error:  # not JSON, such as a text with half of a character
+                text = f"the reply to '{name}' cannot be sent: {error}"
+                await self._send({"id": call_id, "error": {"type": "ModelError", "message": text, "traceback": ""}})
         except _ConnectionClosedError:
             return
 

@@ -22,7 +22,7 @@ from commands import Rove, environment, in_this_process, lines
 from fault_endpoint import FaultEndpoint, last_text
 
 from rove.cli.common import run_async
-from rove.cli.main import CPU_CACHE_SIZES, GC_THRESHOLDS, cli
+from rove.cli.main import GC_THRESHOLDS, cli
 from rove.envs.dataset import example_key
 from rove.envs.loading import load_environment
 from rove.runs.run import Run
@@ -635,16 +635,6 @@ def test_of_several_processes_one_says_what_is_wrong(
     monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
     done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
     assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)
-
-
-def test_every_command_keeps_few_compiled_kernels(monkeypatch):
-    """PyTorch's CPU libraries keep 1,024 each otherwise: RL with its many shapes grew by hundreds of MiB."""
-    for name in CPU_CACHE_SIZES:
-        monkeypatch.setenv(name, "")  # so that both are as they were when the test is over
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("LRU_CACHE_CAPACITY", "7")
-    CliRunner().invoke(cli, ["rl", "--help"])
-    assert (os.environ["LRU_CACHE_CAPACITY"], os.environ["ONEDNN_PRIMITIVE_CACHE_CAPACITY"]) == ("7", "128")
 
 
 def test_every_command_looks_for_garbage_less_often():

@@ -1,11 +1,15 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+
 import pytest
 import torch
 from fakes import tiny_model
 from torch import nn
 
-from rove.models.linear import FastLinear, linear, pack_weight, use_fast_linear
+from rove.models.linear import CACHE_SIZES, FastLinear, linear, pack_weight, use_fast_linear
 
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
@@ -120,3 +124,13 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
     torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
     assert copy.is_mkldnn or dtype != torch.float32
     assert pack_weight(weight.double()).dtype == torch.float64
+
+
+def test_caches_of_matrix_products_are_small_unless_the_user_sets_them():
+    code = f"import os, rove.models.linear; print(*(os.environ[name] for name in {list(CACHE_SIZES)!r}))"
+    plain = {name: value for name, value in os.environ.items() if name not in CACHE_SIZES}
+    for given, expected in (({}, "16 16"), ({"LRU_CACHE_CAPACITY": "7"}, "7 16")):
+        done = subprocess.run(
+            [sys.executable, "-c", code], env={**plain, **given}, capture_output=True, text=True, check=True
+        )
+        assert done.stdout.split() == expected.split()

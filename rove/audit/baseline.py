@@ -1,0 +1,120 @@
+"""What is known of an environment before the checks: the form of an answer, the rewards of right and wrong ones, and chance."""
+
+from __future__ import annotations
+
+import math
+import statistics
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from rove.audit.replies import Form, constant, forms, other_answer, random_answer, says
+from rove.audit.subject import Measured, Policy, Subject, highest
+from rove.core.messages import text_of
+
+FORM_EXAMPLES = 8
+"""Examples on which forms of an answer are tried."""
+STANDARD_ERRORS = 4.0
+"""Standard errors of a paired difference above which it is no chance, over all replies of a check together."""
+MIN_DIFFERENCE = 0.05
+"""Minimum difference that matters, as a share of the range of rewards."""
+
+
+class Baseline(NamedTuple):
+    """Rewards that others are compared with."""
+
+    prompts: list[str]
+    """Texts of some prompts."""
+    form_name: str
+    form: Form
+    """The form of an answer that earned the most."""
+    own: Measured | None
+    """The row's own answer in that form; None if rows have no answers, or no form earns more than a wrong answer."""
+    guess: Policy
+    """The policy of `floor`."""
+    floor: Measured
+    """The best policy without knowledge of the row: another row's answer, or the most frequent one."""
+    honest: list[Measured]
+    """The environment's scripted policies."""
+    is_multi_turn: bool
+    """Whether rollouts have several turns."""
+
+    @property
+    def full(self) -> float:
+        """Reward of a right answer, or of the best policy; at least 1 without any."""
+        known = [one.mean for one in [*self.honest, *([self.own] if self.own else [])]]
+        return max(known, default=1.0)
+
+    @property
+    def range(self) -> float:
+        """Reward of a right answer minus that of a guess."""
+        return max(self.full - self.floor.mean, 1e-9)
+
+    def share(self, reward: float) -> float:
+        """Return where a reward is between that of a guess (0) and that of a right answer (1)."""
+        return (reward - self.floor.mean) / self.range
+
+
+async def measure_baseline(subject: Subject) -> Baseline:
+    """Find the form of an answer, and measure right answers, guesses, and the environment's policies."""
+    rows = subject.rows[:FORM_EXAMPLES]
+    prompts = [
+        row["prompt"] if isinstance(row["prompt"], str) else "\n".join(text_of(message) for message in row["prompt"])
+        for row in rows
+    ]
+    honest = [await subject.measure(f"policy {name}", policy) for name, policy in subject.env.policies.items()]
+    honest = [one for one in honest if one.scored]
+    turns = [len(record.steps) for one in honest for record in one.scored]
+    answers = subject.answers
+    best_name, best = "plain", forms(prompts)["plain"]
+    own: Measured | None = None
+    if answers:
+        tried = [
+            (await subject.measure(f"right answer: {name}", says(form), FORM_EXAMPLES), name, form)
+            for name, form in forms(prompts).items()
+        ]
+        measured, best_name, best = max(tried, key=lambda one: one[0].mean)
+        turns += [len(record.steps) for record in measured.scored]
+        own = await subject.measure("right answer", says(best))
+        guesses = {
+            "another row's answer": other_answer(answers, best),
+            "a random row's answer": random_answer(answers, best),
+            "most frequent answer": constant(best(statistics.mode(map(str, answers)))),
+        }
+        floor = highest(await subject.measure_all(guesses))
+        guess = guesses[floor.name]
+        if own.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(own.mean)):
+            own = None
+    else:
+        found = forms(prompts)
+        blind = {f"form without an answer: {name}": constant(form("")) for name, form in list(found.items())[:3]}
+        guesses = {"unsure": constant("I do not know."), **blind}
+        measured = await subject.measure_all(guesses)
+        best_name = highest(measured).name.removeprefix("form without an answer: ") if blind else "plain"
+        best_name = best_name if best_name in found else next(iter(found))
+        best = found[best_name]
+        weakest = min(honest, key=lambda one: one.mean) if len(honest) > 1 else None  # shows chance
+        floor = highest([*measured, *([weakest] if weakest else [])])
+        guess = (
+            guesses[floor.name] if floor.name in guesses else subject.env.policies[floor.name.removeprefix("policy ")]
+        )
+    return Baseline(prompts, best_name, best, own, guess, floor, honest, statistics.fmean(turns or [1.0]) > 1.5)
+
+
+def is_higher(one: Measured, other: Measured, range_: float) -> bool:
+    """Return whether a policy earns more than another on the same examples, beyond chance."""
+    pairs = _paired(one, other)
+    if len(pairs) < 5:
+        return False
+    difference = statistics.fmean(pairs)
+    error = max(statistics.stdev(pairs), 0.5 * range_ / math.sqrt(len(pairs))) / math.sqrt(len(pairs))
+    return difference > max(MIN_DIFFERENCE * range_, STANDARD_ERRORS * error)
+
+
+def _paired(one: Measured, other: Measured) -> Sequence[float]:
+    """Return the differences of the rewards of the same examples."""
+    rewards = {record.example_id: record.scores.reward for record in other.scored if record.scores}
+    return [
+        record.scores.reward - rewards[record.example_id]
+        for record in one.scored
+        if record.scores and record.example_id in rewards
+    ]

@@ -1,0 +1,173 @@
+"""Checks of the dataset: overlap, rows that two seeds share, JSON round trips, answers in prompts. No rollouts."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from rove.audit.findings import Finding, Severity, shortened
+
+Row = Mapping[str, Any]
+"""A row of `rove.audit.rows`."""
+OVERLAP_SHARE = 0.02
+"""Share of evaluation rows in the training rows that matters."""
+NEAR_SHARE = 0.1
+"""The same for near duplicates."""
+NGRAM = 5
+"""Words in a row that near duplicates share."""
+NEAR = 0.8
+"""Share of equal n-grams from which two texts are near duplicates."""
+MIN_WORDS = 12
+"""Texts with fewer words are only compared as a whole."""
+SHIFT_SHARE = 0.5
+"""Share of equal rows of two seeds that matters."""
+LEAK_SHARE = 0.3
+"""Excess of prompts that contain their own answer over those that contain another row's, from which it is a leak."""
+MIN_ANSWER = 3
+"""Characters of an answer that is searched in prompts."""
+REVEALING = re.compile(r"(answer|solution|expected|gold|label|correct|target|key)\W{0,12}$", re.IGNORECASE)
+"""What stands before an answer that is given away."""
+
+
+def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[Finding]:
+    """Yield findings about evaluation rows that are also training rows."""
+    if not train or not evaluation or len({row["text"] for row in train}) == 1:
+        return
+    # games may begin with equal texts; then the rest of the row tells them apart
+    by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
+    key = "text" if by_text else "digest"
+    known = {_normalized(row[key]) for row in train}
+    shared = [row for row in evaluation if _normalized(row[key]) in known]
+    share = len(shared) / len(evaluation)
+    if share > OVERLAP_SHARE:
+        yield Finding(
+            check="data-overlap",
+            severity=Severity.HIGH if share > 0.2 else Severity.MEDIUM,
+            text=f"{share:.0%} of {len(evaluation)} evaluation rows are also among {len(train)} training rows",
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=shortened(shared[0]["text"]),
+        )
+        return
+    near = list(_near_duplicates(train, evaluation)) if by_text else []
+    share = len(near) / len(evaluation)
+    if share > NEAR_SHARE:
+        ours, theirs = near[0]
+        yield Finding(
+            check="data-overlap",
+            severity=Severity.MEDIUM,
+            text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row",
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
+        )
+
+
+def _normalized(text: str) -> str:
+    return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
+
+
+def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    index: dict[tuple[str, ...], set[int]] = defaultdict(set)
+    grams = [_ngrams(row["text"]) for row in train]
+    for number, some in enumerate(grams):
+        for gram in some:
+            index[gram].add(number)
+    for row in evaluation:
+        own = _ngrams(row["text"])
+        counts: dict[int, int] = defaultdict(int)
+        for gram in own:
+            if len(index[gram]) <= 0.1 * len(train):  # frequent ones are a template
+                for number in index[gram]:
+                    counts[number] += 1
+        rare = sum(len(index[gram]) <= 0.1 * len(train) for gram in own)
+        best = max(counts, key=lambda number: counts[number], default=None)
+        if best is not None and rare >= NGRAM and counts[best] >= NEAR * rare:
+            yield row["text"], train[best]["text"]
+
+
+def _ngrams(text: str) -> set[tuple[str, ...]]:
+    words = re.findall(r"\w+", text.lower())
+    return {tuple(words[i : i + NGRAM]) for i in range(len(words) - NGRAM + 1)} if len(words) >= MIN_WORDS else set()
+
+
+def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding if the rows of two neighboring seeds are mostly equal, but not all.
+
+    All rows are equal if the seed only orders them, or if the environment has no generated rows.
+    """
+    first, second = [row["digest"] for row in rows], [row["digest"] for row in others]
+    if not first or not second or set(first) == set(second):
+        return
+    share = len(set(first) & set(second)) / len(set(first))
+    is_shifted = sum(a == b for a, b in zip(first[1:], second)) > 0.5 * min(len(first) - 1, len(second))
+    if is_shifted and share > SHIFT_SHARE:
+        yield Finding(
+            check="seed-shift",
+            severity=Severity.HIGH,
+            text=f"the rows of the next seed are this seed's rows shifted by one: {share:.0%} are equal",
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=shortened(rows[1]["text"]) if len(rows) > 1 else "",
+        )
+
+
+def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding about rows that JSON changes."""
+    changed = [row for row in rows if row["changed"]]
+    if changed:
+        names = ", ".join(sorted({name for row in changed for name in row["changed"]})[:4])
+        yield Finding(
+            check="row-round-trip",
+            severity=Severity.MEDIUM,
+            text=f"{len(changed)} of {len(rows)} rows change in a JSON round trip ({names})",
+            prompt=shortened(changed[0]["text"]),
+        )
+
+
+def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
+    """Yield findings about answers that the prompt shows.
+
+    Args:
+        rows: Rows.
+        shown: Text that every row shows, such as the system prompt and the descriptions of tools.
+    """
+    usable = [row for row in rows if len(row["answer"]) >= MIN_ANSWER]
+    if len(usable) < 10 or len({row["answer"] for row in usable}) < 5:
+        return
+    revealed = [row for row in usable if _is_revealed(row["answer"], row["text"])]
+    share = len(revealed) / len(usable)
+    if share > LEAK_SHARE:
+        yield Finding(
+            check="answer-leak",
+            severity=Severity.HIGH,
+            text=f"{share:.0%} of the prompts name their answer as such",
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=shortened(revealed[0]["text"]),
+            completion=revealed[0]["answer"],
+        )
+        return
+    listed = [row for row in usable if row["answer"] in shown]
+    if shown and len(listed) > LEAK_SHARE * len(usable):
+        share = len(listed) / len(usable)
+        yield Finding(
+            check="answer-leak",
+            severity=Severity.HIGH,
+            text=f"the system prompt or a tool's description contains {share:.0%} of the answers",
+            rate=(share, share, share),
+            floor=0.0,
+            prompt=shortened(shown),
+            completion=listed[0]["answer"],
+        )
+
+
+def _is_revealed(answer: str, text: str) -> bool:
+    at = text.find(answer)
+    while at >= 0:
+        if REVEALING.search(text[max(0, at - 40) : at]):
+            return True
+        at = text.find(answer, at + 1)
+    return False

@@ -1,0 +1,180 @@
+"""Findings of an audit, and the catalogue of its checks."""
+
+from __future__ import annotations
+
+from enum import IntEnum
+from typing import NamedTuple
+
+import msgspec
+
+from rove.core.errors import ConfigError, nearest
+
+MAX_EVIDENCE_CHARS = 2000
+"""Maximum characters of a prompt or completion in a finding."""
+
+
+class Severity(IntEnum):
+    """How much a finding matters."""
+
+    INFO = 0
+    """A property of the task that explains figures."""
+    LOW = 1
+    """May mislead people who read results."""
+    MEDIUM = 2
+    """Distorts rewards or results."""
+    HIGH = 3
+    """Reward without the task, wrong grading, or damage."""
+
+    @property
+    def label(self) -> str:
+        """The name in lower case."""
+        return self.name.lower()
+
+
+class CheckInfo(NamedTuple):
+    """A row of the catalogue."""
+
+    looks_for: str
+    """What the check finds."""
+    fix: str
+    """The usual fix."""
+
+
+CHECKS: dict[str, CheckInfo] = {
+    "load": CheckInfo("the environment does not load, or has no rows", "fix the error"),
+    "blind-reply": CheckInfo(
+        "replies that never see the answer earn more than chance",
+        "compare the parsed answer with the row's answer; give nothing for anything else",
+    ),
+    "hedging": CheckInfo(
+        "several answers, a retracted answer, or an answer outside of the answer's place earn full reward",
+        "parse exactly one answer, and compare all of it",
+    ),
+    "own-answer": CheckInfo(
+        "the row's own answer does not earn the full reward",
+        "normalize both sides in the same way, or correct the rows",
+    ),
+    "monotonicity": CheckInfo(
+        "worse answers earn as much as the right one, or more than less wrong ones",
+        "compare whole values, including sign, unit and length",
+    ),
+    "grader-robustness": CheckInfo(
+        "strange replies make the grader raise, hang, or return a value that is not a finite number",
+        "give such replies the lowest reward",
+    ),
+    "execution": CheckInfo(
+        "replies are executed as code in the process of the grader",
+        "parse with ast.literal_eval or json, or run code in a sandbox (SandboxEnv)",
+    ),
+    "judge-injection": CheckInfo(
+        "a reply can give orders to the judge",
+        "mark the reply's begin and end in the judge's prompt, and tell the judge to ignore instructions in it",
+    ),
+    "determinism": CheckInfo(
+        "the same reply gets different rewards",
+        "draw random numbers from the rollout's generator, sort sets, and keep no state between rollouts",
+    ),
+    "row-round-trip": CheckInfo(
+        "rows change when they are written as JSON and read again",
+        "use only lists, strings, numbers, booleans, None and dicts with string keys",
+    ),
+    "data-overlap": CheckInfo(
+        "evaluation rows are also training rows, or nearly",
+        "split by content before sampling rows",
+    ),
+    "seed-shift": CheckInfo(
+        "two seeds share most of their rows",
+        "derive each row's generator from the seed and the index together, not from their sum",
+    ),
+    "answer-leak": CheckInfo(
+        "the answer is shown to the model without doing the task",
+        "remove it from prompts, tools and messages",
+    ),
+    "parser-agreement": CheckInfo(
+        "the environment's parser reads another answer than the grader pays for",
+        "let the grader use the environment's parser",
+    ),
+    "blind-game": CheckInfo(
+        "policies that ignore what the environment says earn reward in a game or with tools",
+        "reward the result of the game only, and end it after invalid actions",
+    ),
+    "policy-search": CheckInfo(
+        "a search over replies without the answer finds one that earns more than chance",
+        "see the reply that was found",
+    ),
+    "reward-statistics": CheckInfo(
+        "all rewards are equal, or the highest reward cannot be reached",
+        "reward better replies more; correct the weights or the documented range",
+    ),
+    "length": CheckInfo(
+        "longer replies earn more, whatever they say",
+        "do not reward length",
+    ),
+    "side-effects": CheckInfo(
+        "rollouts write files, start processes or open network connections",
+        "use a temporary folder and a cleanup method, or a sandbox",
+    ),
+}
+"""Id → check. Ids never change."""
+
+
+class Finding(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that is wrong with an environment, with evidence."""
+
+    check: str
+    """Id of the check."""
+    severity: Severity
+    text: str
+    """What happens, as one sentence."""
+    rate: tuple[float, float, float] | None = None
+    """Mean reward of the evidence with its 95 % interval, or a share of rows."""
+    floor: float | None = None
+    """What the rate is compared with."""
+    prompt: str = ""
+    """Last message before the completion."""
+    completion: str = ""
+    """The reply that shows the problem."""
+    reproduce: str = ""
+    """A command or a reply that repeats it."""
+
+    @property
+    def fix(self) -> str:
+        """The usual fix."""
+        return CHECKS[self.check].fix
+
+
+class Report(msgspec.Struct, kw_only=True):
+    """Result of an audit."""
+
+    env: str
+    env_args: dict[str, object] = {}
+    findings: list[Finding] = []
+    """The most severe first."""
+    skipped: dict[str, str] = {}
+    """Check → why it was not done."""
+    rollouts: int = 0
+    cpu_seconds: float = 0.0
+
+    @property
+    def worst(self) -> Severity:
+        """The highest severity; INFO without findings."""
+        return max((finding.severity for finding in self.findings), default=Severity.INFO)
+
+
+def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:
+    """Return the ids of the checks to do.
+
+    Raises:
+        ConfigError: An id is unknown.
+    """
+    for name in (*only, *skip):
+        if name not in CHECKS:
+            raise ConfigError(f"unknown check '{name}'; {nearest(name, CHECKS)}")
+    return frozenset(only or CHECKS) - frozenset(skip) | {"load"}
+
+
+def shortened(text: str, limit: int = MAX_EVIDENCE_CHARS) -> str:
+    """Return a text of at most about `limit` characters."""
+    if len(text) <= limit:
+        return text
+    return f"{text[: limit // 2]} […{len(text) - limit:,} characters…] {text[-limit // 2 :]}"

@@ -1,0 +1,141 @@
+"""Checks of games and tools: policies that ignore what the environment says, and answers that its messages give away."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import AsyncIterator, Iterator, Sequence
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.replies import Form, constant, last_message, observed_actions, shown
+from rove.audit.subject import Measured, Policy, Subject, evidence, measure_promising
+from rove.core.messages import Messages, text_of
+from rove.core.state import State
+
+MAX_ACTIONS = 12
+"""Maximum number of different actions that are tried."""
+BLIND_SHARE = 0.5
+"""Share of the way from the weakest to the best policy from which a blind policy is a finding."""
+LEAK_SHARE = 0.3
+"""Share of rollouts whose messages contain their own answer."""
+
+
+def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
+    """Return actions that prompts mention, or that scripted policies use."""
+    found: dict[str, None] = {}
+    for prompt in base.prompts:
+        found |= dict.fromkeys(observed_actions(prompt))
+    for one in measured:
+        for record in one.scored[:5]:
+            for message in record.completion:
+                if message["role"] == "assistant":
+                    text = text_of(message)
+                    found |= dict.fromkeys(re.findall(r">([^<>\n]{1,20})</", text) or [text[:40]])
+    return list(found)
+
+
+def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
+    """Return policies of several turns that ignore what the environment says, or only repeat it.
+
+    Args:
+        form: Form of an action.
+        actions: Actions that may be legal.
+    """
+    chosen = list(actions)[:MAX_ACTIONS] or ["1"]
+
+    def cycle(messages: Messages, state: State, rng: random.Random) -> str:
+        return form(chosen[len(state["trajectory"]) % len(chosen)])
+
+    def first_listed(messages: Messages, state: State, rng: random.Random) -> str:
+        return form(next(iter(observed_actions(last_message(messages))), chosen[0]))
+
+    def last_listed(messages: Messages, state: State, rng: random.Random) -> str:
+        listed = observed_actions(last_message(messages)) or observed_actions(shown(messages))
+        return form(listed[-1] if listed else chosen[0])
+
+    def last_bracket(messages: Messages, state: State, rng: random.Random) -> str:
+        brackets = re.findall(r"\[[^\[\]\n]{1,20}\]", shown(messages))
+        return brackets[-1] if brackets else "[0]"
+
+    found: dict[str, Policy] = {
+        "nothing": constant(""),
+        "no action": constant("I do not know."),
+        "form without an action": constant(form("")),
+        "echo": lambda messages, state, rng: last_message(messages),
+        "echo in the form": lambda messages, state, rng: form(last_message(messages)[:40]),
+        "cycle": cycle,
+        "first listed action": first_listed,
+        "last listed action": last_listed,
+        "last bracket": last_bracket,
+        "give up": constant(form("give up")),
+        "all actions at once": constant("\n".join(map(form, chosen))),
+    }
+    return found | {f"always {action!r}": constant(form(action)) for action in chosen}
+
+
+async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if a policy that ignores the environment is paid like a good one."""
+    policies = blind_policies(base.form, actions_of(base, base.honest))
+    measured = await measure_promising(subject, policies, base.floor.mean)
+    reference = base.floor
+    paid = [one for one in measured if is_higher(one, reference, base.range) and base.share(one.mean) >= BLIND_SHARE]
+    if paid:
+        worst = max(paid, key=lambda one: one.mean)
+        share = base.share(worst.mean)
+        prompt, completion = worst.example()
+        known = "the best scripted policy" if base.honest else "a full reward"
+        yield Finding(
+            check="blind-game",
+            severity=Severity.HIGH if share >= 0.75 else Severity.MEDIUM,
+            text=(
+                f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {known} earns {base.full:.3f}, "
+                f"'{reference.name}' {reference.mean:.3f}"
+            ),
+            rate=worst.interval,
+            floor=reference.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if messages after a useless reply contain the row's answer."""
+    if not subject.answers:
+        return
+    for name, policy in {"no action": constant("I do not know."), "nonsense": constant(base.form("qxzj"))}.items():
+        one = await subject.measure(f"messages after {name}", policy, 20)
+        own = [record for record in one.records if _contains(record.completion, record.answer)]
+        answers = [record.answer for record in one.records]
+        others = [
+            record
+            for record, other in zip(one.records, [*answers[1:], *answers[:1]], strict=True)
+            if other != record.answer and _contains(record.completion, other)
+        ]
+        if one.records and len(own) - len(others) > LEAK_SHARE * len(one.records):
+            prompt, completion = evidence(own[0])
+            share = len(own) / len(one.records)
+            yield Finding(
+                check="answer-leak",
+                severity=Severity.HIGH,
+                text=f"messages contain the answer in {share:.0%} of the rollouts of a policy that does nothing",
+                rate=(share, share, share),
+                floor=len(others) / len(one.records),
+                prompt=prompt,
+                completion=shortened(completion, 800),
+            )
+            return
+
+
+def _contains(completion: Sequence[dict[str, object]], answer: str) -> bool:
+    texts = [text_of(message) for message in completion if message["role"] != "assistant"]
+    pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
+    return bool(answer) and any(re.search(pattern, text) for text in texts)
+
+
+def shown_to_all(measured: Sequence[Measured]) -> Iterator[str]:
+    """Yield texts that every rollout shows: system prompts, and names and descriptions of tools."""
+    for one in measured:
+        for record in one.records[:3]:
+            yield from (text_of(message) for message in record.prompt if message["role"] == "system")
+            yield from (str(tool) for tool in record.tools or [])

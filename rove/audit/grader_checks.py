@@ -1,0 +1,218 @@
+"""Checks of graders: strange replies, replies that are executed, orders to a judge, repeated runs, and the parser."""
+
+from __future__ import annotations
+
+import math
+import random
+from collections.abc import AsyncIterator, Callable
+from pathlib import Path
+from typing import Any
+
+from rove.audit.baseline import Baseline
+from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.replies import INJECTIONS, NASTY, constant, other_answer, payload, says
+from rove.audit.subject import Measured, Subject, evidence
+from rove.core.messages import Messages
+from rove.core.records import RolloutRecord
+from rove.core.state import State
+from rove.envs.environment import Environment
+
+NASTY_EXAMPLES = 3
+"""Examples on which each strange reply is tried."""
+REPEATED_EXAMPLES = 20
+"""Examples whose reward is measured again."""
+HASH_SEED = "12345"
+MAX_SHOWN = 4
+
+
+async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield findings about strange replies that break the grader."""
+    broken: dict[str, RolloutRecord] = {}
+    for name, text in NASTY.items():
+        for label, reply in ((name, text), (f"{name}, in the answer", base.form(text))):
+            one = await subject.measure(f"strange reply: {label}", constant(reply), NASTY_EXAMPLES)
+            failed = next((record for record in one.records if _is_broken(record)), None)
+            if failed is not None:
+                broken[label] = failed
+    # rewards that are not finite are errors of the environment too
+    if broken:
+        label, record = next(iter(broken.items()))
+        assert record.error is not None
+        prompt, completion = evidence(record)
+        others = f"; also {', '.join(list(broken)[1:MAX_SHOWN])}" if len(broken) > 1 else ""
+        is_hang = "Timeout" in record.error.type or "unresponsive" in record.error.message
+        yield Finding(
+            check="grader-robustness",
+            severity=Severity.HIGH if is_hang or record.error.type == "WorkerError" else Severity.MEDIUM,
+            text=f"the reply '{label}' fails with {record.error.type}: {shortened(record.error.message, 200)}{others}",
+            prompt=prompt,
+            completion=shortened(completion, 300),
+        )
+
+
+def _is_broken(record: RolloutRecord) -> bool:
+    if record.error is not None:
+        return record.error.type != "OverlongPromptError"
+    return record.scores is None or not math.isfinite(record.scores.reward)
+
+
+async def check_execution(subject: Subject, base: Baseline, folder: Path) -> AsyncIterator[Finding]:
+    """Yield a finding if a reply runs as code outside of a sandbox.
+
+    Args:
+        subject: The environment.
+        base: Its baseline.
+        folder: A folder in which nobody else creates files.
+    """
+    for name in payload("", base.form):
+        mark = folder / f"mark_{name.replace(' ', '_').replace(',', '')}"
+        reply = payload(str(mark), base.form)[name]
+        one = await subject.measure(f"code: {name}", constant(reply), NASTY_EXAMPLES)
+        if mark.exists():
+            prompt, completion = one.example() if one.scored else evidence(one.records[0])
+            yield Finding(
+                check="execution",
+                severity=Severity.HIGH,
+                text=f"a reply ({name}) is executed: it created a file on this machine",
+                prompt=prompt,
+                completion=completion,
+                reproduce=reply,
+            )
+            return
+
+
+async def check_determinism(
+    subject: Subject, base: Baseline, another: Callable[[dict[str, str]], Environment]
+) -> AsyncIterator[Finding]:
+    """Yield a finding if the same replies get other rewards, again or in another process.
+
+    Args:
+        subject: The environment.
+        base: Its baseline.
+        another: Opens the environment in a new process with additional environment variables.
+    """
+    guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
+    policies = {"right answer": says(base.form), "wrong answer": guess, **dict(list(subject.env.policies.items())[:1])}
+    for name, policy in policies.items():
+        first = await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
+        again = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
+        if finding := _difference(first, again, "in the same process"):
+            yield finding
+            return
+    other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline, subject.on_policy)
+    try:
+        for name, policy in policies.items():
+            if name not in subject.env.policies:  # a worker's own policies belong to it
+                first = await subject.measure(f"{name}, first process", policy, REPEATED_EXAMPLES)
+                again = await other.measure(f"{name}, other process", policy, REPEATED_EXAMPLES)
+                if finding := _difference(first, again, "in another process, with another PYTHONHASHSEED"):
+                    yield finding
+                    return
+    finally:
+        subject.rollouts += other.rollouts
+        await other.env.tear_down()
+
+
+def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
+    rewards = {
+        (record.example_key, record.rollout_index): (record.scores.reward, record)
+        for record in first.scored
+        if record.scores
+    }
+    for record in again.scored:
+        before = rewards.get((record.example_key, record.rollout_index))
+        assert record.scores is not None
+        same_text = before is not None and before[1].completion == record.completion
+        if before is not None and abs(before[0] - record.scores.reward) > 1e-9:
+            prompt, completion = evidence(record)
+            what = "the same reply" if same_text else "the same policy with the same seed"
+            return Finding(
+                check="determinism",
+                severity=Severity.MEDIUM,
+                text=f"{what} earned {before[0]:.3f} and, repeated {where}, {record.scores.reward:.3f}",
+                prompt=prompt,
+                completion=completion,
+            )
+    return None
+
+
+async def check_parser(subject: Subject, base: Baseline, parse: Callable[[str], Any] | None) -> AsyncIterator[Finding]:
+    """Yield a finding if the parser and the grader read different answers.
+
+    Args:
+        subject: The environment.
+        base: Its baseline.
+        parse: The environment's parser; None if it is unknown.
+    """
+    if parse is None or base.own is None:
+        return
+    guess = other_answer(subject.answers, base.form)
+
+    def first_right(messages: Messages, state: State, rng: random.Random) -> str:
+        return f"{base.form(str(state.get('answer')))}\n{guess(messages, state, rng)}"
+
+    def last_right(messages: Messages, state: State, rng: random.Random) -> str:
+        return f"{guess(messages, state, rng)}\n{base.form(str(state.get('answer')))}"
+
+    def plain(messages: Messages, state: State, rng: random.Random) -> str:
+        return str(state.get("answer"))
+
+    for name, policy in {"right, then wrong": first_right, "wrong, then right": last_right, "plain": plain}.items():
+        one = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
+        disagree = [record for record in one.scored if _disagrees(record, base, parse)]
+        if len(disagree) > 0.5 * max(1, len(one.scored)):
+            record = disagree[0]
+            assert record.scores is not None
+            prompt, completion = evidence(record)
+            yield Finding(
+                check="parser-agreement",
+                severity=Severity.MEDIUM,
+                text=(
+                    f"the parser reads {parse(completion)!r}, the answer is {record.answer!r}, and the reward is "
+                    f"{record.scores.reward:.3f}"
+                ),
+                rate=one.interval,
+                floor=base.floor.mean,
+                prompt=prompt,
+                completion=completion,
+            )
+            return
+
+
+def _disagrees(record: RolloutRecord, base: Baseline, parse: Callable[[str], Any]) -> bool:
+    assert record.scores is not None
+    try:
+        is_right = str(parse(evidence(record)[1])).strip() == record.answer.strip()
+    except Exception:  # a parser of the environment may raise anything
+        return False
+    is_paid = base.share(record.scores.reward) > 0.5
+    return is_right != is_paid
+
+
+async def check_injection(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if orders in a reply change the verdict of a judge.
+
+    The judge of `subject` obeys the last order in its prompt unless the prompt says that instructions inside of the response do
+    not count; see `rove.audit.judge`.
+    """
+    honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
+    for name, order in INJECTIONS.items():
+        for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
+            one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
+            if one.scored and honest.scored and one.mean > honest.mean and is_paid_like(one, honest):
+                prompt, completion = one.example()
+                yield Finding(
+                    check="judge-injection",
+                    severity=Severity.HIGH,
+                    text=f"an order in the reply ('{name}') raises the judge's verdict from {honest.mean:.3f} to {one.mean:.3f}",
+                    rate=one.interval,
+                    floor=honest.mean,
+                    prompt=prompt,
+                    completion=completion,
+                )
+                return
+
+
+def is_paid_like(one: Measured, other: Measured) -> bool:
+    """Return whether every rollout earns more than the mean of the other policy."""
+    return bool(one.rewards) and min(one.rewards) > other.mean

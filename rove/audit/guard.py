@@ -1,0 +1,79 @@
+"""Record what an environment's worker process does outside of itself: files, processes, connections."""
+
+from __future__ import annotations
+
+import os
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+EVENTS = {
+    "open": "file",
+    "os.remove": "file",
+    "os.rename": "file",
+    "os.mkdir": "file",
+    "shutil.rmtree": "file",
+    "subprocess.Popen": "process",
+    "os.system": "process",
+    "os.posix_spawn": "process",
+    "socket.connect": "connection",
+    "socket.bind": "connection",
+}
+"""Audit event of Python → what it does. https://docs.python.org/3/library/audit_events.html"""
+LOG_VARIABLE = "ROVE_AUDIT_LOG"
+"""Environment variable with the path of the log."""
+OWN = ("/dev/", "/proc/", "/sys/")
+"""Prefixes of paths that are no files."""
+
+
+def install() -> None:
+    """Write a line per event to the log; rove calls this in the worker before it loads the environment."""
+    log = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+    temporary = os.path.realpath(tempfile.gettempdir())
+
+    def hook(event: str, args: tuple[Any, ...]) -> None:
+        kind = EVENTS.get(event)
+        if kind is not None:
+            text = describe(event, args, temporary)
+            if text:
+                os.write(log, f"{kind}\t{text}\n".encode(errors="replace"))
+
+    sys.addaudithook(hook)
+
+
+def describe(event: str, args: Sequence[Any], temporary: str) -> str:
+    """Return what an event does; "" if it leaves nothing behind: reading, files in temporary folders, Python's cache, pipes."""
+    if event == "open":
+        path, mode, flags = args
+        writes = (isinstance(mode, str) and set(mode) & set("wax+")) or (
+            isinstance(flags, int) and flags & (os.O_WRONLY | os.O_RDWR | os.O_CREAT)
+        )
+        if not writes or not isinstance(path, str | bytes | os.PathLike):
+            return ""
+        return _file(os.fsdecode(path), temporary)
+    if EVENTS[event] == "file":
+        return _file(os.fsdecode(args[0]), temporary) if isinstance(args[0], str | bytes | os.PathLike) else ""
+    if event.startswith("socket."):
+        address = args[1] if len(args) > 1 else ""
+        return "" if isinstance(address, str | bytes) else f"{event.removeprefix('socket.')} {address}"
+    return str(args[1] if event == "subprocess.Popen" and len(args) > 1 else args[0])[:200]
+
+
+def _file(path: str, temporary: str) -> str:
+    real = os.path.realpath(path)
+    # files next to the log are the audit's own; a mkstemp or TemporaryDirectory file has a random name in the temporary folder
+    is_random = real.startswith(f"{temporary}{os.sep}") and os.path.relpath(real, temporary).startswith("tmp")
+    ignored = real.startswith(OWN) or "__pycache__" in real or is_random or real == os.environ.get(LOG_VARIABLE)
+    return "" if ignored else real
+
+
+def events(log: Path) -> dict[str, list[str]]:
+    """Return kind → what happened, each once, from a log."""
+    found: dict[str, dict[str, None]] = {}
+    if log.exists():
+        for line in log.read_text(errors="replace").splitlines():
+            kind, _, text = line.partition("\t")
+            found.setdefault(kind, {})[text] = None
+    return {kind: list(texts) for kind, texts in found.items()}

@@ -1,0 +1,92 @@
+"""A scripted judge with a known weakness: it obeys orders in the reply unless its prompt tells it not to."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
+from typing import Any
+
+from aiohttp import web
+
+from rove.audit.replies import INJECTIONS
+from rove.core.messages import text_of
+from rove.server.listen import base_url_of, listening
+
+DEFENSE = re.compile(
+    r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
+)
+"""A prompt with one of these words tells the judge not to obey the reply."""
+YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
+NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
+
+
+class Judge:
+    """The scripted judge.
+
+    It says yes if an answer of the rows occurs twice in its prompt, as the reference and in the reply, or if the reply gives an
+    order and the prompt has no defense.
+    """
+
+    def __init__(self) -> None:
+        self.answers: Sequence[str] = ()
+        """Answers of the rows."""
+        self.calls = 0
+
+    def is_good(self, text: str) -> bool:
+        """Return the verdict for a prompt."""
+        self.calls += 1
+        order = next((order for order in INJECTIONS.values() if order in text), None)
+        if order is not None:
+            return DEFENSE.search(text.replace(order, "")) is None
+        return any(text.count(answer) > 1 for answer in self.answers if answer)
+
+    def reply(self, body: dict[str, Any]) -> str:
+        """Return the reply to a request of the chat completions API."""
+        text = "\n".join(text_of(message) for message in body.get("messages", []))
+        is_good = self.is_good(text)
+        choices = _choices(body.get("response_format"))
+        if choices is not None:
+            name, values = choices
+            return f'{{"{name}": "{_pick(values, is_good)}"}}'
+        return "yes" if is_good else "no"
+
+
+def _choices(response_format: Any) -> tuple[str, list[str]] | None:
+    """Return name and values of the first enum of a JSON schema."""
+    properties = (((response_format or {}).get("json_schema") or {}).get("schema") or {}).get("properties") or {}
+    for name, schema in properties.items():
+        if isinstance(schema, dict) and schema.get("enum"):
+            return name, [str(value) for value in schema["enum"]]
+    return None
+
+
+def _pick(values: Sequence[str], is_good: bool) -> str:
+    wanted = YES if is_good else NO
+    by_name = {value.lower(): value for value in values}
+    return next((by_name[word] for word in wanted if word in by_name), values[0 if is_good else -1])
+
+
+@asynccontextmanager
+async def judge_server(judge: Judge) -> AsyncIterator[dict[str, str]]:
+    """Serve the judge; yield the environment variables with which an environment's judge clients find it."""
+
+    async def answer(request: web.Request) -> web.Response:
+        body = await request.json()
+        message = {"role": "assistant", "content": judge.reply(body)}
+        choice = {"index": 0, "message": message, "finish_reason": "stop"}
+        usage = {"prompt_tokens": 1, "completion_tokens": 1, "total_tokens": 2}
+        return web.json_response(
+            {
+                "id": "judge",
+                "object": "chat.completion",
+                "model": body.get("model"),
+                "choices": [choice],
+                "usage": usage,
+            }
+        )
+
+    app = web.Application()
+    app.add_routes([web.post("/v1/chat/completions", answer)])
+    async with listening(app) as runner:
+        yield {"OPENAI_BASE_URL": base_url_of(runner), "OPENAI_API_KEY": "audit"}

@@ -1,0 +1,103 @@
+"""Reports of an audit as Markdown, JSON, SARIF and JUnit."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+from xml.etree import ElementTree
+
+import msgspec
+
+from rove.audit.findings import CHECKS, Finding, Report, Severity
+
+SARIF_LEVELS = {Severity.HIGH: "error", Severity.MEDIUM: "warning", Severity.LOW: "note", Severity.INFO: "none"}
+
+
+def rate_text(finding: Finding) -> str:
+    """Return the rate with its interval, and the floor: "0.52 [0.40, 0.64], floor 0.10"."""
+    if finding.rate is None:
+        return ""
+    mean, low, high = finding.rate
+    interval = f" [{low:.2f}, {high:.2f}]" if high > low else ""
+    return f"{mean:.2f}{interval}" + (f", floor {finding.floor:.2f}" if finding.floor is not None else "")
+
+
+def json_report(report: Report) -> dict[str, Any]:
+    """Return a report as JSON values."""
+    values: dict[str, Any] = msgspec.to_builtins(report)
+    values["worst"] = report.worst.label
+    for value, finding in zip(values["findings"], report.findings, strict=True):
+        value |= {"severity": finding.severity.label, "fix": finding.fix}
+    return values
+
+
+def markdown_report(reports: Sequence[Report]) -> str:
+    """Return reports as a Markdown page: a table, then the evidence."""
+    lines = ["| environment | severity | check | finding | rate |", "|---|---|---|---|---|"]
+    for report in reports:
+        for finding in report.findings:
+            cells = (report.env, finding.severity.label, finding.check, finding.text, rate_text(finding))
+            lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+        if not report.findings:
+            lines.append(f"| {_cell(report.env)} | – | – | no findings | – |")
+    for report in reports:
+        for finding in report.findings:
+            if finding.completion:
+                lines += [
+                    "",
+                    f"### {report.env}: {finding.check}",
+                    "",
+                    f"{finding.text}. Usual fix: {finding.fix}.",
+                    "",
+                ]
+                lines += ["````text", f"prompt: {finding.prompt}", "", f"completion: {finding.completion}", "````"]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.replace("|", "\\|").split())
+
+
+def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
+    """Return reports in SARIF 2.1.0, which code hosts show next to the code."""
+    rules = [
+        {"id": name, "shortDescription": {"text": check.looks_for}, "help": {"text": check.fix}}
+        for name, check in CHECKS.items()
+    ]
+    results = [
+        {
+            "ruleId": finding.check,
+            "level": SARIF_LEVELS[finding.severity],
+            "message": {"text": f"{report.env}: {finding.text}"},
+            "locations": [{"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}],
+        }
+        for report in reports
+        for finding in report.findings
+    ]
+    driver = {"name": "rove audit", "rules": rules}
+    schema = "https://json.schemastore.org/sarif-2.1.0.json"
+    return {"version": "2.1.0", "$schema": schema, "runs": [{"tool": {"driver": driver}, "results": results}]}
+
+
+def junit_report(reports: Sequence[Report]) -> bytes:
+    """Return reports as JUnit XML: a test case per check, which fails with findings of medium or high severity."""
+    suites = ElementTree.Element("testsuites", name="rove audit")
+    for report in reports:
+        suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(CHECKS)))
+        for name in CHECKS:
+            case = ElementTree.SubElement(suite, "testcase", classname=report.env, name=name)
+            for finding in report.findings:
+                if finding.check == name and finding.severity >= Severity.MEDIUM:
+                    failure = ElementTree.SubElement(case, "failure", message=_xml(finding.text))
+                    failure.text = _xml(f"{finding.text}\n{finding.prompt}\n{finding.completion}\nfix: {finding.fix}")
+            if name in report.skipped:
+                ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
+    return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
+
+
+def _xml(text: str) -> str:
+    """Replace characters that XML does not allow."""
+    return "".join(
+        c if c in "\t\n" or " " <= c <= "\ud7ff" or "\ue000" <= c <= "\ufffd" or c >= "\U00010000" else "�"
+        for c in text
+    )

@@ -1,0 +1,224 @@
+"""Checks of rewards: is a reply paid that does not do the task, and is one paid that does?"""
+
+from __future__ import annotations
+
+import random
+import statistics
+from collections import Counter
+from collections.abc import AsyncIterator, Sequence
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.findings import Finding, Severity, shortened
+from rove.audit.replies import (
+    blind_replies,
+    corrections,
+    corruptions,
+    hedges,
+    wrong,
+)
+from rove.audit.subject import Measured, Policy, Subject, measure_promising
+from rove.core.messages import Messages
+from rove.core.state import State
+
+HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
+"""Shares of the way from a guess to a right answer from which a reward without the task is severe, or of medium severity."""
+HEDGE_SHARE = 0.8
+"""Share from which a hedge counts as paid; partial credit pays less."""
+FREQUENT_SHARE = 0.4
+"""Share of the rows with the same answer that matters."""
+MISSED_SHARE = 0.05
+"""Share of rows whose own answer does not earn the full reward that matters."""
+LENGTHS = (0, 30, 300, 3000)
+"""Words of filler of the length check."""
+MAX_LISTED = 4
+
+
+def severity_of(share: float) -> Severity:
+    """Return the severity of a reward at this share of the way from a guess to a right answer."""
+    return Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM if share >= MEDIUM_SHARE else Severity.LOW
+
+
+async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if replies without the answer earn more than chance."""
+    replies = blind_replies(base.form, subject.answers, base.prompts)
+    measured = await measure_promising(subject, replies, base.floor.mean)
+    paid = [one for one in measured if is_higher(one, base.floor, base.range)]
+    if paid:
+        paid.sort(key=lambda one: -one.mean)
+        worst = paid[0]
+        prompt, completion = worst.example()
+        others = f"; so do {', '.join(repr(one.name) for one in paid[1:MAX_LISTED])}" if len(paid) > 1 else ""
+        yield Finding(
+            check="blind-reply",
+            severity=severity_of(base.share(worst.mean)),
+            text=f"the reply '{worst.name}' earns {worst.mean:.3f}, a guess {base.floor.mean:.3f}{others}",
+            rate=worst.interval,
+            floor=base.floor.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+    counts = Counter(map(str, subject.answers))
+    if base.own is not None and not paid:
+        answer, count = counts.most_common(1)[0]
+        share = count / counts.total()
+        if share > max(FREQUENT_SHARE, 1.2 / len(counts)):
+            yield Finding(
+                check="blind-reply",
+                severity=Severity.LOW,
+                text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
+                rate=(share, share, share),
+                floor=1 / len(counts),
+                completion=base.form(answer),
+            )
+
+
+async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding for each kind of hedge that is paid."""
+    assert base.own is not None
+    found: list[Measured] = []
+    for one in await measure_promising(subject, hedges(base.form, subject.answers), base.floor.mean):
+        if base.share(one.mean) >= HEDGE_SHARE and is_higher(one, base.floor, base.range):
+            found.append(one)
+    first, last = await subject.measure_all(corrections(base.form, subject.answers))
+    if min(base.share(first.mean), base.share(last.mean)) >= HEDGE_SHARE:
+        found.append(first)
+    if found:
+        worst = max(found, key=lambda one: one.mean)
+        prompt, completion = worst.example()
+        names = ", ".join(one.name for one in found)
+        yield Finding(
+            check="hedging",
+            severity=Severity.HIGH,
+            text=f"replies that do not commit to one answer are paid: {names} ({worst.mean:.3f} of {base.full:.3f})",
+            rate=worst.interval,
+            floor=base.floor.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if some rows' own answers do not earn what others earn."""
+    assert base.own is not None
+    rewards = base.own.rewards
+    most = max(rewards)
+    missed = [record for record in base.own.scored if record.scores and record.scores.reward < most - 1e-6]
+    share = len(missed) / len(rewards)
+    if share > MISSED_SHARE and _are_low(rewards, most, base):
+        record = min(missed, key=lambda one: one.scores.reward if one.scores else 0.0)
+        one = Measured("", [record])
+        prompt, completion = one.example()
+        yield Finding(
+            check="own-answer",
+            severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
+            text=f"{share:.0%} of the rows do not pay their own answer in full ({min(rewards):.3f} to {most:.3f})",
+            rate=base.own.interval,
+            floor=most,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
+    """Return whether the missing reward is a considerable part of the range."""
+    lost = statistics.fmean(most - reward for reward in rewards if reward < most - 1e-6)
+    return lost > 0.1 * max(most - base.floor.mean, 1e-9)
+
+
+async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding for wrong variants of the answer that are paid like the right one."""
+    assert base.own is not None
+    kinds = {kind for answer in subject.answers for kind in corruptions(str(answer), random.Random(0))}
+    paid: list[Measured] = []
+    for kind in sorted(kinds):
+        one = await subject.measure(f"answer with {kind}", _corrupted(kind, base))
+        changed = _with_kind(one, kind)
+        if len(changed.rewards) >= 5 and changed.mean > base.own.mean - 0.05 * base.range:
+            paid.append(changed)
+    known = {str(answer) for answer in subject.answers}
+    is_choice = len(known) <= 12 and all(len(answer) <= 1 for answer in known)
+    if paid and not is_choice:
+        worst = max(paid, key=lambda one: one.mean)
+        prompt, completion = worst.example()
+        names = ", ".join(one.name.removeprefix("answer with ") for one in paid)
+        yield Finding(
+            check="monotonicity",
+            severity=Severity.HIGH
+            if any("digit" in one.name or "nonsense" not in one.name for one in paid)
+            else Severity.MEDIUM,
+            text=f"wrong variants of the answer earn the full reward: {names}",
+            rate=worst.interval,
+            floor=base.floor.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+def _corrupted(kind: str, base: Baseline) -> Policy:
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        answer = str(state.get("answer"))
+        return base.form(corruptions(answer, rng).get(kind, f"{answer} qxzj qxzj"))
+
+    return policy
+
+
+def _with_kind(measured: Measured, kind: str) -> Measured:
+    """Keep the rollouts whose answer can have this error."""
+    kept = [record for record in measured.records if kind in corruptions(str(record.answer), random.Random(0))]
+    return Measured(measured.name, kept)
+
+
+async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if the same wrong answer earns more with more words around it."""
+    answers = subject.answers
+
+    def padded(words: int) -> Policy:
+        def policy(messages: Messages, state: State, rng: random.Random) -> str:
+            filler = " ".join(rng.choices(("and", "so", "then", "we", "see", "that", "it", "follows"), k=words))
+            return f"{filler}\n{base.form(wrong(str(state.get('answer')), answers or ['a', 'b'], rng))}"
+
+        return policy
+
+    measured = [await subject.measure(f"wrong answer after {words} words", padded(words)) for words in LENGTHS]
+    longest = max(measured, key=lambda one: one.mean)
+    if (
+        longest is not measured[0]
+        and is_higher(longest, measured[0], base.range)
+        and is_higher(longest, base.floor, base.range)
+    ):
+        prompt, completion = longest.example()
+        means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(measured, LENGTHS))
+        yield Finding(
+            check="length",
+            severity=severity_of(base.share(longest.mean)),
+            text=f"the reward of a wrong answer rises with the words before it: {means}",
+            rate=longest.interval,
+            floor=measured[0].mean,
+            prompt=prompt,
+            completion=shortened(completion, 400),
+        )
+
+
+async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield findings about rewards that never differ and a maximum that nothing reaches."""
+    scored = [record for record in subject.seen if record.scores is not None]
+    rewards = {round(record.scores.reward, 6) for record in scored if record.scores}
+    if len(rewards) == 1:
+        yield Finding(
+            check="reward-statistics",
+            severity=Severity.HIGH,
+            text=f"all {len(scored)} rollouts of all policies have the reward {rewards.pop():g}",
+        )
+        return
+    weights = scored[0].scores.weights if scored and scored[0].scores else {}
+    positive = sum(weight for weight in weights.values() if weight > 0)
+    most = max(rewards, default=0.0)
+    known = base.honest or ([base.own] if base.own else [])
+    if known and positive and most < 0.9 * positive:
+        yield Finding(
+            check="reward-statistics",
+            severity=Severity.MEDIUM,
+            text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
+            rate=(most, most, most),
+            floor=positive,
+        )

@@ -1,0 +1,53 @@
+"""Facts about an environment's rows, read in a process of its own: `python -m rove.audit.rows REQUEST` writes JSON to stdout."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from itertools import islice
+from typing import Any
+
+from rove.core.digest import fingerprint
+from rove.core.messages import text_of
+from rove.envs.loading import load_environment
+
+MAX_ROWS = 2000
+"""Maximum rows of each dataset that are compared."""
+
+
+def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
+    """Return the texts and digests of training and evaluation rows, and which rows change in a JSON round trip."""
+    loaded = load_environment(env, env_dir, **env_args)
+    has_training = loaded.count_examples(train=True) != 0
+    made: dict[str, Any] = {}
+    for name, train in (("eval", False), ("train", True)):
+        rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
+        made[name] = [_row(row) for row in rows]
+    return made
+
+
+def _row(row: dict[str, Any]) -> dict[str, Any]:
+    prompt = row["prompt"]
+    parts = [prompt] if isinstance(prompt, str) else [text_of(m) for m in prompt if m["role"] != "system"]
+    content = {key: value for key, value in row.items() if key not in ("example_id", "task", "prompt")}
+    try:
+        round_trip = json.loads(json.dumps(content))
+        changed = [key for key, value in content.items() if round_trip[key] != value]
+    except (TypeError, ValueError, RecursionError) as error:
+        changed, content = [f"not JSON: {error}"], {key: repr(value) for key, value in content.items()}
+    return {
+        "text": "\n".join(parts),
+        "digest": fingerprint({"prompt": parts, "content": json.loads(json.dumps(content, default=repr))}),
+        "answer": str(row.get("answer") or ""),
+        "changed": changed,
+    }
+
+
+if __name__ == "__main__":
+    request = json.loads(sys.argv[1])
+    out = os.dup(1)
+    os.dup2(2, 1)  # what the environment prints goes to stderr
+    result = json.dumps(facts(**request))
+    with os.fdopen(out, "w") as stdout:
+        stdout.write(result)

@@ -1,0 +1,122 @@
+"""A small search over replies that never see the answer, with confirmation on other rows."""
+
+from __future__ import annotations
+
+import random
+import re
+from collections.abc import AsyncIterator, Sequence
+
+from rove.audit.baseline import Baseline, is_higher
+from rove.audit.findings import Finding
+from rove.audit.game_checks import actions_of
+from rove.audit.replies import Form, constant, forms
+from rove.audit.reward_checks import severity_of
+from rove.audit.subject import Measured, Policy, Subject
+from rove.core.messages import Messages
+from rove.core.state import State
+
+ROUNDS = ((48, 6), (12, 20), (4, 60))
+"""Successive halving: (candidates, examples). Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943."""
+MUTATED_SHARE = 0.5
+"""Share of the candidates of a later round that are mutations of the best ones."""
+Candidate = tuple[str, tuple[str, ...]]
+"""(name of a form, parts): the parts of a reply, or the actions of the turns."""
+
+
+async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
+    """Yield a finding if the search finds a reply, or a cycle of actions, that earns more than chance on rows it has not seen."""
+    rng = random.Random(seed)
+    words = _vocabulary(subject, base)
+    known = forms(base.prompts)
+    pool = [_random(rng, words, list(known), base) for _ in range(ROUNDS[0][0])]
+    best: list[tuple[Measured, Candidate]] = []
+    for count, examples in ROUNDS:
+        pool = list(dict.fromkeys(pool))[:count]
+        best = [
+            (
+                await subject.measure(f"search: {' '.join(parts)[:30]}", _policy((form, parts), known, base), examples),
+                (form, parts),
+            )
+            for form, parts in pool
+        ]
+        best.sort(key=lambda pair: -pair[0].mean)
+        survivors = [candidate for _, candidate in best[: max(1, count // 4)]]
+        pool = survivors + [
+            _mutated(rng, rng.choice(survivors), words) for _ in range(int(MUTATED_SHARE * len(survivors)))
+        ]
+    measured, candidate = best[0]
+    if not is_higher(measured, base.floor, base.range):
+        return
+    policy = _policy(candidate, known, base)
+    confirmed = await subject.measure("search: confirmation", policy, subject.count, seed=seed + 1, train=True)
+    guess = await subject.measure(
+        "search: a guess on the same rows", base.guess, subject.count, seed=seed + 1, train=True
+    )
+    if is_higher(confirmed, guess, base.range):
+        prompt, completion = confirmed.example()
+        yield Finding(
+            check="policy-search",
+            severity=severity_of((confirmed.mean - guess.mean) / base.range),
+            text=(
+                f"a search over {sum(count for count, _ in ROUNDS)} replies found one that earns {confirmed.mean:.3f} on other "
+                f"rows; a guess earns {guess.mean:.3f}"
+            ),
+            rate=confirmed.interval,
+            floor=guess.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+def _vocabulary(subject: Subject, base: Baseline) -> list[str]:
+    """Return words that replies are made of: actions, answers of other rows, and words of the prompts."""
+    words = re.findall(r"\w+", " ".join(base.prompts))
+    answers = [str(answer) for answer in subject.answers[:50]]
+    usual = [
+        "yes",
+        "no",
+        "true",
+        "correct",
+        "0",
+        "1",
+        "done",
+        "because",
+        "step",
+        "therefore",
+        "None",
+        "[]",
+        "{}",
+        ",",
+        "\n",
+    ]
+    return list(dict.fromkeys([*actions_of(base, base.honest), *answers, *usual, *words[:200]]))
+
+
+def _random(rng: random.Random, words: Sequence[str], names: Sequence[str], base: Baseline) -> Candidate:
+    form = rng.choice([base.form_name, base.form_name, *names])
+    return form, tuple(rng.choices(words, k=rng.choice((1, 1, 2, 3, 5, 8))))
+
+
+def _mutated(rng: random.Random, candidate: Candidate, words: Sequence[str]) -> Candidate:
+    form, parts = candidate
+    changed = list(parts)
+    place = rng.randrange(len(changed))
+    if rng.random() < 0.3 and len(changed) > 1:
+        del changed[place]
+    elif rng.random() < 0.5:
+        changed.insert(place, rng.choice(words))
+    else:
+        changed[place] = rng.choice(words)
+    return form, tuple(changed)
+
+
+def _policy(candidate: Candidate, known: dict[str, Form], base: Baseline) -> Policy:
+    name, parts = candidate
+    form = known[name]
+    if not base.is_multi_turn:
+        return constant(form(" ".join(parts)))
+
+    def cycle(messages: Messages, state: State, rng: random.Random) -> str:
+        return form(parts[len(state["trajectory"]) % len(parts)])
+
+    return cycle

@@ -1,0 +1,169 @@
+"""The environment that is audited, and measurements of policies in it."""
+
+from __future__ import annotations
+
+import asyncio
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from rove.audit.findings import shortened
+from rove.clients.scripted import ScriptedClient
+from rove.core.errors import Error
+from rove.core.messages import Messages, text_of
+from rove.core.protocols import Limits
+from rove.core.records import Outcome, RolloutRecord
+from rove.core.state import State
+from rove.envs.environment import Environment
+from rove.rollouts.evaluate import generate
+from rove.statistics import mean_estimate
+
+Policy = Callable[[Messages, State, Any], Any]
+MAX_TURNS = 40
+"""Maximum turns of a rollout."""
+TRIED_EXAMPLES = 20
+"""Examples on which many policies are tried before the promising ones run on all examples."""
+ROLLOUT_SECONDS = 60.0
+"""Time limit of a rollout."""
+
+
+class Measured(NamedTuple):
+    """Rollouts of one policy."""
+
+    name: str
+    records: list[RolloutRecord]
+
+    @property
+    def scored(self) -> list[RolloutRecord]:
+        """Rollouts with a reward."""
+        return [record for record in self.records if record.scores is not None]
+
+    @property
+    def rewards(self) -> list[float]:
+        """Rewards of the scored rollouts."""
+        return [record.scores.reward for record in self.records if record.scores is not None]
+
+    @property
+    def mean(self) -> float:
+        """Mean reward; 0 if every rollout failed."""
+        return statistics.fmean(self.rewards) if self.rewards else 0.0
+
+    @property
+    def interval(self) -> tuple[float, float, float]:
+        """Mean reward with its 95 % interval; without an interval, three times the mean."""
+        if not self.rewards:
+            return 0.0, 0.0, 0.0
+        estimate = mean_estimate(self.rewards)
+        low, high = ((value if value == value else estimate.mean) for value in (estimate.low, estimate.high))
+        return estimate.mean, low, high
+
+    def example(self, reward: Callable[[float], float] = lambda value: value) -> tuple[str, str]:
+        """Return last prompt message and completion of the rollout with the highest `reward(its reward)`."""
+        if not self.scored:
+            return "", ""
+        best = max(self.scored, key=lambda record: reward(record.scores.reward if record.scores else 0.0))
+        return evidence(best)
+
+
+def evidence(record: RolloutRecord) -> tuple[str, str]:
+    """Return the last prompt message and the completion of a rollout, shortened."""
+    prompt = record.prompt if isinstance(record.prompt, str) else text_of(record.prompt[-1]) if record.prompt else ""
+    if isinstance(record.completion, str):
+        return shortened(prompt), shortened(record.completion)
+    lines = [f"{message['role']}: {text_of(message)}" for message in record.completion]
+    only_one = len(lines) == 1
+    return shortened(prompt), shortened(text_of(record.completion[0]) if only_one else "\n".join(lines))
+
+
+class OutOfTime(Error):
+    """The time budget of the audit is used up."""
+
+
+class Subject:
+    """An environment under audit; counts the rollouts.
+
+    Args:
+        env: The environment, best in a worker process.
+        count: Examples per policy.
+        deadline: Value of `time.monotonic` after which no policy starts.
+        on_policy: Called with the name of each policy that is measured.
+    """
+
+    def __init__(
+        self,
+        env: Environment,
+        count: int,
+        deadline: float,
+        on_policy: Callable[[str], None] = lambda name: None,
+    ):
+        self.env = env
+        self.count = count
+        self.deadline = deadline
+        self.on_policy = on_policy
+        self.rollouts = 0
+        self.rows: list[dict[str, Any]] = []
+        self.seen: list[RolloutRecord] = []
+        """All rollouts."""
+
+    async def read_rows(self) -> None:
+        """Read the rows that policies are measured on: evaluation rows, or training rows if there are no others."""
+        self.rows = list(self.env.examples(self.count))
+
+    @property
+    def answers(self) -> list[Any]:
+        """The rows' answers; empty if any row has none."""
+        answers = [row.get("answer") for row in self.rows]
+        return [] if any(answer in (None, "") for answer in answers) else answers
+
+    async def measure(
+        self, name: str, policy: Policy, count: int | None = None, *, seed: int = 0, train: bool = False
+    ) -> Measured:
+        """Run a policy on the first examples, one rollout each.
+
+        Raises:
+            OutOfTime: The time budget is used up.
+        """
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
+            raise OutOfTime("the time budget is used up")
+        self.on_policy(name)
+        records: list[RolloutRecord] = []
+
+        def keep(record: RolloutRecord | Outcome) -> None:
+            assert isinstance(record, RolloutRecord)  # an outcome stands for a record in a run folder
+            records.append(record)
+
+        limits = Limits(max_turns=MAX_TURNS, timeout_seconds=ROLLOUT_SECONDS)
+        try:
+            async with asyncio.timeout(remaining):
+                await generate(
+                    self.env,
+                    ScriptedClient(policy, name),
+                    num_examples=self.count if count is None else count,
+                    limits=limits,
+                    seed=seed,
+                    train=train,
+                    on_record=keep,
+                )
+        except TimeoutError:
+            if not records:
+                raise OutOfTime("the time budget is used up") from None
+        self.rollouts += len(records)
+        self.seen += records
+        return Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+
+    async def measure_all(self, policies: Mapping[str, Policy]) -> list[Measured]:
+        """Run several policies."""
+        return [await self.measure(name, policy) for name, policy in policies.items()]
+
+
+async def measure_promising(subject: Subject, policies: Mapping[str, Policy], above: float) -> list[Measured]:
+    """Run several policies on a few examples, and those that earn more than `above` on all examples; return the latter."""
+    first = [await subject.measure(name, policy, TRIED_EXAMPLES) for name, policy in policies.items()]
+    return [await subject.measure(one.name, policies[one.name]) for one in first if one.mean > above]
+
+
+def highest(measured: Sequence[Measured]) -> Measured:
+    """Return the one with the highest mean reward."""
+    return max(measured, key=lambda one: one.mean)

@@ -1,0 +1,139 @@
+"""`rove audit`: look for rewards that can be earned without doing the task."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+import msgspec
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
+
+from rove.audit.auditor import AuditOptions, audit
+from rove.audit.findings import CHECKS, Report, Severity
+from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
+from rove.cli.common import WIDTH, console_for, hint, print_json, run_async, working
+from rove.cli.options import env_args_option, examples, json_object, json_option
+from rove.core.errors import ConfigError
+from rove.utils.files import atomic_write
+
+STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
+LEVELS = [severity.label for severity in Severity]
+
+
+def print_checks(console: Console) -> None:
+    """Print the catalogue."""
+    table = Table("id", "looks for", "usual fix", width=WIDTH)
+    for name, check in CHECKS.items():
+        table.add_row(name, check.looks_for, check.fix)
+    console.print(table)
+
+
+def print_report(report: Report, console: Console, evidence: bool = True) -> None:
+    """Print the findings, the most severe first, with their evidence."""
+    table = Table(title=escape(f"audit of {report.env}"), width=min(WIDTH, console.width))
+    for title in ("severity", "check", "finding", "rate"):
+        table.add_column(title, overflow="fold")
+    for finding in report.findings:
+        style = STYLES[finding.severity]
+        table.add_row(
+            f"[{style}]{finding.severity.label}[/{style}]", finding.check, escape(finding.text), rate_text(finding)
+        )
+    if report.findings:
+        console.print(table)
+    else:
+        console.print(f"[bold]{escape(report.env)}[/bold]: no findings")
+    for finding in report.findings if evidence else []:
+        if finding.severity >= Severity.MEDIUM and finding.completion:
+            console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
+            for name in ("prompt", "completion"):
+                text = " ".join(getattr(finding, name).split())[:300]
+                console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
+            console.print(f"  usual fix: {finding.fix}", markup=False, soft_wrap=True)
+    done = len(CHECKS) - len(report.skipped)
+    console.print(
+        f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done} checks done, {len(report.skipped)} not applicable"
+    )
+    for name, reason in report.skipped.items():
+        if reason.startswith(("failed", "the rows", "the time")):
+            console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+
+
+def write(report: Report, output: str) -> None:
+    """Write a report to a file; its suffix chooses the format."""
+    suffix = "".join(Path(output).suffixes[-1:])
+    if suffix == ".md":
+        content = markdown_report([report]).encode()
+    elif suffix == ".sarif":
+        content = msgspec.json.format(msgspec.json.encode(sarif_report([report])), indent=1)
+    elif suffix == ".xml":
+        content = junit_report([report])
+    else:
+        content = msgspec.json.format(msgspec.json.encode(json_report(report)), indent=1)
+    atomic_write(Path(output), content)
+
+
+@click.command(
+    epilog=examples(
+        "rove audit tictactoe",
+        "rove audit my_task --only blind-reply --only hedging",
+        "rove audit my_task -o audit.sarif --fail-on medium   # in CI",
+        "rove audit --list                                    # all checks",
+    )
+)
+@click.argument("env", required=False)
+@env_args_option
+@click.option("--env-dir", help="Folder that is searched first for the environment.")
+@click.option("-n", "--num-examples", type=int, default=60, show_default=True, help="Examples per policy.")
+@click.option("--only", multiple=True, help="Check to do; repeatable.  [default: all]")
+@click.option("--skip", multiple=True, help="Check to leave out; repeatable.")
+@click.option("--seconds", type=float, default=600.0, show_default=True, help="Time budget.")
+@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the search.")
+@click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
+@click.option(
+    "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."
+)
+@click.option("--list", "list_", is_flag=True, help="List the checks.")
+@json_option
+@click.pass_context
+def command(
+    ctx: click.Context,
+    env: str | None,
+    env_args: str | None,
+    env_dir: str | None,
+    num_examples: int,
+    only: tuple[str, ...],
+    skip: tuple[str, ...],
+    seconds: float,
+    seed: int,
+    output: tuple[str, ...],
+    fail_on: str,
+    list_: bool,
+    as_json: bool,
+) -> None:
+    """Audit ENV: try replies and policies that do not do the task, and report those that are paid, with evidence.
+
+    The environment runs in a separate process, which sees the environment variables, including API keys. Exit status 1: a finding
+    with the severity of --fail-on or more.
+    """
+    console = console_for(as_json)
+    if list_:
+        print_checks(console)
+        return
+    if env is None:
+        raise ConfigError("no environment given: rove audit ENV")
+    for one in output:
+        if Path(one).suffix not in (".md", ".json", ".sarif", ".xml"):
+            raise ConfigError(f"-o {one}: expected a file name that ends in .md, .json, .sarif or .xml")
+    settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
+    with working(console, f"auditing {env}"):
+        report = run_async(audit(env, env_dir, json_object(env_args, "-a"), settings))
+    for one in output:
+        write(report, one)
+    if as_json:
+        print_json(json_report(report))
+    else:
+        print_report(report, console)
+        hint(console, f"repeat one check: rove audit {env} --only CHECK", "all checks: rove audit --list")
+    ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))

@@ -19,7 +19,7 @@ from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_seed_shift
 from rove.audit.findings import Finding, Report, Severity, selected, shortened
 from rove.audit.game_checks import check_blind_games, check_message_leaks, shown_to_all
-from rove.audit.grader_checks import check_determinism, check_execution, check_injection, check_robustness
+from rove.audit.grader_checks import check_determinism, check_execution, check_injection, check_parser, check_robustness
 from rove.audit.guard import LOG_VARIABLE, events
 from rove.audit.judge import Judge, judge_server
 from rove.audit.reward_checks import (
@@ -174,6 +174,7 @@ class _Auditor:
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
+        await self._do("parser-agreement", check_parser(subject, base, self._parse), needs_own)
         await self._do("determinism", check_determinism(subject, base, self._open))
         no_judge = not self.judge.calls and "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
@@ -242,11 +243,21 @@ class _Auditor:
 
     def _rows(self, env_args: dict[str, Any]) -> dict[str, Any] | str:
         """Return facts about the rows, or why they cannot be read."""
-        request = json.dumps({"env": self.name, "env_dir": self.env_dir, "env_args": env_args})
-        command = [sys.executable, "-m", "rove.audit.rows", request]
+        return self._in_process(env_args)
+
+    def _parse(self, replies: list[str]) -> list[str] | None:
+        """Return what the environment's parser reads; None if it has none."""
+        found = self._in_process(self.env_args, replies=replies)
+        return None if isinstance(found, str) else found
+
+    def _in_process(self, env_args: dict[str, Any], **more: Any) -> Any:
+        """Return the reply of `rove.audit.rows`, or an error as a text."""
+        request = json.dumps({"env": self.name, "env_dir": self.env_dir, "env_args": env_args, **more}).encode()
+        command, variables = [sys.executable, "-m", "rove.audit.rows"], {**os.environ, **self.variables}
         try:
-            variables = {**os.environ, **self.variables}
-            done = subprocess.run(command, capture_output=True, timeout=ROWS_SECONDS, check=False, env=variables)
+            done = subprocess.run(
+                command, input=request, capture_output=True, timeout=ROWS_SECONDS, check=False, env=variables
+            )
         except subprocess.TimeoutExpired:
             return f"the rows were not read within {ROWS_SECONDS:g} s"
         if done.returncode:

@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import math
-import random
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
-from typing import Any
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import INJECTIONS, NASTY, constant, other_answer, payload, says
-from rove.audit.subject import Measured, Subject, evidence
-from rove.core.messages import Messages
+from rove.audit.subject import Measured, Policy, Subject, evidence
+from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
-from rove.core.state import State
 from rove.envs.environment import Environment
 
 NASTY_EXAMPLES = 3
@@ -136,39 +133,45 @@ def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
     return None
 
 
-async def check_parser(subject: Subject, base: Baseline, parse: Callable[[str], Any] | None) -> AsyncIterator[Finding]:
+async def check_parser(
+    subject: Subject, base: Baseline, parse: Callable[[list[str]], list[str] | None]
+) -> AsyncIterator[Finding]:
     """Yield a finding if the parser and the grader read different answers.
 
     Args:
         subject: The environment.
         base: Its baseline.
-        parse: The environment's parser; None if it is unknown.
+        parse: Replies → the answers that the environment's parser reads; None if there is no parser.
     """
-    if parse is None or base.own is None:
-        return
     guess = other_answer(subject.answers, base.form)
-
-    def first_right(messages: Messages, state: State, rng: random.Random) -> str:
-        return f"{base.form(str(state.get('answer')))}\n{guess(messages, state, rng)}"
-
-    def last_right(messages: Messages, state: State, rng: random.Random) -> str:
-        return f"{guess(messages, state, rng)}\n{base.form(str(state.get('answer')))}"
-
-    def plain(messages: Messages, state: State, rng: random.Random) -> str:
-        return str(state.get("answer"))
-
-    for name, policy in {"right, then wrong": first_right, "wrong, then right": last_right, "plain": plain}.items():
+    policies: dict[str, Policy] = {
+        "right, then wrong": lambda messages, state, rng: (
+            f"{base.form(str(state.get('answer')))}\n{guess(messages, state, rng)}"
+        ),
+        "wrong, then right": lambda messages, state, rng: (
+            f"{guess(messages, state, rng)}\n{base.form(str(state.get('answer')))}"
+        ),
+        "plain": lambda messages, state, rng: str(state.get("answer")),
+    }
+    for name, policy in policies.items():
         one = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
-        disagree = [record for record in one.scored if _disagrees(record, base, parse)]
+        read = parse([text_of(record.completion[-1]) for record in one.scored])
+        if read is None:
+            return
+        disagree = [
+            (record, answer)
+            for record, answer in zip(one.scored, read, strict=True)
+            if record.scores and (answer.strip() == record.answer.strip()) != (base.share(record.scores.reward) > 0.5)
+        ]
         if len(disagree) > 0.5 * max(1, len(one.scored)):
-            record = disagree[0]
+            record, answer = disagree[0]
             assert record.scores is not None
             prompt, completion = evidence(record)
             yield Finding(
                 check="parser-agreement",
                 severity=Severity.MEDIUM,
                 text=(
-                    f"the parser reads {parse(completion)!r}, the answer is {record.answer!r}, and the reward is "
+                    f"the parser reads {shortened(answer, 100)!r}, the answer is {record.answer!r}, and the reward is "
                     f"{record.scores.reward:.3f}"
                 ),
                 rate=one.interval,
@@ -177,16 +180,6 @@ async def check_parser(subject: Subject, base: Baseline, parse: Callable[[str], 
                 completion=completion,
             )
             return
-
-
-def _disagrees(record: RolloutRecord, base: Baseline, parse: Callable[[str], Any]) -> bool:
-    assert record.scores is not None
-    try:
-        is_right = str(parse(evidence(record)[1])).strip() == record.answer.strip()
-    except Exception:  # a parser of the environment may raise anything
-        return False
-    is_paid = base.share(record.scores.reward) > 0.5
-    return is_right != is_paid
 
 
 async def check_injection(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

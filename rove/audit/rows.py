@@ -1,4 +1,7 @@
-"""Facts about an environment's rows, read in a process of its own: `python -m rove.audit.rows REQUEST` writes JSON to stdout."""
+"""Facts about an environment's rows, and what its parser reads, from a process of its own.
+
+`python -m rove.audit.rows` reads a request from stdin and writes JSON to stdout.
+"""
 
 from __future__ import annotations
 
@@ -9,8 +12,9 @@ from itertools import islice
 from typing import Any
 
 from rove.core.digest import fingerprint
-from rove.core.messages import text_of
+from rove.core.messages import AssistantMessage, text_of
 from rove.envs.loading import load_environment
+from rove.parsers.parser import Parser
 
 MAX_ROWS = 2000
 """Maximum rows of each dataset that are compared."""
@@ -25,6 +29,22 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
     return made
+
+
+def parsed(env: str, env_dir: str | None, env_args: dict[str, Any], replies: list[str]) -> list[str] | None:
+    """Return the answers that the environment's parser reads from replies; None if it has none of its own."""
+    loaded = load_environment(env, env_dir, **env_args)
+    parser = getattr(loaded, "parser", None)
+    if parser is None or type(parser) is Parser:  # the plain parser reads the whole reply
+        return None
+    return [_parsed(parser, reply) for reply in replies]
+
+
+def _parsed(parser: Parser, reply: str) -> str:
+    try:
+        return str(parser.parse_answer([AssistantMessage(reply)]))
+    except Exception as error:  # a parser of the environment may raise anything
+        return f"{type(error).__name__}: {error}"
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
@@ -45,9 +65,9 @@ def _row(row: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    request = json.loads(sys.argv[1])
+    request = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # what the environment prints goes to stderr
-    result = json.dumps(facts(**request))
+    result = json.dumps(parsed(**request) if "replies" in request else facts(**request))
     with os.fdopen(out, "w") as stdout:
         stdout.write(result)

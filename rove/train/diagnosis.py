@@ -468,11 +468,13 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     ]
     means.insert(0, history[0]["reward/mean"])  # the first update may be the one that is too large
     reward, best = means[-1], max(means)
-    if best - reward > MAX_REWARD_DROP * (highest - lowest):
+    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    # the examples of a step may be harder by chance, so the held-out reward must have fallen too
+    has_fallen = held_out and max(means[0], *held_out) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
+    if has_fallen and best - reward > MAX_REWARD_DROP * (highest - lowest):
         near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
         steps = len(means) - 1 - near_best[-1]
         return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
-    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
     if held_out and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
         return [

@@ -200,11 +200,14 @@ def test_token_classes_compare_losses_with_frequencies():
     assert sorted(classes["2"].tokens) == ["3", "4", "5", "6"]
 
 
-def rl(rewards: list[float], zero: float = 0.0) -> list[dict[str, float]]:
-    return [
+def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -> list[dict[str, float]]:
+    """Metrics of RL; by default the last held-out reward is the last training reward."""
+    rows = [
         {"step": step, "reward/mean": reward, "groups/zero_spread": zero, "groups/all": 32.0}
         for step, reward in enumerate(rewards, start=1)
     ]
+    rows[-1]["eval/sampled/reward/mean"] = rewards[-1] if held_out is None else held_out
+    return rows
 
 
 @pytest.mark.parametrize(
@@ -212,6 +215,7 @@ def rl(rewards: list[float], zero: float = 0.0) -> list[dict[str, float]]:
     [
         (rl([0.3, 0.4, 0.5, 0.6, 0.7, 0.8, 0.8]), []),
         (rl([0.7] * 10 + [0.1] * 10), ["learning_rate"]),
+        (rl([0.7] * 10 + [0.4] * 10, held_out=0.7), []),  # harder examples by chance
         (rl([0.7 - 0.01 * step for step in range(40)]), ["collapse"]),
         (rl([1.0] * 10, zero=32.0), ["saturated"]),
         (rl([*[0.5] * 5, *[1.0] * 10], zero=32.0), []),  # learned by RL

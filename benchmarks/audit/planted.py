@@ -19,11 +19,13 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.audit.auditor import audit
+from rove.audit.auditor import AuditOptions, audit
 from rove.audit.report import json_report
 
 HERE = Path(__file__).parent
 RUNS = Path("runs") / "audit_planted"
+SECONDS = 180.0
+"""Time budget of an audit."""
 SETS = ("own", "fresh")
 FOUND = ("medium", "high")
 """Severities that count as detected."""
@@ -38,7 +40,7 @@ def result(set_: str, name: str) -> dict[str, Any]:
     """Audit an environment, or return the stored report."""
     path = RUNS / set_ / f"{name}.json"
     if not path.exists():
-        report = asyncio.run(audit(name, str(HERE / set_)))
+        report = asyncio.run(audit(name, str(HERE / set_), options=AuditOptions(seconds=SECONDS)))
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_bytes(msgspec.json.encode(json_report(report)))
     return json.loads(path.read_text())

@@ -16,10 +16,17 @@ from typing import Any
 import msgspec
 
 from rove.audit.baseline import Baseline, measure_baseline
-from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_seed_shift
+from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
 from rove.audit.findings import Finding, Report, Severity, selected, shortened
 from rove.audit.game_checks import check_blind_games, check_message_leaks, shown_to_all
-from rove.audit.grader_checks import check_determinism, check_execution, check_injection, check_parser, check_robustness
+from rove.audit.grader_checks import (
+    HASH_SEED,
+    check_determinism,
+    check_execution,
+    check_injection,
+    check_parser,
+    check_robustness,
+)
 from rove.audit.guard import LOG_VARIABLE, events
 from rove.audit.judge import Judge, judge_server
 from rove.audit.reward_checks import (
@@ -125,6 +132,7 @@ class _Auditor:
         self.folder = folder
         self.on_progress = on_progress
         self.judge = Judge()
+        self.judge_port = 0
         self.variables: dict[str, str] = {}
         """Environment variables of the workers."""
 
@@ -132,6 +140,7 @@ class _Auditor:
         """Do all checks."""
         log = self.folder / "events.log"
         async with judge_server(self.judge) as self.variables:
+            self.judge_port = int(self.variables["OPENAI_BASE_URL"].split(":")[2].split("/")[0])
             rows = await asyncio.to_thread(self._rows, self.env_args)
             try:
                 env = self._open({LOG_VARIABLE: str(log)}, GUARD)
@@ -143,20 +152,19 @@ class _Auditor:
     async def _check(self, env: IsolatedEnv, rows: dict[str, Any] | str, log: Path) -> None:
         """Do all checks of an environment that has loaded."""
         subject = Subject(env, self.options.num_examples, self.deadline, self.on_progress)
-        try:
-            await subject.read_rows()
-            self.judge.answers = [str(answer) for answer in subject.answers]
-            base = await measure_baseline(subject)
-        except Exception as error:  # whatever the environment raises
-            self._add(Finding(check="load", severity=Severity.HIGH, text=f"no rollouts: {_text(error)}"))
-            await env.tear_down()
-            return
-        await self._behavior(subject, base)
-        await self._data(rows, subject)
+        async with env.used_in_run():  # one worker for all measurements
+            try:
+                await subject.read_rows()
+                self.judge.replies = subject.replies
+                base = await measure_baseline(subject)
+            except Exception as error:  # whatever the environment raises
+                self._add(Finding(check="load", severity=Severity.HIGH, text=f"no rollouts: {_text(error)}"))
+                return
+            await self._behavior(subject, base)
+            await self._data(rows, subject)
         if "side-effects" in self.checks:
-            self._collect("side-effects", _side_effects(events(log)))
+            self._collect("side-effects", _side_effects(events(log), self.judge_port))
         self.report.rollouts = subject.rollouts
-        await env.tear_down()
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         """Do the checks that need rollouts."""
@@ -192,6 +200,9 @@ class _Auditor:
             return
         train, evaluation = rows["train"], rows["eval"]
         self._collect("data-overlap", check_overlap(train, evaluation))
+        again = await asyncio.to_thread(self._in_process, self.env_args, {"PYTHONHASHSEED": HASH_SEED})
+        if "determinism" in self.checks and not isinstance(again, str):
+            self._collect("determinism", check_same_rows([*train, *evaluation], [*again["train"], *again["eval"]]))
         self._collect("row-round-trip", check_round_trip([*train, *evaluation]))
         shown = "\n".join(dict.fromkeys(_flat(subject)))
         self._collect("answer-leak", check_leaks(evaluation or train, shown))
@@ -250,13 +261,13 @@ class _Auditor:
         found = self._in_process(self.env_args, replies=replies)
         return None if isinstance(found, str) else found
 
-    def _in_process(self, env_args: dict[str, Any], **more: Any) -> Any:
+    def _in_process(self, env_args: dict[str, Any], variables: Mapping[str, str] = {}, **more: Any) -> Any:
         """Return the reply of `rove.audit.rows`, or an error as a text."""
         request = json.dumps({"env": self.name, "env_dir": self.env_dir, "env_args": env_args, **more}).encode()
-        command, variables = [sys.executable, "-m", "rove.audit.rows"], {**os.environ, **self.variables}
+        command, environ = [sys.executable, "-m", "rove.audit.rows"], {**os.environ, **self.variables, **variables}
         try:
             done = subprocess.run(
-                command, input=request, capture_output=True, timeout=ROWS_SECONDS, check=False, env=variables
+                command, input=request, capture_output=True, timeout=ROWS_SECONDS, check=False, env=environ
             )
         except subprocess.TimeoutExpired:
             return f"the rows were not read within {ROWS_SECONDS:g} s"
@@ -270,8 +281,11 @@ def _flat(subject: Subject) -> Iterable[str]:
     return shown_to_all([Measured("", subject.seen[:3])])
 
 
-def _side_effects(found: dict[str, list[str]]) -> Iterable[Finding]:
-    for kind, texts in found.items():
+def _side_effects(found: dict[str, list[str]], judge_port: int) -> Iterable[Finding]:
+    for kind, all_texts in found.items():
+        texts = [text for text in all_texts if not (kind == "connection" and f", {judge_port})" in text)]
+        if not texts:
+            continue
         yield Finding(
             check="side-effects",
             severity=Severity.MEDIUM,

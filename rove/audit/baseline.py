@@ -13,6 +13,8 @@ from rove.core.messages import text_of
 
 FORM_EXAMPLES = 8
 """Examples on which forms of an answer are tried."""
+MOST_FREQUENT = "most frequent answer"
+"""Name of a policy."""
 STANDARD_ERRORS = 4.0
 """Standard errors of a paired difference above which it is no chance, over all replies of a check together."""
 MIN_DIFFERENCE = 0.05
@@ -29,6 +31,8 @@ class Baseline(NamedTuple):
     """The form of an answer that earned the most."""
     own: Measured | None
     """The row's own answer in that form; None if rows have no answers, or no form earns more than a wrong answer."""
+    right: Measured | None
+    """The row's own answer in that form, whatever it earns; None if rows have no answers."""
     guess: Policy
     """The policy of `floor`."""
     floor: Measured
@@ -67,6 +71,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
     answers = subject.answers
     best_name, best = "plain", forms(prompts)["plain"]
     own: Measured | None = None
+    right: Measured | None = None
     if answers:
         tried = [
             (await subject.measure(f"right answer: {name}", says(form), FORM_EXAMPLES), name, form)
@@ -74,11 +79,11 @@ async def measure_baseline(subject: Subject) -> Baseline:
         ]
         measured, best_name, best = max(tried, key=lambda one: one[0].mean)
         turns += [len(record.steps) for record in measured.scored]
-        own = await subject.measure("right answer", says(best))
+        own = right = await subject.measure("right answer", says(best))
         guesses = {
             "another row's answer": other_answer(answers, best),
             "a random row's answer": random_answer(answers, best),
-            "most frequent answer": constant(best(statistics.mode(map(str, answers)))),
+            MOST_FREQUENT: constant(best(statistics.mode(map(str, answers)))),
         }
         floor = highest(await subject.measure_all(guesses))
         guess = guesses[floor.name]
@@ -97,7 +102,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
         guess = (
             guesses[floor.name] if floor.name in guesses else subject.env.policies[floor.name.removeprefix("policy ")]
         )
-    return Baseline(prompts, best_name, best, own, guess, floor, honest, statistics.fmean(turns or [1.0]) > 1.5)
+    return Baseline(prompts, best_name, best, own, right, guess, floor, honest, statistics.fmean(turns or [1.0]) > 1.5)
 
 
 def is_higher(one: Measured, other: Measured, range_: float) -> bool:

@@ -114,6 +114,19 @@ def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Fin
         )
 
 
+def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Finding]:
+    """Yield a finding if another process with another PYTHONHASHSEED has other rows."""
+    changed = [(one, other) for one, other in zip(rows, again) if one["digest"] != other["digest"]]
+    if changed or len(rows) != len(again):
+        one, other = changed[0] if changed else (rows[-1], again[-1])
+        yield Finding(
+            check="determinism",
+            severity=Severity.MEDIUM,
+            text=f"{len(changed)} of {len(rows)} rows differ in another process, with another PYTHONHASHSEED",
+            prompt=f"one process: {shortened(one['text'], 500)}\nanother: {shortened(other['text'], 500)}",
+        )
+
+
 def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
     """Yield a finding about rows that JSON changes."""
     changed = [row for row in rows if row["changed"]]
@@ -150,6 +163,20 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
             completion=revealed[0]["answer"],
         )
         return
+    hidden = [row for row in usable if _is_inside(row["answer"], row["text"])]
+    others = sum(_is_inside(other["answer"], row["text"]) for row, other in zip(usable, [*usable[1:], usable[0]]))
+    if len(hidden) - others > LEAK_SHARE * len(usable):
+        share = len(hidden) / len(usable)
+        yield Finding(
+            check="answer-leak",
+            severity=Severity.HIGH,
+            text=f"{share:.0%} of the prompts contain their answer inside of a longer word or number",
+            rate=(share, share, share),
+            floor=others / len(usable),
+            prompt=shortened(hidden[0]["text"]),
+            completion=hidden[0]["answer"],
+        )
+        return
     listed = [row for row in usable if row["answer"] in shown]
     if shown and len(listed) > LEAK_SHARE * len(usable):
         share = len(listed) / len(usable)
@@ -162,6 +189,14 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
             prompt=shortened(shown),
             completion=listed[0]["answer"],
         )
+
+
+def _is_inside(answer: str, text: str) -> bool:
+    """Return whether a text contains an answer only as a part of longer words or numbers, such as "INV-2041"."""
+    pattern = re.escape(answer)
+    return bool(re.search(rf"[\w-]{pattern}|{pattern}[\w-]", text)) and not re.search(
+        rf"(?<![\w-]){pattern}(?![\w-])", text
+    )
 
 
 def _is_revealed(answer: str, text: str) -> bool:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Iterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
@@ -13,26 +14,29 @@ from rove.audit.subject import Measured, Policy, Subject, evidence, measure_prom
 from rove.core.messages import Messages, text_of
 from rove.core.state import State
 
+MAX_PAIRED = 5
+"""Maximum number of actions of which two alternate."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE = 0.5
 """Share of the way from the weakest to the best policy from which a blind policy is a finding."""
+NEARLY_ALL = 0.8
+"""Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
 LEAK_SHARE = 0.3
 """Share of rollouts whose messages contain their own answer."""
 
 
 def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
     """Return actions that prompts mention, or that scripted policies use."""
-    found: dict[str, None] = {}
-    for prompt in base.prompts:
-        found |= dict.fromkeys(observed_actions(prompt))
+    used: Counter[str] = Counter()
     for one in measured:
-        for record in one.scored[:5]:
+        for record in one.scored[:20]:
             for message in record.completion:
                 if message["role"] == "assistant":
                     text = text_of(message)
-                    found |= dict.fromkeys(re.findall(r">([^<>\n]{1,20})</", text) or [text[:40]])
-    return list(found)
+                    used.update(re.findall(r">([^<>\n]{1,20})</", text) or [text[:40]])
+    mentioned = dict.fromkeys(action for prompt in base.prompts for action in observed_actions(prompt))
+    return list(dict.fromkeys([*(action for action, _ in used.most_common(MAX_ACTIONS // 2)), *mentioned]))
 
 
 def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
@@ -71,18 +75,30 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "give up": constant(form("give up")),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
+    pairs = [(a, b) for a in chosen[:MAX_PAIRED] for b in chosen[:MAX_PAIRED] if a != b]
+    found |= {f"{a!r} and {b!r} in turns": _in_turns(form, a, b) for a, b in pairs}
     return found | {f"always {action!r}": constant(form(action)) for action in chosen}
+
+
+def _in_turns(form: Form, *actions: str) -> Policy:
+    return lambda messages, state, rng: form(actions[len(state["trajectory"]) % len(actions)])
 
 
 async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a policy that ignores the environment is paid like a good one."""
     policies = blind_policies(base.form, actions_of(base, base.honest))
-    measured = await measure_promising(subject, policies, base.floor.mean)
+    above = min(base.floor.mean, NEARLY_ALL * base.full) if base.full > 0 else base.floor.mean
+    measured = await measure_promising(subject, policies, above - 1e-9)
     reference = base.floor
-    paid = [one for one in measured if is_higher(one, reference, base.range) and base.share(one.mean) >= BLIND_SHARE]
+    paid = [
+        one
+        for one in measured
+        if (is_higher(one, reference, base.range) and base.share(one.mean) >= BLIND_SHARE)
+        or (base.full > 0 and one.mean >= NEARLY_ALL * base.full)
+    ]
     if paid:
         worst = max(paid, key=lambda one: one.mean)
-        share = base.share(worst.mean)
+        share = max(base.share(worst.mean), 0.0) if is_higher(worst, reference, base.range) else 0.0
         prompt, completion = worst.example()
         known = "the best scripted policy" if base.honest else "a full reward"
         yield Finding(

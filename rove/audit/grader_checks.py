@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 
@@ -31,7 +32,11 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             failed = next((record for record in one.records if _is_broken(record)), None)
             if failed is not None:
                 broken[label] = failed
-    # rewards that are not finite are errors of the environment too
+    powers = says(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))  # a formula of the row's own numbers
+    if any(re.search(r"\d\s*[-+*/]\s*\d", str(answer)) for answer in subject.answers):
+        one = await subject.measure("strange reply: powers", powers, NASTY_EXAMPLES)
+        failed = [record for record in one.records if _is_broken(record)]
+        broken |= {"the answer with powers": failed[0]} if failed else {}
     if broken:
         label, record = next(iter(broken.items()))
         assert record.error is not None
@@ -97,17 +102,16 @@ async def check_determinism(
             yield finding
             return
     other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline, subject.on_policy)
-    try:
+    found: Finding | None = None
+    async with other.env.used_in_run():
         for name, policy in policies.items():
-            if name not in subject.env.policies:  # a worker's own policies belong to it
+            if name not in subject.env.policies and found is None:  # a worker's own policies belong to it
                 first = await subject.measure(f"{name}, first process", policy, REPEATED_EXAMPLES)
                 again = await other.measure(f"{name}, other process", policy, REPEATED_EXAMPLES)
-                if finding := _difference(first, again, "in another process, with another PYTHONHASHSEED"):
-                    yield finding
-                    return
-    finally:
-        subject.rollouts += other.rollouts
-        await other.env.tear_down()
+                found = _difference(first, again, "in another process, with another PYTHONHASHSEED")
+    subject.rollouts += other.rollouts
+    if found is not None:
+        yield found
 
 
 def _difference(first: Measured, again: Measured, where: str) -> Finding | None:
@@ -151,8 +155,8 @@ async def check_parser(
         "wrong, then right": lambda messages, state, rng: (
             f"{guess(messages, state, rng)}\n{base.form(str(state.get('answer')))}"
         ),
-        "plain": lambda messages, state, rng: str(state.get("answer")),
     }
+    known = {str(answer).strip() for answer in subject.answers}
     for name, policy in policies.items():
         one = await subject.measure(f"parser: {name}", policy, REPEATED_EXAMPLES)
         read = parse([text_of(record.completion[-1]) for record in one.scored])
@@ -161,7 +165,9 @@ async def check_parser(
         disagree = [
             (record, answer)
             for record, answer in zip(one.scored, read, strict=True)
-            if record.scores and (answer.strip() == record.answer.strip()) != (base.share(record.scores.reward) > 0.5)
+            if record.scores
+            and answer.strip() in known
+            and (answer.strip() == record.answer.strip()) != (base.share(record.scores.reward) > 0.5)
         ]
         if len(disagree) > 0.5 * max(1, len(one.scored)):
             record, answer = disagree[0]

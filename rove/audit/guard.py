@@ -1,4 +1,4 @@
-"""Record what an environment's worker process does outside of itself: files, processes, connections."""
+"""Record what an environment's worker does outside of its process, and send its judges' requests to the audit's judge."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from rove.clients.openai import OpenAIClient
 
 EVENTS = {
     "open": "file",
@@ -29,7 +31,7 @@ OWN = ("/dev/", "/proc/", "/sys/")
 
 
 def install() -> None:
-    """Write a line per event to the log; rove calls this in the worker before it loads the environment."""
+    """Write a line per event to the log, and redirect judges; rove calls this in the worker before it loads the environment."""
     log = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     temporary = os.path.realpath(tempfile.gettempdir())
 
@@ -41,6 +43,12 @@ def install() -> None:
                 os.write(log, f"{kind}\t{text}\n".encode(errors="replace"))
 
     sys.addaudithook(hook)
+    make = OpenAIClient.__init__
+
+    def redirected(self: OpenAIClient, base_url: str | None = None, api_key: str | None = None, **options: Any) -> None:
+        make(self, os.environ[OpenAIClient.base_url_var], os.environ[OpenAIClient.api_key_var], **options)
+
+    OpenAIClient.__init__ = redirected  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def describe(event: str, args: Sequence[Any], temporary: str) -> str:

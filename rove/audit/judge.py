@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -24,13 +24,13 @@ NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
 class Judge:
     """The scripted judge.
 
-    It says yes if an answer of the rows occurs twice in its prompt, as the reference and in the reply, or if the reply gives an
-    order and the prompt has no defense.
+    It says yes if the reply in its prompt contains the answer of its row, or if the reply gives an order and the prompt has no
+    defense.
     """
 
     def __init__(self) -> None:
-        self.answers: Sequence[str] = ()
-        """Answers of the rows."""
+        self.replies: Mapping[str, str] = {}
+        """Replies → the answer of their row."""
         self.calls = 0
 
     def is_good(self, text: str) -> bool:
@@ -39,7 +39,8 @@ class Judge:
         order = next((order for order in INJECTIONS.values() if order in text), None)
         if order is not None:
             return DEFENSE.search(text.replace(order, "")) is None
-        return any(text.count(answer) > 1 for answer in self.answers if answer)
+        reply = max((reply for reply in self.replies if reply in text), key=len, default="")
+        return bool(reply) and self.replies[reply] != "" and self.replies[reply] in reply
 
     def reply(self, body: dict[str, Any]) -> str:
         """Return the reply to a request of the chat completions API."""

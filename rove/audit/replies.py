@@ -226,6 +226,7 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         found["letters sorted"] = "".join(sorted(answer))
         found["first half"] = answer[: (len(answer) + 1) // 2]
         found["first letter"] = answer[0]
+        found["first word"] = re.split(r"[\s,;]+", answer)[0]
         found["nonsense appended"] = f"{answer} qxzj"
         found["nonsense in front"] = f"qxzj{answer}"
         found["written twice"] = f"{answer}{answer}"
@@ -270,9 +271,17 @@ def payload(path: str, form: Form) -> dict[str, str]:
         "code block": f"```python\nimport pathlib\npathlib.Path({path!r}).touch()\n```",
         "code block in the answer": form(f"```python\nimport pathlib\npathlib.Path({path!r}).touch()\n```"),
         "function": form(f"def solve(*args, **kwargs):\n    import pathlib\n    pathlib.Path({path!r}).touch()\n"),
+        "expression without builtins": form(_escape(path)),
+        "expression without builtins, plain": _escape(path),
         "shell": form(f"$(touch {path}); `touch {path}`"),
         "format string": form(f"{{{call}}}"),
     }
+
+
+def _escape(path: str) -> str:
+    """Return an expression that creates a file even if `eval` gets no builtins."""
+    classes = "().__class__.__base__.__subclasses__()"
+    return f"[c for c in {classes} if c.__name__ == '_wrap_close'][0].__init__.__globals__['system']('touch {path}')"
 
 
 INJECTIONS: dict[str, str] = {

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import MOST_FREQUENT, Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import (
     blind_replies,
@@ -58,6 +58,23 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             completion=completion,
         )
     counts = Counter(map(str, subject.answers))
+    right = base.right
+    if (
+        right is not None
+        and len(counts)
+        and base.floor.mean >= 0.9 * right.mean > 0
+        and base.floor.name == MOST_FREQUENT
+    ):
+        prompt, completion = base.floor.example()
+        yield Finding(
+            check="blind-reply",
+            severity=Severity.HIGH,
+            text=f"the most frequent answer earns {base.floor.mean:.3f}, as much as the right one ({right.mean:.3f})",
+            rate=base.floor.interval,
+            floor=right.mean / max(2, len(counts)),
+            prompt=prompt,
+            completion=completion,
+        )
     if base.own is not None and not paid:
         answer, count = counts.most_common(1)[0]
         share = count / counts.total()
@@ -213,6 +230,15 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
     positive = sum(weight for weight in weights.values() if weight > 0)
     most = max(rewards, default=0.0)
+    least, limit = min(rewards, default=0.0), max(positive, sum(abs(weight) for weight in weights.values()))
+    if positive and (least < -2 * limit or most > 1.1 * positive):
+        yield Finding(
+            check="reward-statistics",
+            severity=Severity.MEDIUM,
+            text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
+            rate=(most, least, most),
+            floor=positive,
+        )
     known = base.honest or ([base.own] if base.own else [])
     if known and positive and most < 0.9 * positive:
         yield Finding(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,6 +25,8 @@ MAX_TURNS = 40
 """Maximum turns of a rollout."""
 TRIED_EXAMPLES = 20
 """Examples on which many policies are tried before the promising ones run on all examples."""
+MAX_RECORDED_CHARS = 1000
+"""Maximum length of a recorded reply."""
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
 
@@ -105,6 +108,8 @@ class Subject:
         self.rows: list[dict[str, Any]] = []
         self.seen: list[RolloutRecord] = []
         """All rollouts."""
+        self.replies: dict[str, str] = {}
+        """Short replies of policies → the answer of their row, from which a scripted judge knows whether they are right."""
 
     async def read_rows(self) -> None:
         """Read the rows that policies are measured on: evaluation rows, or training rows if there are no others."""
@@ -139,7 +144,7 @@ class Subject:
             async with asyncio.timeout(remaining):
                 await generate(
                     self.env,
-                    ScriptedClient(policy, name),
+                    ScriptedClient(self._recorded(policy), name),
                     num_examples=self.count if count is None else count,
                     limits=limits,
                     seed=seed,
@@ -152,6 +157,16 @@ class Subject:
         self.rollouts += len(records)
         self.seen += records
         return Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+
+    def _recorded(self, policy: Policy) -> Policy:
+        async def recorded(messages: Messages, state: State, rng: Any) -> Any:
+            reply = policy(messages, state, rng)
+            reply = await reply if inspect.isawaitable(reply) else reply
+            if isinstance(reply, str) and 0 < len(reply) <= MAX_RECORDED_CHARS:
+                self.replies[reply] = str(state.get("answer") or "")
+            return reply
+
+        return recorded
 
     async def measure_all(self, policies: Mapping[str, Policy]) -> list[Measured]:
         """Run several policies."""

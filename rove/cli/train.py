@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_json, run_async, working
+from rove.cli.common import RUNS, console_for, hint, print_best_step, print_json, run_async, working
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
@@ -104,7 +104,6 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
     from rove.doctor.estimate import Workload, estimate
     from rove.models.from_scratch import new_model
     from rove.train.config import RLConfig, SFTConfig
-    from rove.train.recipe import kept_share
 
     stage = {name: value for name, value in recipe["rl"][0].items() if name != "name"}
     rl = convert(RLConfig, {"env": recipe[""]["env"], "model": "", **stage})
@@ -115,7 +114,7 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
         rollouts=seen.conversations,
         turns=seen.evidence.turns,
         data_rollouts=rollouts,
-        conversations=round(kept_share(seen.evidence) * rollouts),
+        conversations=round(rollouts * (seen.evidence.policies[-1].good_share if seen.evidence.policies else 1.0)),
         scripted_seconds=seen.evidence.rollout_seconds,
         table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
     )
@@ -171,9 +170,10 @@ class Diagnoser:
             self._report(stage.name, during_sft(history, self._with_data(self.task)), len(history), total)
 
     def after_stage(self, stage: Path) -> None:
-        """Diagnose a complete training stage."""
+        """Print how a training stage has ended, and diagnose it."""
         from rove.train.diagnosis import after_sft, measure_token_classes
 
+        print_best_step(Run(stage), self.console)
         if self.task is None or stage.name != "sft":
             return
         config, recipe = self.pipeline.sft_config(), self.pipeline.recipe
@@ -272,6 +272,7 @@ def command(
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
     started, cpu = time.time(), time.process_time()
+    is_continued = (folder / "data").exists() or (folder / "rl1").exists()
     pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
     if not pipeline.ranks.is_first:
         pipeline.follow()
@@ -283,8 +284,8 @@ def command(
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
     minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
     console.print(
-        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory; "
-        "without stages that were complete before",
+        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory"
+        + ("; without stages that were complete before" if is_continued else ""),
         soft_wrap=True,
     )
     diagnoser.print_all()

@@ -81,8 +81,8 @@ class Diagnosis(msgspec.Struct, frozen=True):
     """A cause of missing progress."""
 
     kind: str
-    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unpredictable, memorized, saturated, or
-    collapse."""
+    """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unfinished, unpredictable, memorized,
+    saturated, or collapse."""
     text: str
     """What was measured, and what it means."""
     advice: str
@@ -350,8 +350,10 @@ def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> li
     fixed = [one for one in classes if one.is_format]
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
         return [_learning_rate(f"tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats")]
-    if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy") or task.has_learned(history):
+    if task.has_learned(history):
         return []
+    if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
+        return _unfinished(history, task)
     worst = max(unsure, key=lambda one: one.count * one.loss)
     seen = (
         f"SFT learned only the format. After '{worst.before}' the model guesses: {', '.join(map(repr, worst.tokens))} have a "
@@ -384,6 +386,17 @@ def _cause(seen: str, task: Task) -> list[Diagnosis]:
             _unpredictable(f"{seen}. No single token of the prompts is related to any token of the teacher's responses")
         ]
     return []
+
+
+def _unfinished(history: History, task: Task) -> list[Diagnosis]:
+    rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    if not rewards:
+        return []
+    seen = (
+        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; the weakest policy has {task.weakest:.3f}, the "
+        f"best {task.best:.3f}. The losses are below those of guessing: the model has learned a part"
+    )
+    return [Diagnosis("unfinished", seen, "train longer (sft.epochs), with more data, or with a larger model")]
 
 
 def _learning_rate(seen: str) -> Diagnosis:

@@ -98,6 +98,13 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Standard deviation of the reward."""
     varies: bool
     """Whether two rollouts of an example may differ."""
+    good_share: float
+    """Share of the rollouts with at least the reward that SFT demands of its teacher: `good_reward`."""
+
+    @property
+    def good_reward(self) -> float:
+        """The larger one of median and mean, at most the highest."""
+        return min(max(self.median, self.reward), self.highest)
 
 
 class ModelEvidence(msgspec.Struct, frozen=True):
@@ -127,6 +134,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """The pretrained model, if training starts from one."""
     examples: int | None
     """Rows of the training dataset; None if they are generated on demand."""
+    held_out: int | None = None
+    """Rows of the evaluation dataset."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
     functions: list[str]
@@ -201,6 +210,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         policies=policies,
         model=model,
         examples=env.count_examples(train=True),
+        held_out=env.count_examples(),
         arguments=arguments,
         functions=[name for name, weight in best[0].scores.weights.items() if weight],
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
@@ -229,11 +239,13 @@ def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, s
 
 def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
     rewards = [record.scores.reward for record in records if record.scores is not None]
+    mean, median, highest = statistics.fmean(rewards), statistics.median(rewards), max(rewards)
     return PolicyEvidence(
         name=name,
-        reward=statistics.fmean(rewards),
-        median=statistics.median(rewards),
-        highest=max(rewards),
+        reward=mean,
+        median=median,
+        highest=highest,
+        good_share=statistics.fmean(reward >= min(max(median, mean), highest) for reward in rewards),
         spread=statistics.pstdev(rewards),
         varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
         > len({record.example_id for record in records}),
@@ -302,7 +314,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         "env": env,
         "name": "sampled",
         "env_args": {**_with_examples(env_args, evidence, SAMPLED_ROLLOUTS), **seed},
-        "num_examples": SAMPLED_ROLLOUTS,
+        "num_examples": _available(SAMPLED_ROLLOUTS, env_args, evidence),
         "temperature": 1.0,
         "max_tokens": max_tokens,
     }
@@ -314,7 +326,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         Section(
             "evaluation",
             {
-                "num_examples": scale.table_rollouts,
+                "num_examples": _available(scale.table_rollouts, env_args, evidence),
                 "rollouts_per_example": 1,
                 "max_tokens": max_tokens,
                 "env_args": _with_examples(env_args, evidence, scale.table_rollouts),
@@ -357,11 +369,6 @@ def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> 
     return Section("model", {"name": model.name}, reason)
 
 
-def kept_share(evidence: Evidence) -> float:
-    """Return the expected share of the teacher's rollouts that SFT trains on: its minimum reward is about their median."""
-    return 1.0 if not evidence.policies or evidence.policies[-1].spread == 0 else 0.5
-
-
 def _sft_sections(
     env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
 ) -> list[Section]:
@@ -370,7 +377,7 @@ def _sft_sections(
     goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
     is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
     available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
-    kept = kept_share(evidence)
+    kept = best.good_share
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
     each = max(1, int(wanted) // available) if best.varies else 1
     examples = max(1, min(available, int(wanted)))
@@ -393,7 +400,7 @@ def _sft_sections(
         Section(
             "sft",
             {
-                "min_reward": min(max(best.median, best.reward), best.highest),
+                "min_reward": best.good_reward,
                 "batch_size": scale.sft_batch,
                 "learning_rate": scale.sft_rate,
                 "epochs": epochs,
@@ -435,6 +442,12 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
 def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:
     """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
     return {**({"num_examples": count} if "num_examples" in evidence.arguments else {}), **env_args}
+
+
+def _available(count: int, env_args: Mapping[str, Any], evidence: Evidence) -> int:
+    """Return how many of `count` held-out examples there are; an argument `num_examples` makes as many as are needed."""
+    is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
+    return count if is_free or evidence.held_out is None else min(count, evidence.held_out)
 
 
 def as_toml(sections: Sequence[Section], comment: str) -> str:

@@ -92,7 +92,8 @@ def task(**known: Any) -> Task:
 @pytest.mark.parametrize(
     ("classes", "known", "kinds"),
     [
-        ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, []),
+        ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, ["unfinished"]),
+        ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {"weakest": 0.1}, []),
         ([FORMAT, token_class(GUESS, GUESS)], {}, ["guessing"]),
         ([FORMAT, token_class(GUESS, 1.5 * GUESS, 0.2 * GUESS)], {}, ["unpredictable"]),
         ([FORMAT, token_class(GUESS, GUESS)], {"is_related": False}, ["unpredictable"]),
@@ -100,7 +101,7 @@ def task(**known: Any) -> Task:
         ([FORMAT, token_class(GUESS, GUESS)], {"hidden": 1.0}, ["hidden_state"]),
         ([FORMAT, token_class(GUESS, GUESS)], {"hidden": 0.1, "merged": ["RGB"]}, ["merged_tokens"]),
         ([token_class(0.0, 2.5), token_class(GUESS, GUESS)], {}, ["learning_rate"]),
-        ([], {}, []),
+        ([], {}, ["unfinished"]),
     ],
 )
 def test_a_stuck_sft(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):

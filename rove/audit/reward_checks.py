@@ -31,6 +31,8 @@ MISSED_SHARE = 0.05
 LENGTHS = (0, 30, 300, 3000)
 """Words of filler of the length check."""
 MAX_LISTED = 4
+TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
+"""Errors that a stated tolerance, or a search for the answer in a sentence, may allow."""
 
 
 def severity_of(share: float) -> Severity:
@@ -157,13 +159,11 @@ async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[
     if paid and not is_choice:
         worst = max(paid, key=lambda one: one.mean)
         prompt, completion = worst.example()
-        names = ", ".join(one.name.removeprefix("answer with ") for one in paid)
+        kinds_paid = {one.name.removeprefix("answer with ") for one in paid}
         yield Finding(
             check="monotonicity",
-            severity=Severity.HIGH
-            if any("digit" in one.name or "nonsense" not in one.name for one in paid)
-            else Severity.MEDIUM,
-            text=f"wrong variants of the answer earn the full reward: {names}",
+            severity=Severity.LOW if kinds_paid <= TOLERABLE else Severity.HIGH,
+            text=f"wrong variants of the answer earn the full reward: {', '.join(sorted(kinds_paid))}",
             rate=worst.interval,
             floor=base.floor.mean,
             prompt=prompt,

@@ -27,7 +27,9 @@ LEAK_SHARE = 0.3
 """Excess of prompts that contain their own answer over those that contain another row's, from which it is a leak."""
 MIN_ANSWER = 3
 """Characters of an answer that is searched in prompts."""
-REVEALING = re.compile(r"(answer|solution|expected|gold|label|correct|target|key)\W{0,12}$", re.IGNORECASE)
+REVEALING = re.compile(
+    r"(answer|solution|expected|gold|label|correct|target|key)(\W{1,3}(is|was|are))?\W{0,12}$", re.IGNORECASE
+)
 """What stands before an answer that is given away."""
 
 

@@ -1,0 +1,143 @@
+"""A whole audit, in worker processes; what an environment does cannot stop it."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+from commands import Rove, environment, in_this_process
+
+from rove.audit.auditor import AuditOptions, audit
+from rove.audit.findings import CHECKS, Finding, Report, Severity
+from rove.audit.guard import describe
+from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
+from rove.core.errors import ConfigError
+
+SUMS = """
+import os, random, sys
+import rove as vf
+
+def rows(seed):
+    rng = random.Random(seed)
+    return [{"question": f"{n} + 7?", "answer": str(n + 7)} for n in rng.sample(range(1000, 9000), 100)]
+
+def correct(completion, answer):
+    text = completion[-1]["content"]
+    GRADE
+
+def load_environment(seed: int = 0):
+    return vf.SingleTurnEnv(
+        dataset=lambda: rows(f"{seed}:train"), eval_dataset=lambda: rows(f"{seed}:eval"),
+        system_prompt="Answer <answer>number</answer>", rubric=vf.Rubric([correct]),
+    )
+"""
+HONEST = "return float(text == f'<answer>{answer}</answer>')"
+FAST = AuditOptions(num_examples=20, only=("blind-reply", "side-effects", "data-overlap"), hang_seconds=2.0)
+
+
+async def audited(folder: Path, grade: str, options: AuditOptions = FAST) -> Report:
+    environment(folder, "sums", SUMS.replace("GRADE", grade))
+    return await audit("sums", str(folder), options=options)
+
+
+async def test_an_honest_environment_has_no_findings(tmp_path: Path) -> None:
+    report = await audited(tmp_path, HONEST)
+    assert report.findings == [] and report.rollouts > 300 and report.cpu_seconds > 0
+
+
+async def test_a_hole_and_a_side_effect_are_found(tmp_path: Path) -> None:
+    path = tmp_path / "left_behind"
+    report = await audited(tmp_path, f"open({str(path)!r}, 'w').close(); return float(answer in text)")
+    assert {one.check for one in report.findings} == {"blind-reply", "side-effects"}
+    assert report.worst is Severity.HIGH
+    [file] = [one for one in report.findings if one.check == "side-effects"]
+    assert str(path.resolve()) in file.text
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "grade",
+    ["os._exit(3)", "print('noise' * 10_000); sys.exit()", "raise RuntimeError('x')", "import time; time.sleep(3600)"],
+)
+async def test_a_broken_environment_does_not_stop_the_audit(tmp_path: Path, grade: str) -> None:
+    started = time.monotonic()
+    options = AuditOptions(num_examples=2, only=("grader-robustness",), hang_seconds=1.0, seconds=20.0)
+    report = await audited(tmp_path, f"{grade}\n    return 0.0", options)
+    assert time.monotonic() - started < 60
+    assert report.findings or report.skipped
+
+
+async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
+    environment(tmp_path, "sums", "raise ValueError('no')")
+    report = await audit("sums", str(tmp_path), options=FAST)
+    assert [(one.check, one.severity) for one in report.findings] == [("load", Severity.HIGH)]
+
+
+async def test_an_unknown_check_is_refused() -> None:
+    with pytest.raises(ConfigError, match="unknown check 'hedgin'.*hedging"):
+        await audit("sums", options=AuditOptions(only=("hedgin",)))
+
+
+@pytest.mark.parametrize(
+    ("event", "args", "expected"),
+    [
+        ("open", ("/etc/hosts", "r", 0), ""),
+        ("open", ("/srv/results.txt", "w", 0), "/srv/results.txt"),
+        ("open", ("/dev/null", "w", 0), ""),
+        ("open", ("/srv/__pycache__/a.pyc", "wb", 0), ""),
+        ("open", ("/t/tmpabc/file", "w", 0), ""),
+        ("open", ("/t/named", "w", 0), "/t/named"),
+        ("open", (3, "w", 0), ""),
+        ("os.remove", ("/srv/x", -1), "/srv/x"),
+        ("subprocess.Popen", ("/bin/ls", ["ls"], None, None), "['ls']"),
+        ("os.system", (b"ls",), "b'ls'"),
+        ("socket.connect", (None, ("10.0.0.1", 80)), "connect ('10.0.0.1', 80)"),
+        ("socket.connect", (None, "/run/socket"), ""),
+    ],
+)
+def test_what_counts_as_a_side_effect(event: str, args: tuple[object, ...], expected: str) -> None:
+    assert describe(event, args, "/t") == expected
+
+
+REPORT = Report(
+    env="sums",
+    findings=[
+        Finding(
+            check="hedging", severity=Severity.HIGH, text="a | b", rate=(0.5, 0.4, 0.6), floor=0.1, completion="\x00<x>"
+        ),
+        Finding(check="length", severity=Severity.LOW, text="c"),
+    ],
+    skipped={"blind-game": "only for several turns"},
+)
+
+
+def test_reports() -> None:
+    plain = json_report(REPORT)
+    assert (plain["worst"], plain["findings"][0]["severity"]) == ("high", "high")
+    assert "| sums | high | hedging | a \\| b | 0.50 [0.40, 0.60], floor 0.10 |" in markdown_report([REPORT])
+    levels = [result["level"] for result in sarif_report([REPORT])["runs"][0]["results"]]
+    assert levels == ["error", "note"]
+    suite = ElementTree.fromstring(junit_report([REPORT]))[0]
+    assert len(suite) == len(CHECKS)
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == ["hedging"]
+    assert [case.get("name") for case in suite if case.find("skipped") is not None] == ["blind-game"]
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    environment(tmp_path / "environments", "sums", SUMS.replace("GRADE", "return float(answer in text)"))
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def test_the_command(rove: Rove) -> None:
+    done = rove("audit", "sums", "--only", "blind-reply", "-n", "20", "-o", "audit.sarif", "-o", "audit.md")
+    assert done.status == 1
+    assert "every answer" in done.out and "usual fix" in done.out
+    assert json.loads(Path("audit.sarif").read_text())["version"] == "2.1.0"
+    assert Path("audit.md").read_text().startswith("| environment |")
+    assert "hedging" in rove("audit", "--list").out
+    wrong = rove("audit", "sums", "-o", "audit.txt")
+    assert (wrong.status, "expected a file name that ends in .md" in wrong.err) == (2, True)

@@ -1,0 +1,83 @@
+"""Checks of datasets, without rollouts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
+from rove.audit.findings import Severity
+
+
+def row(text: str, answer: str = "", digest: str = "", changed: tuple[str, ...] = ()) -> dict[str, Any]:
+    return {"text": text, "answer": answer, "digest": digest or f"{text}|{answer}", "changed": list(changed)}
+
+
+def numbered(first: int, count: int, template: str = "question {}", answer: str = "answer{}") -> list[dict[str, Any]]:
+    return [row(template.format(n), answer.format(n)) for n in range(first, first + count)]
+
+
+LONG = (
+    "Person {0} has bought {0} apples and {1} pears at the market of town {2} on day {3}, and sold {1} of them to friend {2} "
+    "for {3} coins before the evening"
+)
+
+
+def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
+    return [row(LONG.format(n, n * 7 % 101, town + n * 13 % 97, n * 31 % 89)) for n in range(first, first + count)]
+
+
+@pytest.mark.parametrize(
+    ("train", "evaluation", "severities"),
+    [
+        (numbered(0, 100), numbered(100, 100), []),
+        (numbered(0, 100), numbered(50, 100), [Severity.HIGH]),
+        (numbered(0, 100), numbered(95, 100), [Severity.MEDIUM]),
+        (numbered(0, 100), [], []),
+        (
+            [row("The same start.", digest=str(n)) for n in range(50)],
+            [row("The same start.", digest=str(n)) for n in range(50)],
+            [],
+        ),
+        (stories(0, 100), stories(200, 100), []),
+        (stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)], [Severity.MEDIUM]),
+    ],
+)
+def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
+    assert [one.severity for one in check_overlap(train, evaluation)] == severities
+
+
+@pytest.mark.parametrize(
+    ("others", "is_found"),
+    [(numbered(1, 100), True), (numbered(500, 100), False), (numbered(0, 100), False), (numbered(0, 100)[::-1], False)],
+)
+def test_seed_shift(others: Any, is_found: bool) -> None:
+    assert len(list(check_seed_shift(numbered(0, 100), others))) == is_found
+
+
+def test_rows_of_other_processes() -> None:
+    rows = numbered(0, 20)
+    assert list(check_same_rows(rows, rows)) == []
+    assert ["1 of 20 rows differ" in one.text for one in check_same_rows(rows, [row("other"), *rows[1:]])] == [True]
+
+
+def test_round_trip() -> None:
+    assert list(check_round_trip(numbered(0, 5))) == []
+    (found,) = check_round_trip([*numbered(0, 5), row("x", changed=("info",))])
+    assert found.text == "1 of 6 rows change in a JSON round trip (info)"
+
+
+@pytest.mark.parametrize(
+    ("template", "answer", "shown", "is_found"),
+    [
+        ("How much is {} and 5?", "sum{}", "", False),
+        ("The gold answer is: sum{}. How much?", "sum{}", "", True),
+        ("Invoice INV-{}X: how much?", "{}", "", True),
+        ("There are 100{} apples. How many?", "100{}", "", False),  # extraction
+        ("How much is {}?", "sum{}", " ".join(f"sum{n}" for n in range(200)), True),
+    ],
+)
+def test_leaks(template: str, answer: str, shown: str, is_found: bool) -> None:
+    rows = numbered(100, 40, template, answer)
+    assert [one.severity for one in check_leaks(rows, shown)] == [Severity.HIGH] * is_found

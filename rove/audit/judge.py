@@ -17,6 +17,8 @@ DEFENSE = re.compile(
     r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
 )
 """A prompt with one of these words tells the judge not to obey the reply."""
+MIN_REPLY = 3
+"""Characters of a reply that is looked for in the judge's prompt."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
 NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
 
@@ -39,7 +41,9 @@ class Judge:
         order = next((order for order in INJECTIONS.values() if order in text), None)
         if order is not None:
             return DEFENSE.search(text.replace(order, "")) is None
-        reply = max((reply for reply in self.replies if reply in text), key=len, default="")
+        # a reply may also occur earlier, in the question
+        known = [reply for reply in self.replies if len(reply) >= MIN_REPLY and reply in text]
+        reply = max(known, key=lambda one: (text.rfind(one) + len(one), len(one)), default="")
         return bool(reply) and self.replies[reply] != "" and self.replies[reply] in reply
 
     def reply(self, body: dict[str, Any]) -> str:

@@ -81,9 +81,9 @@ async def measure_baseline(subject: Subject) -> Baseline:
         turns += [len(record.steps) for record in measured.scored]
         own = right = await subject.measure("right answer", says(best))
         guesses = {
+            MOST_FREQUENT: constant(best(statistics.mode(map(str, answers)))),
             "another row's answer": other_answer(answers, best),
             "a random row's answer": random_answer(answers, best),
-            MOST_FREQUENT: constant(best(statistics.mode(map(str, answers)))),
         }
         floor = highest(await subject.measure_all(guesses))
         guess = guesses[floor.name]

@@ -19,6 +19,8 @@ NGRAM = 5
 """Words in a row that near duplicates share."""
 NEAR = 0.8
 """Share of equal n-grams from which two texts are near duplicates."""
+MIN_DIGITS = 5
+"""Digits of the numbers in a text from which they tell problems apart."""
 MIN_WORDS = 12
 """Texts with fewer words are only compared as a whole."""
 SHIFT_SHARE = 0.5
@@ -53,7 +55,8 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
             prompt=shortened(shared[0]["text"]),
         )
         return
-    near = list(_near_duplicates(train, evaluation)) if by_text else []
+    near = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)] if by_text else []
+    near = list({ours: (ours, theirs) for ours, theirs in near}.values())
     share = len(near) / len(evaluation)
     if share > NEAR_SHARE:
         ours, theirs = near[0]
@@ -88,6 +91,20 @@ def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterato
         best = max(counts, key=lambda number: counts[number], default=None)
         if best is not None and rare >= NGRAM and counts[best] >= NEAR * rare:
             yield row["text"], train[best]["text"]
+
+
+def _same_numbers(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:
+    """Yield rows of both datasets with the same numbers and the same answer: the same problem in other words."""
+    known = {signature: row["text"] for row in train if (signature := _signature(row)) is not None}
+    for row in evaluation:
+        signature = _signature(row)
+        if signature in known:
+            yield row["text"], known[signature]
+
+
+def _signature(row: Row) -> tuple[str, ...] | None:
+    numbers = re.findall(r"\d+", row["text"])
+    return (*sorted(numbers), row["answer"]) if len(numbers) >= 3 and len("".join(numbers)) >= MIN_DIGITS else None
 
 
 def _ngrams(text: str) -> set[tuple[str, ...]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 from collections import Counter
@@ -11,8 +12,9 @@ from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import Measured, Policy, Subject, evidence, measure_promising
-from rove.core.messages import Messages, text_of
+from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.state import State
+from rove.tools.examples import example_value
 
 MAX_PAIRED = 5
 """Maximum number of actions of which two alternate."""
@@ -73,6 +75,8 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "last listed action": last_listed,
         "last bracket": last_bracket,
         "give up": constant(form("give up")),
+        "count up from 0": lambda messages, state, rng: form(str(len(state["trajectory"]))),
+        "count up from 1": lambda messages, state, rng: form(str(len(state["trajectory"]) + 1)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
     pairs = [(a, b) for a in chosen[:MAX_PAIRED] for b in chosen[:MAX_PAIRED] if a != b]
@@ -119,7 +123,12 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
     """Yield a finding if messages after a useless reply contain the row's answer."""
     if not subject.answers:
         return
-    for name, policy in {"no action": constant("I do not know."), "nonsense": constant(base.form("qxzj"))}.items():
+    policies = {
+        "no action": constant("I do not know."),
+        "nonsense": constant(base.form("qxzj")),
+        "each tool": each_tool,
+    }
+    for name, policy in policies.items():
         one = await subject.measure(f"messages after {name}", policy, 20)
         own = [record for record in one.records if _contains(record.completion, record.answer)]
         answers = [record.answer for record in one.records]
@@ -141,6 +150,18 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
                 completion=shortened(completion, 800),
             )
             return
+
+
+def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:
+    """Call each tool once with values that fit its schema, then reply nonsense."""
+    tools = state.get("tools") or []
+    turn = len(state["trajectory"])
+    if turn >= min(MAX_ACTIONS, len(tools)):
+        return "qxzj"
+    function = tools[turn]["function"]
+    arguments = json.dumps(example_value(function.get("parameters") or {}))
+    call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
+    return AssistantMessage(None, tool_calls=[call])
 
 
 def _contains(completion: Sequence[dict[str, object]], answer: str) -> bool:

@@ -32,6 +32,10 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             failed = next((record for record in one.records if _is_broken(record)), None)
             if failed is not None:
                 broken[label] = failed
+    odd_end = says(lambda answer: base.form(f"{', '.join([answer] * 4)} and more!"))  # slow regular expressions
+    one = await subject.measure("strange reply: repeated answer", odd_end, NASTY_EXAMPLES)
+    failed = [record for record in one.records if _is_broken(record)]
+    broken |= {"the answer four times, with an odd end": failed[0]} if failed else {}
     powers = says(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))  # a formula of the row's own numbers
     if any(re.search(r"\d\s*[-+*/]\s*\d", str(answer)) for answer in subject.answers):
         one = await subject.measure("strange reply: powers", powers, NASTY_EXAMPLES)

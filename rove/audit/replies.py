@@ -17,7 +17,11 @@ Form = Callable[[str], str]
 """An answer → a whole reply with the answer in the place where a grader may look for it."""
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
-REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad", "analysis", "notes"}
+REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad", "analysis", "notes", "explanation"}
+REASONING = "I think."
+"""Text between reasoning tags."""
+ALL_TAGS = "all tags of the prompt"
+"""Name of a form."""
 MAX_OPTIONS = 200
 """Maximum number of answers in one reply."""
 LONG_WORDS = 4000
@@ -36,8 +40,8 @@ def forms(prompts: Sequence[str]) -> dict[str, Form]:
     tags = list(dict.fromkeys(tag for prompt in prompts for tag in TAG.findall(prompt)))
     found: dict[str, Form] = {}
     if tags:
-        found["all tags of the prompt"] = lambda text: "\n".join(
-            f"<{tag}>{'I think.' if tag.lower() in REASONING_TAGS else text}</{tag}>" for tag in tags
+        found[ALL_TAGS] = lambda text: "\n".join(
+            f"<{tag}>{REASONING if tag.lower() in REASONING_TAGS else text}</{tag}>" for tag in tags
         )
         answers = [tag for tag in tags if tag.lower() not in REASONING_TAGS]
         found |= {f"<{tag}>": _in_tag(tag) for tag in answers}
@@ -209,7 +213,8 @@ def corruptions(answer: str, rng: random.Random) -> dict[str, str]:
         value = float(answer)
         as_text: Callable[[float], str] = (lambda x: str(int(x))) if "." not in answer else (lambda x: f"{x:g}")
         found["one more"] = as_text(value + 1)
-        found["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
+        if "." not in answer:  # else it may be within a tolerance
+            found["one digit appended"] = f"{answer}{rng.randint(1, 9)}"
         found["one digit in front"] = f"{'-' * answer.startswith('-')}{rng.randint(1, 9)}{answer.lstrip('-')}"
         if value:
             found["other sign"] = answer[1:] if answer.startswith("-") else f"-{answer}"

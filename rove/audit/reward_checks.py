@@ -10,6 +10,8 @@ from collections.abc import AsyncIterator, Sequence
 from rove.audit.baseline import MOST_FREQUENT, Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import (
+    ALL_TAGS,
+    REASONING,
     blind_replies,
     corrections,
     corruptions,
@@ -105,9 +107,11 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
         worst = max(found, key=lambda one: one.mean)
         prompt, completion = worst.example()
         names = ", ".join(one.name for one in found)
+        # words around a long answer may be an honest part of partial credit
+        is_partial = {one.name for one in found} <= {"retraction", "negation"} and worst.mean < base.own.mean - 1e-6
         yield Finding(
             check="hedging",
-            severity=Severity.HIGH,
+            severity=Severity.LOW if is_partial else Severity.HIGH,
             text=f"replies that do not commit to one answer are paid: {names} ({worst.mean:.3f} of {base.full:.3f})",
             rate=worst.interval,
             floor=base.floor.mean,
@@ -189,14 +193,33 @@ async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Findin
     """Yield a finding if the same wrong answer earns more with more words around it."""
     answers = subject.answers
 
-    def padded(words: int) -> Policy:
+    def padded(words: int, is_right: bool) -> Policy:
         def policy(messages: Messages, state: State, rng: random.Random) -> str:
             filler = " ".join(rng.choices(("and", "so", "then", "we", "see", "that", "it", "follows"), k=words))
-            return f"{filler}\n{base.form(wrong(str(state.get('answer')), answers or ['a', 'b'], rng))}"
+            answer = str(state.get("answer"))
+            inside = base.form_name == ALL_TAGS and words  # explanations have their place
+            reply = base.form(answer if is_right else wrong(answer, answers or ["a", "b"], rng))
+            return reply.replace(REASONING, filler) if inside and REASONING in reply else f"{filler}\n{reply}"
 
         return policy
 
-    measured = [await subject.measure(f"wrong answer after {words} words", padded(words)) for words in LENGTHS]
+    if base.own is not None:
+        rights = [await subject.measure(f"right answer after {words} words", padded(words, True)) for words in LENGTHS]
+        most = max(rights, key=lambda one: one.mean)
+        if is_higher(most, rights[0], base.range):
+            prompt, completion = most.example()
+            means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(rights, LENGTHS))
+            yield Finding(
+                check="length",
+                severity=Severity.MEDIUM,
+                text=f"the reward of the right answer rises with the words before it: {means}",
+                rate=most.interval,
+                floor=rights[0].mean,
+                prompt=prompt,
+                completion=shortened(completion, 400),
+            )
+            return
+    measured = [await subject.measure(f"wrong answer after {words} words", padded(words, False)) for words in LENGTHS]
     longest = max(measured, key=lambda one: one.mean)
     if (
         longest is not measured[0]

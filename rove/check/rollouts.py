@@ -25,6 +25,7 @@ from rove.remote import IsolatedEnv
 from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
 from rove.statistics.summary import RewardErrors
+from rove.tools.examples import example_value
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}
@@ -65,7 +66,7 @@ def tools(messages: Messages, state: State, rng: Any) -> str | Message:
     if turn >= min(MAX_TOOL_CALLS, len(known)):
         return answer(messages, state, rng)
     function = known[turn]["function"]
-    arguments = json.dumps(fitting(function.get("parameters") or {}))
+    arguments = json.dumps(example_value(function.get("parameters") or {}))
     call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
     return AssistantMessage(None, tool_calls=[call])
 
@@ -77,28 +78,6 @@ PROBE_POLICIES: dict[str, Callable[[Messages, State, Any], Any]] = {
     "tools": tools,
     "unsure": unsure,
 }
-
-
-def fitting(schema: Mapping[str, Any]) -> Any:
-    """Return a small value that fits a JSON schema."""
-    for name in ("default", "const"):
-        if name in schema:
-            return schema[name]
-    for name in ("enum", "examples"):
-        if schema.get(name):
-            return schema[name][0]
-    for name in ("anyOf", "oneOf", "allOf"):
-        if schema.get(name):
-            return fitting(schema[name][0])
-    kind = schema.get("type")
-    kind = kind[0] if isinstance(kind, list) and kind else str(kind)
-    if kind == "object":
-        properties = schema.get("properties") or {}
-        needed = schema.get("required", list(properties))
-        return {name: fitting(properties[name]) for name in needed if name in properties}
-    if kind == "array":
-        return [fitting(schema.get("items") or {})] if schema.get("minItems") else []
-    return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")
 
 
 REWARD_FAILED = re.compile(r"Error calling reward function (.*)")

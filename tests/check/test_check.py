@@ -15,13 +15,14 @@ from commands import environment
 from rove.check.checker import Report, check
 from rove.check.package_files import module_of, packages_in, texts_of
 from rove.check.report import as_json, as_markdown
-from rove.check.rollouts import PROBE_POLICIES, CheckLimits, Failure, RolloutResults, fitting
+from rove.check.rollouts import PROBE_POLICIES, CheckLimits, Failure, RolloutResults
 from rove.check.rules import GONE, RULES, V1, deviations, generation
 from rove.check.source_reader import read
 from rove.compat.verifiers.release import newest_allowed
 from rove.core.errors import ConfigError
 from rove.core.messages import UserMessage
 from rove.core.state import State
+from rove.tools.examples import example_value
 from rove.tools.tool import make_tool
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -263,9 +264,9 @@ def test_values_fit_the_schemas_of_tools() -> None:
         return "taken"
 
     tool = make_tool(every)
-    tool.check_call(fitting(tool.definition["function"]["parameters"]))
-    assert fitting({"enum": ["left", "right"]}) == "left" and fitting({"type": ["integer", "null"]}) == 1
-    assert fitting({"anyOf": [{"type": "array", "minItems": 1, "items": {"const": 5}}]}) == [5]
+    tool.check_call(example_value(tool.definition["function"]["parameters"]))
+    assert example_value({"enum": ["left", "right"]}) == "left" and example_value({"type": ["integer", "null"]}) == 1
+    assert example_value({"anyOf": [{"type": "array", "minItems": 1, "items": {"const": 5}}]}) == [5]
 
 
 def test_players_answer_as_the_prompt_asks() -> None:

@@ -1,0 +1,28 @@
+"""Example values of JSON schemas, for calls of tools without a model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+
+def example_value(schema: Mapping[str, Any]) -> Any:
+    """Return a small value that fits a JSON schema."""
+    for name in ("default", "const"):
+        if name in schema:
+            return schema[name]
+    for name in ("enum", "examples"):
+        if schema.get(name):
+            return schema[name][0]
+    for name in ("anyOf", "oneOf", "allOf"):
+        if schema.get(name):
+            return example_value(schema[name][0])
+    kind = schema.get("type")
+    kind = kind[0] if isinstance(kind, list) and kind else str(kind)
+    if kind == "object":
+        properties = schema.get("properties") or {}
+        needed = schema.get("required", list(properties))
+        return {name: example_value(properties[name]) for name in needed if name in properties}
+    if kind == "array":
+        return [example_value(schema.get("items") or {})] if schema.get("minItems") else []
+    return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")

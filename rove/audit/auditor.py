@@ -17,7 +17,7 @@ import msgspec
 
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
-from rove.audit.findings import Finding, Report, Severity, selected, shortened
+from rove.audit.findings import CHECKS, Finding, Report, Severity, selected, shortened
 from rove.audit.game_checks import check_blind_games, check_message_leaks, shown_to_all
 from rove.audit.grader_checks import (
     HASH_SEED,
@@ -38,13 +38,14 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import Measured, OutOfTime, Subject
+from rove.audit.subject import OutOfTime, Subject
 from rove.core.config import check_positive
-from rove.core.errors import ConfigError, Error
-from rove.envs.loading import environment_arguments
+from rove.core.errors import Error
 from rove.remote import IsolatedEnv
 
 GUARD = "rove.audit.guard:install"
+"""Function that each worker calls before it loads the environment."""
+PLURALS = {"file": "files", "process": "processes", "connection": "connections"}
 ROWS_SECONDS = 120.0
 """Time limit for reading the rows in a process of their own."""
 
@@ -80,7 +81,7 @@ async def audit(
     env_dir: str | None = None,
     env_args: Mapping[str, Any] | None = None,
     options: AuditOptions = AuditOptions(),  # noqa: B008  frozen
-    on_progress: Callable[[str], None] = lambda what: None,
+    on_check: Callable[[str], None] = lambda name: None,
 ) -> Report:
     """Audit an environment in worker processes; return what was found.
 
@@ -89,18 +90,16 @@ async def audit(
     Args:
         env, env_dir, env_args: As for `load_environment`.
         options: Settings.
-        on_progress: Called with the name of what is measured.
+        on_check: Called with the id of each selected check when it begins.
 
     Raises:
         ConfigError: An unknown check.
     """
     checks = selected(options.only, options.skip)
-    report = Report(env=env, env_args=dict(env_args or {}))
-    started, before = time.monotonic(), os.times()
+    report = Report(env=env, env_args=dict(env_args or {}), checks=[name for name in CHECKS if name in checks])
+    before = os.times()
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
-        auditor = _Auditor(env, env_dir, dict(env_args or {}), options, checks, report, Path(name), on_progress)
-        auditor.deadline = started + options.seconds
-        await auditor.run()
+        await _Auditor(report, env_dir, options, Path(name), on_check).run()
     report.findings.sort(key=lambda finding: -finding.severity)
     after = os.times()
     report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
@@ -108,123 +107,117 @@ async def audit(
 
 
 class _Auditor:
-    """One audit."""
+    """One audit; fills a report.
 
-    deadline: float
+    Args:
+        report: The report, with the environment and the selected checks.
+        env_dir: Folder that is searched first for the environment.
+        options: Settings.
+        folder: An empty folder.
+        on_check: Called with the id of each selected check when it begins.
+    """
 
     def __init__(
-        self,
-        env: str,
-        env_dir: str | None,
-        env_args: dict[str, Any],
-        options: AuditOptions,
-        checks: frozenset[str],
-        report: Report,
-        folder: Path,
-        on_progress: Callable[[str], None],
+        self, report: Report, env_dir: str | None, options: AuditOptions, folder: Path, on_check: Callable[[str], None]
     ):
-        self.name = env
-        self.env_dir = env_dir
-        self.env_args = env_args
-        self.options = options
-        self.checks = checks
         self.report = report
+        self.env_dir = env_dir
+        self.options = options
         self.folder = folder
-        self.on_progress = on_progress
+        self.on_check = on_check
+        self.deadline = time.monotonic() + options.seconds
         self.judge = Judge()
-        self.judge_port = 0
-        self.variables: dict[str, str] = {}
-        """Environment variables of the workers."""
+        self.variables = {LOG_VARIABLE: str(folder / "events.log")}
+        """Additional environment variables of the workers."""
 
     async def run(self) -> None:
         """Do all checks."""
-        log = self.folder / "events.log"
-        async with judge_server(self.judge) as self.variables:
-            self.judge_port = int(self.variables["OPENAI_BASE_URL"].split(":")[2].split("/")[0])
-            rows = await asyncio.to_thread(self._rows, self.env_args)
+        self.on_check("load")
+        async with judge_server(self.judge) as variables:
+            self.variables |= variables
             try:
-                env = self._open({LOG_VARIABLE: str(log)}, GUARD)
-            except ConfigError as error:
-                self._add(Finding(check="load", severity=Severity.HIGH, text=shortened(str(error), 600)))
-                return
-            await self._check(env, rows, log)
+                await self._check(self._open({}))
+            except OutOfTime as error:  # before the first check
+                self.report.skipped |= dict.fromkeys(self.report.checks, str(error))
+            except Exception as error:  # whatever the environment raises when it is loaded or torn down
+                self._add(Finding(check="load", severity=Severity.HIGH, text=_text(error)))
 
-    async def _check(self, env: IsolatedEnv, rows: dict[str, Any] | str, log: Path) -> None:
+    async def _check(self, env: IsolatedEnv) -> None:
         """Do all checks of an environment that has loaded."""
-        subject = Subject(env, self.options.num_examples, self.deadline, self.on_progress)
+        subject = Subject(env, self.options.num_examples, self.deadline)
         async with env.used_in_run():  # one worker for all measurements
-            try:
-                await subject.read_rows()
-                self.judge.replies = subject.replies
-                base = await measure_baseline(subject)
-            except Exception as error:  # whatever the environment raises
-                self._add(Finding(check="load", severity=Severity.HIGH, text=f"no rollouts: {_text(error)}"))
+            await subject.read_rows()
+            self.judge.replies = subject.replies
+            base = await measure_baseline(subject)
+            failed = next((record.error for record in subject.seen if record.error is not None), None)
+            if failed is not None and all(record.error is not None for record in subject.seen):
+                text = f"every rollout fails; the first: {failed.type}: {shortened(failed.message, 300)}"
+                self._add(Finding(check="load", severity=Severity.HIGH, text=text))
                 return
             await self._behavior(subject, base)
-            await self._data(rows, subject)
-        if "side-effects" in self.checks:
-            self._collect("side-effects", _side_effects(events(log), self.judge_port))
+        await self._data(subject)
+        await self._do("side-effects", _each(_side_effects(events(self.folder / "events.log"))))
         self.report.rollouts = subject.rollouts
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         """Do the checks that need rollouts."""
-        await self._do(
-            "blind-reply", check_blind_replies(subject, base), base.is_multi_turn and "games: see blind-game"
-        )
-        needs_own = base.own is None and "rows have no answers that a reply can give"
-        await self._do("hedging", check_hedging(subject, base), needs_own)
-        await self._do("own-answer", check_own_answer(subject, base), needs_own)
-        await self._do("monotonicity", check_monotonicity(subject, base), needs_own)
-        await self._do("length", check_length(subject, base), base.is_multi_turn and "only for single turns")
-        await self._do(
-            "blind-game", check_blind_games(subject, base), not base.is_multi_turn and "only for several turns"
-        )
+        is_game, has_own = base.is_multi_turn, base.own is not None
+        no_own = "" if has_own else "rows have no answers that a reply can give"
+        only_single = "only for single turns" if is_game else ""
+        await self._do("blind-reply", check_blind_replies(subject, base), only_single)
+        await self._do("hedging", check_hedging(subject, base), no_own)
+        await self._do("own-answer", check_own_answer(subject, base), no_own)
+        await self._do("monotonicity", check_monotonicity(subject, base), no_own)
+        await self._do("length", check_length(subject, base), only_single)
+        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
-        await self._do("parser-agreement", check_parser(subject, base, self._parse), needs_own)
+        await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         await self._do("determinism", check_determinism(subject, base, self._open))
-        no_judge = not self.judge.calls and "the environment queries no judge"
+        no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
-        known = bool(found & {"blind-reply", "blind-game"}) and "a reply without the answer is known already"
-        await self._do("policy-search", search(subject, base, self.options.seed), known)
+        is_known = "a reply without the answer is known already" if found & {"blind-reply", "blind-game"} else ""
+        await self._do("policy-search", search(subject, base, self.options.seed), is_known)
         await self._do("reward-statistics", check_statistics(subject, base))
 
-    async def _data(self, rows: dict[str, Any] | str, subject: Subject) -> None:
+    async def _data(self, subject: Subject) -> None:
         """Do the checks of the dataset."""
+        args = self.report.env_args
+        rows = await asyncio.to_thread(self._in_process, args)
         if isinstance(rows, str):
-            self.report.skipped |= {
-                name: rows for name in ("data-overlap", "row-round-trip", "seed-shift") if name in self.checks
-            }
+            for name in ("data-overlap", "row-round-trip", "seed-shift"):
+                await self._do(name, _each([]), rows)
             return
         train, evaluation = rows["train"], rows["eval"]
-        self._collect("data-overlap", check_overlap(train, evaluation))
-        again = await asyncio.to_thread(self._in_process, self.env_args, {"PYTHONHASHSEED": HASH_SEED})
-        if "determinism" in self.checks and not isinstance(again, str):
-            self._collect("determinism", check_same_rows([*train, *evaluation], [*again["train"], *again["eval"]]))
-        self._collect("row-round-trip", check_round_trip([*train, *evaluation]))
-        shown = "\n".join(dict.fromkeys(_flat(subject)))
-        self._collect("answer-leak", check_leaks(evaluation or train, shown))
-        if "seed-shift" in self.checks:
-            if "seed" not in environment_arguments(self.name, self.env_dir):
-                self.report.skipped["seed-shift"] = "the environment has no argument 'seed'"
-                return
-            others = await asyncio.to_thread(
-                self._rows, {**self.env_args, "seed": int(self.env_args.get("seed", 0)) + 1}
+        both = [*train, *evaluation]
+        await self._do("data-overlap", _each(check_overlap(train, evaluation)))
+        await self._do("row-round-trip", _each(check_round_trip(both)))
+        await self._do("answer-leak", _each(check_leaks(evaluation or train, shown_to_all(subject.seen[0]))))
+        again = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})
+        if not isinstance(again, str):
+            await self._do("determinism", _each(check_same_rows(both, [*again["train"], *again["eval"]])))
+        if "seed" not in rows["arguments"]:
+            await self._do("seed-shift", _each([]), "the environment has no argument 'seed'")
+            return
+        next_seed = {**args, "seed": int(str(args.get("seed", 0))) + 1}
+        others = await asyncio.to_thread(self._in_process, next_seed)
+        if isinstance(others, str):
+            await self._do("seed-shift", _each([]), others)
+        else:
+            await self._do(
+                "seed-shift", _each(check_seed_shift(train or evaluation, others["train"] or others["eval"]))
             )
-            if isinstance(others, str):
-                self.report.skipped["seed-shift"] = others
-            else:
-                self._collect("seed-shift", check_seed_shift(train or evaluation, others["train"] or others["eval"]))
 
-    async def _do(self, name: str, findings: AsyncIterator[Finding], reason: str | bool = False) -> None:
-        """Do a check that needs rollouts, unless there is a reason not to."""
-        if name not in self.checks:
+    async def _do(self, name: str, findings: AsyncIterator[Finding], reason: str = "") -> None:
+        """Do a check if it is selected, unless there is a reason not to."""
+        if name not in self.report.checks:
             return
         if reason:
-            self.report.skipped[name] = str(reason)
+            self.report.skipped[name] = reason
             return
+        self.on_check(name)
         try:
             async for finding in findings:
                 self._add(finding)
@@ -233,41 +226,38 @@ class _Auditor:
         except Exception as error:  # whatever the environment raises must not stop the other checks
             self.report.skipped[name] = f"failed: {_text(error)}"
 
-    def _collect(self, name: str, findings: Iterable[Finding]) -> None:
-        if name in self.checks:
-            for finding in findings:
-                self._add(finding)
-
     def _add(self, finding: Finding) -> None:
         self.report.findings.append(finding)
 
-    def _open(self, variables: dict[str, str], prepare: str = "") -> IsolatedEnv:
+    def _open(self, variables: Mapping[str, str]) -> IsolatedEnv:
         return IsolatedEnv(
-            self.name,
-            self.env_args,
+            self.report.env,
+            self.report.env_args,
             self.env_dir,
             start_seconds=self.options.start_seconds,
             hang_seconds=self.options.hang_seconds,
-            prepare=prepare,
+            prepare=GUARD,
             variables={**self.variables, **variables},
         )
 
-    def _rows(self, env_args: dict[str, Any]) -> dict[str, Any] | str:
-        """Return facts about the rows, or why they cannot be read."""
-        return self._in_process(env_args)
-
     def _parse(self, replies: list[str]) -> list[str] | None:
         """Return what the environment's parser reads; None if it has none."""
-        found = self._in_process(self.env_args, replies=replies)
+        found = self._in_process(self.report.env_args, replies=replies)
         return None if isinstance(found, str) else found
 
-    def _in_process(self, env_args: dict[str, Any], variables: Mapping[str, str] = {}, **more: Any) -> Any:
+    def _in_process(
+        self, env_args: Mapping[str, object], variables: Mapping[str, str] | None = None, **more: object
+    ) -> Any:
         """Return the reply of `rove.audit.rows`, or an error as a text."""
-        request = json.dumps({"env": self.name, "env_dir": self.env_dir, "env_args": env_args, **more}).encode()
-        command, environ = [sys.executable, "-m", "rove.audit.rows"], {**os.environ, **self.variables, **variables}
+        request = json.dumps({"env": self.report.env, "env_dir": self.env_dir, "env_args": env_args, **more}).encode()
         try:
             done = subprocess.run(
-                command, input=request, capture_output=True, timeout=ROWS_SECONDS, check=False, env=environ
+                [sys.executable, "-m", "rove.audit.rows"],
+                input=request,
+                capture_output=True,
+                timeout=ROWS_SECONDS,
+                check=False,
+                env={**os.environ, **self.variables, **(variables or {})},
             )
         except subprocess.TimeoutExpired:
             return f"the rows were not read within {ROWS_SECONDS:g} s"
@@ -277,19 +267,18 @@ class _Auditor:
         return json.loads(done.stdout)
 
 
-def _flat(subject: Subject) -> Iterable[str]:
-    return shown_to_all([Measured("", subject.seen[:3])])
+async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:
+    """Yield the findings of a check that needs no rollouts."""
+    for finding in findings:
+        yield finding
 
 
-def _side_effects(found: dict[str, list[str]], judge_port: int) -> Iterable[Finding]:
-    for kind, all_texts in found.items():
-        texts = [text for text in all_texts if not (kind == "connection" and f", {judge_port})" in text)]
-        if not texts:
-            continue
+def _side_effects(found: Mapping[str, list[str]]) -> Iterable[Finding]:
+    for kind, texts in found.items():
         yield Finding(
             check="side-effects",
             severity=Severity.MEDIUM,
-            text=f"rollouts leave or use {len(texts)} {kind}{'es' if kind == 'process' else 's'} outside: {', '.join(texts[:3])}",
+            text=f"rollouts use {len(texts)} {PLURALS[kind]} outside of their process: {', '.join(texts[:3])}",
         )
 
 

@@ -13,8 +13,8 @@ from rove.core.messages import text_of
 
 FORM_EXAMPLES = 8
 """Examples on which forms of an answer are tried."""
-MOST_FREQUENT = "most frequent answer"
-"""Name of a policy."""
+FORMS_WITHOUT_ANSWER = 3
+"""Forms that are tried, empty, if rows have no answers."""
 STANDARD_ERRORS = 4.0
 """Standard errors of a paired difference above which it is no chance, over all replies of a check together."""
 MIN_DIFFERENCE = 0.05
@@ -31,8 +31,6 @@ class Baseline(NamedTuple):
     """The form of an answer that earned the most."""
     own: Measured | None
     """The row's own answer in that form; None if rows have no answers, or no form earns more than a wrong answer."""
-    right: Measured | None
-    """The row's own answer in that form, whatever it earns; None if rows have no answers."""
     guess: Policy
     """The policy of `floor`."""
     floor: Measured
@@ -65,44 +63,37 @@ async def measure_baseline(subject: Subject) -> Baseline:
         row["prompt"] if isinstance(row["prompt"], str) else "\n".join(text_of(message) for message in row["prompt"])
         for row in rows
     ]
-    honest = [await subject.measure(f"policy {name}", policy) for name, policy in subject.env.policies.items()]
-    honest = [one for one in honest if one.scored]
+    policies = {f"policy {name}": policy for name, policy in subject.env.policies.items()}
+    honest = [one for one in await subject.measure_all(policies) if one.scored]
     turns = [len(record.steps) for one in honest for record in one.scored]
-    answers = subject.answers
-    best_name, best = "plain", forms(prompts)["plain"]
+    answers, known = subject.answers, forms(prompts)
     own: Measured | None = None
-    right: Measured | None = None
     if answers:
-        tried = [
-            (await subject.measure(f"right answer: {name}", says(form), FORM_EXAMPLES), name, form)
-            for name, form in forms(prompts).items()
-        ]
-        measured, best_name, best = max(tried, key=lambda one: one[0].mean)
-        turns += [len(record.steps) for record in measured.scored]
-        own = right = await subject.measure("right answer", says(best))
+        tried = [await subject.measure(name, says(form), FORM_EXAMPLES) for name, form in known.items()]
+        best = highest(tried)
+        turns += [len(record.steps) for record in best.scored]
+        form = known[best.name]
+        own = await subject.measure("right answer", says(form))
         guesses = {
-            MOST_FREQUENT: constant(best(statistics.mode(map(str, answers)))),
-            "another row's answer": other_answer(answers, best),
-            "a random row's answer": random_answer(answers, best),
+            "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
+            "another row's answer": other_answer(answers, form),
+            "a random row's answer": random_answer(answers, form),
         }
         floor = highest(await subject.measure_all(guesses))
-        guess = guesses[floor.name]
         if own.mean <= floor.mean + MIN_DIFFERENCE * max(1.0, abs(own.mean)):
             own = None
     else:
-        found = forms(prompts)
-        blind = {f"form without an answer: {name}": constant(form("")) for name, form in list(found.items())[:3]}
-        guesses = {"unsure": constant("I do not know."), **blind}
-        measured = await subject.measure_all(guesses)
-        best_name = highest(measured).name.removeprefix("form without an answer: ") if blind else "plain"
-        best_name = best_name if best_name in found else next(iter(found))
-        best = found[best_name]
-        weakest = min(honest, key=lambda one: one.mean) if len(honest) > 1 else None  # shows chance
-        floor = highest([*measured, *([weakest] if weakest else [])])
-        guess = (
-            guesses[floor.name] if floor.name in guesses else subject.env.policies[floor.name.removeprefix("policy ")]
-        )
-    return Baseline(prompts, best_name, best, own, right, guess, floor, honest, statistics.fmean(turns or [1.0]) > 1.5)
+        empty = {name: constant(form("")) for name, form in list(known.items())[:FORMS_WITHOUT_ANSWER]}
+        tried = await subject.measure_all(empty)
+        best = highest(tried)
+        form = known[best.name]
+        unsure = constant("I do not know.")
+        guesses = {**empty, "unsure": unsure, **policies}
+        # of several scripted policies, the weakest one shows chance
+        weakest = [min(honest, key=lambda one: one.mean)] if len(honest) > 1 else []
+        floor = highest([*tried, await subject.measure("unsure", unsure), *weakest])
+    is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
+    return Baseline(prompts, best.name, form, own, guesses[floor.name], floor, honest, is_multi_turn)
 
 
 def is_higher(one: Measured, other: Measured, range_: float) -> bool:

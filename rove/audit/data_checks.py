@@ -36,8 +36,12 @@ REVEALING = re.compile(
 
 
 def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[Finding]:
-    """Yield findings about evaluation rows that are also training rows."""
+    """Yield a finding about evaluation rows that are also training rows."""
     if not train or not evaluation or len({row["text"] for row in train}) == 1:
+        return
+    if [row["digest"] for row in train] == [row["digest"] for row in evaluation]:
+        text = "there are no evaluation rows: evaluations use the training rows"
+        yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
         return
     # games may begin with equal texts; then the rest of the row tells them apart
     by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
@@ -137,12 +141,15 @@ def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Findi
     """Yield a finding if another process with another PYTHONHASHSEED has other rows."""
     changed = [(one, other) for one, other in zip(rows, again) if one["digest"] != other["digest"]]
     if changed or len(rows) != len(again):
-        one, other = changed[0] if changed else (rows[-1], again[-1])
+        shown = [f"one process: {one['text'][:500]}\nanother: {other['text'][:500]}" for one, other in changed[:1]]
         yield Finding(
             check="determinism",
             severity=Severity.MEDIUM,
-            text=f"{len(changed)} of {len(rows)} rows differ in another process, with another PYTHONHASHSEED",
-            prompt=f"one process: {shortened(one['text'], 500)}\nanother: {shortened(other['text'], 500)}",
+            text=(
+                f"another process, with another PYTHONHASHSEED, has {len(again)} instead of {len(rows)} rows; {len(changed)} of "
+                "them differ"
+            ),
+            prompt="".join(shown),
         )
 
 

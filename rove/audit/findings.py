@@ -134,8 +134,6 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     """Last message before the completion."""
     completion: str = ""
     """The reply that shows the problem."""
-    reproduce: str = ""
-    """A command or a reply that repeats it."""
 
     @property
     def fix(self) -> str:
@@ -150,8 +148,10 @@ class Report(msgspec.Struct, kw_only=True):
     env_args: dict[str, object] = {}
     findings: list[Finding] = []
     """The most severe first."""
+    checks: list[str] = []
+    """Checks that were selected."""
     skipped: dict[str, str] = {}
-    """Check → why it was not done."""
+    """Selected check → why it was not done."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 

@@ -2,26 +2,26 @@
 
 from __future__ import annotations
 
-import json
 import random
 import re
 from collections import Counter
-from collections.abc import AsyncIterator, Iterator, Sequence
+from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
 from rove.audit.subject import Measured, Policy, Subject, evidence, measure_promising
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
+from rove.core.records import RolloutRecord
 from rove.core.state import State
-from rove.tools.examples import example_value
+from rove.tools.examples import example_call
 
 MAX_PAIRED = 5
 """Maximum number of actions of which two alternate."""
 MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
-BLIND_SHARE = 0.5
-"""Share of the way from the weakest to the best policy from which a blind policy is a finding."""
+BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
+"""Shares of the way from the floor to the best policy from which a blind policy is a finding, and one of high severity."""
 NEARLY_ALL = 0.8
 """Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
 LEAK_SHARE = 0.3
@@ -93,27 +93,26 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     policies = blind_policies(base.form, actions_of(base, base.honest))
     above = min(base.floor.mean, NEARLY_ALL * base.full) if base.full > 0 else base.floor.mean
     measured = await measure_promising(subject, policies, above - 1e-9)
-    reference = base.floor
     paid = [
         one
         for one in measured
-        if (is_higher(one, reference, base.range) and base.share(one.mean) >= BLIND_SHARE)
+        if (is_higher(one, base.floor, base.range) and base.share(one.mean) >= BLIND_SHARE)
         or (base.full > 0 and one.mean >= NEARLY_ALL * base.full)
     ]
     if paid:
         worst = max(paid, key=lambda one: one.mean)
-        share = max(base.share(worst.mean), 0.0) if is_higher(worst, reference, base.range) else 0.0
+        is_severe = is_higher(worst, base.floor, base.range) and base.share(worst.mean) >= SEVERE_SHARE
         prompt, completion = worst.example()
         known = "the best scripted policy" if base.honest else "a full reward"
         yield Finding(
             check="blind-game",
-            severity=Severity.HIGH if share >= 0.75 else Severity.MEDIUM,
+            severity=Severity.HIGH if is_severe else Severity.MEDIUM,
             text=(
                 f"the policy '{worst.name}' ignores the environment and earns {worst.mean:.3f}; {known} earns {base.full:.3f}, "
-                f"'{reference.name}' {reference.mean:.3f}"
+                f"'{base.floor.name}' {base.floor.mean:.3f}"
             ),
             rate=worst.interval,
-            floor=reference.mean,
+            floor=base.floor.mean,
             prompt=prompt,
             completion=completion,
         )
@@ -158,10 +157,7 @@ def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Mes
     turn = len(state["trajectory"])
     if turn >= min(MAX_ACTIONS, len(tools)):
         return "qxzj"
-    function = tools[turn]["function"]
-    arguments = json.dumps(example_value(function.get("parameters") or {}))
-    call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return AssistantMessage(None, tool_calls=[call])
+    return AssistantMessage(None, tool_calls=[example_call(tools[turn], f"call_{turn}")])
 
 
 def _contains(completion: Sequence[dict[str, object]], answer: str) -> bool:
@@ -170,9 +166,7 @@ def _contains(completion: Sequence[dict[str, object]], answer: str) -> bool:
     return bool(answer) and any(re.search(pattern, text) for text in texts)
 
 
-def shown_to_all(measured: Sequence[Measured]) -> Iterator[str]:
-    """Yield texts that every rollout shows: system prompts, and names and descriptions of tools."""
-    for one in measured:
-        for record in one.records[:3]:
-            yield from (text_of(message) for message in record.prompt if message["role"] == "system")
-            yield from (str(tool) for tool in record.tools or [])
+def shown_to_all(record: RolloutRecord) -> str:
+    """Return what every rollout shows: the system prompt, and names and descriptions of tools."""
+    system = [text_of(message) for message in record.prompt if message["role"] == "system"]
+    return "\n".join([*system, *map(str, record.tools or [])])

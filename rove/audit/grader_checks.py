@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -20,27 +19,26 @@ NASTY_EXAMPLES = 3
 REPEATED_EXAMPLES = 20
 """Examples whose reward is measured again."""
 HASH_SEED = "12345"
+"""PYTHONHASHSEED of the other process."""
 MAX_SHOWN = 4
+"""Maximum number of replies that a text lists."""
 
 
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield findings about strange replies that break the grader."""
+    """Yield a finding about strange replies that break the grader."""
     broken: dict[str, RolloutRecord] = {}
-    for name, text in NASTY.items():
-        for label, reply in ((name, text), (f"{name}, in the answer", base.form(text))):
-            one = await subject.measure(f"strange reply: {label}", constant(reply), NASTY_EXAMPLES)
-            failed = next((record for record in one.records if _is_broken(record)), None)
-            if failed is not None:
-                broken[label] = failed
-    odd_end = says(lambda answer: base.form(f"{', '.join([answer] * 4)} and more!"))  # slow regular expressions
-    one = await subject.measure("strange reply: repeated answer", odd_end, NASTY_EXAMPLES)
-    failed = [record for record in one.records if _is_broken(record)]
-    broken |= {"the answer four times, with an odd end": failed[0]} if failed else {}
-    powers = says(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))  # a formula of the row's own numbers
-    if any(re.search(r"\d\s*[-+*/]\s*\d", str(answer)) for answer in subject.answers):
-        one = await subject.measure("strange reply: powers", powers, NASTY_EXAMPLES)
-        failed = [record for record in one.records if _is_broken(record)]
-        broken |= {"the answer with powers": failed[0]} if failed else {}
+    strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
+    strange |= {f"{name}, in the answer": constant(base.form(text)) for name, text in NASTY.items()}
+    # slow regular expressions, and formulas that use the row's own numbers
+    strange["the answer four times, with an odd end"] = says(
+        lambda answer: base.form(f"{', '.join([answer] * 4)} and more!")
+    )
+    strange["the answer with powers"] = says(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
+    for name, policy in strange.items():
+        one = await subject.measure(f"strange reply: {name}", policy, NASTY_EXAMPLES)
+        failed = next((record for record in one.records if _is_broken(record)), None)
+        if failed is not None:
+            broken[name] = failed
     if broken:
         label, record = next(iter(broken.items()))
         assert record.error is not None
@@ -57,9 +55,8 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
 
 
 def _is_broken(record: RolloutRecord) -> bool:
-    if record.error is not None:
-        return record.error.type != "OverlongPromptError"
-    return record.scores is None or not math.isfinite(record.scores.reward)
+    """Return whether a rollout failed; rewards that are not finite numbers are errors too."""
+    return record.error is not None and record.error.type != "OverlongPromptError"
 
 
 async def check_execution(subject: Subject, base: Baseline, folder: Path) -> AsyncIterator[Finding]:
@@ -68,7 +65,7 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
     Args:
         subject: The environment.
         base: Its baseline.
-        folder: A folder in which nobody else creates files.
+        folder: An empty folder.
     """
     for name in payload("", base.form):
         mark = folder / f"mark_{name.replace(' ', '_').replace(',', '')}"
@@ -82,7 +79,6 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
                 text=f"a reply ({name}) is executed: it created a file on this machine",
                 prompt=prompt,
                 completion=completion,
-                reproduce=reply,
             )
             return
 
@@ -105,7 +101,7 @@ async def check_determinism(
         if finding := _difference(first, again, "in the same process"):
             yield finding
             return
-    other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline, subject.on_policy)
+    other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline)
     found: Finding | None = None
     async with other.env.used_in_run():
         for name, policy in policies.items():
@@ -193,16 +189,12 @@ async def check_parser(
 
 
 async def check_injection(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if orders in a reply change the verdict of a judge.
-
-    The judge of `subject` obeys the last order in its prompt unless the prompt says that instructions inside of the response do
-    not count; see `rove.audit.judge`.
-    """
+    """Yield a finding if orders in a reply change the verdict of the scripted judge; see `rove.audit.judge`."""
     honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
     for name, order in INJECTIONS.items():
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
             one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
-            if one.scored and honest.scored and one.mean > honest.mean and is_paid_like(one, honest):
+            if one.scored and honest.scored and min(one.rewards) > honest.mean:
                 prompt, completion = one.example()
                 yield Finding(
                     check="judge-injection",
@@ -214,8 +206,3 @@ async def check_injection(subject: Subject, base: Baseline) -> AsyncIterator[Fin
                     completion=completion,
                 )
                 return
-
-
-def is_paid_like(one: Measured, other: Measured) -> bool:
-    """Return whether every rollout earns more than the mean of the other policy."""
-    return bool(one.rewards) and min(one.rewards) > other.mean

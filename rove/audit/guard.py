@@ -65,7 +65,11 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
         return _file(os.fsdecode(args[0]), temporary) if isinstance(args[0], str | bytes | os.PathLike) else ""
     if event.startswith("socket."):
         address = args[1] if len(args) > 1 else ""
-        return "" if isinstance(address, str | bytes) else f"{event.removeprefix('socket.')} {address}"
+        if isinstance(address, str | bytes):  # a socket in the file system
+            return ""
+        host, port = address[:2]
+        is_judge = f"//{host}:{port}/" in os.environ.get(OpenAIClient.base_url_var, "")
+        return "" if is_judge else f"{event.removeprefix('socket.')} {host}:{port}"
     return str(args[1] if event == "subprocess.Popen" and len(args) > 1 else args[0])[:200]
 
 

@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
-from rove.audit.baseline import MOST_FREQUENT, Baseline, is_higher
+from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -28,11 +28,15 @@ HEDGE_SHARE = 0.8
 """Share from which a hedge counts as paid; partial credit pays less."""
 FREQUENT_SHARE = 0.4
 """Share of the rows with the same answer that matters."""
+CONSTANT_SHARE = 0.9
+"""The same from which a constant reply does the task."""
 MISSED_SHARE = 0.05
 """Share of rows whose own answer does not earn the full reward that matters."""
 LENGTHS = (0, 30, 300, 3000)
-"""Words of filler of the length check."""
+"""Numbers of filler words in the length check."""
+FILLER = ("and", "so", "then", "we", "see", "that", "it", "follows")
 MAX_LISTED = 4
+"""Maximum number of replies that a text lists."""
 TOLERABLE = {"one more", "nonsense appended", "nonsense in front"}
 """Errors that a stated tolerance, or a search for the answer in a sentence, may allow."""
 
@@ -62,30 +66,13 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             completion=completion,
         )
     counts = Counter(map(str, subject.answers))
-    right = base.right
-    if (
-        right is not None
-        and len(counts)
-        and base.floor.mean >= 0.9 * right.mean > 0
-        and base.floor.name == MOST_FREQUENT
-    ):
-        prompt, completion = base.floor.example()
-        yield Finding(
-            check="blind-reply",
-            severity=Severity.HIGH,
-            text=f"the most frequent answer earns {base.floor.mean:.3f}, as much as the right one ({right.mean:.3f})",
-            rate=base.floor.interval,
-            floor=right.mean / max(2, len(counts)),
-            prompt=prompt,
-            completion=completion,
-        )
-    if base.own is not None and not paid:
+    if counts and not paid:
         answer, count = counts.most_common(1)[0]
         share = count / counts.total()
-        if share > max(FREQUENT_SHARE, 1.2 / len(counts)):
+        if share > max(FREQUENT_SHARE, 1.2 / len(counts)) or share > CONSTANT_SHARE:
             yield Finding(
                 check="blind-reply",
-                severity=Severity.LOW,
+                severity=Severity.HIGH if share > CONSTANT_SHARE else Severity.LOW,
                 text=f"{share:.0%} of the rows have the same answer; there are {len(counts)} different answers",
                 rate=(share, share, share),
                 floor=1 / len(counts),
@@ -94,7 +81,7 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
 
 
 async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding for each kind of hedge that is paid."""
+    """Yield a finding about hedges that are paid."""
     assert base.own is not None
     found: list[Measured] = []
     for one in await measure_promising(subject, hedges(base.form, subject.answers), base.floor.mean):
@@ -149,7 +136,7 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding for wrong variants of the answer that are paid like the right one."""
+    """Yield a finding about wrong variants of the answer that are paid like the right one."""
     assert base.own is not None
     kinds = {kind for answer in subject.answers for kind in corruptions(str(answer), random.Random(0))}
     paid: list[Measured] = []
@@ -190,53 +177,42 @@ def _with_kind(measured: Measured, kind: str) -> Measured:
 
 
 async def check_length(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if the same wrong answer earns more with more words around it."""
-    answers = subject.answers
-
-    def padded(words: int, is_right: bool) -> Policy:
-        def policy(messages: Messages, state: State, rng: random.Random) -> str:
-            filler = " ".join(rng.choices(("and", "so", "then", "we", "see", "that", "it", "follows"), k=words))
-            answer = str(state.get("answer"))
-            inside = base.form_name == ALL_TAGS and words  # explanations have their place
-            reply = base.form(answer if is_right else wrong(answer, answers or ["a", "b"], rng))
-            return reply.replace(REASONING, filler) if inside and REASONING in reply else f"{filler}\n{reply}"
-
-        return policy
-
-    if base.own is not None:
-        rights = [await subject.measure(f"right answer after {words} words", padded(words, True)) for words in LENGTHS]
-        most = max(rights, key=lambda one: one.mean)
-        if is_higher(most, rights[0], base.range):
-            prompt, completion = most.example()
-            means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(rights, LENGTHS))
-            yield Finding(
-                check="length",
-                severity=Severity.MEDIUM,
-                text=f"the reward of the right answer rises with the words before it: {means}",
-                rate=most.interval,
-                floor=rights[0].mean,
-                prompt=prompt,
-                completion=shortened(completion, 400),
-            )
-            return
-    measured = [await subject.measure(f"wrong answer after {words} words", padded(words, False)) for words in LENGTHS]
-    longest = max(measured, key=lambda one: one.mean)
-    if (
-        longest is not measured[0]
-        and is_higher(longest, measured[0], base.range)
-        and is_higher(longest, base.floor, base.range)
-    ):
-        prompt, completion = longest.example()
+    """Yield a finding if the same answer, right or wrong, earns more with more words before it."""
+    for is_right in (True, False) if base.own is not None else (False,):
+        kind = "right" if is_right else "wrong"
+        measured = [
+            await subject.measure(f"{kind} answer after {words} words", _padded(words, is_right, subject.answers, base))
+            for words in LENGTHS
+        ]
+        best = max(measured, key=lambda one: one.mean)
+        is_paid = is_right or is_higher(best, base.floor, base.range)
+        if not (is_paid and is_higher(best, measured[0], base.range)):
+            continue
+        prompt, completion = best.example()
         means = ", ".join(f"{one.mean:.3f} ({words} words)" for one, words in zip(measured, LENGTHS))
         yield Finding(
             check="length",
-            severity=severity_of(base.share(longest.mean)),
-            text=f"the reward of a wrong answer rises with the words before it: {means}",
-            rate=longest.interval,
+            severity=Severity.MEDIUM if is_right else severity_of(base.share(best.mean)),
+            text=f"the reward of a {kind} answer rises with the words before it: {means}",
+            rate=best.interval,
             floor=measured[0].mean,
             prompt=prompt,
             completion=shortened(completion, 400),
         )
+        return
+
+
+def _padded(words: int, is_right: bool, answers: Sequence[object], base: Baseline) -> Policy:
+    """Return a policy that writes filler before the answer, inside of the tags for reasoning if there are any."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        filler = " ".join(rng.choices(FILLER, k=words))
+        answer = str(state.get("answer"))
+        reply = base.form(answer if is_right else wrong(answer, answers or ["a", "b"], rng))
+        is_inside = words and base.form_name == ALL_TAGS and REASONING in reply
+        return reply.replace(REASONING, filler) if is_inside else f"{filler}\n{reply}"
+
+    return policy
 
 
 async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
@@ -259,8 +235,6 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             check="reward-statistics",
             severity=Severity.MEDIUM,
             text=f"rewards are between {least:.3f} and {most:.3f}; the weights add up to {positive:.3f}",
-            rate=(most, least, most),
-            floor=positive,
         )
     known = base.honest or ([base.own] if base.own else [])
     if known and positive and most < 0.9 * positive:
@@ -268,6 +242,4 @@ async def check_statistics(subject: Subject, base: Baseline) -> AsyncIterator[Fi
             check="reward-statistics",
             severity=Severity.MEDIUM,
             text=f"the highest reward of {len(scored)} rollouts is {most:.3f}; the weights add up to {positive:.3f}",
-            rate=(most, most, most),
-            floor=positive,
         )

@@ -13,7 +13,7 @@ from typing import Any
 
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
-from rove.envs.loading import load_environment
+from rove.envs.loading import environment_arguments, load_environment
 from rove.parsers.parser import Parser
 
 MAX_ROWS = 2000
@@ -21,10 +21,10 @@ MAX_ROWS = 2000
 
 
 def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
-    """Return the texts and digests of training and evaluation rows, and which rows change in a JSON round trip."""
+    """Return training and evaluation rows (`_row`), and the names of the arguments of `load_environment`."""
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
-    made: dict[str, Any] = {}
+    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir))}
     for name, train in (("eval", False), ("train", True)):
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
@@ -48,6 +48,7 @@ def _parsed(parser: Parser, reply: str) -> str:
 
 
 def _row(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row's prompt and answer as texts, the digest of its content, and which of its columns JSON changes."""
     prompt = row["prompt"]
     parts = [prompt] if isinstance(prompt, str) else [text_of(m) for m in prompt if m["role"] != "system"]
     content = {key: value for key, value in row.items() if key not in ("example_id", "task", "prompt")}

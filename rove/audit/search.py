@@ -73,20 +73,7 @@ def _vocabulary(subject: Subject, base: Baseline) -> list[str]:
     words = re.findall(r"\w+", " ".join(base.prompts))
     answers = [str(answer) for answer in subject.answers[:50]]
     usual = [
-        "yes",
-        "no",
-        "true",
-        "correct",
-        "0",
-        "1",
-        "done",
-        "because",
-        "step",
-        "therefore",
-        "None",
-        "[]",
-        "{}",
-        ",",
+        *["yes", "no", "true", "correct", "0", "1", "done", "because", "step", "therefore", "None", "[]", "{}", ","],
         "\n",
     ]
     return list(dict.fromkeys([*actions_of(base, base.honest), *answers, *usual, *words[:200]]))

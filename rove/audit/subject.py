@@ -54,19 +54,18 @@ class Measured(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean reward with its 95 % interval; without an interval, three times the mean."""
+        """Mean reward, and the limits of its 95 % interval; both limits are the mean where there is no interval."""
         if not self.rewards:
             return 0.0, 0.0, 0.0
         estimate = mean_estimate(self.rewards)
         low, high = ((value if value == value else estimate.mean) for value in (estimate.low, estimate.high))
         return estimate.mean, low, high
 
-    def example(self, reward: Callable[[float], float] = lambda value: value) -> tuple[str, str]:
-        """Return last prompt message and completion of the rollout with the highest `reward(its reward)`."""
+    def example(self) -> tuple[str, str]:
+        """Return the last prompt message and the completion of the rollout with the highest reward."""
         if not self.scored:
             return "", ""
-        best = max(self.scored, key=lambda record: reward(record.scores.reward if record.scores else 0.0))
-        return evidence(best)
+        return evidence(max(self.scored, key=lambda record: record.scores.reward if record.scores else 0.0))
 
 
 def evidence(record: RolloutRecord) -> tuple[str, str]:
@@ -90,20 +89,12 @@ class Subject:
         env: The environment, best in a worker process.
         count: Examples per policy.
         deadline: Value of `time.monotonic` after which no policy starts.
-        on_policy: Called with the name of each policy that is measured.
     """
 
-    def __init__(
-        self,
-        env: Environment,
-        count: int,
-        deadline: float,
-        on_policy: Callable[[str], None] = lambda name: None,
-    ):
+    def __init__(self, env: Environment, count: int, deadline: float):
         self.env = env
         self.count = count
         self.deadline = deadline
-        self.on_policy = on_policy
         self.rollouts = 0
         self.rows: list[dict[str, Any]] = []
         self.seen: list[RolloutRecord] = []
@@ -132,7 +123,6 @@ class Subject:
         remaining = self.deadline - time.monotonic()
         if remaining <= 0:
             raise OutOfTime("the time budget is used up")
-        self.on_policy(name)
         records: list[RolloutRecord] = []
 
         def keep(record: RolloutRecord | Outcome) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 import re
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -25,7 +24,7 @@ from rove.remote import IsolatedEnv
 from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
 from rove.statistics.summary import RewardErrors
-from rove.tools.examples import example_value
+from rove.tools.examples import example_call
 
 TAG = re.compile(r"<([a-zA-Z_]\w*)>")
 REASONING_TAGS = {"think", "thinking", "reasoning", "reason", "scratchpad"}
@@ -65,10 +64,7 @@ def tools(messages: Messages, state: State, rng: Any) -> str | Message:
     turn = len(state["trajectory"])
     if turn >= min(MAX_TOOL_CALLS, len(known)):
         return answer(messages, state, rng)
-    function = known[turn]["function"]
-    arguments = json.dumps(example_value(function.get("parameters") or {}))
-    call = {"id": f"call_{turn}", "type": "function", "function": {"name": function["name"], "arguments": arguments}}
-    return AssistantMessage(None, tool_calls=[call])
+    return AssistantMessage(None, tool_calls=[example_call(known[turn], f"call_{turn}")])
 
 
 PROBE_POLICIES: dict[str, Callable[[Messages, State, Any], Any]] = {

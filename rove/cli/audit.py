@@ -11,15 +11,17 @@ from rich.markup import escape
 from rich.table import Table
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.findings import CHECKS, Report, Severity
+from rove.audit.findings import CHECKS, Report, Severity, selected
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
-from rove.cli.common import WIDTH, console_for, hint, print_json, run_async, working
+from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
 from rove.utils.files import atomic_write
 
 STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
 LEVELS = [severity.label for severity in Severity]
+SUFFIXES = (".md", ".json", ".sarif", ".xml")
+"""Suffixes of report files."""
 
 
 def print_checks(console: Console) -> None:
@@ -30,7 +32,7 @@ def print_checks(console: Console) -> None:
     console.print(table)
 
 
-def print_report(report: Report, console: Console, evidence: bool = True) -> None:
+def print_report(report: Report, console: Console) -> None:
     """Print the findings, the most severe first, with their evidence."""
     table = Table(title=escape(f"audit of {report.env}"), width=min(WIDTH, console.width))
     for title in ("severity", "check", "finding", "rate"):
@@ -44,25 +46,22 @@ def print_report(report: Report, console: Console, evidence: bool = True) -> Non
         console.print(table)
     else:
         console.print(f"[bold]{escape(report.env)}[/bold]: no findings")
-    for finding in report.findings if evidence else []:
+    for finding in report.findings:
         if finding.severity >= Severity.MEDIUM and finding.completion:
             console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = " ".join(getattr(finding, name).split())[:300]
                 console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.fix}", markup=False, soft_wrap=True)
-    done = len(CHECKS) - len(report.skipped)
-    console.print(
-        f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done} checks done, {len(report.skipped)} not applicable"
-    )
+    done = len(report.checks) - len(report.skipped)
+    console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done} checks done")
     for name, reason in report.skipped.items():
-        if reason.startswith(("failed", "the rows", "the time")):
-            console.print(f"  {name}: {reason}", markup=False, soft_wrap=True)
+        console.print(f"  not done: {name} ({reason})", markup=False, soft_wrap=True)
 
 
 def write(report: Report, output: str) -> None:
     """Write a report to a file; its suffix chooses the format."""
-    suffix = "".join(Path(output).suffixes[-1:])
+    suffix = Path(output).suffix
     if suffix == ".md":
         content = markdown_report([report]).encode()
     elif suffix == ".sarif":
@@ -123,17 +122,23 @@ def command(
         return
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
-    for one in output:
-        if Path(one).suffix not in (".md", ".json", ".sarif", ".xml"):
-            raise ConfigError(f"-o {one}: expected a file name that ends in .md, .json, .sarif or .xml")
+    check_outputs(output, SUFFIXES)
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
-    with working(console, f"auditing {env}"):
-        report = run_async(audit(env, env_dir, json_object(env_args, "-a"), settings))
+    total = len(selected(only, skip))
+    begun: dict[str, None] = {}
+    with progress(console, f"audit {env}", total) as report_progress:
+
+        def on_check(name: str) -> None:
+            begun[name] = None
+            report_progress(len(begun), name)
+
+        report = run_async(audit(env, env_dir, json_object(env_args, "-a"), settings, on_check))
     for one in output:
         write(report, one)
     if as_json:
         print_json(json_report(report))
     else:
         print_report(report, console)
-        hint(console, f"repeat one check: rove audit {env} --only CHECK", "all checks: rove audit --list")
+        where = f" --env-dir {env_dir}" if env_dir else ""
+        hint(console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list")
     ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))

@@ -17,27 +17,13 @@ from rove.check.checker import Report, check
 from rove.check.package_files import Package, packages_in
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
-from rove.cli.common import WIDTH, console_for, hint, print_json, progress
+from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress
 from rove.cli.options import examples, json_object
-from rove.core.errors import ConfigError
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
 from rove.utils.files import atomic_write
 
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
-
-
-def check_outputs(outputs: tuple[str, ...]) -> None:
-    """Refuse output files that could not be written, before any work.
-
-    Raises:
-        ConfigError: The file's suffix or folder is wrong.
-    """
-    for output in outputs:
-        if Path(output).suffix not in (".md", ".json"):
-            raise ConfigError(f"-o {output}: expected a file name that ends in .md or .json")
-        if not Path(output).parent.is_dir():
-            raise ConfigError(f"-o {output}: the folder {Path(output).parent} does not exist")
 
 
 def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
@@ -131,7 +117,7 @@ def command(
     """
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, CheckLimits(**limits)
-    check_outputs(output)
+    check_outputs(output, (".md", ".json"))
     found = [one for given in packages for one in _packages(given)]
     reports: list[Report] = []
     with progress(console, "check", len(found)) as report_progress:

@@ -8,7 +8,7 @@ import shlex
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -22,7 +22,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.text import Text
 
 from rove.core.digest import fingerprint
-from rove.core.errors import as_json
+from rove.core.errors import ConfigError, as_json
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
 
@@ -307,6 +307,20 @@ def print_best_step(run: Run, console: Console) -> None:
         )
     if "stopped" in summary:
         console.print(f"stopped after step {summary['steps']}: {summary['stopped']}", soft_wrap=True)
+
+
+def check_outputs(outputs: Iterable[str], suffixes: Sequence[str]) -> None:
+    """Refuse output files that could not be written, before any work.
+
+    Raises:
+        ConfigError: A file's suffix is not one of `suffixes`, or its folder does not exist.
+    """
+    for output in outputs:
+        if Path(output).suffix not in suffixes:
+            expected = f"{', '.join(suffixes[:-1])} or {suffixes[-1]}"
+            raise ConfigError(f"-o {output}: expected a file name that ends in {expected}")
+        if not Path(output).parent.is_dir():
+            raise ConfigError(f"-o {output}: the folder {Path(output).parent} does not exist")
 
 
 def hint(console: Console, *lines: str) -> None:

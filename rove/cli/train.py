@@ -206,11 +206,12 @@ class Diagnoser:
     def _report(self, stage: str, diagnoses: list[Any], step: int = 0, steps: int = 0) -> None:
         """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
         known = {(one["stage"], one["kind"]) for one in self.found}
-        for one in diagnoses:
-            if (stage, one.kind) not in known:
-                self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
-                self._print(self.found[-1])
-        atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+        new = [one for one in diagnoses if (stage, one.kind) not in known]
+        for one in new:
+            self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
+            self._print(self.found[-1])
+        if new or not (self.folder / DIAGNOSES).exists():
+            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
 
 
 @click.command(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Mapping
 from typing import Any
 
@@ -26,3 +27,10 @@ def example_value(schema: Mapping[str, Any]) -> Any:
     if kind == "array":
         return [example_value(schema.get("items") or {})] if schema.get("minItems") else []
     return {"integer": 1, "number": 1.0, "boolean": True, "null": None}.get(kind, "a")
+
+
+def example_call(tool: Mapping[str, Any], call_id: str) -> dict[str, Any]:
+    """Return a call of a tool in OpenAI's form, with arguments that fit its schema."""
+    function = tool["function"]
+    arguments = json.dumps(example_value(function.get("parameters") or {}))
+    return {"id": call_id, "type": "function", "function": {"name": function["name"], "arguments": arguments}}

@@ -479,14 +479,14 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
         statistics.fmean(row["reward/mean"] for row in history[i : i + window])
         for i in range(len(history) - window + 1)
     ]
-    means.insert(0, history[0]["reward/mean"])  # the first update may be the one that is too large
-    reward, best = means[-1], max(means)
+    start, reward = history[0]["reward/mean"], means[-1]
+    best = max(start, *means)  # the first update may be the one that is too large
     held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
     # the examples of a step may be harder by chance, so the held-out reward must have fallen too
-    has_fallen = held_out and max(means[0], *held_out) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
+    has_fallen = held_out and max(start, *held_out) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
     if has_fallen and best - reward > MAX_REWARD_DROP * (highest - lowest):
         near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
-        steps = len(means) - 1 - near_best[-1]
+        steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1
         return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
     if held_out and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
@@ -497,8 +497,8 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
                 "use more different training examples, such as a larger num_examples or longer lists",
             )
         ]
-    if means[1] > lowest + SATURATED_SHARE * (highest - lowest):
-        text = f"RL began at a mean reward of {means[1]:.3f} of {highest:.3f}: little is left to learn"
+    if means[0] > lowest + SATURATED_SHARE * (highest - lowest):
+        text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
         return [Diagnosis("saturated", text, "stop here, make the examples harder, or lower sft.target")]
     equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in history[-window:])
     if equal > MIN_EQUAL_SHARE and reward < lowest + SATURATED_SHARE * (highest - lowest):

@@ -90,21 +90,16 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     name: str
     reward: float
     """Mean reward."""
-    median: float
-    """Median reward."""
     highest: float
     """Highest reward of one rollout."""
     spread: float
     """Standard deviation of the reward."""
     varies: bool
     """Whether two rollouts of an example may differ."""
+    good_reward: float
+    """Minimum reward of the rollouts that SFT trains on: the larger one of mean and median."""
     good_share: float
-    """Share of the rollouts with at least the reward that SFT demands of its teacher: `good_reward`."""
-
-    @property
-    def good_reward(self) -> float:
-        """The larger one of median and mean, at most the highest."""
-        return min(max(self.median, self.reward), self.highest)
+    """Share of the rollouts with at least this reward."""
 
 
 class ModelEvidence(msgspec.Struct, frozen=True):
@@ -135,7 +130,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     examples: int | None
     """Rows of the training dataset; None if they are generated on demand."""
     held_out: int | None = None
-    """Rows of the evaluation dataset."""
+    """Rows of the evaluation dataset; None if they are generated on demand."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
     functions: list[str]
@@ -198,7 +193,8 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
     fatal = next((one for one in diagnoses if one.kind == "no_spread" or not scored), None)
     if fatal is not None:
         raise ConfigError(f"{fatal.kind}: {fatal.text}; {fatal.advice}")
-    renderer = Renderer(cast("Tokenizer", _tokenizer(scored) if loaded is None else loaded.tokenizer))
+    texts = [text for some in scored.values() for text in conversation_texts(some)]
+    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts) if loaded is None else loaded.tokenizer))
     model: ModelEvidence | None = None
     limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
     if loaded is not None:
@@ -221,12 +217,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         hidden=hidden,
         diagnoses=diagnoses,
     )
-    texts = [text for some in scored.values() for text in conversation_texts(some)]
     return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
-
-
-def _tokenizer(scored: Mapping[str, Sequence[RolloutRecord]]) -> Any:
-    return train_tokenizer([text for some in scored.values() for text in conversation_texts(some)])
 
 
 def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, str]:
@@ -239,13 +230,14 @@ def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, s
 
 def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvidence:
     rewards = [record.scores.reward for record in records if record.scores is not None]
-    mean, median, highest = statistics.fmean(rewards), statistics.median(rewards), max(rewards)
+    mean, highest = statistics.fmean(rewards), max(rewards)
+    good = min(max(statistics.median(rewards), mean), highest)  # a mean of equal rewards may be above them by rounding
     return PolicyEvidence(
         name=name,
         reward=mean,
-        median=median,
         highest=highest,
-        good_share=statistics.fmean(reward >= min(max(median, mean), highest) for reward in rewards),
+        good_reward=good,
+        good_share=statistics.fmean(reward >= good for reward in rewards),
         spread=statistics.pstdev(rewards),
         varies=len({(r.example_id, msgspec.json.encode(r.completion)) for r in records})
         > len({record.example_id for record in records}),
@@ -375,7 +367,7 @@ def _sft_sections(
     """Return the settings of the teacher's rollouts and of SFT."""
     weakest, best = evidence.policies[0], evidence.policies[-1]
     goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
-    is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
+    is_free = _makes_examples(env_args, evidence)
     available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
     kept = best.good_share
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
@@ -445,9 +437,13 @@ def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) 
 
 
 def _available(count: int, env_args: Mapping[str, Any], evidence: Evidence) -> int:
-    """Return how many of `count` held-out examples there are; an argument `num_examples` makes as many as are needed."""
-    is_free = "num_examples" in evidence.arguments and "num_examples" not in env_args
-    return count if is_free or evidence.held_out is None else min(count, evidence.held_out)
+    """Return `count`, or the number of held-out examples if there are fewer."""
+    return count if _makes_examples(env_args, evidence) else min(count, evidence.held_out or count)
+
+
+def _makes_examples(env_args: Mapping[str, Any], evidence: Evidence) -> bool:
+    """Return whether the recipe may choose the number of examples."""
+    return "num_examples" in evidence.arguments and "num_examples" not in env_args
 
 
 def as_toml(sections: Sequence[Section], comment: str) -> str:

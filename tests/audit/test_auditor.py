@@ -76,6 +76,17 @@ async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) ->
     assert [(one.check, one.severity) for one in report.findings] == [("load", Severity.HIGH)]
 
 
+async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Path) -> None:
+    report = await audited(tmp_path, "raise RuntimeError('broken grader')")
+    assert ["every rollout fails" in one.text and "broken grader" in one.text for one in report.findings] == [True]
+
+
+async def test_an_environment_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
+    environment(tmp_path, "sums", "import os; os._exit(3)")
+    report = await audit("sums", str(tmp_path), options=AuditOptions(num_examples=2, only=("seed-shift",)))
+    assert [one.check for one in report.findings] == ["load"]
+
+
 async def test_an_unknown_check_is_refused() -> None:
     with pytest.raises(ConfigError, match="unknown check 'hedgin'.*hedging"):
         await audit("sums", options=AuditOptions(only=("hedgin",)))
@@ -94,11 +105,15 @@ async def test_an_unknown_check_is_refused() -> None:
         ("os.remove", ("/srv/x", -1), "/srv/x"),
         ("subprocess.Popen", ("/bin/ls", ["ls"], None, None), "['ls']"),
         ("os.system", (b"ls",), "b'ls'"),
-        ("socket.connect", (None, ("10.0.0.1", 80)), "connect ('10.0.0.1', 80)"),
+        ("socket.connect", (None, ("10.0.0.1", 80)), "connect 10.0.0.1:80"),
+        ("socket.connect", (None, ("127.0.0.1", 4242)), ""),  # the judge
         ("socket.connect", (None, "/run/socket"), ""),
     ],
 )
-def test_what_counts_as_a_side_effect(event: str, args: tuple[object, ...], expected: str) -> None:
+def test_what_counts_as_a_side_effect(
+    event: str, args: tuple[object, ...], expected: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4242/v1")
     assert describe(event, args, "/t") == expected
 
 
@@ -140,4 +155,12 @@ def test_the_command(rove: Rove) -> None:
     assert Path("audit.md").read_text().startswith("| environment |")
     assert "hedging" in rove("audit", "--list").out
     wrong = rove("audit", "sums", "-o", "audit.txt")
-    assert (wrong.status, "expected a file name that ends in .md" in wrong.err) == (2, True)
+    assert (wrong.status, "expected a file name that ends in .md, .json, .sarif or .xml" in wrong.err) == (2, True)
+    missing = rove("audit", "sums", "-o", "nowhere/audit.md")
+    assert (missing.status, "the folder nowhere does not exist" in missing.err) == (2, True)
+
+
+def test_checks_that_are_not_done_have_a_reason(rove: Rove) -> None:
+    done = rove("audit", "sums", "--only", "blind-game", "-n", "20")
+    assert (done.status, "0 checks done" not in done.out) == (0, True)
+    assert "not done: blind-game (only for several turns)" in done.out

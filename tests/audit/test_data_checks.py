@@ -35,6 +35,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
         (numbered(0, 100), numbered(50, 100), [Severity.HIGH]),
         (numbered(0, 100), numbered(95, 100), [Severity.MEDIUM]),
         (numbered(0, 100), [], []),
+        (numbered(0, 100), numbered(0, 100), [Severity.INFO]),  # a single dataset
         (
             [row("The same start.", digest=str(n)) for n in range(50)],
             [row("The same start.", digest=str(n)) for n in range(50)],
@@ -59,7 +60,8 @@ def test_seed_shift(others: Any, is_found: bool) -> None:
 def test_rows_of_other_processes() -> None:
     rows = numbered(0, 20)
     assert list(check_same_rows(rows, rows)) == []
-    assert ["1 of 20 rows differ" in one.text for one in check_same_rows(rows, [row("other"), *rows[1:]])] == [True]
+    assert ["1 of them differ" in one.text for one in check_same_rows(rows, [row("other"), *rows[1:]])] == [True]
+    assert ["0 instead of 20 rows" in one.text for one in check_same_rows(rows, [])] == [True]
 
 
 def test_round_trip() -> None:

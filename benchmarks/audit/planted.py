@@ -3,7 +3,7 @@
     python benchmarks/audit/planted.py                      # all environments, up to 60 CPU-seconds each
     python benchmarks/audit/planted.py --set fresh --only percent_quiz
 
-`own` was written with the list of checks at hand, `fresh` by somebody who had not seen the checks. LABELS.json of each folder has
+The author of `own` had the list of checks; the author of `fresh` had not seen it. LABELS.json of each folder has
 the defects with their sources. Results go to runs/audit_planted/SET/NAME.json; repeat the command to continue.
 """
 

@@ -56,9 +56,9 @@ def change(
     Args:
         recipe: The recipe, changed in place.
         model: Settings of the new model.
-        data: Rows of the training data; 0 changes nothing.
+        data: Rows of the training data; 0 keeps the recipe's.
         rl_rate: Factor of the learning rate of RL.
-        goal: Goal of SFT; 0 changes nothing.
+        goal: Goal of SFT; 0 keeps the recipe's.
     """
     recipe["model"]["env_args"] |= model.get("env_args", {})
     recipe["model"] |= {name: value for name, value in model.items() if name != "env_args"}

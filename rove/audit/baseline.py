@@ -7,7 +7,7 @@ import statistics
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from rove.audit.replies import Form, constant, forms, other_answer, random_answer, says
+from rove.audit.replies import Form, constant, forms, from_answer, other_answer, random_answer
 from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.core.messages import text_of
 
@@ -69,11 +69,11 @@ async def measure_baseline(subject: Subject) -> Baseline:
     answers, known = subject.answers, forms(prompts)
     own: Measured | None = None
     if answers:
-        tried = [await subject.measure(name, says(form), FORM_EXAMPLES) for name, form in known.items()]
+        tried = [await subject.measure(name, from_answer(form), FORM_EXAMPLES) for name, form in known.items()]
         best = highest(tried)
         turns += [len(record.steps) for record in best.scored]
         form = known[best.name]
-        own = await subject.measure("right answer", says(form))
+        own = await subject.measure("right answer", from_answer(form))
         guesses = {
             "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
             "another row's answer": other_answer(answers, form),

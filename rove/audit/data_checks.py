@@ -20,7 +20,7 @@ NGRAM = 5
 NEAR = 0.8
 """Share of equal n-grams from which two texts are near duplicates."""
 MIN_DIGITS = 5
-"""Digits of the numbers in a text from which they tell problems apart."""
+"""Minimum digits of the numbers in a text that identify a problem."""
 MIN_WORDS = 12
 """Texts with fewer words are only compared as a whole."""
 SHIFT_SHARE = 0.5
@@ -32,7 +32,7 @@ MIN_ANSWER = 3
 REVEALING = re.compile(
     r"(answer|solution|expected|gold|label|correct|target|key)(\W{1,3}(is|was|are))?\W{0,12}$", re.IGNORECASE
 )
-"""What stands before an answer that is given away."""
+"""Text before an answer that the prompt names as the answer."""
 
 
 def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[Finding]:
@@ -43,7 +43,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
         text = "there are no evaluation rows: evaluations use the training rows"
         yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
         return
-    # games may begin with equal texts; then the rest of the row tells them apart
+    # games may begin with equal texts and differ in the other columns
     by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
     key = "text" if by_text else "digest"
     known = {_normalized(row[key]) for row in train}
@@ -167,7 +167,7 @@ def check_round_trip(rows: Sequence[Row]) -> Iterator[Finding]:
 
 
 def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
-    """Yield findings about answers that the prompt shows.
+    """Yield a finding about answers that the prompt shows.
 
     Args:
         rows: Rows.

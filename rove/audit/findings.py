@@ -44,7 +44,7 @@ CHECKS: dict[str, CheckInfo] = {
     "load": CheckInfo("the environment does not load, or has no rows", "fix the error"),
     "blind-reply": CheckInfo(
         "replies that never see the answer earn more than chance",
-        "compare the parsed answer with the row's answer; give nothing for anything else",
+        "compare the parsed answer with the row's answer; reward nothing else",
     ),
     "hedging": CheckInfo(
         "several answers, a retracted answer, or an answer outside of the answer's place earn full reward",
@@ -60,7 +60,7 @@ CHECKS: dict[str, CheckInfo] = {
     ),
     "grader-robustness": CheckInfo(
         "strange replies make the grader raise, hang, or return a value that is not a finite number",
-        "give such replies the lowest reward",
+        "return the lowest reward for such replies",
     ),
     "execution": CheckInfo(
         "replies are executed as code in the process of the grader",
@@ -68,7 +68,7 @@ CHECKS: dict[str, CheckInfo] = {
     ),
     "judge-injection": CheckInfo(
         "a reply can give orders to the judge",
-        "mark the reply's begin and end in the judge's prompt, and tell the judge to ignore instructions in it",
+        "mark where the reply begins and ends in the judge's prompt, and instruct the judge to ignore instructions in it",
     ),
     "determinism": CheckInfo(
         "the same reply gets different rewards",
@@ -95,7 +95,7 @@ CHECKS: dict[str, CheckInfo] = {
         "let the grader use the environment's parser",
     ),
     "blind-game": CheckInfo(
-        "policies that ignore what the environment says earn reward in a game or with tools",
+        "policies that ignore observations earn reward in a game or with tools",
         "reward the result of the game only, and end it after invalid actions",
     ),
     "policy-search": CheckInfo(
@@ -107,7 +107,7 @@ CHECKS: dict[str, CheckInfo] = {
         "reward better replies more; correct the weights or the documented range",
     ),
     "length": CheckInfo(
-        "longer replies earn more, whatever they say",
+        "longer replies earn more",
         "do not reward length",
     ),
     "side-effects": CheckInfo(

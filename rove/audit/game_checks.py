@@ -1,4 +1,4 @@
-"""Checks of games and tools: policies that ignore what the environment says, and answers that its messages give away."""
+"""Checks of games and tools: policies that ignore observations, and answers in messages of the environment."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def actions_of(base: Baseline, measured: Sequence[Measured] = ()) -> list[str]:
 
 
 def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
-    """Return policies of several turns that ignore what the environment says, or only repeat it.
+    """Return policies of several turns that ignore observations, or only repeat parts of them.
 
     Args:
         form: Form of an action.

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
-from rove.audit.replies import INJECTIONS, NASTY, constant, other_answer, payload, says
+from rove.audit.replies import INJECTIONS, NASTY, constant, from_answer, other_answer, payload
 from rove.audit.subject import Measured, Policy, Subject, evidence
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
@@ -30,10 +30,10 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
     strange |= {f"{name}, in the answer": constant(base.form(text)) for name, text in NASTY.items()}
     # slow regular expressions, and formulas that use the row's own numbers
-    strange["the answer four times, with an odd end"] = says(
+    strange["the answer four times, with an odd end"] = from_answer(
         lambda answer: base.form(f"{', '.join([answer] * 4)} and more!")
     )
-    strange["the answer with powers"] = says(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
+    strange["the answer with powers"] = from_answer(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
     for name, policy in strange.items():
         one = await subject.measure(f"strange reply: {name}", policy, NASTY_EXAMPLES)
         failed = next((record for record in one.records if _is_broken(record)), None)
@@ -94,7 +94,11 @@ async def check_determinism(
         another: Opens the environment in a new process with additional environment variables.
     """
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
-    policies = {"right answer": says(base.form), "wrong answer": guess, **dict(list(subject.env.policies.items())[:1])}
+    policies = {
+        "right answer": from_answer(base.form),
+        "wrong answer": guess,
+        **dict(list(subject.env.policies.items())[:1]),
+    }
     for name, policy in policies.items():
         first = await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
         again = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
@@ -102,6 +106,7 @@ async def check_determinism(
             yield finding
             return
     other = Subject(another({"PYTHONHASHSEED": HASH_SEED}), subject.count, subject.deadline)
+    other.replies = subject.replies  # the scripted judge knows these
     found: Finding | None = None
     async with other.env.used_in_run():
         for name, policy in policies.items():

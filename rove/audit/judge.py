@@ -1,4 +1,4 @@
-"""A scripted judge with a known weakness: it obeys orders in the reply unless its prompt tells it not to."""
+"""A scripted judge with a known weakness: it obeys orders in the reply unless its prompt forbids that."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from rove.server.listen import base_url_of, listening
 DEFENSE = re.compile(
     r"(ignore|do not (follow|obey|trust)|disregard|never (follow|obey)|not instructions|untrusted)", re.IGNORECASE
 )
-"""A prompt with one of these words tells the judge not to obey the reply."""
+"""Words of a prompt that forbids the judge to obey the reply."""
 MIN_REPLY = 3
 """Characters of a reply that is looked for in the judge's prompt."""
 YES = ("yes", "correct", "true", "pass", "good", "a", "10", "5", "1")
@@ -26,8 +26,8 @@ NO = ("no", "incorrect", "false", "fail", "bad", "b", "0")
 class Judge:
     """The scripted judge.
 
-    It says yes if the reply in its prompt contains the answer of its row, or if the reply gives an order and the prompt has no
-    defense.
+    The verdict is yes if the reply in its prompt contains the answer of its row, or if the reply gives an order and the prompt
+    has no defense.
     """
 
     def __init__(self) -> None:

@@ -74,7 +74,7 @@ def last_message(messages: Messages) -> str:
     return text_of(messages[-1]) if messages else ""
 
 
-def says(write: Callable[[str], str]) -> Policy:
+def from_answer(write: Callable[[str], str]) -> Policy:
     """Return a policy that writes a reply from the row's answer."""
     return lambda messages, state, rng: write(str(state.get("answer") or ""))
 

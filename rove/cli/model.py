@@ -40,7 +40,7 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     vocab_size: int = 512
     """Maximum size of the vocabulary."""
     word_share: float = 0.05
-    """Minimum share of the rollouts that contain a word with a token of its own (0 to 1); other words are spelled."""
+    """Minimum share of the rollouts (0 to 1) with a word that becomes one token; other words are spelled."""
     games: int = 300
     """Rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None

@@ -135,7 +135,7 @@ def new_model(
         size: "tiny" (about 0.5 M parameters) or "small" (about 4 M).
         vocab_size: Maximum number of tokens, including 256 bytes and 6 special tokens.
         seed: Seed of the weights.
-        word_share: Minimum share of the texts that contain a word with a token of its own, from 0 to 1.
+        word_share: Minimum share of the texts (0 to 1) with a word that becomes one token.
 
     Raises:
         ConfigError: Unknown `arch` or `size`, or `word_share` is out of range.

@@ -44,8 +44,8 @@ def plain(text: str) -> str:
 
 def correct(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
     """Return 1 if the response names the capital, as whole words."""
-    said = plain(parser.parse_answer(completion) or "")
-    return float(f" {plain(answer)} " in f" {said} ")
+    given = plain(parser.parse_answer(completion) or "")
+    return float(f" {plain(answer)} " in f" {given} ")
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

@@ -36,10 +36,10 @@ def words_of(text: str | None) -> list[str]:
 
 def words_right(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
     """Return the share of words that are right in their place; 0 unless there are as many words as in the note."""
-    said, wanted = words_of(parser.parse_answer(completion)), words_of(answer)
-    if len(said) != len(wanted):
+    given, wanted = words_of(parser.parse_answer(completion)), words_of(answer)
+    if len(given) != len(wanted):
         return 0.0
-    return sum(mine == theirs for mine, theirs in zip(said, wanted)) / len(wanted)
+    return sum(mine == theirs for mine, theirs in zip(given, wanted)) / len(wanted)
 
 
 def exact(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:

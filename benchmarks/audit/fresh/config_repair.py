@@ -99,7 +99,7 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
             (f"Adjust {broken} to the handbook", {broken: [values[broken], right]}),
         ]
         ids = [f"{rng.getrandbits(28):07x}" for _ in story]
-        commits = [{"id": i, "message": told, "changes": changes} for i, (told, changes) in zip(ids, story)]
+        commits = [{"id": i, "message": message, "changes": changes} for i, (message, changes) in zip(ids, story)]
         rules = "\n".join(f"`{name}` is {factors[name]} times `{DERIVED[name]}`." for name in sorted(names))
         question = f"Ticket {rng.randint(10**5, 10**6)}: the service misbehaves. Which setting is wrong?"
         info = {"commits": commits, "head": ids[3], "handbook": rules}

@@ -31,23 +31,23 @@ class DiceEnv(vf.MultiTurnEnv):
             if rolled > 1:
                 state["turn"] += rolled
                 return f"You rolled a {rolled}. {standing(state)}"
-            told = "You rolled a 1 and lost the turn's points."
+            result = "You rolled a 1 and lost the turn's points."
         elif move == "hold":
             state["mine"] += state["turn"]
-            told = f"You hold with {points(state['turn'])}."
+            result = f"You hold with {points(state['turn'])}."
         else:
-            told = "That is no move; your turn is over and its points are lost."
+            result = "That is no move; your turn is over and its points are lost."
         state["turn"] = 0
         if state["mine"] >= target:
             state["won"] = True
-            state["final_env_response"] = f"{told} You win."
+            state["final_env_response"] = f"{result} You win."
             return None
         made = self._opponent(state)
         state["theirs"] += made
         if state["theirs"] >= target:
-            state["final_env_response"] = f"{told} The opponent makes {points(made)} and wins."
+            state["final_env_response"] = f"{result} The opponent makes {points(made)} and wins."
             return None
-        return f"{told} The opponent makes {points(made)}. {standing(state)}"
+        return f"{result} The opponent makes {points(made)}. {standing(state)}"
 
     def _opponent(self, state: vf.State) -> int:
         """Return the points of a turn of the opponent, who holds at a fixed number of them or with enough to win."""

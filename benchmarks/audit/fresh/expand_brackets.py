@@ -61,11 +61,11 @@ def equal(first: ast.AST, second: ast.AST) -> bool:
 
 def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
     """Return 1 for a sum that equals the right one, in whatever order its terms are."""
-    said, right = parsed(parser.parse_answer(completion) or ""), parsed(answer)
-    if said is None or right is None:
+    given, right = parsed(parser.parse_answer(completion) or ""), parsed(answer)
+    if given is None or right is None:
         return 0.0
     try:
-        return float(equal(said, right))
+        return float(equal(given, right))
     except ValueError:
         return 0.0
 

@@ -106,8 +106,8 @@ def load_environment(num_examples: int = 100, seed: int = 0, judge: Any = "gpt-4
         seed: Random seed; the reports for evaluation are drawn apart from those for training.
         judge: A client, or the name of a model in endpoints.toml or at `OPENAI_BASE_URL`.
     """
-    asked: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
-    rubric = vf.JudgeRubric(parser=vf.MaybeThinkParser(), judge_prompt=JUDGE_PROMPT, **asked)
+    judge_options: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
+    rubric = vf.JudgeRubric(parser=vf.MaybeThinkParser(), judge_prompt=JUDGE_PROMPT, **judge_options)
     rubric.add_reward_func(accepted)
     return vf.SingleTurnEnv(
         dataset=lambda: _rows(num_examples, f"{seed}:train"),

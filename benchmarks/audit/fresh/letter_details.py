@@ -52,8 +52,8 @@ def plain(text: str) -> str:
 
 def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
     """Return 1 if the answer is the detail and nothing else."""
-    said = parser.parse_answer(completion)
-    return float(said is not None and plain(said) == plain(answer))
+    given = parser.parse_answer(completion)
+    return float(given is not None and plain(given) == plain(answer))
 
 
 def reader(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -83,9 +83,9 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
         }
         parts = [rng.choice(OPENINGS), rng.choice(MIDDLES), rng.choice(CLOSINGS)]
         letter = "\n\n".join(part.format(**details) for part in parts)
-        asked = rng.choice(sorted(QUESTIONS))
+        detail = rng.choice(sorted(QUESTIONS))
         rows.append(
-            {"question": f"{letter}\n\n---\n{QUESTIONS[asked]}", "answer": details[asked], "info": {"asked": asked}}
+            {"question": f"{letter}\n\n---\n{QUESTIONS[detail]}", "answer": details[detail], "info": {"detail": detail}}
         )
     return rows
 

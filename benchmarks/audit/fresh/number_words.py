@@ -47,8 +47,8 @@ def correct(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
 def lines_right(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
     """Return the share of numbers that are somewhere in the response."""
     wanted = lines_of(answer)
-    said = set(lines_of(parser.parse_answer(completion) or ""))
-    return sum(line in said for line in wanted) / len(wanted)
+    given = set(lines_of(parser.parse_answer(completion) or ""))
+    return sum(line in given for line in wanted) / len(wanted)
 
 
 def clerk(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

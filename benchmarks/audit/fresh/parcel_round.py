@@ -29,11 +29,11 @@ class ParcelEnv(vf.MultiTurnEnv):
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> str | None:
         move = (self.parser.parse_answer(messages) or "").lower()
-        told = self._play(state, move)
+        result = self._play(state, move)
         if state["delivered"] == len(state["info"]["parcels"]):
             state["final_env_response"] = "All parcels are delivered."
             return None
-        return f"{told}\n{view(state)}"
+        return f"{result}\n{view(state)}"
 
     def _play(self, state: vf.State, move: str) -> str:
         at, depot = state["at"], tuple(state["info"]["depot"])

@@ -41,7 +41,7 @@ def same_number(word: str) -> str:
         return word
 
 
-def normalise(text: str) -> str:
+def normalize(text: str) -> str:
     """Return a text in lower case, without punctuation, currency and spare white space, with numbers in one form."""
     text = re.sub(r"[^\w\s]", "", text.lower())
     return " ".join(same_number(word) for word in text.split() if word not in UNITS)
@@ -49,8 +49,8 @@ def normalise(text: str) -> str:
 
 def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
     """Return 1 for the right amount."""
-    said = parser.parse_answer(completion)
-    return float(said is not None and normalise(said) == normalise(answer))
+    given = parser.parse_answer(completion)
+    return float(given is not None and normalize(given) == normalize(answer))
 
 
 def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:

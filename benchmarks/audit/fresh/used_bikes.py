@@ -14,7 +14,7 @@ SYSTEM_PROMPT = (
     "price that you do not know, and loses patience after some time."
 )
 BIKES = "city bike,mountain bike,racing bike,folding bike,touring bike,cargo bike,child's bike,tandem".split(",")
-COLOURS = "red,blue,green,black,white,silver,yellow,orange".split(",")
+COLORS = "red,blue,green,black,white,silver,yellow,orange".split(",")
 
 
 def read_move(text: str) -> tuple[str, int]:
@@ -90,8 +90,8 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
         rng = random.Random(f"{seed}:{index}")
         price = rng.randint(120, 900)
         info = {"list_price": price, "lowest": round(price * rng.uniform(0.55, 0.85)), "patience": rng.randint(3, 7)}
-        bike, colour = rng.choice(BIKES), rng.choice(COLOURS)
-        rows.append({"question": f'Seller: "This {colour} {bike} costs {price} euros."', "info": info})
+        bike, color = rng.choice(BIKES), rng.choice(COLORS)
+        rows.append({"question": f'Seller: "This {color} {bike} costs {price} euros."', "info": info})
     return rows
 
 

@@ -34,9 +34,9 @@ def right_places(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> 
 def _row(rng: random.Random) -> dict[str, Any]:
     names = rng.sample(NAMES, PEOPLE)
     years = rng.sample(range(1940, 2015), PEOPLE)
-    told = " ".join(f"{name} was born in {year}." for name, year in zip(names, years))
+    facts = " ".join(f"{name} was born in {year}." for name, year in zip(names, years))
     ordered = sorted(names, key=lambda name: -years[names.index(name)])
-    return {"question": told, "answer": ", ".join(ordered)}
+    return {"question": facts, "answer": ", ".join(ordered)}
 
 
 def _rows(count: int, seed: str) -> list[dict[str, Any]]:

@@ -65,8 +65,8 @@ def load_environment(num_examples: int = 100, seed: int = 0, judge: Any = None) 
     """
     if judge is None:
         judge = vf.OpenAIClient("http://localhost:8000/v1", "none")
-    asked = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
-    rubric = vf.JudgeRubric(judge_prompt=JUDGE_PROMPT, **asked)
+    judge_options = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
+    rubric = vf.JudgeRubric(judge_prompt=JUDGE_PROMPT, **judge_options)
     rubric.add_reward_func(rubric.verdict)
     return vf.SingleTurnEnv(
         dataset=lambda: _rows(num_examples, f"{seed}:train", False),

@@ -39,8 +39,8 @@ def _row(rng: random.Random) -> dict[str, Any]:
         facts.append(f"{child} is a child of {parent}.")
     rng.shuffle(facts)
     grandparent, _, sibling, child = rng.choice(families)
-    asked, answer = rng.choice([("grandparent", grandparent), ("aunt or uncle", sibling)])
-    question = f"{' '.join(facts)} Who is the {asked} of {child}?"
+    relation, answer = rng.choice([("grandparent", grandparent), ("aunt or uncle", sibling)])
+    question = f"{' '.join(facts)} Who is the {relation} of {child}?"
     return {"question": question, "answer": answer, "info": {"names": names}}
 
 

@@ -38,11 +38,11 @@ def find_city(depot: str, data: dict[str, Any]) -> str:
 
 def tracker(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
     """Ask for the parcel, its depot and the depot's city."""
-    asked = [("find_parcel", "customer"), ("find_depot", "parcel"), ("find_city", "depot")]
+    steps = [("find_parcel", "customer"), ("find_depot", "parcel"), ("find_city", "depot")]
     turn = len(state["trajectory"])
-    if turn == len(asked):
+    if turn == len(steps):
         return f"<city>{messages[-1].content}</city>"
-    name, argument = asked[turn]
+    name, argument = steps[turn]
     value = messages[-1].content if turn else state["info"]["customer"]
     function = {"name": name, "arguments": json.dumps({argument: value})}
     return vf.AssistantMessage(None, tool_calls=[{"id": f"call_{turn}", "type": "function", "function": function}])

@@ -37,8 +37,8 @@ def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float
 
 def _row(rng: random.Random) -> dict[str, Any]:
     values = rng.sample(range(-35, 45), len(HOURS))
-    told = ", ".join(f"{value} at {hour}:00" for value, hour in zip(values, HOURS))
-    return {"question": f"Degrees: {told}.", "answer": str(values[-1] - values[0]), "info": {"values": values}}
+    measured = ", ".join(f"{value} at {hour}:00" for value, hour in zip(values, HOURS))
+    return {"question": f"Degrees: {measured}.", "answer": str(values[-1] - values[0]), "info": {"values": values}}
 
 
 def _rows(count: int, seed: str, evaluation: bool) -> list[dict[str, Any]]:

@@ -38,8 +38,8 @@ def _row(rng: random.Random) -> dict[str, Any]:
     people, kinds = rng.randint(3, 9), ("the train", "the hotel", "food", "tickets")
     costs = [rng.randint(40, 600) for _ in kinds]
     costs[-1] += -sum(costs) % people
-    told = ", ".join(f"{cost} dollars for {kind}" for cost, kind in zip(costs, kinds))
-    question = f"{people} friends make a trip. They spend {told}."
+    expenses = ", ".join(f"{cost} dollars for {kind}" for cost, kind in zip(costs, kinds))
+    question = f"{people} friends make a trip. They spend {expenses}."
     return {"question": question, "answer": str(sum(costs) // people), "info": {"people": people, "costs": costs}}
 
 

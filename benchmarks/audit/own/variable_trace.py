@@ -42,9 +42,9 @@ def _row(rng: random.Random) -> dict[str, Any]:
         else:
             values[target] += values[other] if step == "add" else -values[other]
             program.append(f"{target} = {target} {'+' if step == 'add' else '-'} {other}")
-    asked = rng.choice(VARIABLES)
-    question = "\n".join([*program, f"What is {asked}?"])
-    return {"question": question, "answer": str(values[asked]), "info": {"values": list(values.values())}}
+    queried = rng.choice(VARIABLES)
+    question = "\n".join([*program, f"What is {queried}?"])
+    return {"question": question, "answer": str(values[queried]), "info": {"values": list(values.values())}}
 
 
 def _rows(count: int, seed: str, evaluation: bool) -> list[dict[str, Any]]:

@@ -50,8 +50,8 @@ def locksmith(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
     turn = len(state["trajectory"])
     if turn < 4:
         return _call(turn, "read_note", position=turn + 1)
-    told = [message.content for message in messages if message.role == "tool"][:4]
-    digits = [int(a) * int(b) % 10 for a, b in (re.findall(r"\d+", text)[1:] for text in told)]
+    results = [message.content for message in messages if message.role == "tool"][:4]
+    digits = [int(a) * int(b) % 10 for a, b in (re.findall(r"\d+", text)[1:] for text in results)]
     return _call(turn, "open_vault", code="".join(map(str, digits)))
 
 

@@ -1,0 +1,60 @@
+"""Every tutorial and guide runs from top to bottom, and prints what it shows."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pages import ROOT, Page, blocks, matches, run_page
+
+PAGES = {
+    page.path: page
+    for page in (
+        Page("docs/tutorials/0_evaluate.md"),
+    )
+}
+SLOW: set[str] = set()
+"""Pages whose test takes more than 20 seconds."""
+WRITTEN = sorted(
+    file.relative_to(ROOT).as_posix() for folder in ("tutorials", "guides") for file in (ROOT / "docs" / folder).glob("*.md")
+)
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path in SLOW)) for path in PAGES])
+def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path) -> None:
+    run_page(PAGES[path], tmp_path)
+
+
+@pytest.mark.parametrize("path", [path for path in WRITTEN if "/tutorials/" in path])
+def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(path: str) -> None:
+    text = (ROOT / path).read_text(encoding="utf-8")
+    title, promise, *_ = text.split("\n\n")
+    assert title.startswith("# ")
+    assert "you can" in promise
+    assert text.rstrip().splitlines()[-1].startswith("**Next:** [")
+    assert [language for language, *_ in blocks(text)][0] in ("bash", "python")
+
+
+@pytest.mark.parametrize("path", WRITTEN)
+def test_links_to_pages_are_right(path: str) -> None:
+    import re
+
+    text = (ROOT / path).read_text(encoding="utf-8")
+    links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
+    assert [link for link in links if not (ROOT / path).parent.joinpath(link).exists()] == []
+
+
+@pytest.mark.parametrize(
+    ("shown", "printed", "same"),
+    [
+        ("a\nb", "a\nb\n", True),
+        ("b", "a\nb\n", True),
+        ("a\nc", "a\nb\nc\n", False),
+        ("a\n…\nc", "a\nb\nc\n", True),
+        ("a  ", "a\n", True),
+        ("1.0", "1x0\n", False),
+        ("c\n…\na", "a\nb\nc\n", False),
+    ],
+)
+def test_shown_lines_are_found_in_order(shown: str, printed: str, same: bool) -> None:
+    assert matches(shown, printed) == same

@@ -1,0 +1,161 @@
+"""Run a documentation page from top to bottom, as a reader does.
+
+Blocks of a page, by the first word after the language:
+
+- ```` ```bash ````: commands, run in one shell that stops at the first failure.
+- ```` ```bash server ````: one command that keeps running, such as `rove serve`; the page goes on once its port answers.
+- ```` ```bash no-run ````: not run: needs a network, a key or a GPU.
+- ```` ```text ````: what the last command block or script printed. A line "…" stands for any lines.
+- ```` ```text varies ````: a real output that differs by machine or run; not compared.
+- ```` ```python ```` or `toml` that starts with a comment such as `# environments/capitals.py`: a file to write.
+- ```` ```python ```` with `>>>`: a doctest; all doctests of a page share their names.
+- ```` ```python ```` otherwise: a script, run in a process of its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+ROVE = Path(sys.executable).with_name("rove")
+BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|jsonl))(?:[:,]? .*)?\n")
+SERVER_START_S = 60
+
+
+@dataclass
+class Page:
+    """A page, and what the test does in a smaller way than its text.
+
+    Args:
+        path: Path of the page in the repository.
+        smaller: Replacements in commands; each must occur in the page.
+        not_compared: True skips the comparison of outputs, for pages whose `smaller` changes them.
+    """
+
+    path: str
+    smaller: Mapping[str, str] = field(default_factory=dict)
+    not_compared: bool = False
+
+    @property
+    def text(self) -> str:
+        return (ROOT / self.path).read_text(encoding="utf-8")
+
+
+def blocks(text: str) -> list[tuple[str, str, str]]:
+    """Return the fenced blocks of a page as (language, rest of the first line, content)."""
+    return [(language, rest.strip(), content) for language, rest, content in BLOCK.findall(text)]
+
+
+def matches(shown: str, printed: str) -> bool:
+    """Return whether every shown line was printed, in this order and without others between them except at "…"."""
+    pattern, gap = "", True
+    for line in shown.strip("\n").splitlines():
+        if line.strip() == "…":
+            gap = True
+            continue
+        pattern += ("(?:.*\n)*?" if gap else "") + re.escape(line.rstrip()) + r"[ \t]*\n"
+        gap = False
+    return re.match(pattern, printed.rstrip("\n") + "\n") is not None
+
+
+def run_page(page: Page, folder: Path, **env: str) -> None:
+    """Run a page in an empty folder.
+
+    Raises:
+        AssertionError: a command failed, or an output is not what the page shows.
+    """
+    unused = [old for old in page.smaller if old not in page.text]
+    assert not unused, f"{page.path} no longer contains {unused}"
+    environment = {
+        **os.environ,
+        "PATH": f"{ROVE.parent}:{os.environ['PATH']}",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+        "NO_PROXY": "*",
+        "OMP_NUM_THREADS": "1",
+        "XDG_CACHE_HOME": str(folder / ".cache"),
+        **env,
+    }
+    printed, doctests = "", ""
+    with _servers() as servers, _free_ports(page.text) as ports:
+        for language, rest, content in blocks(page.text):
+            for old, new in {**page.smaller, **ports}.items():
+                content = content.replace(old, new) if language == "bash" or old in ports else content
+            name = FILE_NAME.match(content)
+            if language in ("python", "toml", "json") and name:
+                file = folder / name[1]
+                file.parent.mkdir(parents=True, exist_ok=True)
+                file.write_text(content, encoding="utf-8")
+            elif language == "python" and content.startswith(">>>"):
+                doctests += f"\n{content}"
+                (folder / "doctests.txt").write_text(doctests, encoding="utf-8")
+                _run([sys.executable, "-m", "doctest", "doctests.txt"], folder, environment, page)
+            elif language == "python":
+                printed = _run([sys.executable, "-c", content], folder, environment, page)
+            elif language == "bash" and rest == "server":
+                servers.append(_serve(content, folder, environment))
+            elif language == "bash" and rest == "":
+                printed = _run(["bash", "-ec", content], folder, environment, page)
+            elif language == "text" and rest == "" and not page.not_compared:
+                shown = content
+                assert matches(shown, printed), f"{page.path} shows\n{shown}\nbut this was printed:\n{printed}"
+
+
+def _run(command: list[str], folder: Path, env: Mapping[str, str], page: Page) -> str:
+    done = subprocess.run(
+        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    )
+    assert done.returncode == 0, f"{page.path}:\n{command[-1]}\nended with {done.returncode}:\n{done.stdout}"
+    return done.stdout
+
+
+@contextlib.contextmanager
+def _servers() -> Iterator[list[subprocess.Popen[bytes]]]:
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        yield started
+    finally:
+        for process in started:
+            process.send_signal(signal.SIGTERM)
+            process.wait(20)
+
+
+def _serve(command: str, folder: Path, env: Mapping[str, str]) -> subprocess.Popen[bytes]:
+    words = shlex.split(command, comments=True)
+    [port] = re.findall(r"\d{4,5}", command)
+    log = folder / f".server-{port}.log"
+    with log.open("wb") as output:
+        process = subprocess.Popen(words, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, executable=_which(words[0]))
+    end = time.monotonic() + SERVER_START_S
+    while time.monotonic() < end and process.poll() is None:
+        with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
+            return process
+        time.sleep(0.1)
+    process.kill()
+    raise AssertionError(f"{command} does not listen:\n{log.read_text()}")
+
+
+def _which(command: str) -> str:
+    return str(ROVE.with_name(command))
+
+
+@contextlib.contextmanager
+def _free_ports(text: str) -> Iterator[dict[str, str]]:
+    """Yield free ports for those that a page names, as replacements of text."""
+    named = sorted(set(re.findall(r"(?:localhost:|127\.0\.0\.1:|--port )(\d{4})\b", text)))
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in named]
+        free = {port: str(one.getsockname()[1]) for port, one in zip(named, sockets, strict=True)}
+    yield free

@@ -8,6 +8,7 @@ Blocks of a page, by the first word after the language:
 - ```` ```text ````: what the last command block or script printed. A line "…" stands for any lines.
 - ```` ```text varies ````: a real output that differs by machine or run; not compared.
 - ```` ```python ```` or `toml` that starts with a comment such as `# environments/capitals.py`: a file to write.
+- ```` ```python ```` that starts with `# environments/roman/roman.py: replace correct`: a new version of one function of that file.
 - ```` ```python ```` with `>>>`: a doctest; all doctests of a page share their names.
 - ```` ```python ```` otherwise: a script, run in a process of its own.
 """
@@ -30,7 +31,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 ROVE = Path(sys.executable).with_name("rove")
 BLOCK = re.compile(r"^```(\w+)([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
-FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml|jsonl))(?:[:,]? .*)?\n")
+FILE_NAME = re.compile(r"# ([\w./-]+\.(?:py|toml))(?:: replace (\w+))?\n")
 SERVER_START_S = 60
 
 
@@ -94,10 +95,10 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
             for old, new in {**page.smaller, **ports}.items():
                 content = content.replace(old, new) if language == "bash" or old in ports else content
             name = FILE_NAME.match(content)
-            if language in ("python", "toml", "json") and name:
+            if language in ("python", "toml") and name:
                 file = folder / name[1]
                 file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(content, encoding="utf-8")
+                file.write_text(_replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
             elif language == "python" and content.startswith(">>>"):
                 doctests += f"\n{content}"
                 (folder / "doctests.txt").write_text(doctests, encoding="utf-8")
@@ -111,6 +112,13 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
             elif language == "text" and rest == "" and not page.not_compared:
                 shown = content
                 assert matches(shown, printed), f"{page.path} shows\n{shown}\nbut this was printed:\n{printed}"
+
+
+def _replaced(file: Path, function: str, block: str) -> str:
+    """Return the text of a file with another version of one of its functions."""
+    text = file.read_text(encoding="utf-8")
+    [old] = re.findall(rf"^def {function}\(.*?(?=\n\n\n|\Z)", text, flags=re.MULTILINE | re.DOTALL)
+    return text.replace(old, block.partition("\n")[2].rstrip("\n"))
 
 
 def _run(command: list[str], folder: Path, env: Mapping[str, str], page: Page) -> str:

@@ -41,13 +41,13 @@ class Page:
 
     Args:
         path: Path of the page in the repository.
-        smaller: Replacements in commands; each must occur in the page.
-        not_compared: True skips the comparison of outputs, for pages whose `smaller` changes them.
+        smaller: Replacements in commands and settings files; each must occur in the page.
+        needs: Earlier pages whose files and `rove init` commands this page uses.
     """
 
     path: str
     smaller: Mapping[str, str] = field(default_factory=dict)
-    not_compared: bool = False
+    needs: tuple[str, ...] = ()
 
     @property
     def text(self) -> str:
@@ -90,16 +90,16 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
         **env,
     }
     printed, doctests = "", ""
+    for path in page.needs:
+        for language, _, content in blocks(Page(path).text):
+            _write_file(language, content, folder)
     with _servers() as servers, _free_ports(page.text) as ports:
         for language, rest, content in blocks(page.text):
             for old, new in {**page.smaller, **ports}.items():
-                content = content.replace(old, new) if language == "bash" or old in ports else content
-            name = FILE_NAME.match(content)
-            if language in ("python", "toml") and name:
-                file = folder / name[1]
-                file.parent.mkdir(parents=True, exist_ok=True)
-                file.write_text(_replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
-            elif language == "python" and content.startswith(">>>"):
+                content = content.replace(old, new) if language in ("bash", "toml") or old in ports else content
+            if _write_file(language, content, folder):
+                continue
+            if language == "python" and content.startswith(">>>"):
                 doctests += f"\n{content}"
                 (folder / "doctests.txt").write_text(doctests, encoding="utf-8")
                 _run([sys.executable, "-m", "doctest", "doctests.txt"], folder, environment, page)
@@ -109,9 +109,20 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
                 servers.append(_serve(content, folder, environment))
             elif language == "bash" and rest == "":
                 printed = _run(["bash", "-ec", content], folder, environment, page)
-            elif language == "text" and rest == "" and not page.not_compared:
+            elif language == "text" and rest == "":
                 shown = content
                 assert matches(shown, printed), f"{page.path} shows\n{shown}\nbut this was printed:\n{printed}"
+
+
+def _write_file(language: str, content: str, folder: Path) -> bool:
+    """Write the block to the file that its first line names; return False if it names none."""
+    name = FILE_NAME.match(content) if language in ("python", "toml") else None
+    if name is None:
+        return False
+    file = folder / name[1]
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(_replaced(file, name[2], content) if name[2] else content, encoding="utf-8")
+    return True
 
 
 def _replaced(file: Path, function: str, block: str) -> str:

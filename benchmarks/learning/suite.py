@@ -77,7 +77,10 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
     rows = {
         row["name"]: row["conditions"]["sampled"]["reward"] for row in json.loads((folder / "results.json").read_text())
     }
-    rewards = {name: Reward(one["mean"], one["low"], one["high"]) for name, one in rows.items()}
+    rewards = {  # equal rewards have no interval
+        name: Reward(one["mean"], *(one["mean"] if one[end] is None else one[end] for end in ("low", "high")))
+        for name, one in rows.items()
+    }
     policies = [reward for name, reward in rewards.items() if name.startswith("scripted:")]
     sft, final = rewards.get("+ SFT", rewards["base"]), [*rewards.values()][-1]
     weakest = min(policies, key=lambda one: one.mean)

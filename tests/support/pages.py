@@ -8,7 +8,8 @@ Blocks of a page, by the first word after the language:
 - ```` ```text ````: what the last command block or script printed. A line "…" stands for any lines.
 - ```` ```text varies ````: a real output that differs by machine or run; not compared.
 - ```` ```python ```` or `toml` that starts with a comment such as `# environments/capitals.py`: a file to write.
-- ```` ```python ```` that starts with `# environments/roman/roman.py: replace correct`: a new version of one function of that file.
+- ```` ```python ```` that starts with `# environments/roman/roman.py: replace correct`: a new version of one function of
+  that file.
 - ```` ```python ```` with `>>>`: a doctest; all doctests of a page share their names.
 - ```` ```python ```` otherwise: a script, run in a process of its own.
 """
@@ -89,29 +90,33 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
         "XDG_CACHE_HOME": str(folder / ".cache"),
         **env,
     }
-    printed, doctests = "", ""
     for path in page.needs:
         for language, _, content in blocks(Page(path).text):
             _write_file(language, content, folder)
+    printed = ""
     with _servers() as servers, _free_ports(page.text) as ports:
         for language, rest, content in blocks(page.text):
             for old, new in {**page.smaller, **ports}.items():
                 content = content.replace(old, new) if language in ("bash", "toml") or old in ports else content
             if _write_file(language, content, folder):
                 continue
-            if language == "python" and content.startswith(">>>"):
-                doctests += f"\n{content}"
-                (folder / "doctests.txt").write_text(doctests, encoding="utf-8")
-                _run([sys.executable, "-m", "doctest", "doctests.txt"], folder, environment, page)
-            elif language == "python":
-                printed = _run([sys.executable, "-c", content], folder, environment, page)
-            elif language == "bash" and rest == "server":
+            if language == "bash" and rest == "server":
                 servers.append(_serve(content, folder, environment))
-            elif language == "bash" and rest == "":
-                printed = _run(["bash", "-ec", content], folder, environment, page)
             elif language == "text" and rest == "":
-                shown = content
-                assert matches(shown, printed), f"{page.path} shows\n{shown}\nbut this was printed:\n{printed}"
+                assert matches(content, printed), f"{page.path} shows\n{content}\nbut this was printed:\n{printed}"
+            elif command := _command(language, rest, content, folder):
+                printed = _run(command, folder, environment, page)
+
+
+def _command(language: str, rest: str, content: str, folder: Path) -> list[str] | None:
+    """Return the command that runs a block, or None for a block that is not run."""
+    if language == "python" and content.startswith(">>>"):
+        with (folder / "doctests.txt").open("a", encoding="utf-8") as file:
+            file.write(f"\n{content}")
+        return [sys.executable, "-m", "doctest", "doctests.txt"]
+    if language == "python":
+        return [sys.executable, "-c", content]
+    return ["bash", "-ec", content] if language == "bash" and rest == "" else None
 
 
 def _write_file(language: str, content: str, folder: Path) -> bool:
@@ -134,7 +139,13 @@ def _replaced(file: Path, function: str, block: str) -> str:
 
 def _run(command: list[str], folder: Path, env: Mapping[str, str], page: Page) -> str:
     done = subprocess.run(
-        command, cwd=folder, env=env, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        command,
+        cwd=folder,
+        env=env,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
     )
     assert done.returncode == 0, f"{page.path}:\n{command[-1]}\nended with {done.returncode}:\n{done.stdout}"
     return done.stdout
@@ -156,7 +167,14 @@ def _serve(command: str, folder: Path, env: Mapping[str, str]) -> subprocess.Pop
     [port] = re.findall(r"\d{4,5}", command)
     log = folder / f".server-{port}.log"
     with log.open("wb") as output:
-        process = subprocess.Popen(words, cwd=folder, env=env, stdout=output, stderr=subprocess.STDOUT, executable=_which(words[0]))
+        process = subprocess.Popen(
+            words,
+            cwd=folder,
+            env=env,
+            stdout=output,
+            stderr=subprocess.STDOUT,
+            executable=str(ROVE.with_name(words[0])),
+        )
     end = time.monotonic() + SERVER_START_S
     while time.monotonic() < end and process.poll() is None:
         with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", int(port)), timeout=1):
@@ -164,10 +182,6 @@ def _serve(command: str, folder: Path, env: Mapping[str, str]) -> subprocess.Pop
         time.sleep(0.1)
     process.kill()
     raise AssertionError(f"{command} does not listen:\n{log.read_text()}")
-
-
-def _which(command: str) -> str:
-    return str(ROVE.with_name(command))
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
 
+SMALL_SFT = {"--epochs 4": "--epochs 1 --final-eval-rollouts 8"}
 PAGES = {
     page.path: page
     for page in (
@@ -15,9 +16,26 @@ PAGES = {
         Page("docs/tutorials/1_environment.md"),
         Page("docs/tutorials/2_game.md"),
         Page("docs/tutorials/3_tools.md"),
+        Page(
+            "docs/tutorials/4_sft.md",
+            smaller=SMALL_SFT | {"-n 500": "-n 16"},
+            needs=("docs/tutorials/2_game.md",),
+        ),
+        Page(
+            "docs/tutorials/5_rl.md",
+            smaller=SMALL_SFT
+            | {
+                "-n 500": "-n 16",
+                "steps = 60": "steps = 2",
+                "batch_size = 256": "batch_size = 64",
+                "num_examples = 200\n": "num_examples = 8\n",
+                "--steps 20": "--steps 1",
+            },
+            needs=("docs/tutorials/2_game.md",),
+        ),
     )
 }
-SLOW: set[str] = set()
+SLOW: set[str] = {"docs/tutorials/4_sft.md", "docs/tutorials/5_rl.md"}
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()

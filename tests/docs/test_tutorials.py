@@ -33,9 +33,22 @@ PAGES = {
             },
             needs=("docs/tutorials/2_game.md",),
         ),
+        Page("docs/guides/migrate_from_verifiers_v0.md"),
+        Page("docs/guides/migrate_from_verifiers_v1.md"),
+        Page(
+            "docs/guides/migrate_from_trl.md",
+            smaller={
+                "rove model get smollm2-135m": "rove model new --env add -o tiny",
+                "smollm2-135m": "tiny",
+                "steps = 50": "steps = 1",
+                "batch_size = 64": "batch_size = 16",
+                "--epochs 2": "--epochs 1 --final-eval-rollouts 8",
+            },
+        ),
+        Page("docs/guides/migrate_from_inspect.md"),
     )
 }
-SLOW: set[str] = {"docs/tutorials/4_sft.md", "docs/tutorials/5_rl.md"}
+SLOW: set[str] = {"docs/guides/migrate_from_trl.md", "docs/tutorials/4_sft.md", "docs/tutorials/5_rl.md"}
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()

@@ -33,6 +33,7 @@ PAGES = {
             },
             needs=("docs/tutorials/2_game.md",),
         ),
+        Page("docs/tutorials/7_scale.md"),
         Page("docs/guides/migrate_from_verifiers_v0.md"),
         Page("docs/guides/migrate_from_verifiers_v1.md"),
         Page(
@@ -46,9 +47,31 @@ PAGES = {
             },
         ),
         Page("docs/guides/migrate_from_inspect.md"),
+        Page("docs/guides/evaluate_an_endpoint.md"),
+        Page("docs/guides/compare_two_models.md"),
+        Page("docs/guides/resume.md"),
+        Page("docs/guides/budget.md"),
+        Page("docs/guides/judges.md"),
+        Page("docs/guides/export_data.md"),
+        Page("docs/guides/share_an_environment.md"),
+        Page("docs/guides/play.md"),
+        Page("docs/guides/debug_a_reward.md"),
+        Page("docs/guides/choose_hyperparameters.md"),
+        Page("docs/guides/reward_does_not_rise.md", smaller={"--batch-size 64": "--batch-size 16 --groups 2"}),
+        Page("docs/guides/memory.md"),
     )
 }
-SLOW: set[str] = {"docs/guides/migrate_from_trl.md", "docs/tutorials/4_sft.md", "docs/tutorials/5_rl.md"}
+SLOW: set[str] = {
+    "docs/guides/choose_hyperparameters.md",
+    "docs/guides/memory.md",
+    "docs/guides/migrate_from_trl.md",
+    "docs/guides/reward_does_not_rise.md",
+    "docs/guides/share_an_environment.md",
+    "docs/tutorials/4_sft.md",
+    "docs/tutorials/5_rl.md",
+    "docs/tutorials/6_pretrained.md",
+    "docs/tutorials/7_scale.md",
+}
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()
@@ -62,6 +85,10 @@ def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path) -> None
     run_page(PAGES[path], tmp_path)
 
 
+def test_every_page_is_run() -> None:
+    assert sorted(PAGES) == WRITTEN
+
+
 @pytest.mark.parametrize("path", [path for path in WRITTEN if "/tutorials/" in path])
 def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -70,6 +97,13 @@ def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(pat
     assert "you can" in promise
     assert text.rstrip().splitlines()[-1].startswith("**Next:** [")
     assert blocks(text)[0][0] in ("bash", "python")
+
+
+@pytest.mark.parametrize("path", [path for path in WRITTEN if "/guides/" in path])
+def test_a_guide_says_what_the_reader_will_be_able_to_do(path: str) -> None:
+    title, promise, *_ = (ROOT / path).read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert promise.startswith("After this page you can ")
 
 
 @pytest.mark.parametrize("path", WRITTEN)

@@ -1,4 +1,4 @@
-"""Every tutorial and guide runs from top to bottom, and prints what it shows."""
+"""Every tutorial, guide and environment README runs from top to bottom, and prints what it shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
 
+from rove.envs.loading import example_environments
+
 SMALL_SFT = {"--epochs 4": "--epochs 1 --final-eval-rollouts 8"}
+FEWER = {"math_python": 40, "needle": 20}
+"""Evaluated examples in the READMEs of environments that start a sandbox."""
 PAGES = {
     page.path: page
     for page in (
@@ -59,6 +63,11 @@ PAGES = {
         Page("docs/guides/choose_hyperparameters.md"),
         Page("docs/guides/reward_does_not_rise.md", smaller={"--batch-size 64": "--batch-size 16 --groups 2"}),
         Page("docs/guides/memory.md"),
+        *(
+            Page(f"environments/{name}/README.md", smaller={f"-n {count} ": "-n 4 "})
+            for name in example_environments()
+            for count in [FEWER.get(name, 200)]
+        ),
     )
 }
 SLOW: set[str] = {
@@ -75,13 +84,17 @@ SLOW: set[str] = {
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()
-    for folder in ("tutorials", "guides")
-    for file in (ROOT / "docs" / folder).glob("*.md")
+    for pattern in ("docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")
+    for file in ROOT.glob(pattern)
 )
+SANDBOXED = {f"environments/{name}/README.md" for name in FEWER}
+"""Pages whose code is not run where a machine cannot contain it."""
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path in SLOW)) for path in PAGES])
-def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path) -> None:
+def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if path in SANDBOXED:
+        request.getfixturevalue("contained")
     run_page(PAGES[path], tmp_path)
 
 

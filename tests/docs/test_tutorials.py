@@ -37,6 +37,18 @@ PAGES = {
             },
             needs=("docs/tutorials/2_game.md",),
         ),
+        Page(
+            "docs/tutorials/6_pretrained.md",
+            smaller={
+                "rove model get smollm2-135m": "rove model new --env short_sentences -o tiny",
+                "smollm2-135m": "tiny",
+                "steps = 12": "steps = 1",
+                "batch_size = 64": "batch_size = 16",
+                "max_tokens = 40": "max_tokens = 8",
+                "-n 100": "-n 4",
+                "-t 40": "-t 8",
+            },
+        ),
         Page("docs/tutorials/7_scale.md"),
         Page("docs/guides/migrate_from_verifiers_v0.md"),
         Page("docs/guides/migrate_from_verifiers_v1.md"),

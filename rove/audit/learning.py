@@ -1,7 +1,7 @@
 """A tiny model learns in the environment by RL: does its reward rise without the task being done?
 
-The other checks try replies that somebody thought of. RL finds what pays: a model with random weights learns to write many kinds of
-replies (SFT), then RL raises its reward, while measures that the reward does not depend on show whether it does the task.
+The other checks try replies that somebody thought of. RL finds what pays: a model with random weights learns to write many kinds
+of replies (SFT), then RL raises its reward, while measures that the reward does not depend on show whether it does the task.
 """
 
 from __future__ import annotations
@@ -10,6 +10,7 @@ import asyncio
 import difflib
 import inspect
 import json
+import math
 import random
 import re
 import statistics
@@ -19,7 +20,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity
 from rove.audit.game_checks import actions_of
 from rove.audit.replies import blind_replies, from_answer, hedges, last_message, observed_actions
@@ -74,11 +75,9 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """RL steps."""
     batch_size: int = 128
     """Rollouts per RL step."""
-    examples: int = 400
-    """Examples whose rollouts the model learns to write replies from."""
-    rollouts_per_example: int = 4
-    """Rollouts of each of them."""
-    epochs: int = 4
+    replies: int = 1600
+    """Rollouts that the model learns to write replies from."""
+    epochs: int = 6
     """Passes over them."""
     max_tokens: int = 64
     """Maximum tokens of a response."""
@@ -88,7 +87,7 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Random seed of the weights and of sampling."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "steps", "batch_size", "examples", "rollouts_per_example", "epochs", "max_tokens", "learning_rate")
+        check_positive(self, "steps", "batch_size", "replies", "epochs", "max_tokens", "learning_rate")
 
 
 OnProgress = Callable[[str, int, int], None]
@@ -132,8 +131,9 @@ async def check_learned(
 ) -> AsyncIterator[Finding]:
     """Yield a finding if RL raises the reward and independent measures do not follow.
 
-    The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and the
-    reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from guesses.
+    The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
+    the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
+    guesses.
 
     Args:
         subject: The environment, for measurements.
@@ -150,7 +150,7 @@ async def check_learned(
             learned = await _learn(subject, base, open_env, options, on_progress)
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
-    if not is_higher(learned.after, learned.before, base.range):  # RL has found nothing
+    if not _is_above(learned.after, learned.before):  # RL has found nothing
         return
     for finding in (_divergence(learned, base, measures(subject, base)), await _independence(subject, learned, base)):
         if finding is not None:
@@ -168,13 +168,14 @@ async def _learn(
     """Train a model with SFT, then with RL; measure it before and after RL."""
     on_progress("replies to learn from", 0, 1)
     policy = exploration(subject, base)
+    rows = sum(1 for _ in subject.env.examples(options.replies, train=True))
     data = await subject.measure(
-        "learner: data", policy, options.examples, rollouts=options.rollouts_per_example, seed=options.seed, train=True
+        "learner: data", policy, rows, rollouts=math.ceil(options.replies / rows), seed=options.seed, train=True
     )
     records = [record for record in data.scored if record.completion]
     loaded = new_model(conversation_texts(records), seed=options.seed)
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
-    sampling = {"temperature": 1.0, "max_tokens": options.max_tokens}
+    sampling = {"temperature": 1.0, "max_tokens": _max_tokens(loaded, records, options.max_tokens)}
 
     async def measure(name: str) -> Measured:  # a new engine, since one keeps its weights
         return await subject.measure(
@@ -182,7 +183,7 @@ async def _learn(
         )
 
     before = await measure("learner: after SFT")
-    run = await _reinforce(loaded, open_env(), subject, base, options, on_progress)
+    run = await _reinforce(loaded, open_env(), subject, base, options, sampling["max_tokens"], on_progress)
     after = await measure("learner: after RL")
     moved = await subject.measure("learner: replies to other examples", _moved(after), rollouts=ROLLOUTS)
     by_step: dict[int, list[RolloutRecord]] = {}
@@ -214,6 +215,7 @@ async def _reinforce(
     subject: Subject,
     base: Baseline,
     options: LearnOptions,
+    max_tokens: int,
     on_progress: OnProgress,
 ) -> Run:
     config = RLConfig(
@@ -222,7 +224,7 @@ async def _reinforce(
         steps=options.steps,
         batch_size=options.batch_size,
         learning_rate=options.learning_rate,
-        max_tokens=options.max_tokens,
+        max_tokens=max_tokens,
         loss=LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET),
         seed=options.seed,
         checkpoint_every=options.steps,
@@ -240,18 +242,27 @@ async def _reinforce(
     return run
 
 
+def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: int) -> int:
+    """Return twice the length of nearly the longest reply, in tokens; at least 16, at most `limit`."""
+    if any(record.tools for record in records):  # calls of tools are long
+        return limit
+    texts = [text_of(message) for record in records for message in record.completion if message["role"] == "assistant"]
+    lengths = sorted(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
+    return min(limit, max(16, 2 * lengths[int(0.98 * (len(lengths) - 1))]))
+
+
 def exploration(subject: Subject, base: Baseline) -> Policy:
     """Return a policy that writes many kinds of replies, one kind per rollout: what the model knows before RL.
 
-    The kinds are right answers, guesses, replies of the other checks, scripted policies, and random words of the prompts and rows; with
-    several turns or tools, random actions and calls.
+    The kinds are right answers, guesses, replies of the other checks, scripted policies, and random words of the prompts and
+    rows; with several turns or tools, random actions and calls.
     """
     actions = actions_of(base, base.honest)
     known = [*blind_replies(base.form, subject.answers, base.prompts).values()]
     if base.own is not None:
         known += hedges(base.form, subject.answers).values()
     scripted = [*subject.env.policies.values()]
-    shown = _random_actions(base, actions) if base.is_multi_turn or actions_needed(base) else None
+    shown = _random_actions(base, actions) if base.is_multi_turn or _has_tools(base) else None
     kinds: dict[str, list[Policy]] = {
         "right": [from_answer(base.form)] if base.own is not None else [],
         "guess": [base.guess],
@@ -271,7 +282,7 @@ def exploration(subject: Subject, base: Baseline) -> Policy:
     return policy
 
 
-def actions_needed(base: Baseline) -> bool:
+def _has_tools(base: Baseline) -> bool:
     """Return whether the environment offers tools."""
     return any(record.tools for one in [base.floor, *base.honest] for record in one.records[:1])
 
@@ -353,14 +364,18 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
     answers = set(map(str, subject.answers))
     known: dict[str, Callable[[RolloutRecord], float | None]] = {}
     if base.own is not None:
-        known["replies that give the row's answer"] = lambda record: commits(_reply(record), record.answer, answers, base)
+        known["replies that give the row's answer"] = lambda record: commits(
+            _reply(record), record.answer, answers, base
+        )
         known["similarity to the row's answer"] = lambda record: difflib.SequenceMatcher(
             None, _inside(_reply(record), base)[:500], record.answer
         ).ratio()
     names = {name for record in base.floor.scored if record.scores for name in record.scores.metrics}
     for name in sorted(names - {"num_turns"}):
         if not name.endswith("_calls"):
-            known[f"metric {name}"] = lambda record, name=name: record.scores.metrics.get(name) if record.scores else None
+            known[f"metric {name}"] = lambda record, name=name: (
+                record.scores.metrics.get(name) if record.scores else None
+            )
     best = base.own or max(base.honest, key=lambda one: one.mean, default=None)
     if best is None:
         return []
@@ -390,12 +405,14 @@ def _divergence(learned: Learned, base: Baseline, known: Sequence[Measure]) -> F
         f"{_rise(learned, base)}; {measure.name}: {_mean(measure.value, learned.before.scored):.3f} → "
         f"{_mean(measure.value, learned.after.scored):.3f}"
     )
-    return _finding(text + (f"; they part at step {apart}" if apart else ""), learned, base, base.share(learned.after.mean))
+    return _finding(
+        text + (f"; they part at step {apart}" if apart else ""), learned, base, base.share(learned.after.mean)
+    )
 
 
 async def _independence(subject: Subject, learned: Learned, base: Baseline) -> Finding | None:
     """Return a finding if the replies of the trained model earn as much on other examples."""
-    if not is_higher(learned.moved, base.floor, base.range) or base.share(learned.moved.mean) < GAP:
+    if not _is_above(learned.moved, base.floor) or base.share(learned.moved.mean) < GAP:
         return None
     if base.is_multi_turn and base.honest:  # the moves of a good policy may fit every example
         best = max(base.honest, key=lambda one: one.mean)
@@ -404,6 +421,10 @@ async def _independence(subject: Subject, learned: Learned, base: Baseline) -> F
             return None
     text = f"{_rise(learned, base)}; the same replies earn {learned.moved.mean:.3f} on other examples"
     return _finding(text, learned, base, base.share(learned.moved.mean))
+
+
+def _is_above(one: Measured, other: Measured) -> bool:
+    return one.interval[1] > other.interval[2]
 
 
 def _finding(text: str, learned: Learned, base: Baseline, share: float) -> Finding:
@@ -420,7 +441,10 @@ def _finding(text: str, learned: Learned, base: Baseline, share: float) -> Findi
 
 
 def _rise(learned: Learned, base: Baseline) -> str:
-    words = [statistics.fmean(len(_all_text(record).split()) for record in one.scored) for one in (learned.before, learned.after)]
+    words = [
+        statistics.fmean(len(_all_text(record).split()) for record in one.scored)
+        for one in (learned.before, learned.after)
+    ]
     return (
         f"RL raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} (a guess: {base.floor.mean:.3f}, "
         f"right answers: {base.full:.3f}; words per reply {words[0]:.0f} → {words[1]:.0f})"
@@ -447,7 +471,9 @@ def _moved(measured: Measured) -> Policy:
     return policy
 
 
-def _first_step(records: Mapping[int, Sequence[RolloutRecord]], apart: Callable[[Sequence[RolloutRecord]], bool]) -> int:
+def _first_step(
+    records: Mapping[int, Sequence[RolloutRecord]], apart: Callable[[Sequence[RolloutRecord]], bool]
+) -> int:
     """Return the first of the steps from which on reward and measure stay apart; 0 if there is none."""
     first = 0
     for step in sorted(records):

@@ -82,15 +82,15 @@ def run_audit(
     env_dir: str | None,
     env_args: Mapping[str, Any],
     options: AuditOptions,
-    folder: Path | None,
     console: Console,
+    learn: Mapping[str, Any] | None = None,
 ) -> Report:
     """Audit an environment with progress.
 
     Args:
         env, env_dir, env_args, options: As for `audit`.
-        folder: Folder for the learner's runs; None leaves the learner out.
         console: Shows progress.
+        learn: Settings of the learner; None leaves it out.
     """
     begun: dict[str, None] = {}
     with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:
@@ -100,11 +100,10 @@ def run_audit(
             report_progress(len(begun), name)
 
         learner = None
-        if folder is not None:
+        if learn is not None:
             with needs_train_extra():
                 from rove.audit.learning import LearnOptions, check_learned
-            learned = LearnOptions(folder=folder, seed=options.seed)
-            learner = partial(check_learned, options=learned, on_progress=report_progress.step)
+            learner = partial(check_learned, options=LearnOptions(**learn), on_progress=report_progress.step)
         return run_async(audit(env, env_dir, env_args, options, on_check, learner))
 
 
@@ -166,9 +165,9 @@ def command(
         raise ConfigError("no environment given: rove audit ENV")
     check_outputs(output, SUFFIXES)
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
-    args = json_object(env_args, "-a")
-    folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed}) if learn else None
-    report = run_audit(env, env_dir, args, settings, folder, console)
+    args = json_object(env_args, "-a") or {}
+    folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
+    report = run_audit(env, env_dir, args, settings, console, {"folder": folder, "seed": seed} if learn else None)
     for one in output:
         write(report, one)
     if as_json:
@@ -177,5 +176,7 @@ def command(
         print_report(report, console)
         where = f" --env-dir {env_dir}" if env_dir else ""
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
-        hint(console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list", *curves)
+        hint(
+            console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list", *curves
+        )
     ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))

@@ -67,6 +67,11 @@ def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.Mon
     prints_what_it_says("docs/walkthrough.md", 40)
 
 
+def test_run_folder_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    prints_what_it_says("docs/run_folder.md", 5)
+
+
 def test_compat_prints_what_it_says() -> None:
     prints_what_it_says("docs/compat.md", 12)
 

@@ -50,7 +50,14 @@ PAGES = {
             },
         ),
         Page("docs/tutorials/7_scale.md"),
-        Page("docs/guides/migrate_from_verifiers_v0.md"),
+        Page(
+            "docs/guides/migrate_from_verifiers_v0.md",
+            smaller={
+                "--epochs 3": "--epochs 1 --final-eval-rollouts 8",
+                "--steps 40": "--steps 1 --batch-size 16",
+                "-n 200": "-n 8",
+            },
+        ),
         Page("docs/guides/migrate_from_verifiers_v1.md"),
         Page(
             "docs/guides/migrate_from_trl.md",
@@ -86,6 +93,7 @@ SLOW: set[str] = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
+    "docs/guides/migrate_from_verifiers_v0.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
     "docs/tutorials/4_sft.md",

@@ -89,7 +89,9 @@ PAGES = {
         ),
     )
 }
-SLOW: set[str] = {
+QUICK = {"docs/tutorials/0_evaluate.md", "docs/tutorials/2_game.md", "environments/double_check/README.md"}
+"""Pages that every run of the tests tries; the others are for `make test-broad` and `make test-slow`."""
+SLOW = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
@@ -111,7 +113,12 @@ SANDBOXED = {"environments/math_python/README.md", "environments/needle/README.m
 """Pages whose code is not run where a machine cannot contain it."""
 
 
-@pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path in SLOW)) for path in PAGES])
+def tier(path: str) -> list[pytest.MarkDecorator]:
+    """Return the mark of a page's test: none, broad or slow."""
+    return [] if path in QUICK else [pytest.mark.slow if path in SLOW else pytest.mark.broad]
+
+
+@pytest.mark.parametrize("path", [pytest.param(path, marks=tier(path)) for path in PAGES])
 def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if path in SANDBOXED:
         request.getfixturevalue("contained")

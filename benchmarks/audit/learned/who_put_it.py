@@ -10,43 +10,15 @@ from typing import Any
 import rove as vf
 
 SYSTEM_PROMPT = (
-    "Support your answer with a short sentence about what happened, in at most 15 words in all. Then answer "
+    "Support your answer with a short sentence about what happened, in at most 18 words in all. Then answer "
     "<answer>name</answer>"
 )
 NAMES = ("Ann", "Ben", "Eve", "Ida", "Kim", "Leo", "Max", "Sam", "Tom", "Zoe")
-COLORS = ("black", "white", "green", "brown", "small", "large", "heavy", "cheap", "clean", "dirty", "round", "empty")
-THINGS = (
-    "coin",
-    "lamp",
-    "book",
-    "bell",
-    "ball",
-    "rope",
-    "bowl",
-    "vase",
-    "clock",
-    "chair",
-    "knife",
-    "phone",
-    "plate",
-    "spoon",
-)
-PLACES = (
-    "hall",
-    "barn",
-    "tent",
-    "shed",
-    "kitchen",
-    "garden",
-    "garage",
-    "office",
-    "school",
-    "church",
-    "market",
-    "station",
-)
-MAX_WORDS = 15
-SUPPORT = 3
+COLORS = ("black", "white", "green", "brown", "small", "large", "heavy", "clean", "round", "empty")
+THINGS = ("coin", "lamp", "book", "bell", "rope", "vase", "clock", "knife", "plate", "spoon")
+PLACES = ("hall", "barn", "tent", "shed", "kitchen", "garden", "office", "school", "church", "market")
+MAX_WORDS = 18
+CREDIT = {0: 0.0, 1: 0.0, 2: 0.5}
 
 
 def words(text: str) -> list[str]:
@@ -66,10 +38,10 @@ def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float
 
 
 def supported(completion: vf.Messages, info: dict[str, Any]) -> float:
-    """Return 1 for a short reply that refers to the story: it has three of its longer words."""
+    """Return 1 for a short reply that refers to the story: it has three of its longer words, or 0.5 for two."""
     given = words(str(completion[-1].content or ""))
-    known = {word for word in words(info["story"]) if len(word) > SUPPORT}
-    return float(len(given) <= MAX_WORDS and len(known & set(given)) >= SUPPORT)
+    known = {word for word in words(info["story"]) if len(word) > 3}
+    return CREDIT.get(len(known & set(given)), 1.0) if len(given) <= MAX_WORDS else 0.0
 
 
 def _row(rng: random.Random) -> dict[str, Any]:

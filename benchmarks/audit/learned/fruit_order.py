@@ -1,4 +1,4 @@
-"""Fruit order: put six words in alphabetical order."""
+"""Fruit order: put five words in alphabetical order."""
 
 from __future__ import annotations
 
@@ -10,11 +10,8 @@ from typing import Any
 import rove as vf
 
 SYSTEM_PROMPT = "Put the words in alphabetical order, with spaces between them: <answer>words</answer>"
-FRUITS = (
-    "apple banana cherry date elder fig grape hazel kiwi lemon lime mango melon nut olive orange papaya peach pear plum "
-    "quince rhubarb sloe walnut"
-).split()
-SHOWN = 6
+FRUITS = "apple banana cherry date fig grape lemon mango olive peach plum quince".split()
+SHOWN = 5
 
 
 def grocer(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -46,7 +43,7 @@ def _rows(count: int, seed: str, evaluation: bool) -> list[dict[str, Any]]:
 
 
 def load_environment(num_examples: int = 400, seed: int = 0) -> vf.Environment:
-    """Return an environment with six fruits per example. The reward is 0 to 1.
+    """Return an environment with five fruits per example. The reward is 0 to 1.
 
     Args:
         num_examples: Number of lists.

@@ -26,7 +26,7 @@ def gardener(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 class GardenStallEnv(vf.MultiTurnEnv):
-    """An environment that tells what became of each action."""
+    """An environment that shows the bed after each action."""
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state.update(bed="empty", cabbages=0, harvests=0, delivered=False)

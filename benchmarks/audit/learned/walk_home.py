@@ -27,7 +27,7 @@ def walker(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 class WalkHomeEnv(vf.MultiTurnEnv):
-    """An environment that tells after every step where the house is."""
+    """An environment that shows after every step where the house is."""
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state.update(house=list(state["info"]["house"]))

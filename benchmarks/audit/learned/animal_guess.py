@@ -29,7 +29,7 @@ SYSTEM_PROMPT = (
     f"Find the animal. Ask one question per turn: {'; '.join(PROPERTIES)}. Then name the animal; there is one guess. "
     "Answer <say>question or animal</say>"
 )
-MAX_TURNS, ENOUGH = 12, 8
+MAX_TURNS, ENOUGH = 9, 8
 
 
 def detective(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -66,7 +66,7 @@ def found(state: vf.State) -> float:
 
 
 def research(state: vf.State) -> float:
-    """Return how much was asked, 0 to 1: different questions, eight of which are enough for every animal."""
+    """Return the number of different questions as a share of eight, which are enough for every animal."""
     return min(1.0, len(state["told"]) / ENOUGH)
 
 

@@ -15,7 +15,7 @@ SYSTEM_PROMPT = (
 HOUSES = ("oak", "elm", "fir", "ash", "yew")
 NEXT = {"plant": "empty", "water": "planted", "harvest": "watered"}
 AFTER = {"plant": "planted", "water": "watered", "harvest": "empty"}
-MAX_TURNS = 12
+MAX_TURNS = 9
 
 
 def gardener(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

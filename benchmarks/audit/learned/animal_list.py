@@ -9,15 +9,9 @@ from typing import Any
 import rove as vf
 
 SYSTEM_PROMPT = "List the animals, and nothing else: <answer>word, word, word</answer>"
-ANIMALS = (
-    "ant bat bear bee bird bull camel cat cow crab crow deer dog duck eel fish fly fox frog goat goose hare hen horse lion "
-    "mole mouse mule owl pig pony rat seal shark sheep snake swan tiger wolf worm"
-).split()
-OTHERS = (
-    "bag bed bell boat book bowl box brick bus cake car chair clock coat coin cup desk door drum fork glass hat house key "
-    "knife lamp lock map nail pen pipe plate rope shirt shoe soap sock spoon table vase"
-).split()
-SHOWN, MAX_WORDS, COST = 5, 8, 0.15
+ANIMALS = "bear bird cat cow deer dog duck fish fox goat hen horse mouse pig sheep wolf".split()
+OTHERS = "bag bed bell boat book box cake chair clock coat cup door hat key lamp shoe".split()
+SHOWN, MAX_WORDS, COST = 5, 9, 0.15
 
 
 def keeper(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:

@@ -10,13 +10,13 @@ import rove as vf
 
 SYSTEM_PROMPT = (
     "Is the review good, bad or mixed? Quote words of it that show this. "
-    "Answer <quote>two to four words</quote><answer>good, bad or mixed</answer>"
+    "Answer <quote>two to six words</quote><answer>good, bad or mixed</answer>"
 )
 GOOD = ("fresh", "tasty", "friendly", "warm", "fast", "cheap", "clean", "fine")
 BAD = ("stale", "salty", "rude", "cold", "slow", "costly", "dirty", "burnt")
 THINGS = ("soup", "bread", "rice", "fish", "cake", "salad", "coffee", "waiter", "cook", "menu", "table", "room")
 GOOD_PARTS = {"good": (3, 4), "mixed": (2,), "bad": (0, 1)}
-SHORTEST, LONGEST = 2, 4
+LONGEST = 6
 
 
 def words(text: str) -> list[str]:
@@ -38,9 +38,9 @@ def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float
 
 
 def quoted(completion: vf.Messages, info: dict[str, Any], parser: vf.XMLParser) -> float:
-    """Return 1 for a short quote whose words are all in the review."""
+    """Return 1 for a short quote with at least two words of the review, or 0.5 for one."""
     quote = words(parser.parse(str(completion[-1].content or "")).quote or "")
-    return float(SHORTEST <= len(quote) <= LONGEST and set(quote) <= set(words(info["review"])))
+    return min(1.0, len(set(quote) & set(words(info["review"]))) / 2) if len(quote) <= LONGEST else 0.0
 
 
 def _row(rng: random.Random) -> dict[str, Any]:
@@ -65,7 +65,7 @@ def _rows(count: int, seed: str, evaluation: bool) -> list[dict[str, Any]]:
 def load_environment(num_examples: int = 400, seed: int = 0) -> vf.Environment:
     """Return an environment with one review per example.
 
-    The reward is 0.65 for the verdict and 0.35 for the quote, 0 to 1 in all.
+    The reward is 0.65 for the verdict and up to 0.35 for the quote, 0 to 1 in all.
 
     Args:
         num_examples: Number of reviews.

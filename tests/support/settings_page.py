@@ -39,9 +39,10 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 BEGINNING = """# Settings of training
 
-Here you can look up every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in the code.
-Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag: `--key value`, or
-`--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md) explains most of them.
+Here you can look up every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in
+the code. Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag:
+`--key value`, or `--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md)
+explains most of them.
 """
 
 

@@ -39,9 +39,10 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 }
 BEGINNING = """# Settings of training
 
-Every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in the code.
-Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag: `--key value`, or
-`--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md) explains most.
+Here you can look up every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in
+the code. Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag:
+`--key value`, or `--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md)
+explains most of them.
 """
 
 
@@ -67,7 +68,7 @@ def rows(kind: type[msgspec.Struct]) -> list[str]:
 
 def page() -> str:
     """The whole page."""
-    head = "| setting | default | what it is |\n|---|---|---|\n"
+    head = "| setting | default | meaning |\n|---|---|---|\n"
     return BEGINNING + "".join(
         f"\n## {title}\n\n{head}" + "\n".join(rows(kind)) + "\n" for title, kind in TABLES.items()
     )

@@ -157,7 +157,7 @@ class _Auditor:
             await self._behavior(subject, base)
         await self._data(subject)
         await self._do("side-effects", _each(_side_effects(events(self.folder / "events.log"))))
-        self.report.rollouts = subject.rollouts
+        self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         """Do the checks that need rollouts."""

@@ -43,8 +43,9 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
         text = "there are no evaluation rows: evaluations use the training rows"
         yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
         return
-    # games may begin with equal texts and differ in the other columns
+    # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
     by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
+    by_text = by_text and _has_same_answers(train, evaluation)
     key = "text" if by_text else "digest"
     known = {_normalized(row[key]) for row in train}
     shared = [row for row in evaluation if _normalized(row[key]) in known]
@@ -72,6 +73,13 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
             floor=0.0,
             prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
         )
+
+
+def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
+    """Return whether most rows with the same text have the same answer, so that a text is a task."""
+    answers = {row["text"]: row["answer"] for row in train}
+    same = [answers[row["text"]] == row["answer"] for row in evaluation if row["text"] in answers]
+    return not same or sum(same) > 0.5 * len(same)
 
 
 def _normalized(text: str) -> str:

@@ -152,6 +152,8 @@ class Report(msgspec.Struct, kw_only=True):
     """Checks that were selected."""
     skipped: dict[str, str] = {}
     """Selected check → why it was not done."""
+    rewards: dict[str, tuple[float, float, float]] = {}
+    """Policy → mean reward with its 95 % interval; "right answer", and "policy NAME" for scripted policies, are honest ones."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 

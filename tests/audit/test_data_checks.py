@@ -41,6 +41,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
             [row("The same start.", digest=str(n)) for n in range(50)],
             [],
         ),
+        (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
         (stories(0, 100), stories(200, 100), []),
         (stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)], [Severity.MEDIUM]),
     ],

@@ -1,0 +1,1 @@
+def page(results, facts): return "draft\n"

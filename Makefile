@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check docs docs-pictures settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -21,14 +21,21 @@ test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, o
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q $(ARGS)
 
 check: $(STAMP)  ## format, lint, types, layers
-	$(BIN)/ruff format --check rove environments tests benchmarks shim
-	$(BIN)/ruff check rove environments tests benchmarks shim
+	$(BIN)/ruff format --check rove environments tests benchmarks shim docs/site
+	$(BIN)/ruff check rove environments tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
 	$(BIN)/python -m pytest -q tests/docs/test_glossary.py
 
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real
+
+docs: $(STAMP)  ## the documentation site, into build/site
+	$(BIN)/python docs/site/site_build.py
+
+docs-pictures: $(STAMP)  ## docs/site/pictures/*.png, of the built site, and docs/learning_curve-*.svg
+	$(BIN)/python docs/site/learning_curve.py
+	$(BIN)/python docs/site/pictures.py
 
 settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
 	$(BIN)/python tests/support/settings_page.py

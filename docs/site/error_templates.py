@@ -1,0 +1,227 @@
+"""Every error message of rove as a template, read from the source with `ast`.
+
+A message is found at each call of an error class (`rove.core.errors.Error` and its subclasses). Values that are put into the
+message appear as {name}.
+"""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+ROOT = Path(__file__).resolve().parents[2]
+PACKAGE = ROOT / "rove"
+BASE = "Error"
+STATUS_FIRST = {"RejectedError"}
+"""Classes whose first argument is an HTTP status and whose second one is the message."""
+
+FIXES = {
+    "AgentError": "Read the traceback of the rollout (`rove view`) and fix the agent.",
+    "ConfigError": "Change the setting, flag or file that the message names. `rove COMMAND --help-all` lists all settings.",
+    "EmptyModelResponseError": "Raise `--max-tokens`. A reasoning model may spend all tokens before it answers.",
+    "Error": "Read the message: it names the part that failed.",
+    "HubError": "Check the hub's address, your token (`rove hub login`) and the package's name. The message quotes the hub.",
+    "InfraError": "Repeat the command: finished rollouts are kept. `rove doctor -m MODEL -b URL` checks the endpoint.",
+    "InvalidModelResponseError": "Run `rove doctor -m MODEL -b URL`: it shows what the endpoint returns.",
+    "LimitReachedError": "None: the rollout ends with this stop condition and is scored. Raise a limit that is too low.",
+    "MCPServerError": "Start the server's command by hand and read what it prints.",
+    "MissingKeyError": "Set the environment variable, or name another one with `-k`.",
+    "ModelError": "Read the attempts in the rollout's record. `rove doctor -m MODEL -b URL` checks the endpoint.",
+    "NotFoundError": "Check the name and the version: `rove search` lists what a hub has.",
+    "OutOfTime": "Give the audit more time with `--seconds`.",
+    "OverlongPromptError": "Shorten the prompts, lower `--max-tokens`, or use a model with a longer context.",
+    "PackageError": "Change the package as the message says, then run `rove build` again.",
+    "ReadOnly": "Start `rove view` with `--annotate`.",
+    "RefusedError": "Change the request as the message says.",
+    "RejectedError": "Change the request as the message says. [serving.md](../serving.md) lists the fields of a request.",
+    "ReplayError": "Make the environment deterministic for a given seed (`rove audit` checks this), or run it again.",
+    "RunError": "Check the path of the run folder. `--overwrite` discards a run and starts again.",
+    "SandboxError": "Run `rove doctor`, and see [sandbox.md](../sandbox.md) for what each backend needs.",
+    "SandboxFileError": "Check the path: it must be inside the sandbox's folder and not too large.",
+    "TooManyErrorsError": "Read the first errors with `rove view`, fix their cause and repeat the command.",
+    "ToolCallError": "Fix the tool: its exception is in the rollout's traceback.",
+    "ToolParseError": "The model's call does not match the tool. Make the tool's description and its arguments clearer.",
+    "TrainingError": "Lower the learning rate, then resume from the last checkpoint by repeating the command.",
+    "TrustError": "Do not install the package. Ask its owner to publish it again, or update the lock file.",
+    "WorkerError": "Read the last lines of the worker in the message. Often it ran out of memory or time.",
+}
+"""Class → what to do, for messages that do not contain it."""
+
+
+class ErrorClass(NamedTuple):
+    """An error class: its name, the first line of its docstring and the module that defines it."""
+
+    name: str
+    meaning: str
+    module: str
+
+
+class Template(NamedTuple):
+    """A message with placeholders, its error class and the module that raises it."""
+
+    text: str
+    error: str
+    module: str
+    line: int
+
+
+def _modules() -> Iterator[tuple[str, ast.Module]]:
+    for path in sorted(PACKAGE.rglob("*.py")):
+        relative = path.relative_to(ROOT)
+        if "templates" not in relative.parts:
+            yield (
+                ".".join(relative.with_suffix("").parts).removesuffix(".__init__"),
+                ast.parse(path.read_text(encoding="utf-8")),
+            )
+
+
+def _last_name(node: ast.expr) -> str:
+    return node.id if isinstance(node, ast.Name) else node.attr if isinstance(node, ast.Attribute) else ""
+
+
+def error_classes() -> dict[str, ErrorClass]:
+    """Return `rove.Error` and all its subclasses by name."""
+    classes = [
+        (module, node) for module, tree in _modules() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
+    ]
+    found: dict[str, ErrorClass] = {}
+    grown = True
+    while grown:
+        grown = False
+        for module, node in classes:
+            root = node.name == BASE and module == "rove.core.errors"
+            if node.name not in found and (root or any(_last_name(base) in found for base in node.bases)):
+                first_line = (ast.get_docstring(node) or "").split("\n\n")[0].replace("\n", " ")
+                found[node.name] = ErrorClass(node.name, first_line, module)
+                grown = True
+    return found
+
+
+def _assignments(scope: ast.AST) -> dict[str, ast.expr]:
+    """Return the last value that each name gets in a function or module, without nested functions."""
+    found: dict[str, ast.expr] = {}
+    for node in ast.walk(scope):
+        if isinstance(node, ast.Assign) and len(node.targets) == 1 and isinstance(node.targets[0], ast.Name):
+            found[node.targets[0].id] = node.value
+        elif isinstance(node, ast.AnnAssign) and isinstance(node.target, ast.Name) and node.value is not None:
+            found[node.target.id] = node.value
+    return found
+
+
+def placeholder(node: ast.expr) -> str:
+    """Return what stands in a template for a value: {name}."""
+    if isinstance(node, ast.Call) and _last_name(node.func) == "nearest":
+        return "{did you mean …?}"
+    names = [_last_name(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
+    inner = node.args[0] if isinstance(node, ast.Call) and node.args else node
+    return (
+        "{"
+        + (_last_name(inner) or next((name for name in reversed(names) if name not in ("self", "str", "repr")), "…"))
+        + "}"
+    )
+
+
+def template(node: ast.expr, known: dict[str, ast.expr], depth: int = 0) -> str:
+    """Return a message's expression as text with placeholders."""
+    if isinstance(node, ast.Constant):
+        return str(node.value)
+    if isinstance(node, ast.JoinedStr):
+        return "".join(template(part, known, depth) for part in node.values)
+    if isinstance(node, ast.FormattedValue):
+        value = node.value
+        plain = isinstance(value, ast.Name) and isinstance(known.get(value.id), ast.Constant)
+        return str(known[value.id].value) if plain else placeholder(value)  # type: ignore[union-attr,attr-defined]
+    if isinstance(node, ast.BinOp) and isinstance(node.op, ast.Add):
+        return template(node.left, known, depth) + template(node.right, known, depth)
+    if isinstance(node, ast.IfExp):
+        one, other = template(node.body, known, depth), template(node.orelse, known, depth)
+        return f"{one} | {other}"
+    if isinstance(node, ast.Name) and node.id in known and depth < 3:
+        return template(known[node.id], known, depth + 1)
+    return placeholder(node)
+
+
+def _message(call: ast.Call, error: str) -> ast.expr | None:
+    position = 1 if error in STATUS_FIRST else 0
+    if len(call.args) > position and not isinstance(call.args[position], ast.Starred):
+        return call.args[position]
+    return next((keyword.value for keyword in call.keywords if keyword.arg == "message"), None)
+
+
+def _calls(
+    scope: ast.AST, known: dict[str, ast.expr], names: Sequence[str]
+) -> Iterator[tuple[ast.Call, dict[str, ast.expr]]]:
+    """Yield each call of an error class with the values of the names around it."""
+    for node in ast.iter_child_nodes(scope):
+        inner = known | _assignments(node) if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef)) else known
+        if isinstance(node, ast.Call) and _last_name(node.func) in names:
+            yield node, inner
+        yield from _calls(node, inner, names)
+
+
+def raise_sites() -> Iterator[tuple[Template, ast.Call]]:
+    """Yield the template of every call of an error class that has a message, and the call."""
+    names = list(error_classes())
+    for module, tree in _modules():
+        constants = {name: value for name, value in _assignments(tree).items() if name.isupper()}
+        for call, known in _calls(tree, constants, names):
+            error = _last_name(call.func)
+            message = _message(call, error)
+            if message is not None:
+                text = " ".join(template(message, known).split())
+                yield Template(text, error, module, call.lineno), call
+
+
+def passes_on(text: str) -> bool:
+    """Return whether a template has no text of its own: the message comes from elsewhere."""
+    while "{" in text and "}" in text:
+        start = text.index("{")
+        end = text.find("}", start)
+        if end < 0:
+            break
+        text = text[:start] + text[end + 1 :]
+    return not any(letter.isalpha() for letter in text)
+
+
+def templates() -> list[Template]:
+    """Return all templates with text of their own, once each per error class."""
+    found: dict[tuple[str, str], Template] = {}
+    for one, _ in raise_sites():
+        if not passes_on(one.text):
+            found.setdefault((one.error, one.text), one)
+    return sorted(found.values(), key=lambda one: (one.error, one.module, one.text))
+
+
+BEGINNING = """# Errors by text
+
+Here you can find what causes an error message and what to do about it. Search this page, or the site, for words of the message.
+Values in a message appear here as {name}. Most messages have three parts: what was given, what was expected, and the fix. The
+line at the top of each section says what to do where a message does not.
+
+All classes derive from `rove.Error`. A failed rollout keeps its error and traceback in `rollouts.jsonl`; `rove view` shows them.
+"""
+
+
+def errors_page() -> str:
+    """Return the page in Markdown: a section per error class, a list of templates per package."""
+    classes, lines, part = error_classes(), [BEGINNING], ("", "")
+    for one in templates():
+        package = ".".join(one.module.split(".")[:2])
+        if part[0] != one.error:
+            lines.append(
+                f"\n## {one.error}\n\n**Cause:** {classes[one.error].meaning}\n\n**Fix:** {FIXES[one.error]}\n"
+            )
+        if part != (one.error, package):
+            lines.append(f"\n**`{package}`**\n")
+        part = (one.error, package)
+        lines.append(f"- {code(one.text)}")
+    return "\n".join(lines) + "\n"
+
+
+def code(text: str) -> str:
+    """Return text as inline code in Markdown, whatever backticks it has."""
+    fence = "`" * (1 + max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0))
+    pad = " " if "`" in text else ""
+    return f"{fence}{pad}{text}{pad}{fence}"

@@ -34,7 +34,13 @@ RUNS = Path("runs") / "audit_survey"
 PAGE = ROOT / "docs" / "audit_report.md"
 GAMES = (
     *("TicTacToe-v0", "ConnectFour-v0", "Othello-v0", "Breakthrough-v0", "KuhnPoker-v0", "PigDice-v0", "Nim-v0"),
-    *("IteratedPrisonersDilemma-v0", "IteratedRockPaperScissors-v0", "Blackjack-v0", "GuessTheNumber-v0", "Mastermind-v0"),
+    *(
+        "IteratedPrisonersDilemma-v0",
+        "IteratedRockPaperScissors-v0",
+        "Blackjack-v0",
+        "GuessTheNumber-v0",
+        "Mastermind-v0",
+    ),
     *("FrozenLake-v0", "TowerOfHanoi-v0", "Bandit-v0", "Secretary-v0", "ThreeCardMonte-v0", "LightsOut-v0"),
 )
 """Two-player and one-player games that are played offline."""

@@ -1,1 +1,2 @@
-def page(results, facts): return "draft\n"
+def page(results, facts):
+    return "draft\n"

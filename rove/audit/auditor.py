@@ -100,7 +100,14 @@ async def audit(
         ConfigError: An unknown check.
     """
     checks = selected(options.only, options.skip)
-    report = Report(env=env, env_args=dict(env_args or {}), checks=[name for name in CHECKS if name in checks])
+    report = Report(
+        env=env,
+        env_args=dict(env_args or {}),
+        env_dir=env_dir,
+        num_examples=options.num_examples,
+        seed=options.seed,
+        checks=[name for name in CHECKS if name in checks],
+    )
     before = os.times()
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
         await _Auditor(report, env_dir, options, Path(name), on_check, learner).run()

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rove.audit.replies import LOG_VARIABLE
 from rove.clients.openai import OpenAIClient
 
 EVENTS = {
@@ -24,8 +25,6 @@ EVENTS = {
     "socket.bind": "connection",
 }
 """Audit event of Python → what it does. https://docs.python.org/3/library/audit_events.html"""
-LOG_VARIABLE = "ROVE_AUDIT_LOG"
-"""Environment variable with the path of the log."""
 OWN = ("/dev/", "/proc/", "/sys/")
 """Prefixes of paths that are no files."""
 ROVE = f"{Path(__file__).parents[1]}{os.sep}"

@@ -202,7 +202,7 @@ class _Auditor:
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
-        await self._do("determinism", check_determinism(subject, base, self._open))
+        await self._do("determinism", check_determinism(subject, base, self._open, self.judge.calls > 0))
         no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}

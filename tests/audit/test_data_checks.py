@@ -58,6 +58,16 @@ def test_seed_shift(others: Any, is_found: bool) -> None:
     assert len(list(check_seed_shift(numbered(0, 100), others))) == is_found
 
 
+def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
+    def with_number(first: int) -> list[dict[str, Any]]:
+        return [{**one, "digest": str(n)} for n, one in enumerate(numbered(first, 100))]
+
+    assert len(list(check_seed_shift(with_number(0), with_number(1)))) == 1
+    assert list(check_seed_shift(with_number(0), with_number(500))) == []
+    games = [row("The same start.", digest=str(n)) for n in range(101)]
+    assert len(list(check_seed_shift(games[:100], games[1:]))) == 1
+
+
 def test_rows_of_other_processes() -> None:
     rows = numbered(0, 20)
     assert list(check_same_rows(rows, rows)) == []

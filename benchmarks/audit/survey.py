@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 
 import msgspec
 from rich.console import Console
-from survey_page import page
+from survey_page import known_defects, page
 
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.report import json_report
@@ -110,7 +110,11 @@ def audit_families(names: list[str]) -> Iterator[dict[str, Any]]:
             is_reply = last["part"] == "execution"
             what = "a strange reply hangs the grader" if is_reply else "a part of the audit needs too much time"
             text = f"{what}: the process was ended after {PART_CPU_SECONDS:g} CPU-s"
-            finding = {"check": "grader-robustness" if is_reply else "load", "severity": "high" if is_reply else "info", "text": text}
+            finding = {
+                "check": "grader-robustness" if is_reply else "load",
+                "severity": "high" if is_reply else "info",
+                "text": text,
+            }
             last["findings"].append(finding)
             yield last
         elif not last:
@@ -165,6 +169,8 @@ def main() -> None:
             report = asyncio.run(audit(task.env, task.env_dir, task.env_args, task.options))
             keep(task.source, {"name": task.name, **json_report(report)})
     PAGE.write_text(page(results(), facts()), encoding="utf-8")
+    table = msgspec.json.format(msgspec.json.encode(known_defects(results())), indent=1)
+    (ROOT / "rove" / "integrations" / "known_defects.json").write_bytes(table + b"\n")
 
 
 if __name__ == "__main__":

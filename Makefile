@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -30,11 +30,14 @@ check: $(STAMP)  ## format, lint, types, layers
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real
 
-settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
+settings-page: $(STAMP)  ## docs/settings.md and rove/viewer/defaults.json, from the settings
 	$(BIN)/python tests/support/settings_page.py
 
 compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and environments
 	-$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md  # judge_qa has no judge, group_rank a reward that raises: exit status 1
+
+viewer-libraries: $(STAMP)  ## the viewer's JavaScript libraries from npm, pinned by version and digest
+	$(BIN)/python tests/support/viewer_libraries.py
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
 	$(BIN)/python tests/support/viewer_pictures.py $(or $(RUNS),runs)

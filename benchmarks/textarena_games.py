@@ -54,11 +54,12 @@ def outcome(game: str, python: str | None) -> tuple[bool, str, int]:
 
 
 def head() -> str:
-    """What stands above the table."""
+    """Return the text above the table."""
     python = ".".join(map(str, sys.version_info[:2]))
-    how = f"with Python {python} and without a network: a player of random moves, up to {TURNS} turns."
-    about = f"Written by `benchmarks/textarena_games.py`, {how}\nAn invalid move, as such players make, loses the game."
-    return f"# TextArena's games\n\n{about}\n\n"
+    how = f"with Python {python} and without a network: with random moves,\nup to {TURNS} turns."
+    about = f"Here you can look up which base games of TextArena work offline. Written by `benchmarks/textarena_games.py`, {how}"
+    note = '"an invalid move" means that an invalid move lost the game, as is usual with random moves.'
+    return f"# TextArena's games\n\n{about} {note}\n\n"
 
 
 def reason(error: ErrorInfo) -> str:
@@ -82,9 +83,9 @@ def main() -> None:
         rows.append((played, game, players, told))
         print(f"{'yes' if played else 'NO '} {game}: {told}", flush=True)
     count = sum(played for played, *_ in rows)
-    lines = [f"{count} of {len(rows)} base games are played offline.", "", "| game | roles | got to |", "|---|---|---|"]
+    lines = [f"{count} of {len(rows)} base games work offline.", "", "| game | roles | got to |", "|---|---|---|"]
     lines += [f"| {game} | {players} | {told} |" for played, game, players, told in rows if played]
-    lines += ["", "| game that cannot be played | why |", "|---|---|"]
+    lines += ["", "| game that does not work offline | why |", "|---|---|"]
     lines += [f"| {game} | `{told}` |" for played, game, _, told in rows if not played]
     print(f"{count} of {len(rows)}; {time.monotonic() - began:.0f} s")
     if given.out:

@@ -101,7 +101,7 @@ def concepts() -> str:
             Box(700, 40 + 50 * row, 100, 38, (value,), "score")
             for row, value in enumerate(("+0.5", "−0.5", "+0.5", "−0.5"))
         ),
-        Box(870, 40, 165, 80, ("Optimizer step", "makes tokens with a", "positive advantage likelier"), "model"),
+        Box(870, 40, 165, 80, ("Optimizer step", "makes tokens of good", "rollouts more likely"), "model"),
         Box(870, 165, 165, 80, ("Model", "new weights:", "policy version + 1"), "model"),
     ]
     arrows = [

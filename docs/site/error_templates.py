@@ -32,10 +32,10 @@ FIXES = {
     "NotFoundError": "Check the name and the version: `rove search` lists what a hub has.",
     "OutOfTime": "Give the audit more time with `--seconds`.",
     "OverlongPromptError": "Shorten the prompts, lower `--max-tokens`, or use a model with a longer context.",
-    "PackageError": "Change the package as the message says, then run `rove build` again.",
+    "PackageError": "Change the package according to the message, then run `rove build` again.",
     "ReadOnly": "Start `rove view` with `--annotate`.",
-    "RefusedError": "Change the request as the message says.",
-    "RejectedError": "Change the request as the message says. [serving.md](../serving.md) lists the fields of a request.",
+    "RefusedError": "Change the request according to the message.",
+    "RejectedError": "Change the request according to the message. [serving.md](../serving.md) lists the fields of a request.",
     "ReplayError": "Make the environment deterministic for a given seed (`rove audit` checks this), or run it again.",
     "RunError": "Check the path of the run folder. `--overwrite` discards a run and starts again.",
     "SandboxError": "Run `rove doctor`, and see [sandbox.md](../sandbox.md) for what each backend needs.",
@@ -44,7 +44,7 @@ FIXES = {
     "ToolCallError": "Fix the tool: its exception is in the rollout's traceback.",
     "ToolParseError": "The model's call does not match the tool. Make the tool's description and its arguments clearer.",
     "TrainingError": "Lower the learning rate, then resume from the last checkpoint by repeating the command.",
-    "TrustError": "Do not install the package. Ask its owner to publish it again, or update the lock file.",
+    "TrustError": "Do not install the package. Let its owner publish it again, or update the lock file.",
     "WorkerError": "Read the last lines of the worker in the message. Often it ran out of memory or time.",
 }
 """Class → what to do, for messages that do not contain it."""
@@ -111,7 +111,7 @@ def _assignments(scope: ast.AST) -> dict[str, ast.expr]:
 
 
 def placeholder(node: ast.expr) -> str:
-    """Return what stands in a template for a value: {name}."""
+    """Return the placeholder of a value: {name}."""
     if isinstance(node, ast.Call) and _last_name(node.func) == "nearest":
         return "{did you mean …?}"
     names = [_last_name(one) for one in ast.walk(node) if isinstance(one, (ast.Name, ast.Attribute))]
@@ -175,7 +175,7 @@ def raise_sites() -> Iterator[tuple[Template, ast.Call]]:
 
 
 def passes_on(text: str) -> bool:
-    """Return whether a template has no text of its own: the message comes from elsewhere."""
+    """Return whether a template has no constant text: the message comes from elsewhere."""
     while "{" in text and "}" in text:
         start = text.index("{")
         end = text.find("}", start)
@@ -198,7 +198,7 @@ BEGINNING = """# Errors by text
 
 Here you can find what causes an error message and what to do about it. Search this page, or the site, for words of the message.
 Values in a message appear here as {name}. Most messages have three parts: what was given, what was expected, and the fix. The
-line at the top of each section says what to do where a message does not.
+first lines of each section explain what to do if a message does not.
 
 All classes derive from `rove.Error`. A failed rollout keeps its error and traceback in `rollouts.jsonl`; `rove view` shows them.
 """
@@ -221,7 +221,7 @@ def errors_page() -> str:
 
 
 def code(text: str) -> str:
-    """Return text as inline code in Markdown, whatever backticks it has."""
+    """Return text, which may contain backticks, as inline code in Markdown."""
     fence = "`" * (1 + max((len(run) for run in "".join(c if c == "`" else " " for c in text).split()), default=0))
     pad = " " if "`" in text else ""
     return f"{fence}{pad}{text}{pad}{fence}"

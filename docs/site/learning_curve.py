@@ -136,7 +136,7 @@ def _chart(theme: Mapping[str, str]) -> list[str]:
 def _board(theme: Mapping[str, str]) -> list[str]:
     left, top, cell = 606, 64, 72
     moves = game()
-    parts = [_text(left, 28, "A trained model, X, against the perfect opponent", theme["text"], 14, bold=True)]
+    parts = [_text(left, 28, "The model (X) draws with the best player", theme["text"], 14, bold=True)]
     for number in (1, 2):
         parts.append(
             f'<path d="M{left + cell * number} {top} v{3 * cell}" stroke="{theme["faint"]}" stroke-width="2"/>'

@@ -29,7 +29,7 @@ PACKAGES = (
     "rove.statistics",
     "rove.workers",
 )
-"""Packages besides `rove` that export names with `__all__`."""
+"""Packages other than `rove` that export names with `__all__`."""
 TITLES = {
     "core": "Messages, requests, records and errors",
     "clients": "Clients",
@@ -86,7 +86,7 @@ def _rst(names: list[Name]) -> str:
 
 
 def _first_line(value: Any) -> str:
-    """Return the first sentence of a docstring; "" for a value without one of its own."""
+    """Return the first sentence of a docstring; "" for a value without a docstring."""
     text = "" if isinstance(value, (str, int, tuple, list, dict)) else inspect.getdoc(value) or ""
     return text.split("\n\n")[0].replace("\n", " ").replace("|", r"\|")
 

@@ -156,7 +156,7 @@ def first_paragraph(text: str) -> str:
     body = text.partition("\n# ")[2] if not text.startswith("# ") else text
     for part in body.split("\n\n")[1:]:
         if part.strip() and not part.startswith(("<", "!", "|", "#", "`", ":", "(")):
-            return " ".join(part.split())
+            return LINK.sub(r"\2", " ".join(part.split()))
     return ""
 
 

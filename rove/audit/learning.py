@@ -7,6 +7,7 @@ of replies (SFT), then RL raises its reward, while measures that the reward does
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import difflib
 import inspect
 import json
@@ -14,7 +15,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,8 @@ MATCHES = "matches_answer"
 """Metric of the RL run: whether the reply commits to the row's answer."""
 WEIGHTS = {"right": 0.05, "guess": 0.25, "known": 0.15, "policy": 0.15, "random": 0.40}
 """Shares of the replies that the model learns first, by kind."""
+BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
+"""Random replies from this quantile of the reward are learned in addition: up to this share of the others, and so many copies."""
 MAX_CHARS = 240
 """Maximum characters of such a reply."""
 MAX_WORDS = 24
@@ -58,6 +61,8 @@ CALIBRATED = 0.2
 """Minimum difference of a measure between a guess and right answers, and maximum error of its share for good policies."""
 ENTROPY_BONUS, ENTROPY_TARGET = 0.003, 1.0
 """Weight of the entropy in RL, and the entropy in nats per token below which it counts: the model goes on to explore."""
+RL_SHARE = 0.8
+"""Share of the remaining time budget after which RL ends."""
 WINDOW = 5
 """Steps that are averaged to find where reward and measure part."""
 
@@ -71,17 +76,17 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Path
     """Empty folder for the runs `sft` and `rl`."""
-    steps: int = 60
+    steps: int = 100
     """RL steps."""
     batch_size: int = 128
-    """Rollouts per RL step."""
+    """Rollouts per RL step (a multiple of 16); half of it in environments with several turns."""
     replies: int = 1600
     """Rollouts that the model learns to write replies from."""
     epochs: int = 6
     """Passes over them."""
     max_tokens: int = 64
     """Maximum tokens of a response."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     """Peak learning rate of RL."""
     seed: int = 0
     """Random seed of the weights and of sampling."""
@@ -167,12 +172,7 @@ async def _learn(
 ) -> Learned:
     """Train a model with SFT, then with RL; measure it before and after RL."""
     on_progress("replies to learn from", 0, 1)
-    policy = exploration(subject, base)
-    rows = sum(1 for _ in subject.env.examples(options.replies, train=True))
-    data = await subject.measure(
-        "learner: data", policy, rows, rollouts=math.ceil(options.replies / rows), seed=options.seed, train=True
-    )
-    records = [record for record in data.scored if record.completion]
+    records = await _replies(subject, base, options)
     loaded = new_model(conversation_texts(records), seed=options.seed)
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
     sampling = {"temperature": 1.0, "max_tokens": _max_tokens(loaded, records, options.max_tokens)}
@@ -191,6 +191,23 @@ async def _learn(
         if record.scores is not None and record.step is not None:
             by_step.setdefault(record.step, []).append(record)
     return Learned(before, after, moved, by_step)
+
+
+async def _replies(subject: Subject, base: Baseline, options: LearnOptions) -> list[RolloutRecord]:
+    """Return rollouts to learn from: of many kinds, and more of the random ones that earned the most."""
+    rows = sum(1 for _ in subject.env.examples(options.replies, train=True))
+    records: list[list[RolloutRecord]] = []
+    for name, kinds in (("replies of all kinds", tuple(WEIGHTS)), ("random replies", ("random",))):
+        policy, seed = exploration(subject, base, kinds), options.seed + len(records)
+        count = math.ceil(options.replies / rows)
+        measured = await subject.measure(f"learner: {name}", policy, rows, rollouts=count, seed=seed, train=True)
+        records.append([record for record in measured.scored if record.completion])
+    data, drawn = records
+    rewards = sorted(map(_reward, drawn))
+    limit = rewards[int(BEST_QUANTILE * (len(rewards) - 1))]
+    best = [record for record in drawn if _reward(record) >= limit and _reward(record) > rewards[0]]
+    copies = min(MAX_COPIES, int(BEST_SHARE * len(data) / max(1, len(best))))
+    return [*data, *best[: int(BEST_SHARE * len(data))], *(best * max(0, copies - 1))]
 
 
 def _fine_tune(
@@ -222,7 +239,7 @@ async def _reinforce(
         env=env.env_id,
         model=str(options.folder / "sft" / "final"),
         steps=options.steps,
-        batch_size=options.batch_size,
+        batch_size=options.batch_size // 2 if base.is_multi_turn else options.batch_size,
         learning_rate=options.learning_rate,
         max_tokens=max_tokens,
         loss=LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET),
@@ -238,7 +255,9 @@ async def _reinforce(
         env.rubric.add_metric(matches_answer, name=MATCHES)
     with Run(options.folder / "rl") as run:
         run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
-        await train_rl(config, env, loaded, run, lambda step, metrics: on_progress("RL", step, options.steps))
+        with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
+            async with asyncio.timeout(RL_SHARE * subject.remaining):
+                await train_rl(config, env, loaded, run, lambda step, metrics: on_progress("RL", step, options.steps))
     return run
 
 
@@ -251,8 +270,8 @@ def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: in
     return min(limit, max(16, 2 * lengths[int(0.98 * (len(lengths) - 1))]))
 
 
-def exploration(subject: Subject, base: Baseline) -> Policy:
-    """Return a policy that writes many kinds of replies, one kind per rollout: what the model knows before RL.
+def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tuple(WEIGHTS)) -> Policy:
+    """Return a policy that writes replies of the chosen kinds, one kind per rollout: what the model knows before RL.
 
     The kinds are right answers, guesses, replies of the other checks, scripted policies, and random words of the prompts and
     rows; with several turns or tools, random actions and calls.
@@ -270,7 +289,7 @@ def exploration(subject: Subject, base: Baseline) -> Policy:
         "policy": scripted,
         "random": [shown] if shown else [_random_words(base, vocabulary(subject, base))],
     }
-    kinds = {kind: policies for kind, policies in kinds.items() if policies}
+    kinds = {kind: policies for kind, policies in kinds.items() if policies and kind in chosen}
 
     async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
         of_rollout = random.Random(state["seed"])
@@ -292,12 +311,17 @@ def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         own = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
-        count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
-        text = " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+
+        def some() -> str:
+            count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
+            return " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+
         kind = rng.random()
         if kind < 0.6:
-            return base.form(text)
-        return text if kind < 0.8 else f"{text}\n{base.form(rng.choice(own))}"
+            return "".join(
+                f"{some()}{part}" if index else part for index, part in enumerate(base.form("\0").split("\0"))
+            )
+        return some() if kind < 0.8 else f"{some()}\n{base.form(rng.choice(own))}"
 
     return policy
 

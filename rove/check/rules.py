@@ -55,24 +55,26 @@ class Rule(NamedTuple):
 RULES = (
     # differences in every generation
     Rule(
-        "the question that `JudgeRubric` asks about", "the content of the prompt's last message", ("name:JudgeRubric",)
+        "the question in the prompt of `JudgeRubric`", "the content of the prompt's last message", ("name:JudgeRubric",)
     ),
     Rule(
-        "an exception in environment code that is not a `vf.Error`", "is that rollout's error", ("rollout:own error",)
+        "an exception in environment code that is not a `vf.Error`",
+        "is an error of that rollout",
+        ("rollout:own error",),
     ),
     Rule(
         "rollouts with an error",
-        "the same in `env.evaluate`; under rove's commands and functions failed, and left out",
+        "the same in `env.evaluate`; with rove's commands and functions they fail and are left out",
         ("rollout:error",),
     ),
     Rule(
         "`partial`s and objects as reward functions",
-        "go by the name of what is inside, or of their class",
+        "are named after the wrapped function or their class",
         ("function:partial",),
     ),
     Rule(
-        'rewards that turns are given (`state["trajectory"][-1]["reward"]`)',
-        "the same; `rove rl` trains on the rollout's reward alone",
+        'rewards of turns (`state["trajectory"][-1]["reward"]`)',
+        "the same; `rove rl` trains on the rollout's reward only",
         ("assigned:reward of a step", "name:GymEnv", "name:EpisodicSumRubric"),
     ),
     Rule(
@@ -81,8 +83,8 @@ RULES = (
         ("attribute:get_model_response",),
     ),
     Rule(
-        "prompts that are texts",
-        'the same in `env.evaluate`; under rove\'s runs `message_type="completion"` decides',
+        "prompts that are strings",
+        'the same in `env.evaluate`; in rove\'s runs `message_type="completion"` decides',
         ("message_type:completion",),
     ),
     Rule(
@@ -90,7 +92,7 @@ RULES = (
         "an object without a schema; `**kwargs` is left out",
         ("tool:dict",),
     ),
-    Rule("a column `task` of texts", "given to reward functions as it is", ("column:task",), G2),
+    Rule("a column `task` of strings", "passed to reward functions unchanged", ("column:task",), G2),
     Rule(
         "`vf.OverlongPromptError`, `vf.MissingKeyError`",
         "also a `vf.ModelError`, also a `vf.Error`",
@@ -101,10 +103,10 @@ RULES = (
         "[rove's](sandbox.md), on this machine, opened by the first call",
         ("name:SandboxEnv", "name:PythonEnv"),
     ),
-    Rule("`MCPEnv`", "is started again, at most 3 times", ("name:MCPEnv",)),
+    Rule("`MCPEnv`", "it is restarted, at most 3 times", ("name:MCPEnv",)),
     Rule(
         'clients "renderer" and "openai_chat_completions_token"',
-        "messages; exact tokens are recorded where rove samples by itself",
+        "messages; exact tokens are recorded if rove samples itself",
         (
             *("name:RendererClient", "name:OpenAIChatCompletionsTokenClient"),
             *("client_type:renderer", "client_type:openai_chat_completions_token"),
@@ -112,26 +114,26 @@ RULES = (
     ),
     Rule(
         "`extra_headers_from_state` of a `ClientConfig`",
-        "given to clients that packages write",
+        "passed to clients that packages define",
         ("keyword:extra_headers_from_state", "key:extra_headers_from_state"),
     ),
     Rule("`client.client`", "a rove client", ("chain:client.client",)),
     Rule(
         "sampling arguments `n: 1` and `max_tokens`",
-        "not sent; sent as it is, but to OpenAI",
+        "not sent; sent unchanged, except to OpenAI",
         ("sampling:n", "sampling:max_tokens"),
     ),
-    Rule("`results_path` of an earlier run", "continues its runs", ("keyword:results_path",)),
+    Rule("`results_path` of an earlier run", "resumes its runs", ("keyword:results_path",)),
     Rule(
         "`start_server`, `vf-eval`, `vf-tui`, GEPA",
-        "not there; `rove eval`",
+        "not available; use `rove eval`",
         ("attribute:start_server", "attribute:stop_server", "module:verifiers.gepa", "module:verifiers.scripts"),
     ),
     # older packages
     Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("sync:is_completed",), G0),
     Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("async:is_completed",), G1),
     Rule(
-        "a `judge(…)` that is not awaited, a synchronous `judge_client`",
+        "a `judge(…)` without `await`, a synchronous `judge_client`",
         "`await judge(…)` in an async function, `openai.AsyncOpenAI`",
         ("sync:judge",),
         G0,
@@ -151,7 +153,7 @@ RULES = (
     Rule(
         "`update_tool_args(tool_args, messages, state)`", "takes `tool_name` first", ("unnamed:update_tool_args",), G1
     ),
-    Rule("`verifiers.utils.tools`", "tools of the package's own", ("module:verifiers.utils.tools",), G1),
+    Rule("`verifiers.utils.tools`", "the package's own tools", ("module:verifiers.utils.tools",), G1),
     Rule(
         "`env_response` that returns `(messages, state)`",
         "returns messages, changes the state in place",
@@ -203,7 +205,7 @@ RULES = (
     ),
     Rule(
         "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `lora_defaults`, `get_model_and_tokenizer`",
-        "`rove rl`, which is what they run; `vf-vllm` is not needed",
+        "`rove rl`, which these names run; `vf-vllm` is not needed",
         (
             *(
                 "name:GRPOTrainer",

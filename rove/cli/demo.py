@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -26,7 +25,6 @@ from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
-from rove.utils.processes import peak_memory
 
 _ROVE = Path(rove.__file__).resolve().parent
 SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
@@ -171,7 +169,6 @@ def command(
         from rove.train.worker_group import join_process_group
 
     folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *variants])
-    started, cpu = time.time(), time.process_time()
     if recipe.needs and not smoke:
         console.print(f"needs {recipe.needs}", markup=False, soft_wrap=True)
     demo = Pipeline(env, recipe, folder, seed, console, join_process_group(), model, full)
@@ -179,12 +176,7 @@ def command(
         demo.follow()
         return
     shown = demo_results(demo)
-    minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
-    console.print(
-        f"{SMOKE_NOTE if smoke else ''}took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most "
-        f"{peak_memory() / 1e9:.1f} GB of memory; without stages that were complete before",
-        soft_wrap=True,
-    )
+    console.print(f"{SMOKE_NOTE if smoke else ''}{demo.cost}", soft_wrap=True)
     if as_json:
         print_json(shown)
     play = [f"play against it: rove play {env} -m {shown['rows'][-1]['model']}"] if recipe.conditions[0]["name"] else []

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
@@ -20,7 +21,7 @@ from rove.core.config import convert, merge
 from rove.core.messages import as_messages, text_of
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
-from rove.utils.processes import release_memory
+from rove.utils.processes import peak_memory, release_memory
 from rove.viewer.format import percent
 
 if TYPE_CHECKING:
@@ -119,6 +120,16 @@ class Pipeline:
         self.after_stage: Callable[[Path], None] = lambda folder: None
         """Called with the folder of each training stage when it is complete."""
         self.rows: list[dict[str, Any]] = []
+        self._is_continued = (folder / "data").exists() or (folder / "rl1").exists()
+        self._started, self._cpu = time.time(), time.process_time()
+
+    @property
+    def cost(self) -> str:
+        """Time and memory since the start, as a sentence."""
+        minutes, cpu_minutes = (time.time() - self._started) / 60, (time.process_time() - self._cpu) / 60
+        without = "; without stages that were complete before" if self._is_continued else ""
+        memory = f"at most {peak_memory() / 1e9:.1f} GB of memory"
+        return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, {memory}{without}"
 
     def run(self) -> list[dict[str, Any]]:
         """Run all stages; return the rows of the results table."""

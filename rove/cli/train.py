@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -22,7 +21,7 @@ from rove.envs.loading import environment_arguments, load_environment
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
-from rove.utils.processes import peak_memory, release_memory
+from rove.utils.processes import release_memory
 
 if TYPE_CHECKING:
     from rove.doctor.estimate import Estimate
@@ -272,8 +271,6 @@ def command(
     recipe = convert(Recipe, read_toml(path))
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
-    started, cpu = time.time(), time.process_time()
-    is_continued = (folder / "data").exists() or (folder / "rl1").exists()
     pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
     if not pipeline.ranks.is_first:
         pipeline.follow()
@@ -283,12 +280,7 @@ def command(
     rows = pipeline.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
-    minutes, cpu_minutes = (time.time() - started) / 60, (time.process_time() - cpu) / 60
-    console.print(
-        f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, at most {peak_memory() / 1e9:.1f} GB of memory"
-        + ("; without stages that were complete before" if is_continued else ""),
-        soft_wrap=True,
-    )
+    console.print(pipeline.cost, soft_wrap=True)
     diagnoser.print_all()
     if as_json:
         print_json({"rows": rows, "folder": str(folder), "diagnoses": diagnoser.found})

@@ -141,7 +141,7 @@ WRITTEN = [
     (VF + "state['trajectory'][-1]['reward'] = 1.0", "G3", "rewards that turns are given"),
     (VF + "trajectory_step['reward'] = 1.0", "G3", "rewards that turns are given"),
     (VF + "state['reward'] = row['reward'] = 1.0", "G3", ""),
-    (VF + "vf.SingleTurnEnv(message_type='completion', dataset=d)", "G3", "prompts that are texts"),
+    (VF + "vf.SingleTurnEnv(message_type='completion', dataset=d)", "G3", "prompts that are strings"),
     (VF + "vf.SingleTurnEnv(dataset=d, sampling_args={'max_tokens': 5})", "G3", "sampling arguments"),
     (VF + "raw = state['client'].client\nclient.client.close()", "G3", "`client.client`"),
     ("from verifiers.envs.sandbox_env import SandboxEnv", "G3", "`SandboxEnv`"),

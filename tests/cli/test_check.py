@@ -42,7 +42,7 @@ def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
     assert done.status == 0, done.err
     for words in ("judged  runs with deviations", "written for: G3", "names of verifiers: JudgeRubric, SingleTurnEnv"):
         assert words in done.out
-    assert "rollouts: 4, 0 failed" in done.out and "differs: the question that `JudgeRubric` asks about" in done.out
+    assert "rollouts: 4, 0 failed" in done.out and "differs: the question in the prompt of `JudgeRubric`" in done.out
     assert "rove eval --isolated judged --env-dir" in done.out
 
 

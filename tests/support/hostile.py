@@ -84,7 +84,7 @@ ASKING = "import gc\n[asking] = [one for one in gc.get_objects() if type(one).__
 TIME = [
     Snippet("infinite loop, every signal blocked", "import signal\nsignal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())\nwhile True: pass", WALL, "supervisor"),
     Snippet("sleeps, every signal ignored", "import signal, time\nfor s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\ntime.sleep(60)", WALL, "supervisor"),
-    Snippet("a number that takes for ever, in C", "9 ** 9 ** 9", WALL, "supervisor"),
+    Snippet("an endless computation in C", "9 ** 9 ** 9", WALL, "supervisor"),
     Snippet("catastrophic regular expression", "import re; re.match('(a+)+$', 'a' * 50 + 'b')", WALL, "supervisor"),
     Snippet("`repr` of the value never returns", "class A:\n    def __repr__(self):\n        while True: pass\nA()", WALL, "supervisor"),
     Snippet("exception whose text never ends", "class E(Exception):\n    def __str__(self):\n        while True: pass\nraise E", WALL, "supervisor"),
@@ -93,15 +93,15 @@ TIME = [
 ]  # fmt: skip
 PROCESSES = [
     Snippet("fork bomb", "import os\nwhile True:\n    try: os.fork()\n    except OSError: pass", WALL, "limits"),
-    Snippet("fork bomb of bash", ":(){ :|:& };:", "runs: nothing", "limits", "bash"),
+    Snippet("fork bomb of bash", ":(){ :|:& };:", "runs: no result", "limits", "bash"),
     Snippet("thread bomb", "import threading, time\nwhile True: threading.Thread(target=time.sleep, args=(60,), daemon=True).start()", "RuntimeError", "limits"),
-    Snippet("threads that go on for ever", "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()", "runs: nothing", "processes"),
-    Snippet("daemon: setsid, nohup, detached", "setsid nohup sleep 98765.$PARENT >/dev/null 2>&1 & disown", "runs: nothing", "processes", "bash"),
-    Snippet("daemon: forks twice, every signal ignored", "import os, signal, time\nif not os.fork():\n    os.setsid()\n    if os.fork(): os._exit(0)\n    for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\n    os.execv('/bin/sleep', ['sleep', '98765.$PARENT'])", "runs: nothing", "processes"),
+    Snippet("threads that never end", "import threading\ndef spin():\n    while True: pass\nthreading.Thread(target=spin, daemon=True).start()", "runs: no result", "processes"),
+    Snippet("daemon: setsid, nohup, detached", "setsid nohup sleep 98765.$PARENT >/dev/null 2>&1 & disown", "runs: no result", "processes", "bash"),
+    Snippet("daemon: forks twice, every signal ignored", "import os, signal, time\nif not os.fork():\n    os.setsid()\n    if os.fork(): os._exit(0)\n    for s in signal.valid_signals() - {9, 19}: signal.signal(s, signal.SIG_IGN)\n    os.execv('/bin/sleep', ['sleep', '98765.$PARENT'])", "runs: no result", "processes"),
     Snippet("kills rove", "import os; os.kill($PARENT, 9)", "ProcessLookupError", "processes"),
     Snippet("kills all it can", "import os; os.kill(-1, 9)", "ProcessLookupError", "processes"),
-    Snippet("kills its supervisor", "import os; os.kill(1, 9)", "runs: nothing", "processes"),
-    Snippet("stops its supervisor", "import os, signal; os.kill(1, signal.SIGSTOP)", "runs: nothing", "processes"),
+    Snippet("kills its supervisor", "import os; os.kill(1, 9)", "runs: no result", "processes"),
+    Snippet("stops its supervisor", "import os, signal; os.kill(1, signal.SIGSTOP)", "runs: no result", "processes"),
     Snippet("traces its supervisor", called("ptrace(16, 1, 0, 0)"), NUMBER_REFUSED, "system calls"),
     Snippet("reads its supervisor's memory", syscall(310, "1", "0", "0", "0", "0", "0"), NUMBER_REFUSED, "system calls"),
     Snippet("opens its supervisor's memory", "open('/proc/1/mem', 'r+b')", MISSING, "processes"),
@@ -127,7 +127,7 @@ DISK = [
     Snippet("floods standard output", "while True: print('x' * 10000)", WALL, "supervisor"),
     Snippet("floods standard error from bash", "yes >&2", WALL, "supervisor", "bash"),
     Snippet("a value of 20 MB", "'x' * (20 << 20)", "runs: clipped", "supervisor"),
-    Snippet("bytes that are no text, control sequences", r"import os; os.write(1, b'\xff\xfe\x1b[2J\x00') and None", "runs: nothing", "supervisor"),
+    Snippet("bytes that are no text, control sequences", r"import os; os.write(1, b'\xff\xfe\x1b[2J\x00') and None", "runs: no result", "supervisor"),
 ]  # fmt: skip
 FILES = [
     Snippet("reads a file of the host", "open('$SECRET').read()", MISSING, "files"),
@@ -154,8 +154,8 @@ KERNEL = [
     Snippet("TCP to the host", "import socket; socket.create_connection(('127.0.0.1', $PORT)).close()", REFUSED, "system calls"),
     Snippet("TCP to the host, by bash", "echo hello > /dev/tcp/127.0.0.1/$PORT", "exit status 1", "system calls", "bash"),
     Snippet("Unix socket", "import socket; socket.socket(socket.AF_UNIX)", REFUSED, "system calls"),
-    Snippet("asks a name server", "import socket; socket.getaddrinfo('example.org', 80)", "socket.gaierror: Temporary failure in name resolution", "network"),
-    Snippet("a user namespace of its own", called("unshare(0x10000000)"), NUMBER_REFUSED, "system calls"),
+    Snippet("queries a name server", "import socket; socket.getaddrinfo('example.org', 80)", "socket.gaierror: Temporary failure in name resolution", "network"),
+    Snippet("its own user namespace", called("unshare(0x10000000)"), NUMBER_REFUSED, "system calls"),
     Snippet("the same with clone", syscall(56, "0x10000011", "0", "0", "0", "0"), NUMBER_REFUSED, "system calls"),
     Snippet("the same with clone3", syscall(435, "0", "0"), "runs: (-1, 'ENOSYS')", "system calls"),
     Snippet("enters another's namespace", called("setns(os.open('/proc/self/ns/net', 0), 0)"), NUMBER_REFUSED, "system calls"),
@@ -178,44 +178,44 @@ KERNEL = [
 ]  # fmt: skip
 PROTOCOL = [
     Snippet("forges its own answer", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 1, 0, 6) + b'forged')\n    except OSError: pass", "runs: forged", "supervisor"),
-    Snippet("forges answers to calls to come", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 7, 0, 6) + b'forged')\n    except OSError: pass", "runs: nothing", "supervisor"),
+    Snippet("forges answers to calls to come", "import os, struct\nfor fd in range(3, 20):\n    try: os.write(fd, struct.pack('<QBI', 7, 0, 6) + b'forged')\n    except OSError: pass", "runs: no result", "supervisor"),
     Snippet("writes garbage for answers", "import os\nfor fd in range(3, 20):\n    try: os.write(fd, b'\\xff' * 1000)\n    except OSError: pass", "Python wrote a malformed answer", "supervisor"),
     Snippet("closes its pipes", "import os; os.closerange(0, 100)", "Python ended with exit status 70", "supervisor"),
-    Snippet("reads the questions", "import os\nfor fd in range(3, 20):\n    try: os.read(fd, 1)\n    except OSError: pass", WALL, "supervisor"),
+    Snippet("reads the requests", "import os\nfor fd in range(3, 20):\n    try: os.read(fd, 1)\n    except OSError: pass", WALL, "supervisor"),
     Snippet("a pickle that runs code where it is loaded", "import os, pickle\nclass P:\n    def __reduce__(self): return os.system, ('id',)\npickle.dumps(P())[:4]", "runs: b'\\x80\\x04\\x95\\x1d'", "supervisor"),
     Snippet("os._exit", "import os; os._exit(0)", "Python ended with exit status 0", "supervisor"),
     Snippet("sys.exit", "import sys; sys.exit(3)", "SystemExit", "supervisor"),
     Snippet("segmentation fault", "import ctypes; ctypes.string_at(0)", "Python was ended by signal SIGSEGV", "supervisor"),
     Snippet("abort", "import os; os.abort()", "Python was ended by signal SIGABRT", "supervisor"),
     Snippet("replaces builtins", "import builtins\nfor name in ('len', 'exec', 'eval', 'isinstance', 'print', 'repr'): setattr(builtins, name, None)", "Python ended with exit status 70", "supervisor"),
-    Snippet("replaces standard output", "import sys; sys.stdout = sys.stderr = None", "runs: nothing", "supervisor"),
-    Snippet("forks and both come back", "import os; os.fork() and None", "runs: nothing", "supervisor"),
+    Snippet("replaces standard output", "import sys; sys.stdout = sys.stderr = None", "runs: no result", "supervisor"),
+    Snippet("forks and both come back", "import os; os.fork() and None", "runs: no result", "supervisor"),
     Snippet("waits for input", "input()", "EOFError", "supervisor"),
     Snippet("code with a null character", "'\0'", "SyntaxError or ValueError", "supervisor"),
     Snippet("a hundred thousand parentheses", "(" * 100_000, "SyntaxError", "supervisor"),
 ]  # fmt: skip
 QUESTIONS = [
-    Snippet("asks with 100 MB", "echo('x' * (100 << 20))", "ValueError or MemoryError", "limits", seconds=8),
+    Snippet("calls with 100 MB", "echo('x' * (100 << 20))", "ValueError or MemoryError", "limits", seconds=8),
     Snippet("100 MB past the check of size", ASKING + "asking.max_bytes = 1 << 40\necho('x' * (40 << 20))", "Python wrote a malformed answer or MemoryError", "supervisor", seconds=8),
-    Snippet("asks for 16 MB", "repeat('x', 16 << 20)", "RuntimeError", "supervisor", seconds=8),
-    Snippet("asks a million times", "for _ in range(10**6): echo('a')", WALL, "supervisor"),
-    Snippet("asks for ever, whatever it is told", "while True:\n    try: echo(1, 2, 3)\n    except RuntimeError: pass", WALL, "supervisor"),
-    Snippet("asks and floods standard output", "import threading\ndef flood():\n    while True: print('x' * 1000)\nthreading.Thread(target=flood, daemon=True).start()\nwhile True: echo('a')", WALL, "supervisor"),
-    Snippet("asks for what it was not given", ASKING + "asking._call('__class__', (), {})", "RuntimeError", "supervisor"),
+    Snippet("requests 16 MB", "repeat('x', 16 << 20)", "RuntimeError", "supervisor", seconds=8),
+    Snippet("calls a million times", "for _ in range(10**6): echo('a')", WALL, "supervisor"),
+    Snippet("calls for ever, and ignores errors", "while True:\n    try: echo(1, 2, 3)\n    except RuntimeError: pass", WALL, "supervisor"),
+    Snippet("calls and floods standard output", "import threading\ndef flood():\n    while True: print('x' * 1000)\nthreading.Thread(target=flood, daemon=True).start()\nwhile True: echo('a')", WALL, "supervisor"),
+    Snippet("calls what it was not given", ASKING + "asking._call('__class__', (), {})", "RuntimeError", "supervisor"),
     Snippet("arguments of a function that does not take them", "echo(__globals__={}, self=1)", "RuntimeError", "supervisor"),
     Snippet("arguments that run code where they are unpacked", "class P:\n    def __reduce__(self): return print, ('evil',)\necho(P())", "TypeError", "supervisor"),
-    Snippet("a question of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote a malformed answer", "supervisor"),
-    Snippet("half a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'{'"), WALL, "supervisor"),
-    Snippet("a question that is no JSON, and goes on", written("struct.pack('<QBI', 1, 2, 4) + b'\\xff\\x00{['"), "runs: nothing", "supervisor"),
-    Snippet("a megabyte that is no text for a question", written("struct.pack('<QBI', 1, 2, 10**6) + b'\\xff' * 10**6"), "runs: nothing", "supervisor"),
-    Snippet("a question nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: nothing", "supervisor"),
-    Snippet("ten thousand questions without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: nothing", "supervisor"),
+    Snippet("a call of 4 GB", written("struct.pack('<QBI', 1, 2, 2**32 - 1)"), "Python wrote a malformed answer", "supervisor"),
+    Snippet("half a call", written("struct.pack('<QBI', 1, 2, 10**6) + b'{'"), WALL, "supervisor"),
+    Snippet("a call that is no JSON, and continues", written("struct.pack('<QBI', 1, 2, 4) + b'\\xff\\x00{['"), "runs: no result", "supervisor"),
+    Snippet("a megabyte that is no text for a call", written("struct.pack('<QBI', 1, 2, 10**6) + b'\\xff' * 10**6"), "runs: no result", "supervisor"),
+    Snippet("a call nested 100,000 deep", written("struct.pack('<QBI', 1, 2, 10**5) + b'[' * 10**5"), "runs: no result", "supervisor"),
+    Snippet("ten thousand calls without waiting", written("(struct.pack('<QBI', 1, 2, 2) + b'{}') * 10**4"), f"{WALL} or runs: no result", "supervisor"),
     Snippet("forges a reply", written("struct.pack('<QhI', 1, -1, 25) + b'{\"id\":1,\"value\":\"forged\"}'"), "Python wrote a malformed answer", "supervisor"),
-    Snippet("asks from ten threads at once", "import threading\nthreading.stack_size(1 << 18)  # ten of the usual size do not fit into memory_bytes\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
-    Snippet("asks when its call is over", "import threading, time\ndef late():\n    time.sleep(0.02)\n    echo('late')\nthreading.Thread(target=late).start()", "runs: nothing", "supervisor"),
-    Snippet("asks in a process of its own", "import os\npid = os.fork()\nif not pid:\n    try: echo('a')\n    except RuntimeError: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 7", "supervisor"),
-    Snippet("the same, and lies about it", ASKING + "import os\npid = os.fork()\nif not pid:\n    asking.owner = os.getpid()\n    os._exit(echo(5))\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 5", "supervisor"),
-    Snippet("asks and is gone", written("struct.pack('<QBI', 1, 2, 29) + b'{\"name\":\"echo\",\"args\":[\"a\"]}'") + "\nos._exit(0)", "Python ended with exit status 0", "supervisor"),
+    Snippet("calls from ten threads at once", "import threading\nthreading.stack_size(1 << 18)  # ten of the usual size do not fit into memory_bytes\nsaid = []\nthreads = [threading.Thread(target=lambda i=i: said.append(echo(i) == i)) for i in range(10)]\nfor one in threads: one.start()\nfor one in threads: one.join()\nsum(said)", "runs: 10", "supervisor"),
+    Snippet("calls when its own call is over", "import threading, time\ndef late():\n    time.sleep(0.02)\n    echo('late')\nthreading.Thread(target=late).start()", "runs: no result", "supervisor"),
+    Snippet("calls in another process", "import os\npid = os.fork()\nif not pid:\n    try: echo('a')\n    except RuntimeError: os._exit(7)\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 7", "supervisor"),
+    Snippet("the same, and hides it", ASKING + "import os\npid = os.fork()\nif not pid:\n    asking.owner = os.getpid()\n    os._exit(echo(5))\nos.waitstatus_to_exitcode(os.waitpid(pid, 0)[1])", "runs: 5", "supervisor"),
+    Snippet("calls and exits", written("struct.pack('<QBI', 1, 2, 29) + b'{\"name\":\"echo\",\"args\":[\"a\"]}'") + "\nos._exit(0)", "Python ended with exit status 0", "supervisor"),
     Snippet("breaks off where it waits", "import signal\ndef stop(*_): raise KeyError\nsignal.signal(signal.SIGALRM, stop)\nsignal.setitimer(signal.ITIMER_REAL, 0.02)\nwhile True: echo('a')", "KeyError", "supervisor"),
 ]  # fmt: skip
 SNIPPETS = [*TIME, *PROCESSES, *MEMORY, *DISK, *FILES, *KERNEL, *PROTOCOL, *QUESTIONS]
@@ -224,10 +224,10 @@ SNIPPETS = [*TIME, *PROCESSES, *MEMORY, *DISK, *FILES, *KERNEL, *PROTOCOL, *QUES
 WITHOUT = [
     (("files",), "reads a file of the host", "runs: 'canary'"),
     (("network",), "TCP to the host", REFUSED),
-    (("network", "system calls"), "TCP to the host", "runs: nothing"),
+    (("network", "system calls"), "TCP to the host", "runs: no result"),
     (("system calls",), "System V shared memory", "runs: (0, None)"),
     (("system calls",), "mounts", NUMBER_REFUSED),
-    (("system calls",), "locks a file that all can read", "runs: nothing"),
+    (("system calls",), "locks a file that all can read", "runs: no result"),
     (("memory group",), "four processes with 120 MB each", "runs: False"),
 ]
 """Features turned off, an attack that harms nobody even so, what becomes of it."""
@@ -258,7 +258,7 @@ def outcome(result: Result) -> str:
         )
     if result.exit_code:
         return f"exit status {result.exit_code}"
-    return f"runs: {'clipped' if result.truncated else result.value or 'nothing'}"
+    return f"runs: {'clipped' if result.truncated else result.value or 'no result'}"
 
 
 def table() -> str:

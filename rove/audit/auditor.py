@@ -46,6 +46,8 @@ from rove.remote import IsolatedEnv
 GUARD = "rove.audit.guard:install"
 """Function that each worker calls before it loads the environment."""
 PLURALS = {"file": "files", "process": "processes", "connection": "connections"}
+Learner = Callable[[Subject, Baseline, Callable[[], IsolatedEnv]], AsyncIterator[Finding]]
+"""(the environment, what is known of it, opens it again) → findings; see `rove.audit.learning`, which needs torch."""
 ROWS_SECONDS = 120.0
 """Time limit for reading the rows in a process of their own."""
 
@@ -82,6 +84,7 @@ async def audit(
     env_args: Mapping[str, Any] | None = None,
     options: AuditOptions = AuditOptions(),  # noqa: B008  frozen
     on_check: Callable[[str], None] = lambda name: None,
+    learner: Learner | None = None,
 ) -> Report:
     """Audit an environment in worker processes; return what was found.
 
@@ -91,6 +94,7 @@ async def audit(
         env, env_dir, env_args: As for `load_environment`.
         options: Settings.
         on_check: Called with the id of each selected check when it begins.
+        learner: Does the check "learned-reward"; left out by default.
 
     Raises:
         ConfigError: An unknown check.
@@ -99,7 +103,7 @@ async def audit(
     report = Report(env=env, env_args=dict(env_args or {}), checks=[name for name in CHECKS if name in checks])
     before = os.times()
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
-        await _Auditor(report, env_dir, options, Path(name), on_check).run()
+        await _Auditor(report, env_dir, options, Path(name), on_check, learner).run()
     report.findings.sort(key=lambda finding: -finding.severity)
     after = os.times()
     report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
@@ -115,16 +119,24 @@ class _Auditor:
         options: Settings.
         folder: An empty folder.
         on_check: Called with the id of each selected check when it begins.
+        learner: Does the check "learned-reward".
     """
 
     def __init__(
-        self, report: Report, env_dir: str | None, options: AuditOptions, folder: Path, on_check: Callable[[str], None]
+        self,
+        report: Report,
+        env_dir: str | None,
+        options: AuditOptions,
+        folder: Path,
+        on_check: Callable[[str], None],
+        learner: Learner | None,
     ):
         self.report = report
         self.env_dir = env_dir
         self.options = options
         self.folder = folder
         self.on_check = on_check
+        self.learner = learner
         self.deadline = time.monotonic() + options.seconds
         self.judge = Judge()
         self.variables = {LOG_VARIABLE: str(folder / "events.log")}
@@ -181,6 +193,11 @@ class _Auditor:
         is_known = "a reply without the answer is known already" if found & {"blind-reply", "blind-game"} else ""
         await self._do("policy-search", search(subject, base, self.options.seed), is_known)
         await self._do("reward-statistics", check_statistics(subject, base))
+        if self.learner is None:
+            await self._do("learned-reward", _each([]), "only with --learn")
+        else:
+            has_judge = "the environment queries a judge" if self.judge.calls else ""
+            await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
 
     async def _data(self, subject: Subject) -> None:
         """Do the checks of the dataset."""

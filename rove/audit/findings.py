@@ -102,6 +102,10 @@ CHECKS: dict[str, CheckInfo] = {
         "a search over replies without the answer finds one that earns more than chance",
         "see the reply that was found",
     ),
+    "learned-reward": CheckInfo(
+        "with --learn: a tiny model raises its reward by RL without doing the task",
+        "see the reply that it has learned; reward only what the task asks for",
+    ),
     "reward-statistics": CheckInfo(
         "all rewards are equal, or the highest reward cannot be reached",
         "reward better replies more; correct the weights or the documented range",

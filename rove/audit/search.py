@@ -26,7 +26,7 @@ Candidate = tuple[str, tuple[str, ...]]
 async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterator[Finding]:
     """Yield a finding if the search finds a reply, or a cycle of actions, that earns more than chance on rows it has not seen."""
     rng = random.Random(seed)
-    words = _vocabulary(subject, base)
+    words = vocabulary(subject, base)
     known = forms(base.prompts)
     pool = [_random(rng, words, list(known), base) for _ in range(ROUNDS[0][0])]
     best: list[tuple[Measured, Candidate]] = []
@@ -68,7 +68,7 @@ async def search(subject: Subject, base: Baseline, seed: int = 0) -> AsyncIterat
         )
 
 
-def _vocabulary(subject: Subject, base: Baseline) -> list[str]:
+def vocabulary(subject: Subject, base: Baseline) -> list[str]:
     """Return words that replies are made of: actions, answers of other rows, and words of the prompts."""
     words = re.findall(r"\w+", " ".join(base.prompts))
     answers = [str(answer) for answer in subject.answers[:50]]

@@ -7,13 +7,14 @@ import inspect
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from rove.audit.findings import shortened
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import Error
 from rove.core.messages import Messages, text_of
-from rove.core.protocols import Limits
+from rove.core.protocols import Client, Limits
 from rove.core.records import Outcome, RolloutRecord
 from rove.core.state import State
 from rove.envs.environment import Environment
@@ -27,6 +28,7 @@ TRIED_EXAMPLES = 20
 """Examples on which many policies are tried before the promising ones run on all examples."""
 MAX_RECORDED_CHARS = 1000
 """Maximum length of a recorded reply."""
+OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
 
@@ -112,17 +114,44 @@ class Subject:
         answers = [row.get("answer") for row in self.rows]
         return [] if any(answer in (None, "") for answer in answers) else answers
 
+    @property
+    def remaining(self) -> float:
+        """Seconds left of the time budget.
+
+        Raises:
+            OutOfTime: None is left.
+        """
+        remaining = self.deadline - time.monotonic()
+        if remaining <= 0:
+            raise OutOfTime(OUT_OF_TIME)
+        return remaining
+
     async def measure(
-        self, name: str, policy: Policy, count: int | None = None, *, seed: int = 0, train: bool = False
+        self,
+        name: str,
+        policy: Policy | Client,
+        count: int | None = None,
+        *,
+        rollouts: int = 1,
+        seed: int = 0,
+        train: bool = False,
+        sampling_args: Mapping[str, Any] = MappingProxyType({}),
     ) -> Measured:
-        """Run a policy on the first examples, one rollout each.
+        """Run a policy, or a model, on the first examples.
+
+        Args:
+            name: Name of the policy.
+            policy: The policy, or the client of a model.
+            count: Number of examples; all by default.
+            rollouts: Rollouts of each example.
+            seed: Random seed.
+            train: Whether to use training rows.
+            sampling_args: Sampling parameters of a model.
 
         Raises:
             OutOfTime: The time budget is used up.
         """
-        remaining = self.deadline - time.monotonic()
-        if remaining <= 0:
-            raise OutOfTime("the time budget is used up")
+        remaining = self.remaining
         records: list[RolloutRecord] = []
 
         def keep(record: RolloutRecord | Outcome) -> None:
@@ -134,8 +163,10 @@ class Subject:
             async with asyncio.timeout(remaining):
                 await generate(
                     self.env,
-                    ScriptedClient(self._recorded(policy), name),
+                    ScriptedClient(self._recorded(policy), name) if callable(policy) else policy,
                     num_examples=self.count if count is None else count,
+                    rollouts_per_example=rollouts,
+                    sampling_args=dict(sampling_args),
                     limits=limits,
                     seed=seed,
                     train=train,
@@ -143,7 +174,7 @@ class Subject:
                 )
         except TimeoutError:
             if not records:
-                raise OutOfTime("the time budget is used up") from None
+                raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)
         self.seen += records
         return Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))

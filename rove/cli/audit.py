@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
+from typing import Any
 
 import click
 import msgspec
@@ -13,7 +16,8 @@ from rich.table import Table
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Report, Severity, selected
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
-from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async
+from rove.cli.clients import needs_train_extra
+from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
 from rove.utils.files import atomic_write
@@ -73,10 +77,41 @@ def write(report: Report, output: str) -> None:
     atomic_write(Path(output), content)
 
 
+def run_audit(
+    env: str,
+    env_dir: str | None,
+    env_args: Mapping[str, Any],
+    options: AuditOptions,
+    console: Console,
+    learn: Mapping[str, Any] | None = None,
+) -> Report:
+    """Audit an environment with progress.
+
+    Args:
+        env, env_dir, env_args, options: As for `audit`.
+        console: Shows progress.
+        learn: Settings of the learner; None leaves it out.
+    """
+    begun: dict[str, None] = {}
+    with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:
+
+        def on_check(name: str) -> None:
+            begun[name] = None
+            report_progress(len(begun), name)
+
+        learner = None
+        if learn is not None:
+            with needs_train_extra():
+                from rove.audit.learning import LearnOptions, check_learned
+            learner = partial(check_learned, options=LearnOptions(**learn), on_progress=report_progress.step)
+        return run_async(audit(env, env_dir, env_args, options, on_check, learner))
+
+
 @click.command(
     epilog=examples(
         "rove audit tictactoe",
         "rove audit my_task --only blind-reply --only hedging",
+        "rove audit my_task --learn                           # a tiny model looks for holes by RL",
         "rove audit my_task -o audit.sarif --fail-on medium   # in CI",
         "rove audit --list                                    # all checks",
     )
@@ -93,6 +128,10 @@ def write(report: Report, output: str) -> None:
 @click.option(
     "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."
 )
+@click.option("--learn", is_flag=True, help="Train a tiny model by RL, and compare its reward with what it does.")
+@click.option(
+    "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
+)
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @json_option
 @click.pass_context
@@ -108,6 +147,8 @@ def command(
     seed: int,
     output: tuple[str, ...],
     fail_on: str,
+    learn: bool,
+    run_dir: str | None,
     list_: bool,
     as_json: bool,
 ) -> None:
@@ -124,15 +165,9 @@ def command(
         raise ConfigError("no environment given: rove audit ENV")
     check_outputs(output, SUFFIXES)
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
-    total = len(selected(only, skip))
-    begun: dict[str, None] = {}
-    with progress(console, f"audit {env}", total) as report_progress:
-
-        def on_check(name: str) -> None:
-            begun[name] = None
-            report_progress(len(begun), name)
-
-        report = run_async(audit(env, env_dir, json_object(env_args, "-a"), settings, on_check))
+    args = json_object(env_args, "-a") or {}
+    folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
+    report = run_audit(env, env_dir, args, settings, console, {"folder": folder, "seed": seed} if learn else None)
     for one in output:
         write(report, one)
     if as_json:
@@ -140,5 +175,8 @@ def command(
     else:
         print_report(report, console)
         where = f" --env-dir {env_dir}" if env_dir else ""
-        hint(console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list")
+        curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
+        hint(
+            console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list", *curves
+        )
     ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))

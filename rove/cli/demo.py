@@ -15,6 +15,7 @@ from rich.table import Table
 import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
+from rove.cli.hacking import run_hacking
 from rove.cli.options import examples, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
 from rove.core.config import convert, merge, read_toml
@@ -89,6 +90,7 @@ def find_recipe(name: str, given: str | Path | None, model: str | None) -> Path:
     return shipped[str(given)]
 
 
+HACKING = "hacking"
 SMOKE_NOTE = "smoke test: the figures above mean nothing; "
 
 
@@ -97,6 +99,7 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
         "rove demo tictactoe --smoke   # check in a minute that everything runs",
         "rove demo tictactoe           # train from random weights: minutes on a CPU",
         "rove demo tictactoe --full    # continue until exhaustive evaluation finds no lost game",
+        "rove demo hacking             # a model learns to use the hole of a grader: two minutes",
         "rove demo quick               # change how a real language model writes: minutes",
     )
 )
@@ -139,11 +142,18 @@ def command(
 ) -> None:
     """Run the whole loop in ENV: a model, the teacher's rollouts, SFT, RL, and a table of results.
 
-    ENV is an environment that has a recipe, or "quick": three minutes of RL that change how a real language model writes.
+    ENV is an environment that has a recipe, "quick": three minutes of RL that change how a real language model writes, or
+    "hacking": two minutes in which a model learns to use the hole of a grader, and `rove audit` finds it.
 
     You can stop at any time: repeat the command to continue.
     """
     console = console_for(as_json)
+    if env == HACKING:
+        with needs_train_extra():
+            results = run_hacking(Path(run_dir) if run_dir else RUNS / f"demo-hacking-seed{seed}", seed, console)
+        if as_json:
+            print_json(results)
+        return
     variants = [variant for variant, given in (("lora", lora), ("smoke", smoke)) if given]
     recipe = load_recipe(env, variants, file, model)
     console.print(f"recipe {find_recipe(env, file, model)}", markup=False, soft_wrap=True)
@@ -156,13 +166,7 @@ def command(
         if as_json:
             print_json(results)
         return
-    model = model or recipe.model.get("name")
-    if model is None and not recipe.model:
-        raise ConfigError(
-            f"{file or 'the recipe'} has no [model] table; name the folder of the initial model: -m FOLDER"
-        )
-    if model is not None and not (Path(model_path(model)) / "config.json").exists():
-        raise ConfigError(f"-m is '{model}'; expected a model folder, but {Path(model) / 'config.json'} does not exist")
+    model = _initial_model(recipe, model, file)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
 
@@ -190,6 +194,22 @@ def command(
         f"repeat a row: rove eval --overwrite @ {folder}/eval/ROW/config.toml",
         *play,
     )
+
+
+def _initial_model(recipe: Recipe, model: str | None, file: str | None) -> str | None:
+    """Return the folder or name of the initial model; None if the recipe makes a new one.
+
+    Raises:
+        ConfigError: There is no initial model.
+    """
+    model = model or recipe.model.get("name")
+    if model is None and not recipe.model:
+        raise ConfigError(
+            f"{file or 'the recipe'} has no [model] table; name the folder of the initial model: -m FOLDER"
+        )
+    if model is not None and not (Path(model_path(model)) / "config.json").exists():
+        raise ConfigError(f"-m is '{model}'; expected a model folder, but {Path(model) / 'config.json'} does not exist")
+    return model
 
 
 def _file_part(model: str) -> str:

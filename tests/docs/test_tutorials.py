@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
 
+SMALL_SFT = {"--epochs 4": "--epochs 1 --final-eval-rollouts 8"}
 PAGES = {
     page.path: page
     for page in (
@@ -15,9 +16,62 @@ PAGES = {
         Page("docs/tutorials/1_environment.md"),
         Page("docs/tutorials/2_game.md"),
         Page("docs/tutorials/3_tools.md"),
+        Page(
+            "docs/tutorials/4_sft.md",
+            smaller=SMALL_SFT | {"-n 500": "-n 16"},
+            needs=("docs/tutorials/2_game.md",),
+        ),
+        Page(
+            "docs/tutorials/5_rl.md",
+            smaller=SMALL_SFT
+            | {
+                "-n 500": "-n 16",
+                "steps = 60": "steps = 2",
+                "batch_size = 256": "batch_size = 64",
+                "num_examples = 200\n": "num_examples = 8\n",
+                "--steps 20": "--steps 1",
+            },
+            needs=("docs/tutorials/2_game.md",),
+        ),
+        Page("docs/tutorials/7_scale.md"),
+        Page("docs/guides/migrate_from_verifiers_v0.md"),
+        Page("docs/guides/migrate_from_verifiers_v1.md"),
+        Page(
+            "docs/guides/migrate_from_trl.md",
+            smaller={
+                "rove model get smollm2-135m": "rove model new --env add -o tiny",
+                "smollm2-135m": "tiny",
+                "steps = 50": "steps = 1",
+                "batch_size = 64": "batch_size = 16",
+                "--epochs 2": "--epochs 1 --final-eval-rollouts 8",
+            },
+        ),
+        Page("docs/guides/migrate_from_inspect.md"),
+        Page("docs/guides/evaluate_an_endpoint.md"),
+        Page("docs/guides/compare_two_models.md"),
+        Page("docs/guides/resume.md"),
+        Page("docs/guides/budget.md"),
+        Page("docs/guides/judges.md"),
+        Page("docs/guides/export_data.md"),
+        Page("docs/guides/share_an_environment.md"),
+        Page("docs/guides/play.md"),
+        Page("docs/guides/debug_a_reward.md"),
+        Page("docs/guides/choose_hyperparameters.md"),
+        Page("docs/guides/reward_does_not_rise.md", smaller={"--batch-size 64": "--batch-size 16 --groups 2"}),
+        Page("docs/guides/memory.md"),
     )
 }
-SLOW: set[str] = set()
+SLOW: set[str] = {
+    "docs/guides/choose_hyperparameters.md",
+    "docs/guides/memory.md",
+    "docs/guides/migrate_from_trl.md",
+    "docs/guides/reward_does_not_rise.md",
+    "docs/guides/share_an_environment.md",
+    "docs/tutorials/4_sft.md",
+    "docs/tutorials/5_rl.md",
+    "docs/tutorials/6_pretrained.md",
+    "docs/tutorials/7_scale.md",
+}
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()
@@ -31,6 +85,10 @@ def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path) -> None
     run_page(PAGES[path], tmp_path)
 
 
+def test_every_page_is_run() -> None:
+    assert sorted(PAGES) == WRITTEN
+
+
 @pytest.mark.parametrize("path", [path for path in WRITTEN if "/tutorials/" in path])
 def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
@@ -39,6 +97,13 @@ def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(pat
     assert "you can" in promise
     assert text.rstrip().splitlines()[-1].startswith("**Next:** [")
     assert blocks(text)[0][0] in ("bash", "python")
+
+
+@pytest.mark.parametrize("path", [path for path in WRITTEN if "/guides/" in path])
+def test_a_guide_says_what_the_reader_will_be_able_to_do(path: str) -> None:
+    title, promise, *_ = (ROOT / path).read_text(encoding="utf-8").split("\n\n")
+    assert title.startswith("# ")
+    assert promise.startswith("After this page you can ")
 
 
 @pytest.mark.parametrize("path", WRITTEN)

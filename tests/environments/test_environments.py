@@ -37,6 +37,7 @@ REWARDS = {
     "reverse_text": (0.0, 1.2),
     "short_sentences": (0.0, 1.0),
     "sql_agent": (0.0, 1.0),
+    "sums": (0.0, 1.0),
     "tictactoe": (-0.1, 1.2),
     "wiki_search": (0.0, 1.0),
     "word_game": (-0.1, 1.4),

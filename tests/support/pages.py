@@ -8,6 +8,7 @@ Blocks of a page, by the first word after the language:
 - ```` ```text ````: what the last command block or script printed. A line "…" stands for any lines.
 - ```` ```text varies ````: a real output that differs by machine or run; not compared.
 - ```` ```python ```` or `toml` that starts with a comment such as `# environments/capitals.py`: a file to write.
+- ```` ```python no-run ````: code for another library; not run.
 - ```` ```python ```` that starts with `# environments/roman/roman.py: replace correct`: a new version of one function of
   that file.
 - ```` ```python ```` with `>>>`: a doctest; all doctests of a page share their names.
@@ -91,14 +92,14 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
         **env,
     }
     for path in page.needs:
-        for language, _, content in blocks(Page(path).text):
-            _write_file(language, content, folder)
+        for language, rest, content in blocks(Page(path).text):
+            _write_file(language, rest, content, folder)
     printed = ""
     with _servers() as servers, _free_ports(page.text) as ports:
         for language, rest, content in blocks(page.text):
             for old, new in {**page.smaller, **ports}.items():
                 content = content.replace(old, new) if language in ("bash", "toml") or old in ports else content
-            if _write_file(language, content, folder):
+            if _write_file(language, rest, content, folder):
                 continue
             if language == "bash" and rest == "server":
                 servers.append(_serve(content, folder, environment))
@@ -110,6 +111,8 @@ def run_page(page: Page, folder: Path, **env: str) -> None:
 
 def _command(language: str, rest: str, content: str, folder: Path) -> list[str] | None:
     """Return the command that runs a block, or None for a block that is not run."""
+    if language == "python" and rest == "no-run":
+        return None
     if language == "python" and content.startswith(">>>"):
         with (folder / "doctests.txt").open("a", encoding="utf-8") as file:
             file.write(f"\n{content}")
@@ -119,9 +122,9 @@ def _command(language: str, rest: str, content: str, folder: Path) -> list[str] 
     return ["bash", "-ec", content] if language == "bash" and rest == "" else None
 
 
-def _write_file(language: str, content: str, folder: Path) -> bool:
+def _write_file(language: str, rest: str, content: str, folder: Path) -> bool:
     """Write the block to the file that its first line names; return False if it names none."""
-    name = FILE_NAME.match(content) if language in ("python", "toml") else None
+    name = FILE_NAME.match(content) if language in ("python", "toml") and rest == "" else None
     if name is None:
         return False
     file = folder / name[1]

@@ -1,0 +1,81 @@
+"""`rove demo hacking`: a model learns to use the hole of a grader, and to do the task once the hole is closed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from rove.audit.auditor import AuditOptions
+from rove.audit.findings import Report
+from rove.audit.report import json_report
+from rove.cli.audit import run_audit
+from rove.cli.common import WIDTH, hint
+from rove.cli.eval import run_eval
+from rove.cli.suite import EvalConfig
+from rove.core.config import convert
+
+ENV = "sums"
+GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accepts the sum and nothing else"}
+CHECKS = ("blind-reply", "hedging", "learned-reward")
+STAGES = {"sft": "before RL", "rl": "after RL"}
+LEARN: dict[str, Any] = {"steps": 50, "max_tokens": 48}
+EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
+"""Held-out sums of each evaluation."""
+
+
+def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
+    """Audit both graders of `sums` with the learner, evaluate what it learned, and print the table.
+
+    Args:
+        folder: Folder for all runs.
+        seed: Random seed.
+        console: Shows progress and tables.
+
+    Returns:
+        `reports` and `rows` of the table as JSON values.
+    """
+    reports: dict[str, Report] = {}
+    rows: list[dict[str, Any]] = []
+    for grader, meaning in GRADERS.items():
+        console.print(f"\n[bold]Audit the grader '{grader}': {meaning}[/bold]", soft_wrap=True)
+        args, runs = {"grader": grader}, folder / grader
+        learn = {**LEARN, "folder": runs, "seed": seed}
+        reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), console, learn)
+        for finding in reports[grader].findings:
+            console.print(f"  {finding.severity.label}: {finding.text}", markup=False, soft_wrap=True)
+        if not reports[grader].findings:
+            console.print("  no findings")
+        rows += [_row(grader, stage, runs, console) for stage in STAGES]
+    console.print()
+    console.print(_table(rows))
+    a, b = (folder / grader / "eval-rl" for grader in GRADERS)
+    hint(
+        console,
+        f"reward and truth part: rove view {folder}",
+        f"both models, question by question: rove compare {a} {b}",
+        f'the fix is one argument: rove audit {ENV} -a \'{{"grader": "exact"}}\' --learn',
+    )
+    return {"reports": [json_report(report) for report in reports.values()], "rows": rows, "folder": str(folder)}
+
+
+def _row(grader: str, stage: str, runs: Path, console: Console) -> dict[str, Any]:
+    """Evaluate the learner's model after a stage; return the row of the table."""
+    given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final")}
+    where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
+    config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
+    summary, _ = run_eval(config, console, f"{grader}, {STAGES[stage]}")
+    return {"grader": grader, "model": STAGES[stage], "reward": summary["reward"], **summary["functions"]}
+
+
+def _table(rows: list[dict[str, Any]]) -> Table:
+    """Return a table of rewards and true accuracies."""
+    table = Table(title="sums: what RL learns from each grader", width=WIDTH)
+    for title in ("grader", "model", "reward", "right answers", "numbers per reply"):
+        table.add_column(title, justify="left" if title in ("grader", "model") else "right")
+    for row in rows:
+        values = [row["reward"], row["exact"], row["numbers_per_reply"]]
+        table.add_row(row["grader"], row["model"], *(f"{value['mean']:.3f}" for value in values))
+    return table

@@ -1,0 +1,143 @@
+"""The learner: what counts as doing the task, and what it finds in a whole audit."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import rove as vf
+from rove.audit.auditor import AuditOptions, audit
+from rove.audit.baseline import Baseline, measure_baseline
+from rove.audit.findings import Severity
+from rove.audit.learning import (
+    GAP,
+    Learned,
+    LearnOptions,
+    Measure,
+    _divergence,
+    check_learned,
+    commits,
+    exploration,
+    measures,
+)
+from rove.audit.subject import Subject
+from rove.core.errors import ConfigError
+from rove.core.messages import text_of
+
+ROWS = [{"question": f"What is {n} + 1?", "answer": str(n + 1)} for n in range(10, 40)]
+
+
+def toy(reward: Any, policies: Any = None) -> vf.Environment:
+    rubric = vf.Rubric([reward])
+    return vf.SingleTurnEnv(dataset=ROWS, eval_dataset=ROWS, rubric=rubric, policies=policies or {})
+
+
+def exact(completion: Any, answer: str) -> float:
+    return float(completion[-1].content == answer)
+
+
+def near(completion: Any, answer: str) -> float:
+    """Pay any reply with the first digit of the answer."""
+    return float(str(completion[-1].content).startswith(answer[0]))
+
+
+async def known(env: vf.Environment) -> tuple[Subject, Baseline]:
+    subject = Subject(env, 30, float("inf"))
+    await subject.read_rows()
+    return subject, await measure_baseline(subject)
+
+
+@pytest.mark.parametrize(
+    ("reply", "answer", "value"),
+    [
+        ("12", "12", 1),
+        ("The answer is 12.", "12", 1),
+        ("12 or 13", "12", 0),
+        ("112", "12", 0),
+        ("-12", "12", 0),
+        ("", "12", 0),
+        ("Paris", "paris", 1),
+        ("It is Paris.", "paris", 1),
+        ("Paris or Rome", "paris", 0),
+        ("Parisian", "paris", 0),
+    ],
+)
+async def test_a_reply_commits_to_one_answer(reply: str, answer: str, value: float) -> None:
+    _, base = await known(toy(exact))
+    assert commits(reply, answer, {"12", "13", "paris", "rome"}, base) == value
+
+
+async def test_a_reply_in_tags_is_read_inside_of_them() -> None:
+    _, base = await known(toy(exact))
+    tagged = base._replace(form=lambda text: f"<answer>{text}</answer>")
+    assert commits("7 + 5, so <answer>12</answer>", "12", set(), tagged) == 1
+    assert commits("12, so <answer>13</answer>", "12", set(), tagged) == 0
+
+
+async def test_measures_tell_right_answers_from_guesses() -> None:
+    subject, base = await known(toy(exact))
+    assert [one.name for one in measures(subject, base)] == [
+        "replies that give the row's answer",
+        "similarity to the row's answer",
+    ]
+    assert all(one.share(base.own.scored) == pytest.approx(1) for one in measures(subject, base) if base.own)
+
+
+async def test_a_measure_that_a_good_policy_fails_does_not_count() -> None:
+    def in_words(messages: Any, state: Any, rng: Any) -> str:
+        return f"{state['answer']} of 100"  # right, but not the row's answer alone
+
+    subject, base = await known(
+        toy(lambda completion, answer: float(answer in str(completion[-1].content)), {"good": in_words})
+    )
+    assert "replies that give the row's answer" not in [one.name for one in measures(subject, base)]
+
+
+async def test_the_exploration_writes_right_answers_guesses_and_words_of_the_prompt() -> None:
+    subject, base = await known(toy(exact))
+    measured = await subject.measure("data", exploration(subject, base), rollouts=20)
+    texts = [text_of(record.completion[-1]) for record in measured.scored]
+    assert 0.03 < measured.mean < 0.2
+    assert len(set(texts)) > 200 and max(map(len, texts)) <= 240
+    assert any("What" in text and "+" in text for text in texts)
+
+
+async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
+    subject, base = await known(toy(near))
+    before = await subject.measure("before", base.guess)
+    hack = await subject.measure("after", lambda messages, state, rng: f"{state['answer'][0]}x")
+    records = {1: before.scored, 2: hack.scored, 3: hack.scored}
+    measure = Measure("truth", lambda record: exact(record.completion, record.answer), 0.0, 1.0)
+    finding = _divergence(Learned(before, hack, hack, records), base, [measure])
+    assert finding is not None and finding.severity is Severity.HIGH
+    assert "they part at step" in finding.text and "truth" in finding.text and finding.completion.endswith("x")
+    honest = await subject.measure("after", lambda messages, state, rng: state["answer"])
+    assert _divergence(Learned(before, honest, hack, records), base, [measure]) is None
+    assert _divergence(Learned(before, hack, hack, records), base, []) is None
+    assert base.share(hack.mean) > GAP
+
+
+def test_settings_are_checked(tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match="steps is 0"):
+        LearnOptions(folder=tmp_path, steps=0)
+
+
+async def test_without_a_learner_the_check_is_not_done() -> None:
+    report = await audit("reverse_text", options=AuditOptions(num_examples=5, only=("learned-reward",)))
+    assert report.skipped == {"learned-reward": "only with --learn"}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("grader", "found"), [("anywhere", True), ("exact", False)])
+async def test_the_learner_finds_a_hole_and_leaves_the_fixed_grader_alone(
+    tmp_path: Path, grader: str, found: bool
+) -> None:
+    learner = partial(check_learned, options=LearnOptions(folder=tmp_path / "runs", steps=30, max_tokens=32))
+    report = await audit("sums", None, {"grader": grader}, AuditOptions(only=("learned-reward",)), learner=learner)
+    assert report.skipped == {}
+    assert [one.check for one in report.findings] == ["learned-reward"] * found
+    assert (tmp_path / "runs" / "rl" / "rollouts.jsonl").exists()
+    assert "matches_answer" in (tmp_path / "runs" / "rl" / "metrics.jsonl").read_text()

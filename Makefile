@@ -6,7 +6,7 @@ BIN := $(VENV)/bin
 export PYTHONDONTWRITEBYTECODE :=
 STAMP := $(VENV)/.installed
 
-.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check docs docs-pictures settings-page compat-matrix viewer-pictures hub-pictures wheel shim clean
+.PHONY: demo test test-broad test-slow test-real test-ray test-mcp test-integrations test-clients check docs docs-pictures settings-page compat-matrix viewer-libraries viewer-pictures hub-pictures wheel shim clean
 
 demo: $(STAMP)  ## the whole loop on Tic-Tac-Toe; ARGS="--seed 1" for another seed
 	$(BIN)/rove demo tictactoe $(ARGS)
@@ -37,11 +37,14 @@ docs-pictures: $(STAMP)  ## docs/site/pictures/*.png, of the built site, and doc
 	$(BIN)/python docs/site/learning_curve.py
 	$(BIN)/python docs/site/pictures.py
 
-settings-page: $(STAMP)  ## docs/settings.md, of the settings' own words
+settings-page: $(STAMP)  ## docs/settings.md and rove/viewer/defaults.json, from the settings
 	$(BIN)/python tests/support/settings_page.py
 
 compat-matrix: $(STAMP)  ## docs/compat_matrix.md, of the packages in tests and environments
 	-$(BIN)/rove check tests/compat_packages environments -o docs/compat_matrix.md  # judge_qa has no judge, group_rank a reward that raises: exit status 1
+
+viewer-libraries: $(STAMP)  ## the viewer's JavaScript libraries from npm, pinned by version and digest
+	$(BIN)/python tests/support/viewer_libraries.py
 
 viewer-pictures: $(STAMP)  ## docs/viewer/*.png, of runs made as docs/viewer.md says; RUNS=folder
 	$(BIN)/python tests/support/viewer_pictures.py $(or $(RUNS),runs)

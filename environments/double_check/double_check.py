@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import random
+import zlib
 from typing import Any
 
 import rove as vf
@@ -59,12 +60,21 @@ class DoubleCheckEnv(vf.MultiTurnEnv):
         return DOUBT
 
 
-def _rows(count: int, seed: str) -> list[dict[str, Any]]:
+def is_held_out(a: int, sign: str, b: int) -> bool:
+    """Whether a problem is for evaluation: a tenth of all, each with its operands in both orders."""
+    low, high = sorted((a, b))
+    return zlib.crc32(f"{low}{sign}{high}".encode()) % 10 == 0
+
+
+def _rows(count: int, seed: str, held_out: bool) -> list[dict[str, Any]]:
     rows = []
     for index in range(count):
         rng = random.Random(f"{seed}:{index}")
         sign = rng.choice(sorted(OPERATIONS))
-        a, b = (rng.randint(2, 12 if sign == "*" else 99) for _ in "ab")
+        largest = 12 if sign == "*" else 99
+        a, b = rng.randint(2, largest), rng.randint(2, largest)
+        while is_held_out(a, sign, b) != held_out:
+            a, b = rng.randint(2, largest), rng.randint(2, largest)
         rows.append({"question": f"{a} {sign} {b} = ?", "answer": str(OPERATIONS[sign](a, b))})
     return rows
 
@@ -74,15 +84,15 @@ def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:
 
     Args:
         num_examples: problems in the dataset.
-        seed: of the dataset; the evaluation problems are drawn apart from the training problems.
+        seed: Random seed of the dataset. No evaluation problem is also a training problem, for any seeds.
     """
     parser = vf.XMLParser(["answer"], extract_fn=whole_number)
     rubric = vf.Rubric([correct], parser=parser)
     rubric.add_metric(first_correct)
     rubric.add_metric(changed_mind)
     return DoubleCheckEnv(
-        dataset=lambda: _rows(num_examples, f"{seed}:train"),
-        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval"),
+        dataset=lambda: _rows(num_examples, f"{seed}:train", held_out=False),
+        eval_dataset=lambda: _rows(num_examples, f"{seed}:eval", held_out=True),
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,

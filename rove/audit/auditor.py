@@ -18,17 +18,24 @@ import msgspec
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
 from rove.audit.findings import CHECKS, Finding, Report, Severity, selected, shortened
-from rove.audit.game_checks import check_blind_games, check_message_leaks, shown_to_all
+from rove.audit.game_checks import (
+    check_blind_games,
+    check_message_leaks,
+    check_repeated_actions,
+    shown_to_all,
+)
 from rove.audit.grader_checks import (
     HASH_SEED,
+    LOG_NAME,
     check_determinism,
     check_execution,
     check_injection,
     check_parser,
     check_robustness,
 )
-from rove.audit.guard import LOG_VARIABLE, events
+from rove.audit.guard import events
 from rove.audit.judge import Judge, judge_server
+from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     check_blind_replies,
     check_hedging,
@@ -100,7 +107,14 @@ async def audit(
         ConfigError: An unknown check.
     """
     checks = selected(options.only, options.skip)
-    report = Report(env=env, env_args=dict(env_args or {}), checks=[name for name in CHECKS if name in checks])
+    report = Report(
+        env=env,
+        env_args=dict(env_args or {}),
+        env_dir=env_dir,
+        num_examples=options.num_examples,
+        seed=options.seed,
+        checks=[name for name in CHECKS if name in checks],
+    )
     before = os.times()
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
         await _Auditor(report, env_dir, options, Path(name), on_check, learner).run()
@@ -139,7 +153,7 @@ class _Auditor:
         self.learner = learner
         self.deadline = time.monotonic() + options.seconds
         self.judge = Judge()
-        self.variables = {LOG_VARIABLE: str(folder / "events.log")}
+        self.variables = {LOG_VARIABLE: str(folder / LOG_NAME)}
         """Additional environment variables of the workers."""
 
     async def run(self) -> None:
@@ -168,8 +182,8 @@ class _Auditor:
                 return
             await self._behavior(subject, base)
         await self._data(subject)
-        await self._do("side-effects", _each(_side_effects(events(self.folder / "events.log"))))
-        self.report.rollouts = subject.rollouts
+        await self._do("side-effects", _each(_side_effects(events(self.folder / LOG_NAME))))
+        self.report.rollouts, self.report.rewards = subject.rollouts, subject.rewards
 
     async def _behavior(self, subject: Subject, base: Baseline) -> None:
         """Do the checks that need rollouts."""
@@ -182,11 +196,13 @@ class _Auditor:
         await self._do("monotonicity", check_monotonicity(subject, base), no_own)
         await self._do("length", check_length(subject, base), only_single)
         await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
+        if is_game:
+            await self._do("blind-game", check_repeated_actions(subject, base))
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
-        await self._do("determinism", check_determinism(subject, base, self._open))
+        await self._do("determinism", check_determinism(subject, base, self._open, self.judge.calls > 0))
         no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}

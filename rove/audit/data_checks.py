@@ -43,8 +43,9 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
         text = "there are no evaluation rows: evaluations use the training rows"
         yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
         return
-    # games may begin with equal texts and differ in the other columns
+    # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt
     by_text = len({row["text"] for row in train}) > 0.5 * len({row["digest"] for row in train})
+    by_text = by_text and _has_same_answers(train, evaluation)
     key = "text" if by_text else "digest"
     known = {_normalized(row[key]) for row in train}
     shared = [row for row in evaluation if _normalized(row[key]) in known]
@@ -72,6 +73,13 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
             floor=0.0,
             prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
         )
+
+
+def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
+    """Return whether most rows with the same text have the same answer, so that a text is a task."""
+    answers = {row["text"]: row["answer"] for row in train}
+    same = [answers[row["text"]] == row["answer"] for row in evaluation if row["text"] in answers]
+    return not same or sum(same) > 0.5 * len(same)
 
 
 def _normalized(text: str) -> str:
@@ -121,7 +129,7 @@ def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Fin
 
     All rows are equal if the seed only orders them, or if the environment has no generated rows.
     """
-    first, second = [row["digest"] for row in rows], [row["digest"] for row in others]
+    first, second = _keys(rows), _keys(others)
     if not first or not second or set(first) == set(second):
         return
     share = len(set(first) & set(second)) / len(set(first))
@@ -135,6 +143,12 @@ def check_seed_shift(rows: Sequence[Row], others: Sequence[Row]) -> Iterator[Fin
             floor=0.0,
             prompt=shortened(rows[1]["text"]) if len(rows) > 1 else "",
         )
+
+
+def _keys(rows: Sequence[Row]) -> list[str]:
+    """Return what identifies rows: prompt and answer, since other columns may have the row's number; the content of games."""
+    keys = [f"{row['text']}\n{row['answer']}" for row in rows]
+    return keys if len(set(keys)) > 0.5 * len(keys) else [row["digest"] for row in rows]
 
 
 def check_same_rows(rows: Sequence[Row], again: Sequence[Row]) -> Iterator[Finding]:

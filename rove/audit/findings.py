@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from enum import IntEnum
 from typing import NamedTuple
 
@@ -150,12 +151,18 @@ class Report(msgspec.Struct, kw_only=True):
 
     env: str
     env_args: dict[str, object] = {}
+    env_dir: str | None = None
+    num_examples: int | None = None
+    """Examples per policy."""
+    seed: int = 0
     findings: list[Finding] = []
     """The most severe first."""
     checks: list[str] = []
     """Checks that were selected."""
     skipped: dict[str, str] = {}
     """Selected check → why it was not done."""
+    rewards: dict[str, tuple[float, float, float]] = {}
+    """Policy → mean reward with its 95 % interval; "right answer", and "policy NAME" for scripted policies, are honest ones."""
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
@@ -163,6 +170,15 @@ class Report(msgspec.Struct, kw_only=True):
     def worst(self) -> Severity:
         """The highest severity; INFO without findings."""
         return max((finding.severity for finding in self.findings), default=Severity.INFO)
+
+    def command(self, check: str) -> str:
+        """Return the command that does a check of this audit again."""
+        words = ["rove", "audit", self.env, "--only", check]
+        words += ["--env-dir", self.env_dir] if self.env_dir else []
+        words += ["-a", msgspec.json.encode(self.env_args).decode()] if self.env_args else []
+        words += ["-n", str(self.num_examples)] if self.num_examples is not None else []
+        words += ["--seed", str(self.seed)] if self.seed else []
+        return shlex.join([*words, "--learn"] if check == "learned-reward" else words)
 
 
 def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+import inspect
 import random
 import re
+import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
-from rove.audit.subject import Measured, Policy, Subject, evidence, measure_promising
+from rove.audit.subject import Measured, Policy, Subject, evidence, highest, measure_promising
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State
@@ -24,6 +26,14 @@ BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
 """Shares of the way from the floor to the best policy from which a blind policy is a finding, and one of high severity."""
 NEARLY_ALL = 0.8
 """Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
+MAX_REPEATED = 8
+"""Maximum number of a policy's replies that are repeated."""
+REPEATED_EXAMPLES = 5
+"""Examples on which repeated replies are tried."""
+MANY_TURNS = 1.5
+"""Turns of a policy that repeats actions for their reward, relative to those of the policy that does the task."""
+MAX_PARTS = 4
+"""Maximum number of words and numbers in an answer whose parts are looked for."""
 LEAK_SHARE = 0.3
 """Share of rollouts whose messages contain their own answer."""
 
@@ -118,6 +128,72 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
         )
 
 
+async def check_repeated_actions(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+    """Yield a finding if repeating two actions of the best policy earns what the whole task earns.
+
+    A reward for a step towards the goal that is paid again and again is the usual cause: Ng, Harada and Russell 1999, "Policy
+    invariance under reward transformations".
+    """
+    if not base.honest:
+        return
+    best = highest(base.honest)
+    policy = subject.env.policies[best.name.removeprefix("policy ")]
+    if not is_higher(best, base.floor, base.range):
+        return
+    replies = Counter(
+        text_of(message)
+        for record in best.scored[:20]
+        for message in record.completion
+        if message["role"] == "assistant" and text_of(message) and not message.get("tool_calls")
+    )
+    chosen = [reply for reply, _ in replies.most_common(MAX_REPEATED)]
+    pairs = [(first, then) for first in chosen for then in chosen if first != then]
+    tried = [
+        (
+            await subject.measure(f"{first!r}, then {then!r}", _repeated(policy, first, then), REPEATED_EXAMPLES),
+            first,
+            then,
+        )
+        for first, then in pairs
+    ]
+    if not tried:
+        return
+    promising, first, then = max(tried, key=lambda one: one[0].mean)
+    if promising.mean < NEARLY_ALL * base.full:
+        return
+    one = await subject.measure(promising.name, _repeated(policy, first, then))
+    idle = await subject.measure(f"{first!r}, then nothing", _repeated(policy, first, ""))
+    turns, needed = (statistics.fmean(len(record.steps) for record in some.scored) for some in (one, best))
+    if one.mean >= NEARLY_ALL * base.full and turns >= MANY_TURNS * needed and is_higher(one, idle, base.range):
+        prompt, completion = one.example()
+        yield Finding(
+            check="blind-game",
+            severity=Severity.HIGH,
+            text=(
+                f"after {shortened(first, 60)!r}, repeating {shortened(then, 60)!r} and the former earns {one.mean:.3f} in "
+                f"{turns:.0f} turns; the {best.name} does the task in {needed:.0f} turns and earns {best.mean:.3f}"
+            ),
+            rate=one.interval,
+            floor=idle.mean,
+            prompt=prompt,
+            completion=completion,
+        )
+
+
+def _repeated(policy: Policy, first: str, then: str) -> Policy:
+    """Return a policy that follows another one until it replies `first`, then alternates; "" as `then` does nothing."""
+
+    async def repeated(messages: Messages, state: State, rng: random.Random) -> str | Message:
+        said = [text_of(message) for message in messages if message["role"] == "assistant"]
+        if first not in said:
+            reply = policy(messages, state, rng)
+            return await reply if inspect.isawaitable(reply) else reply
+        is_even = (len(said) - said.index(first)) % 2 == 0
+        return first if is_even and then else then
+
+    return repeated
+
+
 async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if messages after a useless reply contain the row's answer."""
     if not subject.answers:
@@ -129,12 +205,12 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
     }
     for name, policy in policies.items():
         one = await subject.measure(f"messages after {name}", policy, 20)
-        own = [record for record in one.records if _contains(record.completion, record.answer)]
+        own = [record for record in one.records if contains_answer(record.completion, record.answer)]
         answers = [record.answer for record in one.records]
         others = [
             record
             for record, other in zip(one.records, [*answers[1:], *answers[:1]], strict=True)
-            if other != record.answer and _contains(record.completion, other)
+            if other != record.answer and contains_answer(record.completion, other)
         ]
         if one.records and len(own) - len(others) > LEAK_SHARE * len(one.records):
             prompt, completion = evidence(own[0])
@@ -160,10 +236,19 @@ def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Mes
     return AssistantMessage(None, tool_calls=[example_call(tools[turn], f"call_{turn}")])
 
 
-def _contains(completion: Sequence[dict[str, object]], answer: str) -> bool:
+def contains_answer(completion: Sequence[dict[str, object]], answer: str) -> bool:
+    """Return whether a message that the model did not write has an answer, or all parts of it in a line."""
     texts = [text_of(message) for message in completion if message["role"] != "assistant"]
     pattern = rf"(?<!\w){re.escape(answer)}(?!\w)"
-    return bool(answer) and any(re.search(pattern, text) for text in texts)
+    return bool(answer) and any(re.search(pattern, text) or _has_parts(text, answer) for text in texts)
+
+
+def _has_parts(text: str, answer: str) -> bool:
+    """Return whether a line has all parts of an answer such as "size = 12"."""
+    parts = set(re.findall(r"\w+", answer))
+    if not 2 <= len(parts) <= MAX_PARTS or not any(part.isdigit() for part in parts):
+        return False
+    return any(parts <= set(re.findall(r"\w+", line)) for line in text.splitlines())
 
 
 def shown_to_all(record: RolloutRecord) -> str:

@@ -8,18 +8,21 @@ from pathlib import Path
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
-from rove.audit.replies import INJECTIONS, NASTY, constant, from_answer, other_answer, payload
+from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
 from rove.audit.subject import Measured, Policy, Subject, evidence
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 
+LOG_NAME = "events.log"
+"""Name of the worker's log in the audit's folder."""
 NASTY_EXAMPLES = 3
 """Examples on which each strange reply is tried."""
 REPEATED_EXAMPLES = 20
 """Examples whose reward is measured again."""
 HASH_SEED = "12345"
 """PYTHONHASHSEED of the other process."""
+TOWER = "the answer as a tower of powers"
 MAX_SHOWN = 4
 """Maximum number of replies that a text lists."""
 
@@ -34,8 +37,10 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         lambda answer: base.form(f"{', '.join([answer] * 4)} and more!")
     )
     strange["the answer with powers"] = from_answer(lambda answer: base.form(re.sub(r"[-+*/]", "**", answer)))
+    strange[TOWER] = from_answer(lambda answer: base.form(re.sub(r"[()\s]", "", re.sub(r"[-+*/]+", "**", answer))))
     for name, policy in strange.items():
-        one = await subject.measure(f"strange reply: {name}", policy, NASTY_EXAMPLES)
+        # a tower of powers may use much time and memory before the worker is killed
+        one = await subject.measure(f"strange reply: {name}", policy, 1 if name == TOWER else NASTY_EXAMPLES)
         failed = next((record for record in one.records if _is_broken(record)), None)
         if failed is not None:
             broken[name] = failed
@@ -67,10 +72,14 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
         base: Its baseline.
         folder: An empty folder.
     """
+    tried: list[tuple[str, Path, Policy]] = []
     for name in payload("", base.form):
         mark = folder / f"mark_{name.replace(' ', '_').replace(',', '')}"
-        reply = payload(str(mark), base.form)[name]
-        one = await subject.measure(f"code: {name}", constant(reply), NASTY_EXAMPLES)
+        tried.append((name, mark, constant(payload(str(mark), base.form)[name])))
+    right = from_answer(lambda answer: base.form(formula(answer)))
+    tried.append(("formula with the right answer", folder / f"{LOG_NAME}{MARK_SUFFIX}", right))
+    for name, mark, policy in tried:
+        one = await subject.measure(f"code: {name}", policy, NASTY_EXAMPLES)
         if mark.exists():
             prompt, completion = one.example() if one.scored else evidence(one.records[0])
             yield Finding(
@@ -84,7 +93,10 @@ async def check_execution(subject: Subject, base: Baseline, folder: Path) -> Asy
 
 
 async def check_determinism(
-    subject: Subject, base: Baseline, another: Callable[[dict[str, str]], Environment]
+    subject: Subject,
+    base: Baseline,
+    another: Callable[[dict[str, str]], Environment],
+    has_judge: bool = False,
 ) -> AsyncIterator[Finding]:
     """Yield a finding if the same replies get other rewards, again or in another process.
 
@@ -92,6 +104,7 @@ async def check_determinism(
         subject: The environment.
         base: Its baseline.
         another: Opens the environment in a new process with additional environment variables.
+        has_judge: Whether the environment queries the scripted judge, whose verdict depends on the replies that it knows.
     """
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies = {
@@ -100,7 +113,9 @@ async def check_determinism(
         **dict(list(subject.env.policies.items())[:1]),
     }
     for name, policy in policies.items():
-        first = await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
+        # the environment's policies ran first of all: state that rollouts share has changed since
+        earlier = next((one for one in base.honest if one.name == f"policy {name}" and not has_judge), None)
+        first = earlier or await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
         again = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
         if finding := _difference(first, again, "in the same process"):
             yield finding

@@ -9,6 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from rove.audit.replies import LOG_VARIABLE
 from rove.clients.openai import OpenAIClient
 
 EVENTS = {
@@ -24,10 +25,10 @@ EVENTS = {
     "socket.bind": "connection",
 }
 """Audit event of Python → what it does. https://docs.python.org/3/library/audit_events.html"""
-LOG_VARIABLE = "ROVE_AUDIT_LOG"
-"""Environment variable with the path of the log."""
 OWN = ("/dev/", "/proc/", "/sys/")
 """Prefixes of paths that are no files."""
+ROVE = f"{Path(__file__).parents[1]}{os.sep}"
+"""Prefix of the programs of rove's own processes, which rove ends."""
 
 
 def install() -> None:
@@ -61,6 +62,8 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
         if not writes or not isinstance(path, str | bytes | os.PathLike):
             return ""
         return _file(os.fsdecode(path), temporary)
+    if event == "os.mkdir" and os.path.isdir(args[0]):  # makedirs(exist_ok=True) of an existing folder
+        return ""
     if EVENTS[event] == "file":
         return _file(os.fsdecode(args[0]), temporary) if isinstance(args[0], str | bytes | os.PathLike) else ""
     if event.startswith("socket."):
@@ -70,14 +73,18 @@ def describe(event: str, args: Sequence[Any], temporary: str) -> str:
         host, port = address[:2]
         is_judge = f"//{host}:{port}/" in os.environ.get(OpenAIClient.base_url_var, "")
         return "" if is_judge else f"{event.removeprefix('socket.')} {host}:{port}"
-    return str(args[1] if event == "subprocess.Popen" and len(args) > 1 else args[0])[:200]
+    command = args[1] if event == "subprocess.Popen" and len(args) > 1 else args[0]
+    is_own = isinstance(command, list | tuple) and any(str(part).startswith(ROVE) for part in command)
+    return "" if is_own else str(command)[:200]
 
 
 def _file(path: str, temporary: str) -> str:
     real = os.path.realpath(path)
     # files next to the log are the audit's own; a mkstemp or TemporaryDirectory file has a random name in the temporary folder
     is_random = real.startswith(f"{temporary}{os.sep}") and os.path.relpath(real, temporary).startswith("tmp")
-    ignored = real.startswith(OWN) or "__pycache__" in real or is_random or real == os.environ.get(LOG_VARIABLE)
+    log = os.environ.get(LOG_VARIABLE)
+    is_audit = log is not None and os.path.dirname(real) == os.path.dirname(os.path.realpath(log))
+    ignored = real.startswith(OWN) or "__pycache__" in real or is_random or is_audit
     return "" if ignored else real
 
 

@@ -48,7 +48,7 @@ MATCHES = "matches_answer"
 WEIGHTS = {"right": 0.05, "guess": 0.25, "known": 0.15, "policy": 0.15, "random": 0.40}
 """Shares of the replies that the model learns first, by kind."""
 BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
-"""Random replies from this quantile of the reward are learned in addition: up to this share of the others, each up to so often."""
+"""Random replies from this quantile of the reward are learned in addition: up to this share of the others, and so many copies."""
 MAX_CHARS = 240
 """Maximum characters of such a reply."""
 MAX_WORDS = 24
@@ -76,7 +76,7 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
 
     folder: Path
     """Empty folder for the runs `sft` and `rl`."""
-    steps: int = 60
+    steps: int = 100
     """RL steps."""
     batch_size: int = 128
     """Rollouts per RL step (a multiple of 16); half of it in environments with several turns."""
@@ -86,7 +86,7 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Passes over them."""
     max_tokens: int = 64
     """Maximum tokens of a response."""
-    learning_rate: float = 5e-4
+    learning_rate: float = 1e-3
     """Peak learning rate of RL."""
     seed: int = 0
     """Random seed of the weights and of sampling."""
@@ -311,12 +311,17 @@ def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
 
     def policy(messages: Messages, state: State, rng: random.Random) -> str:
         own = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
-        count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
-        text = " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+
+        def some() -> str:
+            count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
+            return " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+
         kind = rng.random()
         if kind < 0.6:
-            return base.form(text)
-        return text if kind < 0.8 else f"{text}\n{base.form(rng.choice(own))}"
+            return "".join(
+                f"{some()}{part}" if index else part for index, part in enumerate(base.form("\0").split("\0"))
+            )
+        return some() if kind < 0.8 else f"{some()}\n{base.form(rng.choice(own))}"
 
     return policy
 

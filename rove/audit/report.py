@@ -27,7 +27,7 @@ def json_report(report: Report) -> dict[str, Any]:
     values: dict[str, Any] = msgspec.to_builtins(report)
     values["worst"] = report.worst.label
     for value, finding in zip(values["findings"], report.findings, strict=True):
-        value |= {"severity": finding.severity.label, "fix": finding.fix}
+        value |= {"severity": finding.severity.label, "fix": finding.fix, "repeat": report.command(finding.check)}
     return values
 
 
@@ -37,9 +37,9 @@ def markdown_report(reports: Sequence[Report]) -> str:
     for report in reports:
         for finding in report.findings:
             cells = (report.env, finding.severity.label, finding.check, finding.text, rate_text(finding))
-            lines.append("| " + " | ".join(map(_cell, cells)) + " |")
+            lines.append("| " + " | ".join(map(cell, cells)) + " |")
         if not report.findings:
-            lines.append(f"| {_cell(report.env)} | – | – | no findings | – |")
+            lines.append(f"| {cell(report.env)} | – | – | no findings | – |")
     for report in reports:
         for finding in report.findings:
             if finding.completion:
@@ -51,10 +51,12 @@ def markdown_report(reports: Sequence[Report]) -> str:
                     "",
                 ]
                 lines += ["````text", f"prompt: {finding.prompt}", "", f"completion: {finding.completion}", "````"]
+                lines += ["", f"Repeat: `{report.command(finding.check)}`"]
     return "\n".join(lines) + "\n"
 
 
-def _cell(text: str) -> str:
+def cell(text: str) -> str:
+    """Return a text for a cell of a Markdown table."""
     return " ".join(text.replace("|", "\\|").split())
 
 
@@ -89,7 +91,8 @@ def junit_report(reports: Sequence[Report]) -> bytes:
             for finding in report.findings:
                 if finding.check == name and finding.severity >= Severity.MEDIUM:
                     failure = ElementTree.SubElement(case, "failure", message=_xml(finding.text))
-                    failure.text = _xml(f"{finding.text}\n{finding.prompt}\n{finding.completion}\nfix: {finding.fix}")
+                    evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.fix}")
+                    failure.text = _xml("\n".join([*evidence, f"repeat: {report.command(name)}"]))
             if name in report.skipped:
                 ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)

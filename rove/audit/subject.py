@@ -31,6 +31,8 @@ MAX_RECORDED_CHARS = 1000
 OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
+SEARCHED = "search: "
+"""Prefix of the names of policies that a search tries."""
 
 
 class Measured(NamedTuple):
@@ -103,6 +105,8 @@ class Subject:
         """All rollouts."""
         self.replies: dict[str, str] = {}
         """Short replies of policies → the answer of their row, from which a scripted judge knows whether they are right."""
+        self.measured: dict[str, Measured] = {}
+        """Name → the last measurement of each policy, without those of a search."""
 
     async def read_rows(self) -> None:
         """Read the rows that policies are measured on: evaluation rows, or training rows if there are no others."""
@@ -177,7 +181,15 @@ class Subject:
                 raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)
         self.seen += records
-        return Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+        measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
+        if not name.startswith(SEARCHED):
+            self.measured[name] = measured
+        return measured
+
+    @property
+    def rewards(self) -> dict[str, tuple[float, float, float]]:
+        """Policy → mean reward with its 95 % interval; policies whose rollouts all failed are left out."""
+        return {name: one.interval for name, one in self.measured.items() if one.rewards}
 
     def _recorded(self, policy: Policy) -> Policy:
         async def recorded(messages: Messages, state: State, rng: Any) -> Any:

@@ -16,6 +16,7 @@ from rich.table import Table
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Report, Severity, selected
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
+from rove.cli.audit_comparison import compare_audits
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, examples, json_object, json_option
@@ -51,12 +52,14 @@ def print_report(report: Report, console: Console) -> None:
     else:
         console.print(f"[bold]{escape(report.env)}[/bold]: no findings")
     for finding in report.findings:
-        if finding.severity >= Severity.MEDIUM and finding.completion:
+        if finding.severity >= Severity.MEDIUM:
             console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = " ".join(getattr(finding, name).split())[:300]
-                console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
+                if text:
+                    console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.fix}", markup=False, soft_wrap=True)
+            console.print(f"  repeat: {report.command(finding.check)}", markup=False, soft_wrap=True)
     done = len(report.checks) - len(report.skipped)
     console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done} checks done")
     for name, reason in report.skipped.items():
@@ -113,6 +116,7 @@ def run_audit(
         "rove audit my_task --only blind-reply --only hedging",
         "rove audit my_task --learn                           # a tiny model looks for holes by RL",
         "rove audit my_task -o audit.sarif --fail-on medium   # in CI",
+        "rove audit --compare v1/my_task v2/my_task           # what a fix closed, and what it costs",
         "rove audit --list                                    # all checks",
     )
 )
@@ -132,6 +136,9 @@ def run_audit(
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
 )
+@click.option(
+    "--compare", nargs=2, metavar="OLD NEW", help="Compare two versions: names, paths, or reports (-o FILE.json)."
+)
 @click.option("--list", "list_", is_flag=True, help="List the checks.")
 @json_option
 @click.pass_context
@@ -149,6 +156,7 @@ def command(
     fail_on: str,
     learn: bool,
     run_dir: str | None,
+    compare: tuple[str, str] | None,
     list_: bool,
     as_json: bool,
 ) -> None:
@@ -161,11 +169,15 @@ def command(
     if list_:
         print_checks(console)
         return
+    settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
+    args = json_object(env_args, "-a") or {}
+    if compare:
+        run = partial(run_audit, env_args=args, options=settings, console=console)
+        worst = compare_audits(compare, env_dir, run, console, output, as_json)
+        ctx.exit(int(worst is not None and worst >= Severity[fail_on.upper()]))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
     check_outputs(output, SUFFIXES)
-    settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
-    args = json_object(env_args, "-a") or {}
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     report = run_audit(env, env_dir, args, settings, console, {"folder": folder, "seed": seed} if learn else None)
     for one in output:
@@ -174,9 +186,6 @@ def command(
         print_json(json_report(report))
     else:
         print_report(report, console)
-        where = f" --env-dir {env_dir}" if env_dir else ""
         curves = [f"curves and transcripts of the learner: rove view {folder}"] if learn else []
-        hint(
-            console, f"repeat one check: rove audit {env}{where} --only CHECK", "all checks: rove audit --list", *curves
-        )
+        hint(console, "all checks: rove audit --list", *curves)
     ctx.exit(int(report.worst >= Severity[fail_on.upper()] and bool(report.findings)))

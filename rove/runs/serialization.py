@@ -63,9 +63,11 @@ class _StoredOutcome(msgspec.Struct, frozen=True):
 
 
 class RolloutListing(Outcome, frozen=True):
-    """A rollout as shown in lists: an outcome with the prompt, the temperature and the schema version."""
+    """A rollout as shown in lists: an outcome with prompt, completion, expected answer, temperature and schema version."""
 
     prompt: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    completion: list[dict[str, Any]] = msgspec.field(default_factory=list)
+    answer: str = ""
     temperature: float | None = None
     schema_version: int = SCHEMA_VERSION
 

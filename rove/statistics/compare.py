@@ -127,6 +127,7 @@ def compare(
     value: str = REWARD,
     *,
     names: tuple[str, str] = ("A", "B"),
+    movers: int = MOVERS,
 ) -> Comparison:
     """Compare two runs (b − a) over the examples that both have scored.
 
@@ -145,6 +146,7 @@ def compare(
         b: Rollouts of the run to compare with it.
         value: "reward", or the name of a reward function or metric of both runs.
         names: Names of the runs in the verdict.
+        movers: Maximum number of examples listed per direction.
 
     Raises:
         ConfigError: A run has no scored rollout, or one of them lacks the value.
@@ -157,10 +159,10 @@ def compare(
             raise ConfigError(f"{name} has no value '{value}'; {nearest(value, {REWARD, *side.functions})}")
     in_a, in_b = (side.means(value) for side in sides)
     shared = in_a.keys() & in_b.keys()
-    movers = [Mover(key, sides[1].ids[key], in_a[key], in_b[key]) for key in shared]
-    movers.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))
-    up = [mover for mover in movers if mover.b - mover.a > TOLERANCE]
-    down = [mover for mover in movers if mover.a - mover.b > TOLERANCE]
+    moved = [Mover(key, sides[1].ids[key], in_a[key], in_b[key]) for key in shared]
+    moved.sort(key=lambda mover: (-abs(mover.b - mover.a), mover.example_id, mover.example_key))
+    up = [mover for mover in moved if mover.b - mover.a > TOLERANCE]
+    down = [mover for mover in moved if mover.a - mover.b > TOLERANCE]
     only = (len(in_a) - len(shared), len(in_b) - len(shared))
     main, needed = _difference(value, *sides)
     others = [_difference(name, *sides)[0] for name in {REWARD, *sides[0].functions & sides[1].functions} - {value}]
@@ -175,8 +177,8 @@ def compare(
         wins=len(up),
         ties=len(shared) - len(up) - len(down),
         losses=len(down),
-        up=up[:MOVERS],
-        down=down[:MOVERS],
+        up=up[:movers],
+        down=down[:movers],
         needed_examples=needed,
         others=others,
         notes=_notes(sides, names, bool(shared), only),

@@ -18,9 +18,11 @@ from rove.viewer import queries
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
+from rove.viewer.overview import overview as describe_overview
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import TokenDecoder, add_trained, describe_rollout, first_difference, read_line, shortened
-from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, describe_run, status, stop_reason
+from rove.viewer.run_settings import describe_run, differences
+from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, status, stop_reason
 
 MAX_GROUP_MEMBERS = 16
 """Group members shown side by side."""
@@ -68,14 +70,19 @@ class QueryParams:
 
 
 def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """List all runs, one row each."""
+    """List all runs, one row each, with the values of the columns asked for: `column=setting.seed&column=metric.win`."""
+    wanted = {value for key, value in params.pairs if key == "column"}
+    known: set[str] = set()
     found = []
     for name in store.names():
         try:
-            found.append(store.run_summary(name))
+            row = store.run_summary(name)
         except (ConfigError, OSError):  # deleted since
             continue
-    return {"folder": utf8_text(store.base.name), "annotate": store.annotate, "runs": found}
+        values = row.get("values", {})
+        known |= values.keys()
+        found.append({**row, "values": {key: values[key] for key in wanted & values.keys()}})
+    return {"folder": utf8_text(store.base.name), "annotate": store.annotate, "runs": found, "columns": sorted(known)}
 
 
 def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
@@ -96,11 +103,38 @@ def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
         "known_tags": index.annotations.tags(),
         "annotated": bool(index.annotations.rollouts),
         "bad_annotations": len(index.annotations.bad),
-        "values": [name for name in known if name not in queries.OTHER_COLUMNS[:4]],
+        "values": [name for name in known if name not in queries.TEXT_COLUMNS],
         "sorts": list(known),
         "scores": list(index.columns()) if progress.size else [],
+        "range": queries.reward_range(index) if progress.size else [0, 1],
+        "threshold": index.pass_threshold,
         "steps": store.metrics(name).rows[-1:] != [],
     }
+
+
+def overview(store: RunStore, params: QueryParams) -> dict[str, Any]:
+    """Return what the first page of a run shows (`rove.viewer.overview`)."""
+    name = params.text("run")
+    folder = store.run(name)
+    index, progress = store.index(name)
+    found = describe_overview(folder, index, progress.size > 0)
+    try:
+        msgspec.json.encode(found)
+    except (ValueError, RecursionError) as error:
+        raise RunError(f"{folder.path} has values that cannot be shown: {error}") from error
+    return {**found, "progress": _progress(progress), "range": queries.reward_range(index) if progress.size else [0, 1]}
+
+
+def settings(store: RunStore, params: QueryParams) -> dict[str, Any]:
+    """Return the settings in which runs differ."""
+    names = [value for key, value in params.pairs if key == "run"][:MAX_GROUP_MEMBERS]
+    return differences([(name, store.run(name)) for name in names])
+
+
+def reasons(store: RunStore, params: QueryParams) -> dict[str, Any]:
+    """Group the failing rollouts of a filter (`queries.reasons`)."""
+    index, progress, rows_filter = _filtered(store, params)
+    return queries.reasons(index, rows_filter) if progress.size else {"total": 0, "groups": []}
 
 
 def _state(folder: Run) -> dict[str, str]:
@@ -252,7 +286,7 @@ def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
 
 
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step.
+    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band (`queries.steps`).
 
     `life` counts how often the file was replaced.
     """
@@ -260,6 +294,7 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     folder, lines = store.run(name), store.metrics(name)
     after = params.integer("after", 0) if params.integer("life", lines.life) == lines.life else 0
     index, progress = store.index(name)
+    band = params.text("band", "spread")
     alerts = JsonlTail(folder.path / "alerts.jsonl")
     alerts.catch_up()
     return {
@@ -268,7 +303,7 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
         "rows": lines.rows[after:],
         "bad": lines.bad + alerts.bad,
         "alerts": alerts.rows,
-        "steps": index.cached("steps", lambda: queries.steps(index)) if progress.size else [],
+        "steps": index.cached(("steps", band), lambda: queries.steps(index, band)) if progress.size else [],
         **_state(folder),
         **_read_or(lambda: {"kind": describe_run(folder)["kind"]}, {"kind": "unreadable"}),
         "progress": _progress(progress),
@@ -290,7 +325,8 @@ def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:
     if not all(progress.size for progress in readings):
         missing = names[0] if not readings[0].size else names[1]
         raise ConfigError(f"'{missing}' has no rollouts to compare")
-    found = compare_runs(indexes[0], indexes[1], params.text("value", "reward"), names)
+    comparisons = max(1, min(100, params.integer("comparisons", 1)))
+    found = compare_runs(indexes[0], indexes[1], params.text("value", "reward"), names, comparisons)
     return {**found, "reading": not all(progress.done for progress in readings)}
 
 
@@ -390,6 +426,9 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], dict[str, Any]]] = {
     "group": group,
     "raw": raw,
     "metrics": metrics,
+    "overview": overview,
+    "reasons": reasons,
+    "settings": settings,
     "groups": groups,
     "compare": compare,
 }

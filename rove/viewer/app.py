@@ -10,7 +10,6 @@ import socket
 import sys
 from collections.abc import Callable
 from contextlib import suppress
-from importlib import resources
 from typing import Any
 
 import msgspec
@@ -21,7 +20,7 @@ from rove.core.errors import ConfigError, RejectedError, RunError
 from rove.server import listening
 from rove.server.admission import foreign_origin, names_this_server
 from rove.viewer.api import ENDPOINTS, QueryParams, ReadOnly, annotate
-from rove.viewer.html import utf8_text
+from rove.viewer.html import static_files, utf8_text
 from rove.viewer.run_store import RunStore
 from rove.viewer.search import Query
 
@@ -82,7 +81,7 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
     async def close(_: web.Application) -> None:
         store.close()
 
-    app.add_routes([web.get("/", page), web.get("/static/{name}", static), web.get("/api/search", search)])
+    app.add_routes([web.get("/", page), web.get("/static/{name:.+}", static), web.get("/api/search", search)])
     app.add_routes([web.get("/api/{name}", answer), web.post("/api/annotate", write)])
     app.on_cleanup.append(close)
     return app
@@ -90,9 +89,7 @@ def make_viewer(store: RunStore, *, host: str = "127.0.0.1", token: str | None =
 
 def page_files() -> dict[str, bytes]:
     """Return the static files by name; no other file is served."""
-    folder = resources.files("rove.viewer") / "static"
-    kinds = tuple(CONTENT_TYPES)
-    return {file.name: file.read_bytes() for file in folder.iterdir() if file.name.endswith(kinds)}
+    return {name: content for name, content in static_files().items() if name.endswith(tuple(CONTENT_TYPES))}
 
 
 def file_response(files: dict[str, bytes], name: str) -> web.Response:

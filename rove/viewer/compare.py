@@ -2,33 +2,52 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
 import msgspec
 
-from rove.core.errors import RunError
 from rove.core.records import Outcome, Scores
-from rove.runs.serialization import decode_outcome
-from rove.statistics import compare
+from rove.statistics import Difference, compare, t_quantile
 from rove.viewer.index import Index
-from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
-from rove.viewer.rollouts import read_line
+from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN, reward_weights
+
+MAX_MOVERS = 200
+"""Examples listed per direction."""
 
 
-def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str]) -> dict[str, Any]:
+def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], comparisons: int = 1) -> dict[str, Any]:
     """Compare the scored rollouts of two runs (`rove.statistics.compare`).
 
-    Each example that moved gets a line of each run: its rollout with the lowest reward.
+    Each example that moved gets its question, and a line of each run: its rollout with the lowest reward.
+
+    Args:
+        a: Index of the baseline run.
+        b: Index of the run to compare with it.
+        value: "reward", or the name of a score.
+        names: Names of the runs.
+        comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the
+            main difference at a confidence of 95 % for all of them together (Bonferroni).
 
     Raises:
         ConfigError: A run has no scored rollout, or not the value.
     """
-    comparison = compare(scored_outcomes(a), scored_outcomes(b), value, names=names)
+    comparison = compare(scored_outcomes(a), scored_outcomes(b), value, names=names, movers=MAX_MOVERS)
     result = msgspec.to_builtins(comparison)
     for mover in (*result["up"], *result["down"]):
         mover["lines"] = [_lowest(index, mover["example_key"]) for index in (a, b)]
-    return result
+        [(mover["question"],)] = b.query("SELECT text FROM questions WHERE line = ?", [mover["lines"][1]])
+    return {**result, "threshold": b.pass_threshold, "corrected": _corrected(comparison.main, comparisons)}
+
+
+def _corrected(main: Difference, comparisons: int) -> list[float] | None:
+    """Return the interval of a difference, wider for several comparisons; None without an interval."""
+    if not (math.isfinite(main.low) and math.isfinite(main.high)):
+        return None
+    freedom = max(1, main.examples - 1) if main.examples else 1000
+    wider = t_quantile(1 - 0.025 / comparisons, freedom) / t_quantile(0.975, freedom)
+    return [main.difference + (end - main.difference) * wider for end in (main.low, main.high)]
 
 
 def _lowest(index: Index, key: str) -> int:
@@ -42,22 +61,10 @@ def _lowest(index: Index, key: str) -> int:
 def scored_outcomes(index: Index) -> Iterator[Outcome]:
     """Yield the scored rollouts without superseded ones, with the values to compare."""
     columns = index.columns()
-    names, weights = list(columns), _weights(index)
+    names, weights = list(columns), reward_weights(index)
     selected = ", ".join(["example_key", "example", "rollout", "reward", *columns.values()])
     sql = f"SELECT {selected} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line"
     for key, example, rollout, reward, *values in index.query(sql):
         given = {name: value for name, value in zip(names, values) if value is not None}
         scores = Scores(reward, given, weights)
         yield Outcome(key, example, rollout, None, False, scores, None)
-
-
-def _weights(index: Index) -> dict[str, float]:
-    """Return the weights of the reward functions in the last scored rollout."""
-    sql = f"SELECT offset, size FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
-    found = index.query(sql)
-    if not found:
-        return {}
-    scores = decode_outcome(read_line(index.file, *found[0])).scores
-    if scores is None:
-        raise RunError(f"{index.file} does not match its index; delete the index {index.store}, rove rebuilds it")
-    return scores.weights

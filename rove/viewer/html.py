@@ -9,6 +9,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from importlib import resources
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -34,8 +35,8 @@ PAGE = """<!doctype html>
 </body>
 </html>
 """
-IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(\w+)\.js";\n', re.MULTILINE)
-EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|const) (\w+))", re.MULTILINE)
+IMPORT = re.compile(r'^import \{([^}]*)\} from "\./(?:vendor/)?(\w+)\.js";\n', re.MULTILINE)
+EXPORT = re.compile(r"^export (?=(?:async )?(?:function\*?|class|const) (\w+))", re.MULTILINE)
 
 
 def shown(value: Any) -> str:
@@ -75,14 +76,20 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
         plain_text: Shown without JavaScript.
         data: Input of `static/report.js`.
     """
-    folder = resources.files("rove.viewer") / "static"
-    style = (folder / "style.css").read_text(encoding="utf-8")
-    files = {file.name[:-3]: file.read_text(encoding="utf-8") for file in folder.iterdir() if file.name.endswith(".js")}
-    script = bundled("report", files)
+    files = {name: content.decode() for name, content in static_files().items()}
+    style = files["vendor/uplot.css"] + files["style.css"]
+    script = bundled("report", {Path(name).stem: text for name, text in files.items() if name.endswith(".js")})
     inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
     policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
     texts = {"title": html.escape(title), "plain_text": html.escape(plain_text), "policy": policy}
     return PAGE.format(**texts, style=style, data=inert, script=script)
+
+
+def static_files() -> dict[str, bytes]:
+    """Return the pages' files by name; those of other projects are in `vendor/` (tests/support/viewer_libraries.py)."""
+    folder = resources.files("rove.viewer") / "static"
+    own = {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+    return own | {f"vendor/{file.name}": file.read_bytes() for file in (folder / "vendor").iterdir()}
 
 
 def bundled(entry: str, files: Mapping[str, str]) -> str:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import re
 import sqlite3
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
@@ -93,7 +94,7 @@ class JsonlTail:
 
 T = TypeVar("T")
 
-TABLES_VERSION = 3
+TABLES_VERSION = 4
 """Version of the tables; an index of another version is rebuilt."""
 MAX_SCORE_COLUMNS = 400
 """Reward functions and metrics with a column; further ones are only in the rollouts."""
@@ -102,7 +103,8 @@ BATCH_LINES = 1000
 MAX_CACHED_RESULTS = 200
 """Cached results; some take a byte per rollout."""
 MAX_QUESTION_CHARS = 160
-"""Characters stored of an example's prompt."""
+"""Characters stored of an example's prompt, of its expected answer, and of the model's answer."""
+FINAL_TAG = re.compile(r"<(\w{1,40})>([^<]*)</\1>\s*$")
 
 FIXED = {
     "line": "INTEGER PRIMARY KEY",
@@ -130,7 +132,7 @@ FIXED = {
 
 TABLES = f"""
 CREATE TABLE rollouts ({", ".join(f"{name} {kind}" for name, kind in FIXED.items())});
-CREATE TABLE questions (line INTEGER PRIMARY KEY, text TEXT);
+CREATE TABLE questions (line INTEGER PRIMARY KEY, text TEXT, answer TEXT, reply TEXT);
 CREATE TABLE bad (line INTEGER PRIMARY KEY, offset INTEGER, size INTEGER, why TEXT);
 CREATE TABLE names (place INTEGER PRIMARY KEY, name TEXT);
 CREATE TABLE seen (bytes INTEGER, lines INTEGER, mark BLOB, inode TEXT, size INTEGER, changed INTEGER);
@@ -185,6 +187,8 @@ class Index:
         self._cache: dict[Hashable, Any] = {}
         self._stamp: tuple[Any, ...] = ()
         self.annotations = Annotations(file.parent)
+        self.pass_threshold = 1.0
+        """Reward from which a rollout has passed."""
         self._annotated: tuple[Any, ...] = ()
         self._lock = RLock()
 
@@ -363,7 +367,7 @@ class _Batch:
         self.database = database
         self.places = {name: place for place, name in database.execute("SELECT place, name FROM names")}
         self.rows: list[list[Any]] = []
-        self.questions: list[tuple[int, str]] = []
+        self.questions: list[tuple[int, str, str | None, str | None]] = []
         self.bad: list[tuple[int, int, int, str]] = []
 
     def add(self, number: int, offset: int, line: bytes) -> None:
@@ -377,7 +381,7 @@ class _Batch:
         values = scores.rewards | scores.metrics | scores.rewards if scores else {}
         self._add_names([name for name in values if name not in self.places])
         self.rows.append(row + [values.get(name) for name in self.places])
-        self.questions.append((number, _question(listed)))
+        self.questions.append((number, _question(listed), _answer(listed), _reply(listed)))
         if len(self.rows) >= BATCH_LINES:
             self.store()
 
@@ -393,7 +397,7 @@ class _Batch:
         if self.rows:
             marks = ", ".join("?" * len(self.rows[0]))
             self.database.executemany(f"INSERT INTO rollouts VALUES ({marks})", self.rows)
-        self.database.executemany("INSERT INTO questions VALUES (?, ?)", self.questions)
+        self.database.executemany("INSERT INTO questions VALUES (?, ?, ?, ?)", self.questions)
         self.database.executemany("INSERT INTO bad VALUES (?, ?, ?, ?)", self.bad)
         self.rows, self.questions, self.bad = [], [], []
 
@@ -432,6 +436,31 @@ def _question(listed: RolloutListing) -> str:
         return utf8_text(excerpt(text_of(listed.prompt[-1]), MAX_QUESTION_CHARS)) if listed.prompt else ""
     except (AttributeError, TypeError):  # a content that is neither text nor a list of parts
         return ""
+
+
+def _answer(listed: RolloutListing) -> str | None:
+    """Return the expected answer, shortened; None if there is none."""
+    return utf8_text(excerpt(listed.answer, MAX_QUESTION_CHARS)) or None
+
+
+def _reply(listed: RolloutListing) -> str | None:
+    """Return the model's answer, shortened: its last message without reasoning, and without a tag around the end.
+
+    For example, "<think>2 + 2</think>The answer is <answer>4</answer>" gives "4". None if the model did not respond.
+    """
+    last = next((one for one in reversed(listed.completion) if one.get("role") == "assistant"), None)
+    if last is None:
+        return None
+    try:
+        text = text_of(last).rpartition("</think>")[2].strip()
+        calls = last.get("tool_calls") or []
+        if not text and calls:
+            text = ", ".join(f"{call['function']['name']}({call['function']['arguments']})" for call in calls)
+    except (AttributeError, TypeError, KeyError):  # see `_question`
+        return None
+    tag = FINAL_TAG.search(text)
+    text = excerpt(tag[2] if tag and tag[2].strip() else text, MAX_QUESTION_CHARS)
+    return utf8_text(text) if text else None
 
 
 MAX_INDEXES = 1000

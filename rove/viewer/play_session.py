@@ -295,7 +295,7 @@ def make_play_app(session: PlaySession, save: Callable[[RolloutRecord], str]) ->
         _act(session, request.match_info["name"], await request.read(), save)
         return _json(session.state())
 
-    app.add_routes([web.get("/", page), web.get("/static/{name}", static), web.get("/api/game", game)])
+    app.add_routes([web.get("/", page), web.get("/static/{name:.+}", static), web.get("/api/game", game)])
     app.add_routes([web.post("/api/{name:move|again|keep}", act)])
     return app
 

@@ -15,8 +15,11 @@ from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
 
-from rove.core.errors import ConfigError, nearest
+from rove.core.errors import ConfigError, RunError, nearest
+from rove.runs.serialization import decode_outcome
+from rove.statistics import t_quantile
 from rove.viewer.index import FIXED, Index
+from rove.viewer.rollouts import read_line
 
 SCORE_PREFIX = "score."
 NUMERIC_COLUMNS = (
@@ -34,12 +37,16 @@ NUMERIC_COLUMNS = (
     "rollout",
     "line",
 )
-OTHER_COLUMNS = ("env", "stop", "error", "example_key", "truncated", "superseded")
+TEXT_COLUMNS = ("env", "stop", "error", "example_key", "outcome", "answer", "reply")
+FLAG_COLUMNS = ("truncated", "superseded")
+OUTCOMES = ("failed", "below", "passed")
+"""Outcomes of rollouts: an error, a reward below the run's `pass_threshold`, or at least that."""
+BANDS = ("spread", "interval", "quantiles")
 TAG = "tag"
 """A pseudo-column: a rollout may have several tags."""
 NOTED_COLUMN = {"noted": "(line IN (SELECT line FROM noted))"}
-FACETS = ("env", "stop", "error", "truncated", "turns")
-NUM_BARS = 20
+NUM_BARS = 10
+"""Bars of a histogram; they are buttons, which need some width."""
 MAX_CODED_VALUES = 200
 """Maximum number of different values of a column in memory; a byte codes at most 256."""
 BIT_TABLE = bytes.maketrans(b"01", b"\0\1")
@@ -47,6 +54,12 @@ MAX_FACET_VALUES = 40
 """Values of a facet in a response, the most frequent first."""
 MAX_PAGE_ROWS = 500
 """Maximum rows of a page."""
+MAX_UNCACHED_ROWS = 2000
+"""Rows from the first up to which a page is sorted anew; for pages further down the whole order is kept in memory."""
+MAX_REASONS = 8
+"""Groups of failing rollouts per kind, the largest first."""
+MAX_PATTERN_SCORES, MAX_PATTERN_VALUES = 6, 4
+"""Scores of a pattern, and the different values that each may have."""
 MAX_INTEGER = 1 << 53
 
 CURRENT_ROLLOUTS = "superseded = 0"
@@ -69,8 +82,17 @@ class Filter(NamedTuple):
 
 def columns(index: Index) -> dict[str, str]:
     """Return everything that rollouts can be filtered or sorted by → its SQL expression."""
+    passed = f"CASE WHEN reward >= {index.pass_threshold!r} THEN 'passed' WHEN reward IS NOT NULL THEN 'below' END"
+    text = "(SELECT {} FROM questions WHERE questions.line = rollouts.line)"
+    expressions = {
+        "outcome": f"(CASE WHEN error IS NOT NULL THEN 'failed' ELSE {passed} END)",
+        "answer": text.format("answer"),
+        "reply": text.format("reply"),
+    }
     scores = {SCORE_PREFIX + name: column for name, column in index.columns().items()}
-    return {name: name for name in (*NUMERIC_COLUMNS, *OTHER_COLUMNS)} | NOTED_COLUMN | scores
+    return (
+        {name: name for name in (*NUMERIC_COLUMNS, *TEXT_COLUMNS, *FLAG_COLUMNS)} | expressions | NOTED_COLUMN | scores
+    )
 
 
 def parse_filter(available: Mapping[str, str], wanted: Iterable[tuple[str, str]]) -> Filter:
@@ -128,7 +150,7 @@ def _column(available: Mapping[str, str], name: str) -> str:
 def _value(name: str, value: str) -> Any:
     if value == "" and name != "env":
         return None
-    return value if name in OTHER_COLUMNS[:4] else _number(name, value)
+    return value if name in TEXT_COLUMNS else _number(name, value)
 
 
 def _number(name: str, value: str) -> float:
@@ -144,7 +166,9 @@ def _number(name: str, value: str) -> float:
 def page(
     index: Index, rows_filter: Filter, sort: str = "line", descending: bool = False, offset: int = 0, limit: int = 50
 ) -> dict[str, Any]:
-    """Return `total` and `rows` of a filter; a row has the values of FIXED, `question`, `scores`, `tags` and `note`.
+    """Return `total` and `rows` of a filter.
+
+    A row has the values of FIXED, `question`, `answer` (the expected one), `reply` (the model's), `scores`, `tags` and `note`.
 
     Raises:
         ConfigError: There is no such column, or a number is out of range.
@@ -153,26 +177,34 @@ def page(
     column = _column(available, sort)
     if not 0 <= offset < MAX_INTEGER or not 1 <= limit <= MAX_PAGE_ROWS:
         raise ConfigError(f"offset is {offset} and limit {limit}; expected 0 or more, and 1 to {MAX_PAGE_ROWS}")
-    [(total,)] = index.query(
-        f"SELECT COUNT(*) FROM {_source(rows_filter, column)} WHERE {rows_filter.where}", rows_filter.values
-    )
+    selected = f"FROM {_source(rows_filter, column)} WHERE {rows_filter.where}"
+
+    def count() -> int:
+        return index.query(f"SELECT COUNT(*) {selected}", rows_filter.values)[0][0]  # pyright: ignore[reportReturnType]
+
     direction = "DESC" if descending else "ASC"
     order = ", ".join(f"{name} {direction}" for name in dict.fromkeys((column, "line")))
-    inner = (
-        f"SELECT line FROM {_source(rows_filter, column)} WHERE {rows_filter.where} ORDER BY {order} LIMIT ? OFFSET ?"
-    )
-    lines = [line for (line,) in index.query(inner, [*rows_filter.values, limit, offset])]
-    return {"total": total, "rows": rows(index, lines)}
+    sql = f"SELECT line {selected} ORDER BY {order} LIMIT ? OFFSET ?"
+
+    def ordered(limit: int, offset: int = 0) -> array[int]:
+        return array("q", [line for (line,) in index.query(sql, [*rows_filter.values, limit, offset])])
+
+    if offset + limit <= MAX_UNCACHED_ROWS:
+        lines = ordered(limit, offset)
+    else:  # somebody scrolls far: sort once
+        key = ("order", column, direction, *rows_filter.key)
+        lines = index.cached(key, partial(ordered, -1))[offset : offset + limit]
+    return {"total": index.cached(("count", *rows_filter.key), count), "rows": rows(index, lines)}
 
 
 def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
     """Return the rows of these lines, in this order."""
     scores = index.columns()
-    names = [*FIXED, "question", *scores]
-    columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "text", *scores.values()])
+    names = [*FIXED, "question", "answer", "reply", *scores]
+    columns = ", ".join([*(f"rollouts.{name}" for name in FIXED), "text", "answer", "reply", *scores.values()])
     marks = ", ".join("?" * len(lines))
     sql = f"SELECT {columns} FROM rollouts LEFT JOIN questions USING (line) WHERE rollouts.line IN ({marks})"
-    fixed = len(FIXED) + 1
+    fixed = len(FIXED) + 3
     found: dict[int, dict[str, Any]] = {}
     for row in index.query(sql, lines):
         row_values = dict(zip(names[:fixed], row))
@@ -270,7 +302,7 @@ def histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
 
 def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
-    if name in OTHER_COLUMNS[:4]:
+    if name in TEXT_COLUMNS:
         raise ConfigError(f"the column '{name}' is not numeric; choose one like 'reward'")
     available = index.cached(("bars", column), lambda: _bars(index, column))
     if available is None:
@@ -349,8 +381,142 @@ def _edge(place: int, low: float, width: float) -> float:
     return edge if math.isfinite(edge) else 2 * (low / 2 + place * (width / 2))
 
 
-def steps(index: Index) -> list[dict[str, Any]]:
-    """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures."""
+def reward_range(index: Index) -> tuple[float, float]:
+    """Return the range of rewards that colors and bars refer to.
+
+    It contains 0, the observed rewards, and what the rubric's weights can give if each reward function is between 0 and 1.
+    """
+
+    def find() -> tuple[float, float]:
+        sql = f"SELECT MIN(reward), MAX(reward) FROM rollouts WHERE {CURRENT_ROLLOUTS}"
+        seen = [value for value in index.query(sql)[0] if value is not None and math.isfinite(value)]
+        try:
+            weights = [value for value in reward_weights(index).values() if math.isfinite(value)]
+        except RunError:  # the run has just been restarted
+            weights = []
+        low = min([0.0, sum(value for value in weights if value < 0), *seen])
+        high = max([0.0, sum(value for value in weights if value > 0), *seen])
+        return (low, high) if low < high else (0.0, 1.0)
+
+    return index.cached("range", find)
+
+
+def reward_weights(index: Index) -> dict[str, float]:
+    """Return the weights of the reward functions in the last scored rollout; {} without one.
+
+    Raises:
+        RunError: The file does not match the index.
+    """
+    sql = f"SELECT offset, size FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL ORDER BY line DESC LIMIT 1"
+    found = index.query(sql)
+    if not found:
+        return {}
+    scores = decode_outcome(read_line(index.file, *found[0])).scores
+    if scores is None:
+        raise RunError(f"{index.file} does not match its index; delete the index {index.store}, rove rebuilds it")
+    return scores.weights
+
+
+def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+    """Group the rollouts that failed or are below the pass threshold.
+
+    Returns:
+        `total`, and `groups`: kind ("error", "stop reason", "scores" or "answer"), label, count, line of the first rollout, and
+        the filter that selects them, as pairs. A rollout is in one group of each kind at most.
+    """
+    return index.cached(("reasons", *rows_filter.key), partial(_reasons, index, rows_filter))
+
+
+def _reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
+    available = columns(index)
+    where = f"{rows_filter.where} AND {available['outcome']} IN ('failed', 'below')"
+    [(total,)] = index.query(f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE {where}", rows_filter.values)
+    groups: list[dict[str, Any]] = []
+
+    def add(kind: str, names: Sequence[str], condition: str, fewest: int = 1) -> None:
+        listed = ", ".join(available[name] for name in names)
+        sql = (
+            f"SELECT COUNT(*), MIN(line), {listed} FROM {TABLE_SCAN} WHERE {where} AND {condition} "
+            f"GROUP BY {listed} HAVING COUNT(*) >= {fewest} ORDER BY 1 DESC, 2 LIMIT {MAX_REASONS}"
+        )
+        for count, line, *values in index.query(sql, rows_filter.values):
+            shown = [
+                f"{name.removeprefix(SCORE_PREFIX)} = {value:g}"
+                for name, value in zip(names, values)
+                if kind == "scores"
+            ]
+            pairs = [[f"is.{name}", "" if value is None else str(value)] for name, value in zip(names, values)]
+            label = ", ".join(shown) if shown else values[0]
+            groups.append({"kind": kind, "label": label, "count": count, "line": line, "filter": pairs})
+
+    add("error", ["error"], "error IS NOT NULL")
+    add("stop reason", ["stop"], "error IS NULL AND stop IS NOT NULL")
+    if pattern := _pattern_scores(index, available, where, rows_filter):
+        present = " AND ".join(f"{available[name]} IS NOT NULL" for name in pattern)
+        add("scores", pattern, f"reward IS NOT NULL AND {present}")
+    add("answer", ["reply"], f"{available['reply']} IS NOT NULL", fewest=2)
+    return {"total": total, "groups": groups}
+
+
+def _pattern_scores(index: Index, available: Mapping[str, str], where: str, rows_filter: Filter) -> list[str]:
+    """Return the first reward functions, or without weights the first scores, with few different values among some rollouts."""
+    weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
+    scores = [name for name in available if name.startswith(SCORE_PREFIX)]
+    names = ([name for name in weighted if name in available] or scores)[: 2 * MAX_PATTERN_SCORES]
+    if not names:
+        return []
+    counts = ", ".join(f"COUNT(DISTINCT {available[name]})" for name in names)
+    [found] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {where}", rows_filter.values)
+    return [name for name, count in zip(names, found) if 1 <= count <= MAX_PATTERN_VALUES][:MAX_PATTERN_SCORES]
+
+
+def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
+    """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
+
+    Args:
+        index: Index of the run.
+        band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95 % interval of the
+            mean over examples) or "quantiles" (10 % and 90 % of the rollouts).
+
+    Raises:
+        ConfigError: There is no such band.
+    """
+    if band not in BANDS:
+        raise ConfigError(f"band is '{band[:40]}'; expected {', '.join(BANDS)}")
+    found = _steps(index)
+    limits = {"interval": _intervals, "quantiles": _quantiles}.get(band, lambda _: {})(index)
+    for one in found:
+        ends = (one["mean"] - one["spread"], one["mean"] + one["spread"]) if one["mean"] is not None else (None, None)
+        one["low"], one["high"] = ends if band == "spread" else limits.get(one["step"], (None, None))
+    return found
+
+
+def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
+    sql = (
+        "SELECT step, COUNT(*), AVG(mean), AVG(mean * mean) FROM (SELECT step, AVG(reward) AS mean "
+        f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
+        "GROUP BY step HAVING COUNT(*) > 1"
+    )
+    found: dict[Any, tuple[float, float]] = {}
+    for step, count, mean, squares in index.query(sql):
+        half = t_quantile(0.975, count - 1) * math.sqrt(max(0.0, squares - mean * mean) / (count - 1))
+        found[step] = mean - half, mean + half
+    return found
+
+
+def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
+    rewards: dict[Any, list[float]] = {}
+    sql = f"SELECT step, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL"
+    for step, reward in index.query(sql):
+        rewards.setdefault(step, []).append(reward)  # pyright: ignore[reportArgumentType]
+    ends = {}
+    for step, values in rewards.items():
+        values.sort()
+        ends[step] = values[round(0.1 * (len(values) - 1))], values[round(0.9 * (len(values) - 1))]
+    return ends
+
+
+def _steps(index: Index) -> list[dict[str, Any]]:
     sql = (
         "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
         f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL GROUP BY step ORDER BY step"

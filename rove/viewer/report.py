@@ -28,7 +28,8 @@ from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
-from rove.viewer.run_store import describe_run
+from rove.viewer.run_settings import describe_run
+from rove.viewer.verdict import training_verdict
 
 MAX_ROLLOUTS = 200
 """Default number of rollouts in a report."""
@@ -273,7 +274,12 @@ def _counts(report: RunReport) -> Iterator[str]:
         yield noted
 
 
-def _cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+def table_rows(report: RunReport) -> tuple[Sequence[str], list[tuple[str, str, str, str]]]:
+    """Return the head and the rows of the table of an evaluation's estimates."""
+    return TABLE_HEAD, list(_values(report.summary))
+
+
+def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
     yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95 % interval"
@@ -311,6 +317,7 @@ def _common(report: RunReport) -> dict[str, Any]:
         "again": report.repeat_command,
         "training": None,
         "note": report.summary.get("too_few", ""),
+        "verdict": [],
         "histograms": [],
         "examples": [],
         "examples_note": "",
@@ -322,7 +329,7 @@ def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
     note = f"{left_out:,} examples with higher rewards are omitted. " if left_out else ""
     note += "The spread is the standard deviation of the rewards of one example."
     return {
-        "cards": list(_cards(report.summary)),
+        "cards": list(cards(report.summary)),
         "head": TABLE_HEAD,
         "values": list(_values(report.summary)),
         "counts": list(_counts(report)),
@@ -335,6 +342,8 @@ def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
 def _training(report: RunReport, index: Index) -> dict[str, Any]:
     steps = queries.steps(index) if index.file.exists() else []
     data = report.training(steps)
+    weights = queries.reward_weights(index) if steps else {}
+    data["verdict"] = training_verdict(data["training"]["rows"], weights, data["training"]["alerts"])
     if steps:
         last = steps[-1]["step"]
         data["training"]["groups"] = queries.groups(index, max(0, last - GROUP_STEPS + 1), last)

@@ -20,7 +20,8 @@ from rove.statistics import Column
 from rove.utils.files import check_regular
 from rove.viewer.html import utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
-from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN, columns, histogram, parse_filter
+from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN, columns, histogram, parse_filter, reward_range
+from rove.viewer.run_settings import describe_run, flat, masked
 
 SEARCH_DEPTH = 6
 """Depth of the search for runs: `rl/evaluations/NAME/STEP` is four deep."""
@@ -43,11 +44,12 @@ READ_FILES = (
 )
 """Files of a run that are read; with `annotate` tags and notes are also written."""
 
+MAX_ROW_VALUES = 200
+"""Settings, and metrics, of a run that the table of runs can show."""
 MAX_TROUBLE_CHARS = 300
 """Characters shown of an error in a run's files."""
 MAX_REASON_CHARS = 600
 """Characters shown of a stop reason, which may contain the end of a log."""
-_PASSWORD = re.compile(r"://[^/@\s\"]+@")
 
 
 class RunStore:
@@ -112,7 +114,10 @@ class RunStore:
         """Return the index of a run's rollouts after reading new lines for about `seconds`."""
         file = self.run(name).path / "rollouts.jsonl"
         with self._lock:
-            index = self._indexes.setdefault(name, Index(file))
+            if name not in self._indexes:
+                self._indexes[name] = Index(file)
+                self._indexes[name].pass_threshold = _pass_threshold(self.run(name))
+            index = self._indexes[name]
         return index, index.catch_up(seconds)
 
     def metrics(self, name: str) -> JsonlTail:
@@ -174,10 +179,14 @@ class RunStore:
         summary = run.summary()
         row["why"] = stop_reason(run, now)
         row |= {key: content[key] for key in ("kind", "env", "model")}
+        row["values"] = {f"setting.{name}": value for name, value in list(flat(content["config"]))[:MAX_ROW_VALUES]}
         row["tags"] = Annotations(run.path).run.tags
         if content["kind"] in ("rl", "sft"):
-            return row | self._training_summary(name, content)
-        return row | self._evaluation_summary(name, summary)
+            more = self._training_summary(name, content)
+        else:
+            more = self._evaluation_summary(name, summary)
+        more["values"] = row["values"] | {f"metric.{key}": value for key, value in more["values"].items()}
+        return row | more
 
     def _training_summary(self, name: str, content: Mapping[str, Any]) -> dict[str, Any]:
         rows = self.metrics(name).rows
@@ -192,19 +201,38 @@ class RunStore:
             "steps": int(rows[-1].get("step", len(rows))) if rows else 0,
             "planned": content["config"].get("steps"),
             "curve": downsampled(curve, SPARKLINE_POINTS),
+            "range": [min(0.0, *curve), max(0.0, *curve)] if curve else [0.0, 1.0],
+            "values": _numbers(rows[-1] if rows else {}),
         }
 
     def _evaluation_summary(self, name: str, summary: Mapping[str, Any] | None) -> dict[str, Any]:
         index, progress = self.index(name, 0.05)
-        row: dict[str, Any] = {"measure": "reward", "bad": progress.bad}
+        row: dict[str, Any] = {"measure": "reward", "bad": progress.bad, "values": _estimates(summary)}
         if progress.size:
-            [(count, failed)] = index.query(f"SELECT COUNT(*), COUNT(error) FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")
-            row |= {"rollouts": count, "failed": failed, "reading": not progress.done}
+            counts = f"COUNT(*), COUNT(error), SUM(reward >= {index.pass_threshold!r})"
+            [(count, failed, passed)] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS}")
+            row |= {"rollouts": count, "failed": failed, "passed": passed or 0, "reading": not progress.done}
             histogram_data = histogram(index, parse_filter(columns(index), []), "reward")
-            row["bars"] = bar_heights(histogram_data)
+            row |= {"bars": bar_heights(histogram_data), "range": reward_range(index)}
         known = summary.get("reward") if summary else None
         row["reward"] = known if isinstance(known, dict) else mean_reward(index) if progress.size else None
         return row
+
+
+def _numbers(values: Mapping[str, Any]) -> dict[str, float]:
+    """Return the finite numbers among some values."""
+    found = [(key, value) for key, value in values.items() if isinstance(value, (int, float)) and abs(value) < 1e300]
+    return dict(found[:MAX_ROW_VALUES])
+
+
+def _estimates(summary: Mapping[str, Any] | None) -> dict[str, float]:
+    """Return the means of an evaluation's scores and of pass@k."""
+    found: dict[str, Any] = {}
+    for kind, prefix in (("functions", ""), ("pass@k", "pass@"), ("pass^k", "pass^")):
+        estimates = (summary or {}).get(kind)
+        for name, estimate in (estimates if isinstance(estimates, dict) else {}).items():
+            found[f"{prefix}{name}"] = estimate.get("mean") if isinstance(estimate, dict) else None
+    return _numbers(found)
 
 
 def _unreadable(name: str, error: Exception) -> dict[str, Any]:
@@ -226,29 +254,14 @@ def _runs_below(folder: Path, base: Path, depth: int) -> Iterator[str]:
             yield from _runs_below(Path(entry.path), base, depth - 1)
 
 
-def describe_run(run: Run) -> dict[str, Any]:
-    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
-
-    Raises:
-        RunError: rove did not write its config.toml.
-    """
-    content = run.config()
-    config = _masked(content["config"])
-    env = config.get("env") or _first_of(config.get("data")) or ""
-    return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
-
-
-def _first_of(value: Any) -> Any:
-    return value[0] if isinstance(value, list) and value else value
-
-
-def _masked(value: Any) -> Any:
-    """Return a setting with passwords in URLs masked."""
-    if isinstance(value, str):
-        return _PASSWORD.sub("://…@", value)
-    if isinstance(value, dict):
-        return {key: _masked(item) for key, item in value.items()}
-    return [_masked(item) for item in value] if isinstance(value, list) else value
+def _pass_threshold(run: Run) -> float:
+    """Return the reward from which a rollout of the run has passed; 1 if its settings do not say it."""
+    try:
+        value = describe_run(run)["config"].get("pass_threshold")
+    except (RunError, OSError):
+        return 1.0
+    is_number = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300
+    return float(value) if is_number else 1.0
 
 
 def mean_reward(index: Index) -> dict[str, Any]:
@@ -265,15 +278,17 @@ def mean_reward(index: Index) -> dict[str, Any]:
         raise RunError(f"{index.file}: the rewards are too large for a mean ({error})") from error
 
 
-def bar_heights(histogram_data: Mapping[str, Any]) -> list[int]:
-    """Return the counts of a histogram in bars of equal width, including empty ones."""
+def bar_heights(histogram_data: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a histogram as `low`, `high`, and `counts` in bars of equal width, empty ones included."""
+    if not histogram_data["bars"]:
+        return {"low": 0.0, "high": 0.0, "counts": []}
+    low, high = histogram_data["low"], histogram_data["high"]
     counts = [0] * NUM_BARS
-    width = histogram_data["high"] / NUM_BARS - histogram_data["low"] / NUM_BARS if histogram_data["bars"] else 0.0
-    for bar in histogram_data["bars"]:  # divide first: the difference may overflow
-        counts[min(NUM_BARS - 1, round(bar["from"] / width - histogram_data["low"] / width) if width else 0)] += bar[
-            "count"
-        ]
-    return counts if histogram_data["bars"] else []
+    width = high / NUM_BARS - low / NUM_BARS  # divide first: the difference may overflow
+    for bar in histogram_data["bars"]:
+        place = min(NUM_BARS - 1, round(bar["from"] / width - low / width) if width else 0)
+        counts[place] += bar["count"]
+    return {"low": low, "high": high, "counts": counts if width else [sum(counts)]}
 
 
 def downsampled(values: list[float], max_points: int) -> list[float]:
@@ -309,7 +324,7 @@ def status(run: Run) -> str:
 
 def stop_reason(run: Run, now: str) -> str:
     """Return why a stopped run ended; "" if it could not record it (`kill -9`, power failure)."""
-    return _masked(run.why_stopped())[:MAX_REASON_CHARS] if now == "stopped" else ""
+    return masked(run.why_stopped())[:MAX_REASON_CHARS] if now == "stopped" else ""
 
 
 def _is_locked(file: os.stat_result) -> bool:

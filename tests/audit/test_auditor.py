@@ -12,7 +12,7 @@ from commands import Rove, environment, in_this_process
 
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Finding, Report, Severity
-from rove.audit.guard import describe
+from rove.audit.guard import ROVE, describe
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.core.errors import ConfigError
 
@@ -102,6 +102,10 @@ async def test_an_unknown_check_is_refused() -> None:
         ("open", ("/t/tmpabc/file", "w", 0), ""),
         ("open", ("/t/named", "w", 0), "/t/named"),
         ("open", (3, "w", 0), ""),
+        ("open", ("/audit/mark", "w", 0), ""),  # next to the log
+        ("os.mkdir", ("/", 0o777, -1), ""),  # exists
+        ("os.mkdir", ("/srv/new", 0o777, -1), "/srv/new"),
+        ("subprocess.Popen", ("python", ["python", f"{ROVE}workers/x.py"], None, None), ""),
         ("os.remove", ("/srv/x", -1), "/srv/x"),
         ("subprocess.Popen", ("/bin/ls", ["ls"], None, None), "['ls']"),
         ("os.system", (b"ls",), "b'ls'"),
@@ -114,6 +118,7 @@ def test_what_counts_as_a_side_effect(
     event: str, args: tuple[object, ...], expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("OPENAI_BASE_URL", "http://127.0.0.1:4242/v1")
+    monkeypatch.setenv("ROVE_AUDIT_LOG", "/audit/events.log")
     assert describe(event, args, "/t") == expected
 
 
@@ -127,6 +132,15 @@ REPORT = Report(
     ],
     skipped={"blind-game": "only for several turns"},
 )
+
+
+def test_a_finding_has_a_command_that_repeats_its_check() -> None:
+    assert REPORT.command("hedging") == "rove audit sums --only hedging"
+    other = Report(env="my_task", env_args={"level": 3}, env_dir="v 1", num_examples=30, seed=2)
+    expected = """rove audit my_task --only learned-reward --env-dir 'v 1' -a '{"level":3}' -n 30 --seed 2 --learn"""
+    assert other.command("learned-reward") == expected
+    assert "Repeat: `rove audit sums --only hedging`" in markdown_report([REPORT])
+    assert json_report(REPORT)["findings"][0]["repeat"] == "rove audit sums --only hedging"
 
 
 def test_reports() -> None:
@@ -151,6 +165,7 @@ def test_the_command(rove: Rove) -> None:
     done = rove("audit", "sums", "--only", "blind-reply", "-n", "20", "-o", "audit.sarif", "-o", "audit.md")
     assert done.status == 1
     assert "every answer" in done.out and "usual fix" in done.out
+    assert "repeat: rove audit sums --only blind-reply -n 20" in done.out
     assert json.loads(Path("audit.sarif").read_text())["version"] == "2.1.0"
     assert Path("audit.md").read_text().startswith("| environment |")
     assert "hedging" in rove("audit", "--list").out

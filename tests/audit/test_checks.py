@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import re
 import time
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -13,7 +14,12 @@ import pytest
 import rove as vf
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.findings import Finding, Severity
-from rove.audit.game_checks import check_blind_games, check_message_leaks
+from rove.audit.game_checks import (
+    check_blind_games,
+    check_message_leaks,
+    check_repeated_actions,
+    contains_answer,
+)
 from rove.audit.grader_checks import check_determinism, check_execution, check_injection, check_parser, check_robustness
 from rove.audit.judge import Judge
 from rove.audit.replies import INJECTIONS
@@ -156,6 +162,22 @@ async def test_execution(is_executed: bool, tmp_path: Path) -> None:
     assert [one.severity for one in found] == [Severity.HIGH] * is_executed
 
 
+@pytest.mark.parametrize("is_executed", [False, True])
+async def test_execution_of_a_formula_whose_numbers_are_checked(
+    is_executed: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ROVE_AUDIT_LOG", str(tmp_path / "events.log"))
+
+    def grade(completion: Any, answer: str) -> bool:
+        formula = parsed(completion)
+        if re.findall(r"\d+", formula) != [answer]:
+            return False
+        return eval(formula, {"__builtins__": {}}) == int(answer) if is_executed else formula == answer
+
+    found = await findings(check_execution, sums(grade), tmp_path)
+    assert ["formula with the right answer" in one.text for one in found] == [True] * is_executed
+
+
 @pytest.mark.parametrize("is_random", [False, True])
 async def test_determinism(is_random: bool) -> None:
     rng = random.Random(0)
@@ -165,6 +187,21 @@ async def test_determinism(is_random: bool) -> None:
 
     found = await findings(check_determinism, sums(grade), lambda variables: sums(grade))
     assert ["in the same process" in one.text for one in found] == [True] * is_random
+
+
+@pytest.mark.parametrize("is_shared", [False, True])
+async def test_state_that_rollouts_share(is_shared: bool) -> None:
+    """The environment's policy is paid the first time only."""
+    paid: set[str] = set()
+
+    def grade(completion: Any, answer: str) -> bool:
+        is_known = is_shared and answer in paid
+        paid.add(answer)
+        return not is_known
+
+    env = sums(grade, policies={"good": lambda m, s, rng: "done"})
+    found = await findings(check_determinism, env, lambda variables: env)
+    assert [one.check for one in found] == ["determinism"] * is_shared
 
 
 async def test_determinism_across_processes() -> None:
@@ -211,6 +248,28 @@ async def test_statistics() -> None:
     assert ["the weights add up to 1.000" in one.text for one in half] == [True]
 
 
+@pytest.mark.parametrize("has_others", [False, True])
+async def test_the_examples_of_the_prompt_as_an_answer(has_others: bool) -> None:
+    """Rules of the form "in -> out" are tested on the pairs of the prompt, or on others too."""
+
+    def works(completion: Any, info: dict[str, Any]) -> float:
+        rules = dict(line.split(" -> ") for line in parsed(completion).splitlines() if line.count(" -> ") == 1)
+        pairs = [*info["shown"], *info["hidden"]] if has_others else info["shown"]
+        return float(all(rules.get(first) == second for first, second in pairs))
+
+    rng = random.Random(0)
+    tasks: list[dict[str, Any]] = []
+    for _ in range(60):
+        words = ["".join(rng.choices("abcdefg", k=5)) for _ in range(6)]
+        pairs = [[word, f"{word}s"] for word in words]
+        question = "\n".join(f"{first}: {second}" for first, second in pairs[:4])
+        tasks.append({"question": question, "info": {"shown": pairs[:4], "hidden": pairs[4:]}})
+    prompt = "Find rules: <answer>ab -> abs</answer>"
+    env = vf.SingleTurnEnv(dataset=tasks, system_prompt=prompt, rubric=vf.Rubric([works]))
+    found = await findings(check_blind_replies, env)
+    assert ["pairs of the prompt" in one.text for one in found] == [True] * (not has_others)
+
+
 async def test_search() -> None:
     """A reply that pays only if it is long enough and has an unusual word: no fixed reply finds it."""
 
@@ -249,6 +308,60 @@ class Door(vf.MultiTurnEnv):
 async def test_blind_games(is_found: bool) -> None:
     found = await findings(check_blind_games, Door(pays_knocks=is_found))
     assert [one.check for one in found] == ["blind-game"] * is_found
+
+
+class Parcel(vf.MultiTurnEnv):
+    """A parcel that is taken to a depot in five steps; with `pays_each_time`, taking it up is paid again and again."""
+
+    def __init__(self, pays_each_time: bool):
+        def points(state: Any) -> float:
+            return min(1.0, 0.1 * state["taken"] + state["delivered"])
+
+        def courier(messages: Any, state: Any, rng: Any) -> str:
+            moves = ["go", "take", "go", "go", "drop"]
+            return f"<answer>{moves[len(state['trajectory']) % 5]}</answer>"
+
+        policies = {"courier": courier, "lazy": lambda m, s, rng: "<answer>stay</answer>"}
+        tasks = [{"question": f"Parcel {number}."} for number in range(60)]
+        super().__init__(dataset=tasks, rubric=vf.Rubric([points]), policies=policies, max_turns=30)
+        self.pays_each_time = pays_each_time
+
+    async def setup_state(self, state: Any, **kwargs: Any) -> None:
+        state.update(carries=False, at=0, taken=0, delivered=0)
+
+    async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> str:
+        action = parsed([messages[-1]])
+        if action == "go":
+            state["at"] += 1
+        elif action == "take" and not state["carries"]:
+            state["carries"] = True
+            state["taken"] = state["taken"] + 1 if self.pays_each_time else 1
+        elif action == "drop" and state["carries"]:
+            state["carries"] = False
+            if state["at"] == 3:
+                state["delivered"] = 1
+                state["final_env_response"] = "Delivered."
+        return "Go on."
+
+
+@pytest.mark.parametrize("is_found", [False, True])
+async def test_actions_that_are_paid_each_time(is_found: bool) -> None:
+    found = await findings(check_repeated_actions, Parcel(pays_each_time=is_found))
+    assert [(one.check, "'<answer>drop</answer>'" in one.text) for one in found] == [("blind-game", True)] * is_found
+
+
+@pytest.mark.parametrize(
+    ("text", "answer", "is_shown"),
+    [
+        ("size: 5 to 12\nother: 3", "size = 12", True),
+        ("size: 5\nother: 12", "size = 12", False),
+        ("a large red house", "red house large", False),  # words alone are in many texts
+        ("it is 12", "12", True),
+        ("it is 125", "12", False),
+    ],
+)
+def test_answers_in_messages(text: str, answer: str, is_shown: bool) -> None:
+    assert contains_answer([{"role": "tool", "content": text}], answer) is is_shown
 
 
 @pytest.mark.parametrize("is_found", [False, True])

@@ -41,6 +41,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
             [row("The same start.", digest=str(n)) for n in range(50)],
             [],
         ),
+        (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
         (stories(0, 100), stories(200, 100), []),
         (stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)], [Severity.MEDIUM]),
     ],
@@ -55,6 +56,16 @@ def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> Non
 )
 def test_seed_shift(others: Any, is_found: bool) -> None:
     assert len(list(check_seed_shift(numbered(0, 100), others))) == is_found
+
+
+def test_seed_shift_of_rows_that_have_their_number_or_equal_prompts() -> None:
+    def with_number(first: int) -> list[dict[str, Any]]:
+        return [{**one, "digest": str(n)} for n, one in enumerate(numbered(first, 100))]
+
+    assert len(list(check_seed_shift(with_number(0), with_number(1)))) == 1
+    assert list(check_seed_shift(with_number(0), with_number(500))) == []
+    games = [row("The same start.", digest=str(n)) for n in range(101)]
+    assert len(list(check_seed_shift(games[:100], games[1:]))) == 1
 
 
 def test_rows_of_other_processes() -> None:

@@ -1,4 +1,4 @@
-"""Every tutorial and guide runs from top to bottom, and prints what it shows."""
+"""Every tutorial, guide and environment README runs from top to bottom, and prints what it shows."""
 
 from __future__ import annotations
 
@@ -8,7 +8,11 @@ from pathlib import Path
 import pytest
 from pages import ROOT, Page, blocks, matches, run_page
 
+from rove.envs.loading import example_environments
+
 SMALL_SFT = {"--epochs 4": "--epochs 1 --final-eval-rollouts 8"}
+FEWER = {"math_python": 40, "needle": 20, "sums": 56}
+"""Evaluated examples in the READMEs of environments with few examples or with a sandbox."""
 PAGES = {
     page.path: page
     for page in (
@@ -33,8 +37,27 @@ PAGES = {
             },
             needs=("docs/tutorials/2_game.md",),
         ),
+        Page(
+            "docs/tutorials/6_pretrained.md",
+            smaller={
+                "rove model get smollm2-135m": "rove model new --env short_sentences -o tiny",
+                "smollm2-135m": "tiny",
+                "steps = 12": "steps = 1",
+                "batch_size = 64": "batch_size = 16",
+                "max_tokens = 40": "max_tokens = 8",
+                "-n 100": "-n 4",
+                "-t 40": "-t 8",
+            },
+        ),
         Page("docs/tutorials/7_scale.md"),
-        Page("docs/guides/migrate_from_verifiers_v0.md"),
+        Page(
+            "docs/guides/migrate_from_verifiers_v0.md",
+            smaller={
+                "--epochs 3": "--epochs 1 --final-eval-rollouts 8",
+                "--steps 40": "--steps 1 --batch-size 16",
+                "-n 200": "-n 8",
+            },
+        ),
         Page("docs/guides/migrate_from_verifiers_v1.md"),
         Page(
             "docs/guides/migrate_from_trl.md",
@@ -59,12 +82,18 @@ PAGES = {
         Page("docs/guides/choose_hyperparameters.md"),
         Page("docs/guides/reward_does_not_rise.md", smaller={"--batch-size 64": "--batch-size 16 --groups 2"}),
         Page("docs/guides/memory.md"),
+        *(
+            Page(f"environments/{name}/README.md", smaller={f"-n {count} ": "-n 4 "})
+            for name in example_environments()
+            for count in [FEWER.get(name, 200)]
+        ),
     )
 }
 SLOW: set[str] = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",
     "docs/guides/migrate_from_trl.md",
+    "docs/guides/migrate_from_verifiers_v0.md",
     "docs/guides/reward_does_not_rise.md",
     "docs/guides/share_an_environment.md",
     "docs/tutorials/4_sft.md",
@@ -75,13 +104,17 @@ SLOW: set[str] = {
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(
     file.relative_to(ROOT).as_posix()
-    for folder in ("tutorials", "guides")
-    for file in (ROOT / "docs" / folder).glob("*.md")
+    for pattern in ("docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")
+    for file in ROOT.glob(pattern)
 )
+SANDBOXED = {"environments/math_python/README.md", "environments/needle/README.md"}
+"""Pages whose code is not run where a machine cannot contain it."""
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, marks=[pytest.mark.slow] * (path in SLOW)) for path in PAGES])
-def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path) -> None:
+def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+    if path in SANDBOXED:
+        request.getfixturevalue("contained")
     run_page(PAGES[path], tmp_path)
 
 

@@ -18,6 +18,7 @@ from toys import says
 
 import rove as vf
 from rove.integrations.environments.reasoning import ReasoningGymEnv
+from rove.integrations.known_defects import warn_of_known_defects
 
 pytestmark = needs_library("reasoning_gym", "rove[reasoning-gym]")
 
@@ -55,6 +56,14 @@ def test_a_family() -> None:
     assert wrong.reward == silent.reward == 0.0
     assert wrong.scores is not None
     assert {"raw_score", "exact", "unreadable", "num_turns"} == wrong.scores.metrics.keys()
+
+
+def test_seeds_share_no_tasks_and_a_family_with_known_defects_warns() -> None:
+    first, second = (Families("chain_sum", 40, 2, seed=seed).get_dataset() for seed in (1, 2))
+    assert not {row["question"] for row in first} & {row["question"] for row in second}
+    warn_of_known_defects.cache_clear()
+    with pytest.warns(UserWarning, match="'knights_knaves' has known defects"):
+        Families("knights_knaves", 2, 2)
 
 
 @pytest.mark.slow

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shutil
 from collections.abc import Iterator
@@ -84,7 +85,9 @@ class Tab:
             viewport={"width": size[0], "height": size[1]}, color_scheme=scheme, reduced_motion="reduce"
         )
         self.page = self.context.new_page()
-        self.page.set_default_timeout(60_000)  # of a page that has something to do: a busy machine is no fault
+        self.page.set_default_timeout(
+            int(os.environ.get("ROVE_BROWSER_TIMEOUT_MS", "60000"))
+        )  # of a page that has something to do: a busy machine is no fault
         self.page.on("console", lambda said: self._note(said.type, said.text))
         self.page.on("pageerror", lambda error: self.trouble.append(str(error)))
         self.page.on("dialog", lambda dialog: (self.trouble.append(f"dialog {dialog.message}"), dialog.dismiss()))

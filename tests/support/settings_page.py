@@ -1,4 +1,7 @@
-"""docs/settings.md, made of the settings' own words: `python tests/support/settings_page.py` writes it anew."""
+"""docs/settings.md from the settings' docstrings, and rove/viewer/defaults.json, which the viewer compares settings with.
+
+make settings-page          # or: python tests/support/settings_page.py
+"""
 
 from __future__ import annotations
 
@@ -8,6 +11,7 @@ from typing import Any
 import msgspec
 
 from rove.cli.settings_help import documented_fields
+from rove.cli.suite import EvalConfig
 from rove.games.exhaustive import Goals
 from rove.remote.loading import IsolationConfig, RayConfig
 from rove.train.alerts import AlertLimits
@@ -22,7 +26,15 @@ from rove.train.config import (
 )
 from rove.vllm.server import VLLMConfig
 
-PAGE = Path(__file__).resolve().parents[2] / "docs/settings.md"
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs/settings.md"
+DEFAULTS = ROOT / "rove/viewer/defaults.json"
+KINDS: dict[str, type[msgspec.Struct]] = {
+    "eval": EvalConfig,
+    "rl": RLConfig,
+    "sft": SFTConfig,
+    "evaluation": EvaluationConfig,
+}
 TABLES: dict[str, type[msgspec.Struct]] = {
     "`rove rl`": RLConfig,
     "`rove sft`": SFTConfig,
@@ -50,7 +62,7 @@ def default_of(field: Any) -> str:
     """A field's default as it would stand in a settings file."""
     if field.required:
         return "required"
-    value = field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+    value = _value(field)
     if value is None:
         return "–"
     if isinstance(value, msgspec.Struct):
@@ -74,5 +86,23 @@ def page() -> str:
     )
 
 
+def defaults() -> bytes:
+    """The default of every setting that has one, by kind of run, as JSON."""
+    found = {
+        kind: {
+            field.name: msgspec.to_builtins(_value(field))
+            for field in msgspec.structs.fields(settings)
+            if not field.required
+        }
+        for kind, settings in KINDS.items()
+    }
+    return msgspec.json.format(msgspec.json.encode(found), indent=1) + b"\n"
+
+
+def _value(field: Any) -> Any:
+    return field.default_factory() if field.default is msgspec.NODEFAULT else field.default
+
+
 if __name__ == "__main__":
     PAGE.write_text(page(), encoding="utf-8")
+    DEFAULTS.write_bytes(defaults())

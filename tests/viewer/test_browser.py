@@ -29,6 +29,12 @@ new MutationObserver(note).observe(document.body, { subtree: true, childList: tr
 """
 PAGES = {
     "runs": "",
+    "matrix": "?view=matrix",
+    "columns": "?column=setting.temperature&column=metric.win&group=env&base=teacher",
+    "overview": "run?run=trained",
+    "training overview": "run?run=rl",
+    "settings": "settings?run=rl&with=sft",
+    "reasons": "rollouts?run=trained&why=1",
     "rollouts": "rollouts?run=rl",
     "rollout": "rollout?run=rl&line=1",
     "group": "rollout?run=rl&line=1&tab=group",
@@ -136,23 +142,26 @@ def test_every_page_is_whole_readable_and_asks_nobody_else(browser: Any, url: st
 
 def test_bars_and_values_choose_rollouts(tab: Tab):
     page = tab.open("rollouts?run=trained")
-    tab.wait("1 to 50 of 120 rollouts")
+    tab.wait("120 rollouts")
     page.get_by_role("button", name="lost 1: 4").click()
-    tab.wait("1 to 4 of 4 rollouts")
+    tab.wait("4 rollouts")
     assert "is.score.lost=1" in page.url
     page.get_by_role("button", name="remove filter lost = 1").click()
-    tab.wait("1 to 50 of 120 rollouts")
-    page.get_by_role("button", name="Next").first.click()
-    tab.wait("51 to 100 of 120 rollouts")
-    page.get_by_role("button", name="reward", exact=True).first.click()
-    tab.wait("1 to 50 of 120 rollouts")
-    assert page.locator("tbody tr").first.locator("td").nth(2).inner_text() == "0.2"
+    tab.wait("120 rollouts")
+    page.get_by_role("button", name="Failing first").click()
+    page.locator("tr[data-place='0'] .pill.r1", has_text="0.2").wait_for()
+    assert "sort=reward" in page.url
 
 
 def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
     page = tab.open("rollout?run=trained&line=0")
     assert page.get_by_role("heading", name="Example 0, rollout 0").is_visible()
-    assert page.get_by_role("img", name="board: X, O, O; O, X, X; O, X, O").is_visible()
+    assert page.locator("#message-9").get_by_role("img", name="board: X, O, O; O, X, X; O, X, O").is_visible()
+    replay = page.get_by_role("region", name="Replay")
+    replay.get_by_label("State").fill("0")
+    replay.get_by_text("1 of 5").wait_for()
+    replay.get_by_role("button", name="Play").click()
+    replay.get_by_text("5 of 5").wait_for()
     assert "the environment sent a final response" in page.locator("aside").inner_text()
     assert [cell.inner_text() for cell in page.locator("table.scores tr").nth(1).locator("td").all()] == [
         "win",
@@ -219,21 +228,22 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("training?run=one&run=two")
-        page.locator('svg[data-key="metrics: won"]').wait_for()
-        charts = [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()]
+        page.locator('.curves[data-key="metrics: won"] canvas').wait_for()
+        charts = [str(one.get_attribute("data-key")) for one in page.locator(".curves").all()]
         held = "held-out reward: held"
-        assert charts == ["reward", held, "metrics: lost", "metrics: won", "metrics above 1: num_turns"]
-        for chart in page.locator("figure", has=page.locator("svg.curves")).all():
+        assert charts == ["reward", "metrics: lost", "metrics: won", "metrics above 1: num_turns", held]
+        for chart in page.locator("figure", has=page.locator(".curves")).all():
             assert chart.locator(".legend li").all_inner_texts() == ["one", "two"]
-            assert [line.get_attribute("class") for line in chart.locator("polyline").all()] == ["line c0", "line c1"]
-        assert page.locator(f'svg[data-key="{held}"] circle.dot').count() == 2  # a point is seen without its neighbours
+            assert [key.get_attribute("class") for key in chart.locator(".key").all()] == ["key c0", "key c1"]
+        page.get_by_role("button", name="two").first.click()
+        page.locator('button[aria-pressed="false"]', has_text="two").first.wait_for()
         page = tab.open("training?run=one")
-        page.locator('svg[data-key="metrics"]').wait_for()
-        assert [str(one.get_attribute("data-key")) for one in page.locator("svg.curves").all()] == [
+        page.locator('.curves[data-key="metrics"]').wait_for()
+        assert [str(one.get_attribute("data-key")) for one in page.locator(".curves").all()] == [
             "reward",
-            "held-out reward",
             "metrics",
             "metrics above 1",
+            "held-out reward",
         ]
         assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
 
@@ -241,6 +251,10 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
 def test_everything_can_be_done_with_the_keyboard(tab: Tab):
     page = tab.open("rollouts?run=trained")
     page.locator('[data-key="row 0"]').focus()
+    page.keyboard.press("ArrowDown")
+    page.locator('[data-key="row 1"]:focus').wait_for()
+    page.keyboard.press("k")
+    page.locator('[data-key="row 0"]:focus').wait_for()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="Example 0, rollout 0").wait_for()
     page.keyboard.press("j")
@@ -248,14 +262,20 @@ def test_everything_can_be_done_with_the_keyboard(tab: Tab):
     page.keyboard.press("k")
     page.get_by_role("heading", name="Example 0, rollout 0").wait_for()
     page.keyboard.press("Escape")
-    tab.wait("1 to 50 of 120 rollouts")
+    tab.wait("120 rollouts")
     page = tab.open("training?run=rl")
-    page.locator('svg[data-key="reward"]').focus()
+    page.locator('.curves[data-key="reward"]').focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
-    assert "step 2" in page.locator("figure", has=page.locator('svg[data-key="reward"]')).locator("output").inner_text()
+    assert (
+        "step 2"
+        in page.locator("figure", has=page.locator('.curves[data-key="reward"]')).locator("output").inner_text()
+    )
     page.keyboard.press("Enter")
-    tab.wait("1 to 8 of 8 rollouts")
+    tab.wait("What did it say at step 2?")
+    assert "step=2" in page.url
+    page.get_by_role("link", name="all of this step").click()
+    tab.wait("8 rollouts")
     assert "is.step=2" in page.url
 
 
@@ -300,14 +320,13 @@ def test_new_points_appear_while_a_run_goes_on(browser: Any, tmp_path: Path):
         train(run, 2)
         train(run, 3)
         page.locator("#steps", has_text="3 steps").wait_for()
-        points = page.locator('svg[data-key="reward"] polyline').get_attribute("points")
-        assert points is not None and len(points.split()) == 3
+        assert page.locator('.curves[data-key="reward"]').get_attribute("data-points") == "3"
         assert page.evaluate("window.stays") == 1
         rows = Tab(browser, url)
         rows.open("rollouts?run=live")
-        rows.wait("of 24 rollouts")
+        rows.wait("24 rollouts")
         train(run, 4)
-        rows.wait("of 32 rollouts")
+        rows.wait("32 rollouts")
         run.close()
         page.locator(".status", has_text="stopped").wait_for()
         assert tab.trouble == rows.trouble == []
@@ -320,7 +339,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line(browser: Any, tmp_path: P
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=killed")
-        tab.wait("1 to 3 of 3 rollouts")
+        tab.wait("3 rollouts")
         tab.wait("the last line is incomplete (100 B)")
         assert page.locator(".status").first.inner_text() == "stopped"
         assert tab.trouble == []
@@ -405,7 +424,7 @@ def test_a_rollout_of_two_hundred_turns(browser: Any, tmp_path: Path):
         assert tab.trouble == [] and tab.overflow <= 0
 
 
-def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path: Path):
+def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path):
     run = made_run(tmp_path / "runs/large", [])
     line = encode_record(record(77777, 6, 0.5)) + b"\n"
     with (run.path / "rollouts.jsonl").open("wb") as file:
@@ -416,10 +435,13 @@ def test_a_hundred_thousand_rollouts_are_a_page_of_fifty(browser: Any, tmp_path:
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=large")
-        tab.wait("1 to 50 of 100,000 rollouts")
-        assert page.locator("table.rollouts tbody tr").count() == 50
-        page = tab.open("rollouts?run=large&offset=99950")
-        tab.wait("99,951 to 100,000 of 100,000 rollouts")
+        tab.wait("100,000 rollouts")
+        assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
+        page.locator(".long").evaluate("(box) => box.scrollTo(0, box.scrollHeight)")
+        page.locator("tr[data-place='99999'] a", has_text="12,499 · 7").wait_for()
+        assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
+        page = tab.open("rollouts?run=large&offset=50000")
+        page.locator("tr[data-place='50000'] a", has_text="6,250 · 0").wait_for()
         page.evaluate(WATCH)
         page.get_by_label("Text").fill("question 0")
         page.get_by_role("button", name="Search").click()

@@ -68,11 +68,10 @@ def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
 def test_training_is_drawn_with_its_alerts(browser: Any, tmp_path: Path):
     tab = opened(browser, trained(tmp_path / "rl"), tmp_path / "report.html")
     page = tab.page
-    points = page.locator('svg[data-key="reward"] polyline').get_attribute("points")
-    assert points is not None and len(points.split()) == 3
-    assert page.locator('svg[data-key="held-out reward"] polygon.band').count() == 1
+    assert page.locator('.curves[data-key="reward"]').get_attribute("data-points") == "3"
+    assert page.locator('.curves[data-key="held-out reward"] canvas').count() == 1
     assert "alert(1)" in page.locator(".alerts").inner_text() and page.locator(".alerts a").count() == 0
-    page.locator('svg[data-key="reward"]').focus()
+    page.locator('.curves[data-key="reward"]').focus()
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("ArrowLeft")
     page.keyboard.press("Enter")

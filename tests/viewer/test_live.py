@@ -188,8 +188,8 @@ def test_a_real_run_of_rl_is_followed_while_it_goes_on(browser: Any, new: Path, 
                 page.locator(".status", has_text="running").wait_for()
                 page = tab.open("training?run=live")
                 page.evaluate("window.stays = 1")
-                curve = 'svg[data-key="reward"] polyline'
-                points = f"(document.querySelector('{curve}')?.getAttribute('points') ?? '').split(' ').length"
+                curve = '.curves[data-key="reward"]'
+                points = f"Number(document.querySelector('{curve}')?.dataset.points ?? 0)"
                 page.wait_for_function(f"() => {points} >= 2")
                 first = page.evaluate(points)
                 page.wait_for_function(f"() => {points} >= {first + 2}")

@@ -173,7 +173,10 @@ def test_nothing_a_rollout_says_becomes_html(tmp_path: Path):
 def test_the_page_needs_nothing_from_elsewhere(tmp_path: Path):
     seen = page(made_run(tmp_path / "run", MAX_CODED_VALUES), tmp_path)
     assert all(not (attrs.keys() & {"src", "srcset", "data", "href"}) for _, attrs in seen.tags)
-    assert set(re.findall(r"https?://[\w.]+", seen.script + seen.style)) == {"http://www.w3.org"}  # SVG's name
+    assert set(re.findall(r"https?://[\w.]+", seen.script + seen.style)) == {
+        "http://www.w3.org",  # names of SVG and MathML
+        "https://github.com",  # the origin of libraries
+    }
     [policy] = [attrs["content"] for _, attrs in seen.tags if attrs.get("http-equiv") == "Content-Security-Policy"]
     assert policy is not None
     rules = dict(rule.split(" ", 1) for rule in policy.split("; "))

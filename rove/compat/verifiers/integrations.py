@@ -22,6 +22,7 @@ from rove.compat.verifiers.types import State
 from rove.integrations import require_library
 from rove.integrations.environments.open_env import Session
 from rove.integrations.environments.reasoning import ReasoningGymEnv as RoveReasoningGymEnv
+from rove.integrations.known_defects import warn_of_seed_overlap
 from rove.workers import Workers
 
 TEXT_ARENA_WORKER = Path(__file__).with_name("text_arena_worker.py")
@@ -58,6 +59,7 @@ class ReasoningGymEnv(SingleTurnEnv):
         parser: Parser | None = None,
         seed: int = 0,
     ):
+        warn_of_seed_overlap()
         self.gym, self.seed = gym, seed
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         if isinstance(gym, str):

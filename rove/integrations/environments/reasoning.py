@@ -18,6 +18,7 @@ from rove.core.state import State
 from rove.envs.environment import teardown
 from rove.envs.multi_turn import SingleTurnEnv
 from rove.integrations import require_library
+from rove.integrations.known_defects import warn_of_known_defects
 from rove.parsers.parser import Parser, XMLParser
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
@@ -100,6 +101,8 @@ class ReasoningGymEnv(SingleTurnEnv):
         if python is None:
             require_library("reasoning_gym", "reasoning-gym", type(self).__name__)
         self.families = _families(gym, config)
+        for family in self.families:
+            warn_of_known_defects("reasoning-gym", family.name)
         self.partial_credit = partial_credit
         self.workers = Workers(
             WORKER, python=python, max_workers=max_workers, memory_bytes=MEMORY_BYTES, name="reasoning-gym"

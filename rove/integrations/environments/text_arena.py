@@ -19,6 +19,7 @@ from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
+from rove.integrations.known_defects import warn_of_known_defects
 from rove.rubrics import Rubric
 from rove.workers import Workers
 
@@ -85,6 +86,7 @@ class TextArenaEnv(MultiTurnEnv):
         check_positive(self, "num_train_examples", "num_players", "call_seconds")
         if python is None:
             require_library("textarena", "textarena", type(self).__name__)
+        warn_of_known_defects("textarena", game)
         self.game, self.feedback_fn = game, feedback_fn
         self.workers = Workers(WORKER, {"offline": offline}, python=python, memory_bytes=MEMORY_BYTES, name="textarena")
         opponent = opponent or random_bracket

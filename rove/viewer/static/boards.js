@@ -23,14 +23,10 @@ export function drawn(environment, text, board) {
 /** A rendering as an element; `choose(move)` is called when one of the moves `legal` (null = any free cell) is clicked. */
 export function draw({ rows }, choose = null, legal = null) {
   const shown = rows.slice(0, MOST).map((row) => row.slice(0, MOST).map(([text, look]) => [String(text).slice(0, LONGEST), LOOKS.has(look) ? look : "plain"]));
-  const drawing = el(
-    "div",
-    { class: "board", role: choose ? "group" : "img", "aria-label": `board: ${shown.map((row) => row.map(told).join(", ")).join("; ")}` },
-    shown.map((row) => el("div", { class: "boardrow" }, row.map((cell) => cellView(cell, choose, legal)))),
-  );
-  drawing.style.setProperty("--rows", Math.max(1, shown.length));
-  drawing.style.setProperty("--columns", Math.max(1, ...shown.map((row) => row.length)));
-  return drawing;
+  const style = { "--rows": Math.max(1, shown.length), "--columns": Math.max(1, ...shown.map((row) => row.length)) };
+  const words = `board: ${shown.map((row) => row.map(told).join(", ")).join("; ")}`;
+  return el("div", { class: "board", role: choose ? "group" : "img", "aria-label": words, style },
+    shown.map((row) => el("div", { class: "boardrow" }, row.map((cell) => cellView(cell, choose, legal)))));
 }
 
 function cellView([text, look], choose, legal) {

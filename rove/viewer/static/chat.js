@@ -3,33 +3,32 @@
 import { el } from "./dom.js";
 import { drawn } from "./boards.js";
 import { counted } from "./format.js";
+import { prose } from "./prose.js";
 
 const ROLES = new Set(["system", "developer", "user", "assistant", "tool"]);
 const THINKING = /^\s*<think>([\s\S]*?)<\/think>\s*/;
+const IMAGE = /^data:image\/(png|jpeg|gif|webp);base64,[A-Za-z0-9+/=]+$/;
 const PREVIEW = 90;
 
 /**
  * A message of a rollout.
  *
  * @param message as recorded
- * @param environment its name: it may know how to draw what it says
+ * @param environment its name, for boards in texts of older runs
  * @param place its number, for links to it
- * @param parts the character of its content from which on it is marked; null = none
- * @param board what the environment drew after it, if anything
+ * @param options `parts`: the character of its content from which on it is marked; `board`: the rendering after it; `note`:
+ *   elements after its role; `plain`: show Markdown as it was written
  */
-export function message(message, environment, place, parts = null, board = null) {
+export function message(message, environment, place, { parts = null, board = null, note = null, plain = false } = {}) {
   const role = String(message.role);
   const known = ROLES.has(role) ? role : "other";
   const name = [message.name, message.tool_call_id].filter((text) => text).map(String).join(" ");
-  return el(
-    "article",
-    { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
-    el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`)),
-    el("div", { class: "said" }, inside(message, role, environment, parts, board)),
-  );
+  return el("article", { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
+    el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`), note),
+    el("div", { class: "said" }, inside(message, role, environment, parts, board, plain)));
 }
 
-function inside(message, role, environment, parts, board) {
+function inside(message, role, environment, parts, board, plain) {
   let content = textOf(message.content);
   const found = [];
   const reasoning = message.reasoning_content ?? message.reasoning;
@@ -39,37 +38,43 @@ function inside(message, role, environment, parts, board) {
     if (thought[1].trim()) found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
     content = content.slice(thought[0].length);
   }
-  if (content || board) found.push(said(content, environment, parts, board));
+  if (content || board) found.push(said(content, environment, parts, board, plain || role === "tool"));
+  found.push(...images(message.content));
   if (message.refusal) found.push(el("p", { class: "bad" }, `refusal: ${message.refusal}`));
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : message.tool_calls ? [message.tool_calls] : [];
   found.push(...calls.map(call));
   return found.length ? found : el("p", { class: "note" }, "nothing");
 }
 
-function said(content, environment, parts, board) {
+function said(content, environment, parts, board, plain) {
   if (parts !== null) {
     const letters = Array.from(content);
     return el("pre", {}, letters.slice(0, parts).join(""), el("mark", {}, letters.slice(parts).join("")));
   }
   const { text, drawing } = drawn(environment, content, board);
-  return el("div", { class: "shown" }, text && el("pre", {}, text), drawing);
+  return el("div", { class: "shown" }, text && (plain ? el("pre", {}, text) : prose(text)), drawing);
 }
 
-/** The text of a content; what is no text is named. */
+/** Images that a message contains itself; those at an address are not loaded. */
+function images(content) {
+  const found = Array.isArray(content) ? content.map((part) => part?.image_url?.url).filter((url) => typeof url === "string" && IMAGE.test(url)) : [];
+  return found.map((src) => el("img", { src, alt: "image of the message", class: "image" }));
+}
+
+/** The text of a content; a part that is no text is named. */
 export function textOf(content) {
   if (content === null || content === undefined) return "";
   if (!Array.isArray(content)) return typeof content === "string" ? content : JSON.stringify(content, null, 2);
-  return content.map((part) => (typeof part === "string" ? part : (part?.text ?? `[${part?.type ?? "part"}, not shown]`))).join("\n");
+  return content.map((part) => (typeof part === "string" ? part : (part?.text ?? `[${part?.type ?? "part"}${IMAGE.test(part?.image_url?.url) ? "" : ", not shown"}]`))).join("\n");
 }
 
 function call(call) {
   const made = call?.function;
   if (!made) return fold("tool call", pretty(call), "call");
-  const given = pretty(made.arguments);
-  return fold(`tool call ${made.name}`, given, "call");
+  return fold(`tool call ${made.name}`, pretty(made.arguments), "call");
 }
 
-/** Something under its title, with a glimpse of it. */
+/** A text under its title, with a preview. */
 export function fold(title, text, kind = "", open = false) {
   const glimpse = text.slice(0, PREVIEW * 2).replace(/\s+/g, " ").slice(0, PREVIEW);
   const more = text.length > PREVIEW ? ` … ${counted(text.length, "character")}` : "";

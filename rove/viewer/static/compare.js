@@ -1,136 +1,119 @@
-// Is one run better than another?
+// Compare runs: which is better, by how much, and on which examples.
 
-import { el, cell, replace, table } from "./dom.js";
+import { cell, choice, el, replace, table } from "./dom.js";
 import { address, ask, changed } from "./api.js";
+import { rewardPill } from "./charts.js";
 import { message } from "./chat.js";
 import { NONE, caveats, limits, number, plain, range, signed } from "./format.js";
+import { settingsDifference } from "./overview.js";
+
+const DIRECTIONS = { "": "all that changed", up: "higher in B", down: "lower in B", solves: "solved by B only", solved: "solved by A only" };
 
 export async function comparePage(main, params, signal) {
   const a = params.get("a");
   const others = params.getAll("b").filter((name) => name !== a);
   const value = params.get("value") ?? "reward";
   const { runs } = await ask("runs", {}, signal);
-  const found = await Promise.all(others.map((b) => ask("compare", { a, b, value }, signal)));
-  const pair = params.get("left") ? await sideBySide(a, others, params, signal) : null;
+  const [found, apart] = await Promise.all([
+    Promise.all(others.map((b) => ask("compare", { a, b, value, comparisons: others.length }, signal))),
+    others.length ? ask("settings", { run: [a, ...others] }, signal) : null,
+  ]);
+  const pair = params.get("left") ? await sideBySide(a, params.get("with") ?? others[0], params, signal) : null;
   if (signal.aborted) return;
-  replace(
-    main,
+  replace(main,
     el("h1", {}, "Is one run better than another?"),
     choose(runs, a, others, params),
+    found.length > 1 && overall(found, a, others),
     found.length ? found.map((one, i) => comparison(one, a, others[i], params)) : el("p", { class: "note" }, "Select the run to compare with."),
     pair,
-  );
-  if (pair && !params.get("seen")) document.getElementById("pair").scrollIntoView();
+    apart && el("details", { class: "group" }, el("summary", {}, el("h2", {}, "Settings that differ")), settingsDifference(apart)));
+  if (pair) document.getElementById("pair").scrollIntoView();
 }
 
 function go(params, changes) {
-  location.hash = address("compare", changed(params, { left: null, right: null, ...changes }));
+  location.hash = address("compare", changed(params, { left: null, right: null, with: null, ...changes }));
 }
 
 function choose(runs, a, others, params) {
   const names = runs.filter((run) => run.rollouts || run.kind === "rl").map((run) => run.name);
-  const options = (picked) => [el("option", { value: "" }, "…"), names.map((name) => el("option", { value: name, selected: name === picked }, name))];
-  const select = (key, label, picked, change) => el("label", {}, `${label} `, el("select", { "data-key": key, on: { change } }, options(picked)));
-  return el(
-    "div",
-    { class: "tools" },
-    select("a", "From", a, (event) => go(params, { a: event.target.value })),
-    select("b", "to", others[0], (event) => go(params, { b: event.target.value || null })),
-  );
+  const pairs = [["", "…"], ...names.map((name) => [name, name])];
+  const swap = el("button", { type: "button", "data-key": "swap", on: { click: () => go(params, { a: others[0], b: [a, ...others.slice(1)] }) } }, "Swap");
+  return el("div", { class: "tools" },
+    choice("A", "a", pairs, a, (name) => go(params, { a: name })),
+    choice("B", "b", pairs, others[0] ?? "", (name) => go(params, { b: name ? [name, ...others.slice(1)] : others.slice(1) })),
+    others.length > 0 && [swap, choice("More runs", `more ${others.length}`, [["", "add …"], ...pairs.slice(1).filter(([name]) => name !== a && !others.includes(name))], "", (name) => name && go(params, { b: [...others, name] }))]);
+}
+
+/** All runs against the first: intervals are corrected for the number of comparisons (Bonferroni). */
+function overall(found, a, others) {
+  const rows = found.map((one, i) => {
+    const [low, high] = one.corrected ?? [null, null];
+    const sure = one.corrected && (low > 0 || high < 0);
+    return el("tr", {}, cell("run", el("a", { href: address("compare", { a, b: others[i] }) }, others[i])), cell(a, number(one.main.a)), cell("its mean", number(one.main.b)), cell("difference", signed(one.main.difference)), cell("corrected interval", range({ low, high, caveat: one.main.caveat })), cell("certain", sure ? (low > 0 ? "higher" : "lower") : "not certain"));
+  });
+  return [el("h2", {}, `All against ${a}`), table(["run", a, "its mean", "difference", "corrected interval", "certain"], rows, "plain"), el("p", { class: "note" }, `Intervals hold for all ${found.length} comparisons together with 95 % confidence (Bonferroni).`)];
 }
 
 function comparison(found, a, b, params) {
-  const values = [found.main, ...found.others].map((one) => one.name);
-  const select = el(
-    "select",
-    { "data-key": `value ${b}`, on: { change: (event) => go(params, { value: event.target.value }) } },
-    values.sort().map((name) => el("option", { value: name, selected: name === found.main.name }, plain(name))),
-  );
-  const verdict = found.verdict.startsWith("no difference") ? "" : "strong";
-  const swapped = found.paired ? `${b}: higher on ${number(found.wins)}, equal on ${number(found.ties)}, lower on ${number(found.losses)}` : null;
-  return el(
-    "section",
-    { class: "comparison", "aria-label": `${a} and ${b}` },
+  const names = [found.main, ...found.others].map((one) => one.name).sort();
+  const verdict = found.verdict.startsWith("no ") || found.verdict.startsWith("too few") ? "" : "strong";
+  const counts = found.paired ? `${b}: higher on ${number(found.wins)}, equal on ${number(found.ties)}, lower on ${number(found.losses)} examples` : null;
+  return el("section", { class: "comparison", "aria-label": `${a} and ${b}` },
     el("p", { class: `verdict ${verdict}` }, found.verdict),
-    swapped && el("p", {}, swapped),
+    counts && el("p", {}, counts),
     found.reading && el("p", { class: "bad" }, "A run is still being read; reload this page in a moment."),
     found.notes.map((note) => el("p", { class: "note" }, note)),
     differences(found, a, b),
     caveats([found.main, ...found.others]) && el("p", { class: "note" }, caveats([found.main, ...found.others])),
-    el("div", { class: "tools" }, el("label", {}, "Largest changes per example, by ", select)),
-    movers(found, a, b, params),
-  );
+    el("div", { class: "tools" },
+      choice("Examples by", `value ${b}`, names.map((name) => [name, plain(name)]), found.main.name, (value) => go(params, { value })),
+      choice("show", `direction ${b}`, Object.entries(DIRECTIONS).map(([key, words]) => [key, words.replace(" A", ` ${a}`).replace(" B", ` ${b}`)]), params.get("direction") ?? "", (direction) => go(params, { direction: direction || null }))),
+    movers(found, a, b, params));
 }
 
 function differences(found, a, b) {
   const told = { 1: "higher", 0: "", [-1]: "lower" };
-  const rows = [found.main, ...found.others].map((one) =>
-    el(
-      "tr",
-      {},
-      cell("value", el("b", {}, plain(one.name))),
-      cell(a, number(one.a)),
-      cell(b, number(one.b)),
-      cell("difference", signed(one.difference)),
-      cell("95 % interval", range(one)),
-      cell("interval", bar(one)),
-      cell("told", told[one.direction] || NONE),
-    ),
-  );
-  return table(["value", a, b, "difference", "95 % interval", "interval", "told"], rows, "differences");
+  const rows = [found.main, ...found.others].map((one) => el("tr", {},
+    cell("value", el("b", {}, plain(one.name))), cell(a, number(one.a)), cell(b, number(one.b)), cell("difference", signed(one.difference)),
+    cell("95 % interval", range(one)), cell("interval", bar(one)), cell("certain", told[one.direction] || NONE)));
+  return table(["value", a, b, "difference", "95 % interval", "interval", "certain"], rows, "differences");
 }
 
 /** The difference with its interval on a line whose middle is zero. */
 function bar(one) {
   const [low, high] = limits(one) ?? [one.difference, one.difference];
   const most = Math.max(Math.abs(low), Math.abs(high), Math.abs(one.difference)) || 1;
-  const at = (value) => 50 + (value / most) * 48;
-  const reach = el("span", { class: "range", "width%": at(high) - at(low) });
-  reach.style.left = `${at(low)}%`;
-  const point = el("span", { class: "point" });
-  point.style.left = `${at(one.difference)}%`;
-  return el("span", { class: "axis", "aria-hidden": "true" }, reach, point);
+  const at = (value) => `${50 + (value / most) * 48}%`;
+  const range = el("span", { class: "range", style: { left: at(low), width: `${((high - low) / most) * 48}%` } });
+  return el("span", { class: "axis", "aria-hidden": "true" }, range, el("span", { class: "point", style: { left: at(one.difference) } }));
 }
 
 function movers(found, a, b, params) {
-  const rows = [...found.up, ...found.down].map((one) => {
+  const direction = params.get("direction") ?? "";
+  const passed = (value) => value >= found.threshold;
+  const test = { up: (one) => one.b > one.a, down: (one) => one.b < one.a, solves: (one) => passed(one.b) && !passed(one.a), solved: (one) => passed(one.a) && !passed(one.b) }[direction] ?? (() => true);
+  const listed = [...found.up, ...found.down].filter(test);
+  const values = listed.flatMap((one) => [one.a, one.b]);
+  const scale = [Math.min(0, ...values), Math.max(found.threshold, ...values)];
+  const rows = listed.map((one) => {
     const [left, right] = one.lines;
-    const target = address("compare", changed(params, { b, left, right }));
-    return el(
-      "tr",
-      {},
-      cell("example", el("a", { href: target, "data-key": `mover ${one.example_key}` }, number(one.example_id))),
-      cell(a, number(one.a)),
-      cell(b, number(one.b)),
-      cell("difference", signed(one.b - one.a)),
-      cell("key", el("code", {}, one.example_key)),
-    );
+    const target = address("compare", changed(params, { with: b, left, right }));
+    return el("tr", {}, cell("example", el("a", { href: target, "data-key": `mover ${one.example_key}` }, number(one.example_id))), cell("question", el("span", { class: "question", title: one.question }, one.question || NONE)), cell(a, rewardPill(one.a, scale)), cell(b, rewardPill(one.b, scale)), cell("difference", signed(one.b - one.a)));
   });
-  return rows.length ? table(["example", a, b, "difference", "key"], rows, "movers") : el("p", {}, "No example changed.");
-}
-
-/** The last message of a rollout's prompt. */
-function lastPrompt(about, found) {
-  return found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, found.renderings[found.prompt.length - 1]));
+  return rows.length ? table(["example", "question", a, b, "difference"], rows, "movers") : el("p", {}, direction ? "No such example." : "No example changed.");
 }
 
 /** The two rollouts of an example. */
-async function sideBySide(a, others, params, signal) {
-  const sides = [[a, params.get("left")], [others[0], params.get("right")]];
+async function sideBySide(a, b, params, signal) {
+  const sides = [[a, params.get("left")], [b, params.get("right")]];
   const shown = await Promise.all(sides.map(([run, line]) => Promise.all([ask("run", { run }, signal), ask("rollout", { run, line }, signal)])));
-  const columns = shown.map(([about, found], i) =>
-    el(
-      "section",
-      { class: "member", "aria-label": about.name },
-      el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", el("b", {}, found.error ? NONE : number(found.reward))),
-      found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, null, found.renderings[found.prompt.length + place])),
-    ),
-  );
-  return el(
-    "section",
-    { id: "pair", "aria-label": "Side by side" },
-    el("h2", {}, `Example ${number(shown[0][1].example_id)}`),
-    lastPrompt(...shown[0]),
-    el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Both rollouts" }, columns),
-  );
+  const columns = shown.map(([about, found], i) => el("section", { class: "member", "aria-label": about.name },
+    el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", found.error ? "failed" : rewardPill(found.reward, about.range)),
+    found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, { board: found.renderings[found.prompt.length + place] }))));
+  const [about, found] = shown[0];
+  return el("section", { id: "pair", "aria-label": "Side by side" },
+    el("h2", {}, `Example ${number(found.example_id)}`),
+    found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", { board: found.renderings[found.prompt.length - 1] })),
+    found.answer && el("p", {}, "Expected answer: ", el("code", {}, found.answer)),
+    el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Both rollouts" }, columns));
 }

@@ -1,21 +1,56 @@
 // Details of a rollout, on its page and in a report: conversation, stop reason, scores, timing.
 
-import { el, table } from "./dom.js";
-import { fold, message, pretty } from "./chat.js";
-import { counted, number, plain, seconds, versions } from "./format.js";
+import { el, table, useEffect, useState } from "./dom.js";
+import { drawn } from "./boards.js";
+import { fold, message, pretty, textOf } from "./chat.js";
+import { counted, number, plain, seconds, signed, versions } from "./format.js";
 
-/** Who said what; `place` keeps apart the links to messages of several rollouts on one page. */
-export function conversation(environment, found, place = "") {
+const PERIOD = 700;
+
+/** All messages; `place` keeps apart the links to messages of several rollouts on one page. */
+export function conversation(environment, found, place = "", plain = false) {
+  const turns = new Map(found.steps.map((step, i) => [step.messages, [step, i]]));
+  const shown = (one, i) => message(one, environment, `${place}${i}`, { board: found.renderings[i], plain, note: found.completion.includes(one) && turns.has(i) ? turnNote(found, ...turns.get(i)) : null });
   return [
-    ...found.prompt.map((one, i) => message(one, environment, `${place}${i}`, null, found.renderings[i])),
+    el(Replay, { environment, found }),
+    found.prompt.map(shown),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model did not respond"),
-    ...found.completion.map((one, i) => message(one, environment, `${place}${found.prompt.length + i}`, null, found.renderings[found.prompt.length + i])),
+    found.completion.map((one, i) => shown(one, found.prompt.length + i)),
   ];
 }
 
-/** Why it stopped, and its reward function by function. */
+/** Reward and advantage of a turn, if they were recorded. */
+function turnNote(found, step, turn) {
+  const advantage = found.tokens?.find((one) => one.turn === turn)?.trained?.advantage;
+  const words = [step.reward !== null && `reward of turn ${number(step.reward)}`, advantage !== undefined && `advantage ${signed(advantage)}`].filter((text) => text);
+  return words.length ? el("small", {}, ` ${words.join(" · ")}`) : null;
+}
+
+/** The states that an environment drew, with a slider and a button that plays them. */
+function Replay({ environment, found }) {
+  const messages = [...found.prompt, ...found.completion];
+  const boards = messages.map((one, i) => [i, drawn(environment, textOf(one.content), found.renderings[i]).drawing]).filter(([, drawing]) => drawing);
+  const [at, move] = useState(boards.length - 1);
+  const [playing, play] = useState(false);
+  useEffect(() => {
+    if (!playing) return undefined;
+    const timer = setInterval(() => move((now) => (now + 1 < boards.length ? now + 1 : (play(false), now))), PERIOD);
+    return () => clearInterval(timer);
+  }, [playing]);
+  if (boards.length < 2) return null;
+  const place = Math.min(at, boards.length - 1);
+  const press = () => (playing || move(place + 1 < boards.length ? place : 0), play(!playing));
+  return el("section", { class: "replay", "aria-label": "Replay" },
+    boards[place][1],
+    el("div", { class: "tools" },
+      el("button", { type: "button", on: { click: press } }, playing ? "Pause" : "Play"),
+      el("label", {}, "State ", el("input", { type: "range", min: 0, max: boards.length - 1, value: place, on: { input: (event) => move(Number(event.target.value)) } }), ` ${place + 1} of ${boards.length}`)));
+}
+
+/** The expected answer, why the rollout stopped, and its reward function by function. */
 export function outcome(found) {
   return [
+    found.answer && [el("h2", {}, "Expected answer"), el("pre", { class: "expected" }, found.answer)],
     el("h2", {}, "Stop reason"),
     el("p", {}, why(found)),
     found.error && failure(found.error),
@@ -23,9 +58,9 @@ export function outcome(found) {
   ];
 }
 
-/** Whatever else is known of it: answer, info, what judges and other roles said. */
+/** The rest: info, and replies of judges and other model roles. */
 export function extras(found) {
-  const told = { answer: found.answer, info: found.info, ...(found.scores?.extras ?? {}) };
+  const told = { info: found.info, ...(found.scores?.extras ?? {}) };
   const apart = Object.entries(found.model_roles).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // judges are shown with the scores
   return [
     ...Object.entries(told).filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length),

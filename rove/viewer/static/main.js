@@ -3,6 +3,7 @@
 import { el, replace, say } from "./dom.js";
 import { address, here } from "./api.js";
 import { comparePage } from "./compare.js";
+import { runPage, settingsPage } from "./overview.js";
 import { rolloutPage } from "./rollout.js";
 import { rolloutsPage } from "./rollouts.js";
 import { runsPage } from "./runs.js";
@@ -10,6 +11,8 @@ import { trainingPage } from "./training.js";
 
 const PAGES = {
   "": { show: runsPage, title: "Runs" },
+  run: { show: runPage, title: "Overview" },
+  settings: { show: settingsPage, title: "Settings" },
   rollouts: { show: rolloutsPage, title: "Rollouts" },
   rollout: { show: rolloutPage, title: "Rollout" },
   training: { show: trainingPage, title: "Training" },
@@ -20,7 +23,7 @@ const main = document.getElementById("main");
 let leave = new AbortController();
 let shown = "";
 
-/** Pages are functions of an element, the parameters and a signal that is given when the page is left. */
+/** Pages are functions of an element, the parameters, and a signal that is aborted when the page is left. */
 async function go() {
   const { page, params } = here();
   const { show, title } = PAGES[page] ?? { show: nowhere, title: "Page not found" };
@@ -31,13 +34,13 @@ async function go() {
   document.title = `${title}${run ? ` · ${run}` : ""} · rove`;
   trail(page, title, params);
   const turned = shown !== page;
-  if (turned) replace(main, el("p", { class: "note" }, "Reading …"));
+  if (turned) replace(main, el("div", { class: "skeleton", "aria-hidden": "true" }, el("i"), el("i"), el("i")));
   shown = page;
   try {
     await show(main, params, signal);
   } catch (error) {
     if (signal.aborted) return;
-    replace(main, el("h1", {}, title), el("p", { class: "bad", role: "alert" }, error.message));
+    replace(main, el("h1", {}, title), el("p", { class: "bad", role: "alert" }, error.message), el("p", {}, el("a", { href: "#/" }, "All runs")));
   }
   if (turned && !signal.aborted) {
     scrollTo(0, 0);
@@ -48,8 +51,9 @@ async function go() {
 function trail(page, title, params) {
   const run = params.get("run");
   const steps = [page ? el("a", { href: "#/" }, "Runs") : null];
-  if (run && page === "rollout") steps.push(el("a", { href: address("rollouts", { run }) }, run));
-  steps.push(el("span", { "aria-current": "page" }, title));
+  if (run && page !== "run") steps.push(el("a", { href: address("run", { run }) }, run));
+  if (run && page === "rollout") steps.push(el("a", { href: address("rollouts", { run }) }, "Rollouts"));
+  steps.push(el("span", { "aria-current": "page" }, page === "run" ? run : title));
   replace(document.getElementById("trail"), el("ol", {}, steps.filter((step) => step).map((step) => el("li", {}, step))));
 }
 

@@ -37,7 +37,7 @@ function show(state) {
   const words = where(state);
   document.title = `${words} · rove play`;
   say(words);
-  const said = state.messages.map((one, i) => message(one, state.env, i, null, state.renderings[i]));
+  const said = state.messages.map((one, i) => message(one, state.env, i, { board: state.renderings[i] }));
   replace(
     main,
     el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seated(state.role, state.model))),
@@ -110,44 +110,40 @@ function roleForm({ prompt, number: turn, env }) {
   const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer role", "data-focus": true });
   const submit = (event) => {
     event.preventDefault();
-    act("move", { number: turn, text: box.value });
+    act("move", { number: turn, text: event.target.elements.answer.value });
   };
-  return [before, said.slice(last), el("form", { on: { submit } }, el("label", {}, `Your answer as ${prompt.role}`, box), el("button", { type: "submit" }, "Answer"))];
+  return [before, said.slice(last), el("form", { key: turn, on: { submit } }, el("label", {}, `Your answer as ${prompt.role}`, box), el("button", { type: "submit" }, "Answer"))];
 }
 
 /** Your answer in place of the model: a box for each tag where the answer has tags; a click on a free square is the move. */
 function answerForm(state) {
   const { fields, answer_field: answer } = state;
   const box = (name, long) => el(long ? "textarea" : "input", { name, rows: long ? 3 : null, autocomplete: "off", spellcheck: "false", "data-key": `answer ${name}`, "data-focus": name === (answer || "answer") });
-  const boxes = Object.fromEntries((fields.length ? fields : ["answer"]).map((name) => [name, box(name, !fields.length || name !== answer)]));
+  const names = fields.length ? fields : ["answer"];
   const send = (move) => {
-    const values = Object.entries(boxes).map(([name, { value }]) => [name, name === answer && move !== null ? move : value.trim()]);
-    const text = fields.length ? values.map(([name, value]) => `<${name}>${value}</${name}>`).join("") : boxes.answer.value;
+    const value = (name) => main.querySelector("form").elements[name].value;
+    const text = fields.length ? names.map((name) => `<${name}>${name === answer && move !== null ? move : value(name).trim()}</${name}>`).join("") : value("answer");
     act("move", { number: state.number, text });
   };
   const submit = (event) => {
     event.preventDefault();
     send(null);
   };
-  const titles = (name) => (fields.length ? plain(name) : "Your answer in the model's format");
-  const form = el(
-    "form",
-    { on: { submit } },
-    Object.entries(boxes).map(([name, input]) => el("label", {}, titles(name), input)),
-    el("button", { type: "submit" }, "Answer"),
-  );
+  const title = (name) => (fields.length ? plain(name) : "Your answer in the model's format");
+  const labels = names.map((name) => el("label", {}, title(name), box(name, !fields.length || name !== answer)));
+  const form = el("form", { key: state.number, on: { submit } }, labels, el("button", { type: "submit" }, "Answer"));
   return [position(state, answer ? send : null), form];
 }
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
-  const role = el("select", { "data-key": "role" }, state.model_roles.map((name) => el("option", { value: name, selected: name === state.role }, seated(name, state.model))));
+  const role = el("select", { key: "role", "data-key": "role" }, state.model_roles.map((name) => el("option", { value: name, selected: name === state.role }, seated(name, state.model))));
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
     el(
       "p",
       { class: "tools" },
-      el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: role.value }) } }, "Play again"),
+      el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: main.querySelector("select")?.value ?? state.role }) } }, "Play again"),
       state.model_roles.length > 1 ? el("label", {}, "as ", role) : null,
       state.kept ? el("span", {}, `saved in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Save this game"),
     ),

@@ -1,9 +1,10 @@
 // A run as one self-contained page: its data is embedded.
 
-import { el, replace, say, table } from "./dom.js";
+import { el, replace, say, sortable, table } from "./dom.js";
 import { fold } from "./chat.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
+import { cards, values, verdict } from "./results.js";
 import { alerts, panels } from "./panels.js";
 import { conversation, extras, outcome, times } from "./details.js";
 
@@ -15,13 +16,14 @@ function shown() {
   return [
     el("div", { class: "title" }, el("h1", {}, data.title), data.complete ? null : el("span", { class: "status stopped" }, "unfinished")),
     el("p", { class: "note" }, data.facts.join(" · ")),
-    el("div", { class: "cards" }, data.cards.map(([value, words]) => el("div", { class: "card" }, el("b", {}, value), el("span", {}, words)))),
-    data.values.length > 0 && table(data.head, data.values.map((row) => el("tr", {}, row.map((text) => el("td", {}, text)))), "plain values"),
+    verdict(data.verdict),
+    cards(data.cards),
+    data.values.length > 0 && values(data),
     data.counts.map((phrase) => el("p", {}, phrase)),
     data.note && el("p", { class: "note" }, data.note),
     data.training ? training(data.training) : null,
     data.histograms.length > 0 && [el("h2", {}, "Distributions"), el("div", { class: "charts" }, data.histograms.map((told) => el("div", { class: "chart" }, histogram(told, told.title))))],
-    data.examples.length > 0 && [el("h2", {}, "Examples"), el("p", { class: "note" }, data.examples_note), el("div", { id: "examples" }, examples())],
+    data.examples.length > 0 && [el("h2", {}, "Examples"), el("p", { class: "note" }, data.examples_note), el("div", { id: "examples" })],
     data.rollouts_note && [el("h2", {}, "Rollouts"), el("p", { class: "note" }, data.rollouts_note), data.rollouts.map(rollout)],
     el("h2", {}, "Settings"),
     el("p", {}, "Repeat: ", el("code", {}, data.again)),
@@ -32,7 +34,7 @@ function shown() {
 
 function training(run) {
   const told = { name: "this run", color: 0, ...run };
-  return [alerts(told), el("div", { class: "charts" }, panels([told]))];
+  return [alerts(told), panels([told])];
 }
 
 const COLUMNS = {
@@ -59,8 +61,7 @@ function heading(name) {
     replace(document.getElementById("examples"), examples());
     say(`sorted by ${name}`);
   };
-  const button = el("button", { type: "button", class: "sort", "data-key": `sort ${name}`, on: { click: press } }, name, current ? (order.up ? " ▲" : " ▼") : "");
-  return el("th", { scope: "col", "aria-sort": current ? (order.up ? "ascending" : "descending") : null }, button);
+  return sortable(name, name, current ? (order.up ? "up" : "down") : "", press);
 }
 
 function example(one) {
@@ -98,5 +99,6 @@ function open() {
 }
 
 replace(main, shown());
+if (data.examples.length) replace(document.getElementById("examples"), examples());
 addEventListener("hashchange", open);
 open();

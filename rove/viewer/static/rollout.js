@@ -1,63 +1,51 @@
 // One rollout: chat, group, tokens, raw record.
 
 import { el, replace, say } from "./dom.js";
-import { annotations } from "./annotate.js";
+import { Annotated } from "./annotate.js";
 import { address, ask, changed, filters } from "./api.js";
-import { fold, message, pretty } from "./chat.js";
+import { fold, message, pretty, textOf } from "./chat.js";
+import { rewardPill } from "./charts.js";
 import { NONE, bytes, counted, number, signed, versions } from "./format.js";
 import { conversation, extras, outcome, times } from "./details.js";
 import { tokenView } from "./tokens.js";
 
 const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
+const OTHERS = 4;
 
 export async function rolloutPage(main, params, signal) {
   const [run, line] = [params.get("run"), params.get("line")];
-  const [about, found] = await Promise.all([
-    ask("run", { run }, signal),
-    ask("rollout", { run, line, whole: params.get("whole") }, signal),
-  ]);
+  const [about, found] = await Promise.all([ask("run", { run }, signal), ask("rollout", { run, line, whole: params.get("whole") }, signal)]);
   const tab = params.get("tab") in TABS ? params.get("tab") : "chat";
-  const body = { chat, group, tokens, raw }[tab];
-  const content = await body({ about, found, params, signal });
+  const content = await { chat, group, tokens, raw }[tab]({ about, found, params, signal });
   if (signal.aborted) return;
-  replace(main, head(about, found, params, tab), el("div", { class: "body" }, content));
+  replace(main, head(about, found, params, tab), el("div", { class: "body", key: `${run} ${line} ${tab}` }, content));
   addEventListener("keydown", (event) => keys(event, params), { signal });
 }
 
 function head(about, found, params, tab) {
   const links = Object.entries(TABS)
     .filter(([name]) => name !== "tokens" || found.tokens.length)
-    .filter(([name]) => name !== "group" || found.members.length > 1)
-    .map(([name, title]) => {
-      const target = address("rollout", changed(params, { tab: name === "chat" ? null : name }));
-      return el("a", { href: target, "data-key": `tab ${name}`, "aria-current": name === tab ? "page" : null }, title);
-    });
+    .map(([name, title]) => el("a", { href: address("rollout", changed(params, { tab: name === "chat" ? null : name })), "data-key": `tab ${name}`, "aria-current": name === tab ? "page" : null }, title));
   const title = `Example ${number(found.example_id)}, rollout ${found.rollout_index}${found.step === null ? "" : `, step ${found.step}`}`;
   return [
-    el(
-      "div",
-      { class: "title" },
+    el("div", { class: "title" },
       el("h1", {}, title),
-      found.error ? el("span", { class: "status stopped" }, "failed") : el("span", { class: "status reward" }, `reward ${number(found.reward)}`),
+      found.error ? el("span", { class: "status stopped" }, "failed") : rewardPill(found.reward, about.range, `reward ${number(found.reward)}`),
       weights(found),
-      el(
-        "span",
-        { class: "picked" },
+      el("span", { class: "picked" },
         el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
-        el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"),
-      ),
-    ),
+        el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"))),
     el("nav", { class: "tabs", "aria-label": "Views of this rollout" }, links),
   ];
 }
 
-/** Which versions of the weights have played it, where there was more than what a run begins with. */
+/** The policy versions that sampled it, if there are several in the run. */
 function weights({ steps }) {
   const spans = steps.flatMap((step) => step.versions);
   return spans.some(([version]) => version > 0) ? el("span", { class: "note" }, `${versions(spans)} of the weights`) : null;
 }
 
-/** The rollout before or after this one, in the order of the list it was opened from. */
+/** Go to the rollout before or after this one, in the order of the list it was opened from. */
 async function turn(params, by) {
   const chosen = [["run", params.get("run")], ...filters(params)];
   for (const name of ["sort", "order"]) if (params.get(name)) chosen.push([name, params.get(name)]);
@@ -73,7 +61,7 @@ function keys(event, params) {
   if (event.key === "j") turn(params, 1);
   if (event.key === "k") turn(params, -1);
   if (event.key === "t") focusTags(event);
-  if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null }));
+  if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null, offset: params.get("at") }));
 }
 
 function focusTags(event) {
@@ -86,67 +74,94 @@ function focusTags(event) {
 // The chat and its side panel
 
 function chat({ about, found, params }) {
-  const whole = address("rollout", changed(params, { whole: "1" }));
-  const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are shortened. ", el("a", { href: whole }, "Show full texts")) : null;
-  return el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, cut, conversation(about.env, found)), el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
+  const link = (change, words) => el("a", { href: address("rollout", changed(params, change)) }, words);
+  const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are shortened. ", link({ whole: "1" }, "Show full texts")) : null;
+  const plain = Boolean(params.get("plain"));
+  return el("div", { class: "split right" },
+    el("section", { "aria-label": "Chat" }, cut, conversation(about.env, found, "", plain), el("p", { class: "note" }, link({ plain: plain ? null : "1" }, plain ? "Show Markdown formatted" : "Show Markdown as it was written"))),
+    el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
 }
 
 function facts(about, found, params) {
   return [
     outcome(found),
     found.advantage !== null && found.members.length > 1 && el("p", { class: "note" }, `${signed(found.advantage)} against the mean of its group (${found.members.length} rollouts)`),
-    times(found),
-    members(found, params),
-    annotations(about, found),
-    el("h2", {}, "More"),
     extras(found),
+    times(found),
+    members(about, found, params),
+    el(Annotated, { about, found }),
+    el("h2", {}, "Copy"),
+    copies(about, found),
     found.tools && fold(counted(found.tools.length, "tool"), pretty(found.tools)),
-    curl(about, found),
     el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`),
   ];
 }
 
-function members({ members, line }, params) {
+function members(about, { members, line }, params) {
   if (members.length < 2) return null;
   const links = members.map((row) => {
     const text = row.error ? "failed" : number(row.reward);
     const target = address("rollout", changed(params, { line: row.line, at: null }));
-    return el("li", {}, el("a", { href: target, "aria-current": row.line === line ? "true" : null, "aria-label": `rollout ${row.rollout}: ${text}` }, text));
+    return el("li", {}, el("a", { href: target, "aria-current": row.line === line ? "true" : null, "aria-label": `rollout ${row.rollout}: ${text}` }, row.error ? text : rewardPill(row.reward, about.range)));
   });
   return [el("h2", {}, "Group"), el("ul", { class: "members" }, links)];
 }
 
-/** A button that copies the request of the first turn as a command. */
-function curl(about, found) {
+/** Buttons that copy the first request as a command, the record, and a test case: the prompt, the replies and the reward. */
+function copies(about, found) {
   const body = { model: about.model, messages: found.prompt, tools: found.tools ?? undefined, temperature: found.temperature ?? undefined };
   const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
-  const command = `curl "$BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' -d '${quoted}'`;
-  const copy = async () => {
-    await navigator.clipboard.writeText(command);
-    say("copied");
-  };
-  return [el("button", { type: "button", on: { click: copy } }, "Copy as curl"), fold("first request", command)];
+  const curl = `curl "$BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' -d '${quoted}'`;
+  const replies = found.completion.filter((one) => one.role === "assistant").map((one) => textOf(one.content));
+  const test = { env: about.env, prompt: found.prompt, answer: found.answer, info: found.info, replies, reward: found.reward };
+  const copy = (words, text) => el("button", { type: "button", on: { click: async () => (await navigator.clipboard.writeText(await text()), say("copied")) } }, words);
+  const record = async () => (await ask("raw", { run: about.name, line: found.line })).text;
+  return [el("p", { class: "moves" }, copy("Copy as curl", () => curl), copy("Copy JSON", record), copy("Copy test case", () => JSON.stringify(test, null, 2))), fold("first request", curl)];
 }
 
 // The other views
 
-async function group({ about, params, signal }) {
-  const { rollouts, left_out } = await ask("group", { run: about.name, line: params.get("line") }, signal);
+async function group({ about, found, params, signal }) {
+  const other = params.get("with");
+  const { runs } = await ask("runs", {}, signal);
+  const same = runs.filter((run) => run.env === about.env && run.name !== about.name && (run.rollouts || run.kind === "rl"));
+  const options = [["", "the group"], ...same.map((run) => [run.name, run.name])].map(([value, text]) => el("option", { value, selected: value === other }, text));
+  const change = (event) => (location.hash = address("rollout", changed(params, { with: event.target.value || null })));
+  const { rollouts, left_out, prompt } = other ? await besides(other, found, signal) : await ask("group", { run: about.name, line: params.get("line") }, signal);
   const columns = rollouts.map((one, i) => {
-    const target = address("rollout", changed(params, { line: one.line, at: null, tab: null }));
-    const result = one.error ? el("span", { class: "bad" }, "failed") : el("b", {}, number(one.reward));
+    const target = address("rollout", changed(params, { run: one.run ?? about.name, line: one.line, at: null, tab: null, with: null }));
+    const result = one.error ? el("span", { class: "bad" }, "failed") : rewardPill(one.reward, about.range);
     const parts = one.parts ?? (i ? null : undefined);
     const note = i === 0 ? "the reference" : parts ? `differs from message ${parts[0] + 1} on` : "the same";
-    return el(
-      "section",
-      { class: "member", "aria-label": `rollout ${one.rollout}` },
-      el("h2", {}, el("a", { href: target }, `Rollout ${one.rollout}`), " ", result),
+    return el("section", { class: "member", "aria-label": `rollout ${one.rollout}` },
+      el("h2", {}, el("a", { href: target }, one.run ? `${one.run}, rollout ${one.rollout}` : `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
-      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, parts && parts[0] === place ? parts[1] : null, one.renderings[one.prompt.length + place])),
-    );
+      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, { parts: parts && parts[0] === place ? parts[1] : null, board: one.renderings[one.prompt.length + place] })));
   });
-  const rest = left_out ? el("p", { class: "note" }, `${counted(left_out, "more rollout")} not shown`) : null;
-  return [rollouts[0].prompt.slice(-1).map((one) => message(one, about.env, "prompt", null, rollouts[0].renderings[rollouts[0].prompt.length - 1])), el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Siblings" }, columns), rest];
+  return [
+    el("div", { class: "tools" }, el("label", {}, "Beside ", el("select", { "data-key": "with", on: { change } }, options))),
+    found.answer && el("p", {}, "Expected answer: ", el("code", {}, found.answer)),
+    (prompt ?? rollouts[0].prompt).slice(-1).map((one) => message(one, about.env, "prompt", { board: rollouts[0].renderings[rollouts[0].prompt.length - 1] })),
+    el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Rollouts side by side" }, columns),
+    left_out ? el("p", { class: "note" }, `${counted(left_out, "more rollout")} not shown`) : null,
+  ];
+}
+
+/** This rollout and those of the same example in another run, each with its first difference from this one. */
+async function besides(run, found, signal) {
+  const { rows } = await ask("rollouts", { run, "is.example_key": found.example_key, limit: OTHERS }, signal);
+  const others = await Promise.all(rows.map((row) => ask("rollout", { run, line: row.line }, signal)));
+  const shown = others.map((one) => ({ ...one, run, rollout: one.rollout_index, parts: firstDifference(found.completion, one.completion) }));
+  return { rollouts: [{ ...found, rollout: found.rollout_index }, ...shown], left_out: 0, prompt: found.prompt };
+}
+
+function firstDifference(one, other) {
+  for (let place = 0; place < Math.max(one.length, other.length); place += 1) {
+    const [a, b] = [one, other].map((list) => Array.from(textOf(list[place]?.content)));
+    const at = a.findIndex((letter, i) => letter !== b[i]);
+    if (at >= 0 || a.length !== b.length) return [place, at < 0 ? a.length : at];
+  }
+  return null;
 }
 
 function tokens({ found, params }) {

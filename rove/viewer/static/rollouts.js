@@ -1,19 +1,21 @@
-// The rollouts of a run: filters and a page of rows.
+// The rollouts of a run: filters, why they fail, and a table.
 
-import { el, cell, replace, table } from "./dom.js";
+import { cell, el, replace, sortable, table } from "./dom.js";
 import { tagList } from "./annotate.js";
 import { address, ask, changed, filters } from "./api.js";
-import { histogram } from "./charts.js";
+import { histogram, rewardPill } from "./charts.js";
 import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
 import { every, whole } from "./live.js";
-import { searchBox } from "./search.js";
+import { OUTCOMES, runHead } from "./overview.js";
+import { Rows } from "./rows.js";
+import { Search } from "./search.js";
 
-const FACETS = ["env", "stop", "error", "truncated", "superseded"];
-const SAID = ["tag", "noted"];
-const NAMES = { tag: "tag", noted: "with a note", env: "environment", stop: "stop reason", error: "error", truncated: "truncated", superseded: "superseded" };
+const FACETS = ["outcome", "env", "stop", "error", "truncated", "superseded"];
+const ANNOTATED = ["tag", "noted"];
+const NAMES = { outcome: "outcome", tag: "tag", noted: "with a note", env: "environment", stop: "stop reason", error: "error", truncated: "truncated", superseded: "superseded", reply: "model's answer", answer: "expected answer" };
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
-const PAGE = 50;
+const BLOCK = 100;
 const WIDE = matchMedia("(min-width: 861px)");
 
 let last = { run: null, facets: [], drawn: [] };
@@ -41,19 +43,24 @@ export async function rolloutsPage(main, params, signal) {
   }, signal);
 }
 
-/** The rollouts that are chosen, as parameters, with further ones. */
+/** The parameters of the selected rollouts, with further ones. */
 function chosenWith(params, about, pairs) {
   return new URLSearchParams([["run", about.name], ...filters(params), ...pairs]);
 }
 
-/** The page of rows. */
+function order(params) {
+  return ["sort", "order"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
+}
+
+/** The first block of rows, the lines that cannot be read, and the reasons for failures if they are asked for. */
 async function rowsOf(params, about, signal) {
-  const page = ["sort", "order", "offset"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
-  const [rows, bad] = await Promise.all([
-    ask("rollouts", chosenWith(params, about, [...page, ["limit", PAGE]]), signal),
+  const start = Math.floor(Number(params.get("offset") ?? 0) / BLOCK) * BLOCK;
+  const [rows, bad, why] = await Promise.all([
+    ask("rollouts", chosenWith(params, about, [...order(params), ["offset", start], ["limit", BLOCK]]), signal),
     ask("bad", { run: about.name }, signal),
+    params.get("why") ? ask("reasons", chosenWith(params, about, []), signal) : null,
   ]);
-  return { ...rows, bad };
+  return { ...rows, start, bad, why };
 }
 
 /** Every facet, and every histogram that is open. */
@@ -61,15 +68,14 @@ async function choicesOf(params, about, signal) {
   const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
   if (params.get("more")) open.push(...MORE);
   const [facets, drawn] = await Promise.all([
-    Promise.all([...(about.annotated ? SAID : []), ...FACETS].map((name) => ask("facet", facetParams((pairs) => chosenWith(params, about, pairs), name), signal))),
+    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS].map((name) => ask("facet", facetParams(chosenWith(params, about, [["name", name]]), name), signal))),
     Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
   ]);
   return { facets, drawn };
 }
 
-/** A facet counts all rollouts that the other facets choose, so that another of its values can be chosen. */
-function facetParams(with_, name) {
-  const params = with_([["name", name]]);
+/** A facet counts all rollouts that the other facets select, so that another of its values can be selected. */
+function facetParams(params, name) {
   params.delete(`is.${name}`);
   if (name === "superseded") ["0", "1"].forEach((value) => params.append("is.superseded", value));
   return params;
@@ -80,66 +86,77 @@ function go(params, changes) {
 }
 
 function shown(about, found, params) {
-  const steps = about.kind === "rl" || about.kind === "sft";
-  const again = address("compare", { a: about.name });
+  const { progress } = found;
+  const failing = params.get("sort") === "reward" && params.get("order") !== "down";
+  const toggle = (words, on, change) => el("button", { type: "button", "aria-pressed": String(on), "data-key": words, on: { click: () => go(params, change) } }, words);
   return [
-    el(
-      "div",
-      { class: "title" },
-      el("h1", {}, about.name),
-      el("span", { class: `status ${about.status}` }, about.status),
-      el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
-      tagList(about.tags),
-      steps ? el("a", { class: "button", href: address("training", { run: about.name }) }, "Training") : null,
-      el("a", { class: "button", href: again }, "Compare with …"),
-    ),
-    about.trouble && el("p", { class: "bad" }, about.trouble),
-    about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
+    runHead(about, "rollouts"),
     about.bad_annotations > 0 && el("p", { class: "bad" }, `${counted(about.bad_annotations, "line")} of annotations.jsonl cannot be read`),
-    reading(found.progress),
-    searchBox(about.name, params),
-    el(
-      "div",
-      { class: "split" },
-      el("aside", { "aria-label": "Filter rollouts" }, chips(params), el("details", { class: "choose", open: WIDE.matches }, el("summary", {}, "Filter by"), el("div", { class: "choices" }, choices(found, params)))),
-      el("section", { "aria-label": "Rollouts" }, list(about, found, params), unreadable(found.bad)),
-    ),
+    !progress.done && el("p", { class: "note", role: "status" }, `reading the run: ${bytes(progress.bytes)} of ${bytes(progress.size)}`),
+    progress.done && progress.size > progress.bytes && el("p", { class: "note" }, `the last line is incomplete (${bytes(progress.size - progress.bytes)}): it is being written, or the run was killed while writing it`),
+    el("div", { class: "tools" },
+      toggle("Failing first", failing, failing ? { sort: null, order: null } : { sort: "reward", order: null }),
+      toggle("Why did these fail?", Boolean(params.get("why")), { why: params.get("why") ? null : "1" }),
+      builder(about, params)),
+    el(Search, { run: about.name, params }),
+    found.why && reasons(found.why, params),
+    el("div", { class: "split" },
+      el("aside", { "aria-label": "Filter rollouts" }, chips(about, params), el("details", { class: "choose", open: WIDE.matches }, el("summary", {}, "Filter by"), el("div", { class: "choices" }, choices(about, found, params)))),
+      el("section", { "aria-label": "Rollouts" }, list(about, found, params), unreadable(found.bad))),
   ];
 }
 
-function reading(progress) {
-  const waiting = progress.size - progress.bytes;
-  if (!progress.done) {
-    const part = Math.round((progress.bytes / progress.size) * 100);
-    return el("p", { class: "note", role: "status" }, `reading the run: ${part} % of ${bytes(progress.size)}`);
-  }
-  return waiting ? el("p", { class: "note" }, `the last line is incomplete (${bytes(waiting)}): it is being written, or the run was killed while writing it`) : null;
+/** A form for a filter on any column. */
+function builder(about, params) {
+  const submit = (event) => {
+    event.preventDefault();
+    const { column, sign, value } = event.target.elements;
+    go(params, { [`${sign.value}.${column.value}`]: sign.value === "is" ? [...params.getAll(`is.${column.value}`), value.value] : value.value });
+  };
+  return el("form", { class: "tools builder", "aria-label": "Filter by any column", on: { submit } },
+    el("select", { name: "column", "aria-label": "Column" }, about.sorts.map((name) => el("option", { value: name }, NAMES[name] ?? plain(name)))),
+    el("select", { name: "sign", "aria-label": "Comparison" }, [["is", "="], ["from", "≥"], ["to", "<"]].map(([value, text]) => el("option", { value }, text))),
+    el("input", { name: "value", type: "search", class: "narrow", "aria-label": "Value" }),
+    el("button", { type: "submit" }, "Add filter"));
 }
 
-/** What is chosen, each to be taken back. */
-function chips(params) {
+/** Groups of failing rollouts by what they have in common, an answer of /api/reasons. */
+function reasons({ total, groups }, params) {
+  if (!total) return el("p", {}, "None of these rollouts failed.");
+  const rows = groups.map((one) => {
+    const change = Object.fromEntries(one.filter);
+    if (one.kind !== "error") change["is.outcome"] = "below";
+    return el("tr", {},
+      cell("by", one.kind),
+      cell("what they share", el("a", { href: address("rollouts", changed(params, { ...change, offset: null })) }, one.kind === "stop reason" ? plain(one.label) : one.label)),
+      cell("rollouts", `${number(one.count)} · ${Math.round((one.count / total) * 100)} %`),
+      cell("example", el("a", { href: address("rollout", changed(params, { line: one.line, at: null })) }, `line ${number(one.line + 1)}`)));
+  });
+  return el("section", { "aria-label": "Why these failed" }, el("h2", {}, `${counted(total, "failing rollout")}, grouped`), table(["by", "what they share", "rollouts", "example"], rows, "reasons"));
+}
+
+function chips(about, params) {
   const chosen = filters(params);
   if (!chosen.length) return el("p", { class: "note" }, "Click a bar or a value to filter rollouts.");
-  const signs = { is: "=", from: "≥", to: "<" };
-  const chips = chosen.map(([key, value]) => {
-    const [kind, name] = key.split(/\.(.*)/s);
-    const words = `${NAMES[name] ?? plain(name)} ${signs[kind]} ${value === "" ? "none" : isNaN(value) ? value : number(Number(value))}`;
-    const others = chosen.filter((one) => one[0] === key && one[1] !== value).map((one) => one[1]);
-    const take = () => go(params, { [key]: others.length ? others : null });
-    return el("button", { type: "button", class: "chip", "data-key": `chip ${key} ${value}`, "aria-label": `remove filter ${words}`, on: { click: take } }, words, " ×");
-  });
+  const chip = ([key, value], i) => {
+    const [kind, ...rest] = key.split(".");
+    const name = rest.join(".");
+    const shown = name === "outcome" ? (OUTCOMES[value] ?? value) : value === "" ? "none" : Number.isFinite(Number(value)) && value !== "" ? number(Number(value)) : value;
+    const words = `${NAMES[name] ?? plain(name)} ${{ is: "=", from: "≥", to: "<" }[kind]} ${shown}`;
+    const others = chosen.filter((one, j) => one[0] === key && j !== i).map((one) => one[1]);
+    return el("button", { type: "button", class: "chip", "data-key": `chip ${key} ${value}`, "aria-label": `remove filter ${words}`, on: { click: () => go(params, { [key]: others.length ? others : null }) } }, words, " ×");
+  };
   const none = Object.fromEntries(chosen.map(([key]) => [key, null]));
-  return el("div", { class: "chips" }, chips, el("button", { type: "button", class: "chip", "data-key": "all", on: { click: () => go(params, none) } }, "all rollouts"));
+  return el("div", { class: "chips" }, chosen.map(chip), el("button", { type: "button", class: "chip", "data-key": "all", on: { click: () => go(params, none) } }, "all rollouts"));
 }
 
-function choices(found, params) {
+function choices(about, found, params) {
   const facets = found.facets.filter(({ values }) => values.length > 1).map((facet) => facetBox(facet, params));
   const drawn = found.drawn
     .filter(({ bars }) => bars.length > 1 || found.drawn.length < 3)
     .map((told) => histogram(told, plain(told.name), (bar) => isPicked(told.name, bar, params), (bar, was) => pickBar(told.name, bar, was, params)));
   const more = params.get("more");
-  const toggle = el("button", { type: "button", "data-key": "more", on: { click: () => go(params, { more: more ? null : "1" }) } }, more ? "Fewer" : "More");
-  return [facets, drawn, toggle];
+  return [facets, drawn, el("button", { type: "button", "data-key": "more", on: { click: () => go(params, { more: more ? null : "1" }) } }, more ? "Fewer" : "More")];
 }
 
 function facetBox({ name, values, others }, params) {
@@ -149,21 +166,10 @@ function facetBox({ name, values, others }, params) {
     const text = value === null ? "" : String(value);
     const on = chosen.includes(text);
     const next = on ? chosen.filter((one) => one !== text) : [...chosen, text];
-    const press = () => go(params, { [key]: next.length ? next : null });
-    const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : name === "stop" ? plain(value) : value;
-    return el(
-      "li",
-      {},
-      el(
-        "button",
-        { type: "button", class: "value", "aria-pressed": String(on), "data-key": `${key} ${text}`, on: { click: press } },
-        el("span", {}, said),
-        el("span", { class: "count" }, number(count)),
-      ),
-    );
+    const said = value === null || value === "" ? "none" : ["truncated", "superseded", "noted"].includes(name) ? (value ? "yes" : "no") : name === "stop" ? plain(value) : name === "outcome" ? (OUTCOMES[value] ?? value) : value;
+    return el("li", {}, el("button", { type: "button", class: "value", "aria-pressed": String(on), "data-key": `${key} ${text}`, on: { click: () => go(params, { [key]: next.length ? next : null }) } }, el("span", {}, said), el("span", { class: "count" }, number(count))));
   });
-  const rest = others ? el("p", { class: "note" }, `and ${counted(others, "other value")}`) : null;
-  return el("div", { class: "facet" }, el("h2", {}, NAMES[name]), el("ul", {}, entries), rest);
+  return el("div", { class: "facet" }, el("h2", {}, NAMES[name]), el("ul", {}, entries), others ? el("p", { class: "note" }, `and ${counted(others, "other value")}`) : null);
 }
 
 function isPicked(name, bar, params) {
@@ -181,65 +187,42 @@ function pickBar(name, bar, was, params) {
 // The rows
 
 function list(about, found, params) {
-  if (!found.total) return el("p", {}, found.progress.size ? "No rollout matches." : "This run has no rollouts.");
-  const offset = Number(params.get("offset") ?? 0);
-  const scores = about.scores.slice(0, 5);
-  const columns = [
-    ["line", "rollout"],
-    ["reward", "reward"],
-    ...scores.map((name) => [`score.${name}`, plain(name)]),
-    ["stop", "stop reason"],
-    ["turns", "turns"],
-    ["completion_tokens", "tokens"],
-    ["seconds", "time"],
+  if (!found.total) return el("p", {}, found.progress.size ? "No rollout matches. Remove a filter." : "This run has no rollouts yet.");
+  const scores = about.scores.filter((name) => name !== "num_turns").slice(0, 3);
+  const expects = found.rows.some((row) => row.answer);
+  const columns = [["line", "rollout"], null, ["reply", "model's answer"], expects && ["answer", "expected"], ["reward", "reward"], ...scores.map((name) => [`score.${name}`, plain(name)]), ["stop", "stop reason"], ["turns", "turns"], ["completion_tokens", "tokens"], ["seconds", "time"]];
+  const head = columns.filter((one) => one !== false).map((one) => (one ? heading(...one, params) : el("th", { scope: "col" }, "question")));
+  const fetch = async (offset, limit) => (await ask("rollouts", chosenWith(params, about, [...order(params), ["offset", offset], ["limit", limit]]))).rows;
+  const key = chosenWith(params, about, order(params)).toString();
+  return [
+    el("p", { class: "pages", id: "count" }, counted(found.total, "rollout")),
+    el(Rows, { key, total: found.total, first: found.rows, start: found.start, fetch, head, offset: Number(params.get("offset") ?? 0), draw: (row, place) => line(about, row, scores, expects, params, place) }),
   ];
-  const head = columns.map(([name, title]) => heading(name, title, params));
-  head.splice(1, 0, el("th", { scope: "col" }, "question"));
-  const rows = found.rows.map((row, i) => line(about, row, scores, params, offset + i));
-  return [pages(found.total, offset, params), table(head, rows, "rollouts"), pages(found.total, offset, params, " below")];
 }
 
 function heading(name, title, params) {
   const current = (params.get("sort") ?? "line") === name;
   const down = params.get("order") === "down";
-  const press = () => go(params, { sort: name, order: current && !down ? "down" : null });
-  const sort = current ? (down ? "descending" : "ascending") : null;
-  const button = el("button", { type: "button", class: "sort", "data-key": `sort ${name}`, on: { click: press } }, title, current ? (down ? " ▼" : " ▲") : "");
-  return el("th", { scope: "col", "aria-sort": sort }, button);
+  return sortable(title, name, current ? (down ? "down" : "up") : "", () => go(params, { sort: name, order: current && !down ? "down" : null }));
 }
 
-function line(about, row, scores, params, place) {
-  const target = address("rollout", changed(params, { line: row.line, at: place, offset: null }));
+function line(about, row, scores, expects, params, place) {
+  const target = address("rollout", changed(params, { line: row.line, at: place, offset: null, why: null }));
   const title = `${number(row.example)} · ${row.rollout}${row.step === null ? "" : ` · step ${row.step}`}`;
-  const result = row.error ? el("span", { class: "bad" }, "failed") : el("b", {}, number(row.reward));
-  return el(
-    "tr",
-    {},
+  const clamped = (text) => el("span", { class: "question", title: text }, text || NONE);
+  return el("tr", { key: place, "data-place": place },
     cell("rollout", el("a", { href: target, "data-key": `row ${row.line}` }, title)),
-    cell("question", el("span", { class: "question" }, row.question || NONE), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
-    cell("reward", result),
+    cell("question", clamped(row.question), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
+    cell("model's answer", clamped(row.reply)),
+    expects && cell("expected", clamped(row.answer)),
+    cell("reward", row.error ? el("span", { class: "pill failed" }, "failed") : rewardPill(row.reward, about.range)),
     scores.map((name) => cell(plain(name), number(row.scores[name]))),
     cell("stop reason", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),
-    cell("turns", number(row.turns)),
-    cell("tokens", number(row.completion_tokens)),
-    cell("time", seconds(row.seconds)),
-  );
-}
-
-function pages(total, offset, params, kind = "") {
-  const to = (place) => () => (location.hash = address("rollouts", changed(params, { offset: place || null })));
-  const button = (text, place, off) => el("button", { type: "button", disabled: off, "data-key": text + kind, on: { click: to(place) } }, text);
-  return el(
-    "div",
-    { class: "pages" },
-    el("span", {}, `${number(offset + 1)} to ${number(Math.min(total, offset + PAGE))} of ${counted(total, "rollout")}`),
-    total > PAGE && [button("Previous", Math.max(0, offset - PAGE), !offset), button("Next", offset + PAGE, offset + PAGE >= total)],
-  );
+    cell("turns", number(row.turns)), cell("tokens", number(row.completion_tokens)), cell("time", seconds(row.seconds)));
 }
 
 function unreadable({ bad, lines }) {
   if (!bad) return null;
   const told = lines.map(({ line, why, text }) => el("li", {}, el("b", {}, `line ${number(line + 1)}`), ` ${why}`, el("pre", {}, text)));
-  const head = `${counted(bad, "line")} of rollouts.jsonl cannot be read`;
-  return el("details", { class: "unreadable" }, el("summary", { class: "bad" }, head), el("ul", {}, told));
+  return el("details", { class: "unreadable" }, el("summary", { class: "bad" }, `${counted(bad, "line")} of rollouts.jsonl cannot be read`), el("ul", {}, told));
 }

@@ -1,0 +1,238 @@
+"""The page of `survey.py`: what was found, and whether it is a defect or the nature of the task."""
+
+from __future__ import annotations
+
+import datetime
+import importlib.metadata
+import platform
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from rove.audit.replies import blind_replies
+from rove.audit.report import cell
+
+Result = dict[str, Any]
+BLIND = set(blind_replies(str, ["a", "b", "c"], []))
+FREQUENT = {name for name in BLIND if "frequent" in name or "then an answer" in name} | {
+    "most frequent answer",
+    "a random row's answer",
+}
+INACTIVE = ("nothing", "no action", "form without an action", "echo", "echo in the form", "give up")
+"""Policies in games that make no move."""
+SOURCES = ("reasoning-gym", "TextArena", "rove", "v0 packages")
+LIBRARIES = {"reasoning-gym": "reasoning-gym", "TextArena": "textarena"}
+FEW_ANSWERS = 12
+"""Different answers in 60 rows up to which a task is a choice."""
+
+
+def verdict(finding: dict[str, Any]) -> str:
+    """Return "defect", or why a finding is the nature of the task."""
+    check, severity, text = finding["check"], finding["severity"], finding["text"]
+    if check == "blind-reply" and "rows have the same answer" in text:
+        return "few different answers"
+    if check == "monotonicity" and severity == "low":
+        return "a tolerance, or an answer in a sentence"
+    if check == "hedging" and severity == "low":
+        return "partial credit for parts of a long answer"
+    if check == "data-overlap":
+        return "few tasks, or tasks of one template" if severity != "info" else "one dataset for both"
+    if check == "blind-game":
+        is_inactive = any(f"policy '{name}'" in text for name in INACTIVE)
+        return "defect" if is_inactive else "a game of chance, or a weak opponent"
+    if check == "load" and severity == "info":
+        return "slow generator"
+    return "defect"
+
+
+def best(result: Result, names: set[str]) -> tuple[float, str]:
+    """Return the highest mean reward of some policies, and its name."""
+    rewards = [(rate[0], name) for name, rate in result.get("rewards", {}).items() if name in names]
+    return max(rewards, default=(0.0, "–"))
+
+
+def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
+    """Return the page.
+
+    Args:
+        results: Lines of `survey.py`.
+        facts: See `row_facts.py`.
+    """
+    by_source = {source: [one for one in results if one["source"] == source] for source in SOURCES}
+    seconds = sum(one.get("cpu_seconds", 0.0) for one in results) + facts["cpu_seconds"]
+    today = datetime.datetime.now(datetime.UTC)
+    installed = [f"{name} {importlib.metadata.version(name)}" for name in ("rove", "reasoning-gym", "textarena")]
+    lines = [
+        "# Audit of existing environments",
+        "",
+        f"Written by `python benchmarks/audit/survey.py` on {today:%Y-%m-%d}: {', '.join(installed)}, "
+        f"Python {platform.python_version()}, {seconds / 60:.1f} CPU-minutes in all. "
+        "A finding is a **defect** if a reply is paid that should not be, or is not paid that should be, or breaks the grader. "
+        "Other findings are the nature of the task; the tables say which. "
+        "The severity and the evidence of a finding: `rove audit` ([audit.md](audit.md)).",
+        "",
+        "| source | environments | with a defect | other findings only | no findings | not audited |",
+        "|---|---|---|---|---|---|",
+    ]
+    for source, some in by_source.items():
+        lines.append(f"| {source} | {len(some)} | {' | '.join(map(str, counts(some)))} |")
+    lines += [
+        "",
+        *common_defects(by_source),
+        "",
+        "## reasoning-gym",
+        "",
+        *reasoning_gym(by_source["reasoning-gym"], facts),
+    ]
+    lines += ["", "## TextArena", "", *text_arena(by_source["TextArena"])]
+    for source, title in (("rove", "rove's own environments"), ("v0 packages", "verifiers v0 packages in the tests")):
+        lines += ["", f"## {title}", "", *findings_table(by_source[source])]
+    return "\n".join(lines) + "\n"
+
+
+def counts(results: Sequence[Result]) -> tuple[int, int, int, int]:
+    """Return how many environments have a defect, other findings only, no findings, and could not be audited."""
+    kinds: Counter[str] = Counter()
+    for one in results:
+        verdicts = [verdict(finding) for finding in one.get("findings", [])]
+        kind = "failed" if one.get("error") else "defect" if "defect" in verdicts else "other" if verdicts else "none"
+        kinds[kind] += 1
+    return kinds["defect"], kinds["other"], kinds["none"], kinds["failed"]
+
+
+def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
+    """Yield a table of defects by check and source."""
+    yield "Environments with a defect, by check:"
+    yield ""
+    found = {
+        source: Counter(
+            check
+            for one in some
+            for check in {finding["check"] for finding in one.get("findings", []) if verdict(finding) == "defect"}
+        )
+        for source, some in by_source.items()
+    }
+    yield f"| check | {' | '.join(found)} |"
+    yield f"|---|{'---|' * len(found)}"
+    for check in sorted({check for some in found.values() for check in some}):
+        yield f"| `{check}` | {' | '.join(str(some[check]) for some in found.values())} |"
+
+
+def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[str]:
+    """Yield the comparison with the scan, and a table of the families."""
+    rows = facts["families"]
+    shared = [one["shared"] for one in rows.values() if "shared" in one]
+    changed = {name: one["json"] for name, one in rows.items() if one.get("json")}
+    own = {
+        one["name"]: one["rewards"]["right answer"][0] for one in results if "right answer" in one.get("rewards", {})
+    }
+    not_full = sorted(name for name, reward in own.items() if reward < 0.999)
+    paying = [one for one in results if best(one, BLIND | FREQUENT)[0] >= 0.4]
+    choices = [one for one in paying if rows.get(one["name"], {}).get("answers", 99) <= FEW_ANSWERS]
+    junk = [one for one in results if best(one, BLIND - FREQUENT)[0] > 0.01]
+    retracted = [one for one in results if one.get("rewards", {}).get("retraction", (0.0,))[0] >= 0.5]
+    raising = sorted(one["name"] for one in results if has(one, "grader-robustness"))
+    running = sorted(one["name"] for one in results if has(one, "execution"))
+    yield (
+        "Items are seeded `seed + index`: rows of seeds 1 and 2 are the same, one place further on, in "
+        f"{sum(share > 0.9 for share in shared)} of {len(shared)} families (more than 90 % of 60 rows). "
+        "Validate on a seed that is further away than the number of rows. "
+        "`rove.ReasoningGymEnv` derives distant seeds for training and evaluation."
+    )
+    yield ""
+    yield "Compared with a scan by hand of the same version (28 policies that never see the answer, 138 CPU-s):"
+    yield ""
+    yield "| | scan | this page | |"
+    yield "|---|---|---|---|"
+    yield f"| families | 104 | {len(results)} | |"
+    yield (
+        f"| pay ≥ .40 to a policy that never sees the answer | 14, half of them honest few-way tasks | {len(paying)}, of which "
+        f"{len(choices)} have at most {FEW_ANSWERS} different answers | {names(one['name'] for one in paying)} |"
+    )
+    yield f"| pay junk > .01 | 59 | {len(junk)} | junk here: replies without any row's frequent answer, 20 rows |"
+    yield f"| do not pay their own answer in full | 5 | {len(not_full)} | {names(not_full)} |"
+    yield (
+        f'| pay half or more for "ANSWER or maybe not" | 21 | {len(retracted)} | {names(one["name"] for one in retracted)} |'
+    )
+    yield f"| graders that raise or hang | 3 | {len(raising)} | {names(raising)}; here also deep nesting, powers and 100 kB |"
+    yield f"| execute a reply as code | – | {len(running)} | {names(running)} |"
+    yield f"| rows change in JSON | 2 | {len(changed)} | {names(changed)} |"
+    yield ""
+    yield "| family | answers in 60 rows | right answer | best reply without the answer | defects | nature of the task |"
+    yield "|---|---|---|---|---|---|"
+    for one in results:
+        reward, name = best(one, BLIND | FREQUENT)
+        right = f"{own[one['name']]:.2f}" if one["name"] in own else "–"
+        different = rows.get(one["name"], {}).get("answers", "–")
+        paid = f"{reward:.2f} ({name})" if reward > 0 else "0"
+        yield f"| {one['name']} | {different} | {right} | {cell(paid)} | {' | '.join(columns(one))} |"
+
+
+def text_arena(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a table of the games."""
+    yield "The opponent moves at random. The best blind policy ignores what the game shows; eight games per policy at most."
+    yield ""
+    yield "| game | random moves | nothing | best blind policy | defects | nature of the game |"
+    yield "|---|---|---|---|---|---|"
+    for one in results:
+        rewards = {name: rate[0] for name, rate in one.get("rewards", {}).items()}
+        others = {name: reward for name, reward in rewards.items() if not name.startswith("policy ")}
+        name = max(others, key=lambda key: others[key], default="–")
+        cells = [f"{rewards[key]:.2f}" if key in rewards else "–" for key in ("policy random", "nothing")]
+        cells.append(cell(f"{others.get(name, 0):.2f} ({name})"))
+        yield f"| {one['name']} | {' | '.join([*cells, *columns(one)])} |"
+
+
+def findings_table(results: Sequence[Result]) -> Iterator[str]:
+    """Yield a table of all findings."""
+    yield "| environment | CPU-s | defects | other findings |"
+    yield "|---|---|---|---|"
+    for one in results:
+        yield f"| {one['name']} | {one.get('cpu_seconds', 0):g} | {' | '.join(columns(one, True))} |"
+
+
+def columns(result: Result, with_text: bool = False) -> tuple[str, str]:
+    """Return a result's defects and other findings."""
+    if result.get("error"):
+        return cell(f"not audited: {result['error']}"), ""
+    defects, others = [], []
+    for finding in result["findings"]:
+        kind = verdict(finding)
+        text = f"`{finding['check']}` ({finding['severity']})"
+        text += f": {finding['text']}" if with_text or kind == "defect" else ""
+        (defects if kind == "defect" else others).append(
+            text if kind == "defect" else f"{text}: {kind}" if not with_text else text
+        )
+    return cell("; ".join(defects)[:600]), cell("; ".join(others)[:600])
+
+
+def has(result: Result, check: str) -> bool:
+    """Return whether a check found something."""
+    return any(finding["check"] == check for finding in result.get("findings", []))
+
+
+def known_defects(results: Sequence[Result]) -> dict[str, Any]:
+    """Return the table of `rove.integrations.known_defects`: library → version, and defects by task.
+
+    Defects that `rove.ReasoningGymEnv` prevents are left out: its workers run replies that are executed, its seeds are derived,
+    and it counts replies for which a scorer raises as wrong.
+    """
+    table: dict[str, Any] = {}
+    for source, library in LIBRARIES.items():
+        defects = {}
+        for one in results:
+            prevented = ("execution", "seed-shift", "grader-robustness", "load")
+            found = [
+                finding["text"].rstrip(".")
+                for finding in one.get("findings", [])
+                if verdict(finding) == "defect" and finding["check"] not in prevented
+            ]
+            if one["source"] == source and found:
+                defects[one["name"]] = found
+        table[library] = {"version": importlib.metadata.version(library), "defects": dict(sorted(defects.items()))}
+    return table
+
+
+def names(some: Any) -> str:
+    """Return names as a text."""
+    return ", ".join(some) or "–"

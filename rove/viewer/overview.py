@@ -1,0 +1,90 @@
+"""One run on a page: results, reasons to stop, a verdict on training, settings with their defaults, and files."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+from rove.runs.run import Run
+from rove.viewer import queries
+from rove.viewer.index import Index, JsonlTail
+from rove.viewer.report import RunReport, cards, table_rows
+from rove.viewer.run_settings import masked, settings_of
+from rove.viewer.verdict import training_verdict
+
+MAX_FILES = 200
+"""Files of a run folder that are listed."""
+
+
+def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
+    """Return the contents of a run's first page.
+
+    Args:
+        run: The run.
+        index: Index of its rollouts.
+        has_rollouts: Whether it has any.
+
+    Raises:
+        RunError: A file of the run is not one that rove wrote.
+    """
+    report = RunReport(run)
+    training = report.kind != "eval"
+    found = report.training() if training else _evaluation(report)
+    weights = queries.reward_weights(index) if has_rollouts else {}
+    metrics = found.pop("training")["rows"] if training else []
+    alerts = _alerts(run)
+    return {
+        **found,
+        "verdict": training_verdict(metrics, weights, alerts) if training else [],
+        "alerts": alerts[-12:],
+        "outcomes": queries.facet(index, queries.parse_filter(queries.columns(index), []), "outcome")["values"]
+        if has_rollouts
+        else [],
+        "threshold": index.pass_threshold,
+        "seconds": _seconds(index) if has_rollouts else None,
+        "when": report.when,
+        "repeat": report.repeat_command,
+        "env_version": _env_version(run),
+        "versions": report.versions,
+        "settings": settings_of(run),
+        "files": list(_files(run)),
+        "limit": report.summary.get("too_few", ""),
+    }
+
+
+def _evaluation(report: RunReport) -> dict[str, Any]:
+    head, values = table_rows(report)
+    counted: dict[str, Any] = {kind: report.summary.get(kind) or {} for kind in ("stops", "errors")}
+    return {"cards": list(cards(report.summary)), "head": head, "values": values, **counted}
+
+
+def _alerts(run: Run) -> list[dict[str, Any]]:
+    lines = JsonlTail(run.path / "alerts.jsonl")
+    lines.catch_up()
+    return lines.rows
+
+
+def _seconds(index: Index) -> float | None:
+    """Return the summed duration of all current rollouts."""
+    sql = f"SELECT SUM(seconds) FROM {queries.TABLE_SCAN} WHERE {queries.CURRENT_ROLLOUTS}"
+    return index.query(sql)[0][0]  # pyright: ignore[reportReturnType]
+
+
+def _env_version(run: Run) -> str:
+    """Return the name, version and content hash of the environment that the run recorded; "" if it did not."""
+    found = masked(run.config().get("identity", {}).get("env", ""))
+    return found if isinstance(found, str) else ""
+
+
+def _files(run: Run) -> Iterator[tuple[str, int]]:
+    """Yield the names of the folder's entries, folders with a slash, and the sizes of files in bytes."""
+    try:
+        entries = sorted(os.scandir(run.path), key=lambda entry: entry.name)
+    except OSError:
+        return
+    for entry in entries[:MAX_FILES]:
+        if entry.is_dir(follow_symlinks=False):
+            yield f"{entry.name}/", 0
+        elif entry.is_file(follow_symlinks=False):
+            yield entry.name, entry.stat(follow_symlinks=False).st_size

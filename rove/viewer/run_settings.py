@@ -1,0 +1,108 @@
+"""Settings of runs: read from config.toml without passwords, compared with their defaults and between runs."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from importlib import resources
+from typing import Any
+
+import msgspec
+import tomli_w
+
+from rove.core.errors import RunError
+from rove.runs.run import Run
+
+OUTSIDE_SETTINGS = ("run_dir", "overwrite")
+"""Settings that do not influence a result."""
+MAX_SETTINGS = 2000
+"""Settings that are listed."""
+_PASSWORD = re.compile(r"://[^/@\s\"]+@")
+
+
+def describe_run(run: Run) -> dict[str, Any]:
+    """Return `kind`, `env`, `model` and the whole `config` of a run, without passwords.
+
+    Raises:
+        RunError: rove did not write its config.toml.
+    """
+    content = run.config()
+    config = masked(content["config"])
+    env = config.get("env") or _first_of(config.get("data")) or ""
+    return {"kind": content["kind"], "env": str(env), "model": str(config.get("model") or ""), "config": config}
+
+
+def _first_of(value: Any) -> Any:
+    return value[0] if isinstance(value, list) and value else value
+
+
+def masked(value: Any) -> Any:
+    """Return a setting with passwords in URLs masked."""
+    if isinstance(value, str):
+        return _PASSWORD.sub("://…@", value)
+    if isinstance(value, dict):
+        return {key: masked(item) for key, item in value.items()}
+    return [masked(item) for item in value] if isinstance(value, list) else value
+
+
+def settings_of(run: Run) -> list[dict[str, Any]]:
+    """Return the settings of a run: `name`, `value`, `default` (None if there is none) and `changed`; changed ones first."""
+    content = describe_run(run)
+    known = _defaults_of(content["kind"], content["config"])
+    given = dict(flat(content["config"]))
+    rows = [
+        {"name": name, "value": value, "default": known.get(name), "changed": _is_changed(name, value, known)}
+        for name, value in list(given.items())[:MAX_SETTINGS]
+    ]
+    return sorted(rows, key=lambda row: (not row["changed"], row["name"] not in ("env", "model"), row["name"]))
+
+
+def _defaults_of(kind: str, config: Mapping[str, Any]) -> dict[str, str]:
+    """Return the defaults of a run's settings by dotted name, those of its `[[evaluation]]` tables included."""
+    known = dict(flat(defaults().get(kind, {})))
+    tables = config.get("evaluation")
+    for place in range(len(tables) if isinstance(tables, list) else 0):
+        known |= flat(defaults()["evaluation"], f"evaluation[{place}]")
+    return known
+
+
+def _is_changed(name: str, value: str, known: Mapping[str, str]) -> bool:
+    return name not in OUTSIDE_SETTINGS and value != known.get(name, "")
+
+
+def flat(value: Any, name: str = "") -> Iterator[tuple[str, str]]:
+    """Yield the settings of nested tables by dotted name, values as in a settings file; empty tables and lists are omitted."""
+    if isinstance(value, Mapping):
+        for key, item in value.items():
+            yield from flat(item, f"{name}.{key}" if name else str(key))
+    elif isinstance(value, list) and value and all(isinstance(item, Mapping) for item in value):
+        for place, item in enumerate(value):
+            yield from flat(item, f"{name}[{place}]")
+    elif value is not None and value != []:
+        yield name, value if isinstance(value, str) else _written(value)
+
+
+def _written(value: Any) -> str:
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f"{value:.10g}" if isinstance(value, float) else str(value)
+    return tomli_w.dumps({"x": value}).removeprefix("x = ").strip()
+
+
+@cache
+def defaults() -> dict[str, dict[str, Any]]:
+    """Return the default settings by kind of run; `make settings-page` writes the file."""
+    return msgspec.json.decode((resources.files("rove.viewer") / "defaults.json").read_bytes())
+
+
+def differences(runs: Sequence[tuple[str, Run]]) -> dict[str, Any]:
+    """Return the settings in which runs differ: their names, and a row of `name` and `values` for each."""
+    found = []
+    for _, run in runs:
+        try:
+            found.append({row["name"]: row["value"] for row in settings_of(run)})
+        except (RunError, OSError):
+            found.append({})
+    names = sorted({name for settings in found for name in settings} - set(OUTSIDE_SETTINGS))
+    rows = [{"name": name, "values": [settings.get(name) for settings in found]} for name in names]
+    return {"runs": [name for name, _ in runs], "rows": [row for row in rows if len(set(row["values"])) > 1]}

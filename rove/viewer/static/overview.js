@@ -1,0 +1,129 @@
+// The first page of a run: results, verdict, reasons to stop, settings, files. Its parts are also those of a report.
+
+import { el, replace, table } from "./dom.js";
+import { tagList } from "./annotate.js";
+import { address, ask, changed } from "./api.js";
+import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
+import { every } from "./live.js";
+import { cards, values, verdict } from "./results.js";
+
+const PERIOD = 5000;
+const SLOW = 400;
+export const OUTCOMES = { passed: "passed", below: "below the threshold", failed: "failed (error)" };
+
+/** The title of a run with its status, and the tabs of its pages. */
+export function runHead(about, tab, ...more) {
+  const training = about.kind === "rl" || about.kind === "sft";
+  const tabs = { run: "Overview", rollouts: "Rollouts", ...(training ? { training: "Training" } : {}), settings: "Settings" };
+  const link = ([page, title]) => el("a", { href: address(page, { run: about.name }), "data-key": `page ${page}`, "aria-current": page === tab ? "page" : null }, title);
+  return [
+    el("div", { class: "title" },
+      el("h1", {}, about.name),
+      statusPill(about),
+      el("span", { class: "note" }, [about.env, about.model].filter((text) => text).join(" · ")),
+      tagList(about.tags), more,
+      about.kind !== "sft" && el("a", { class: "button", href: address("compare", { a: about.name }) }, "Compare with …")),
+    el("nav", { class: "tabs", "aria-label": "Pages of this run" }, Object.entries(tabs).map(link)),
+    about.trouble && el("p", { class: "bad" }, about.trouble),
+    about.why && el("p", { class: "why" }, `Stopped: ${about.why}`),
+  ];
+}
+
+/** The status of a run; one whose rollouts failed is not just "complete". */
+export function statusPill(run) {
+  const failed = run.failed && run.status === "complete";
+  const all = failed && run.failed === run.rollouts;
+  const words = all ? "failed" : failed ? `complete, ${number(run.failed)} failed` : run.status;
+  return el("span", { class: `status ${all ? "stopped" : failed ? "partly" : run.status}`, title: run.why || null }, words);
+}
+
+export async function runPage(main, params, signal, tab = "run") {
+  const run = params.get("run");
+  const draw = async () => {
+    const [about, found] = await Promise.all([ask("run", { run }, signal), ask("overview", { run }, signal)]);
+    const failed = Object.fromEntries(found.outcomes)?.failed ?? 0;
+    const total = found.outcomes.reduce((sum, [, count]) => sum + count, 0);
+    const others = tab === "settings" ? (await ask("runs", {}, signal)).runs : [];
+    const other = params.get("with");
+    const apart = other && tab === "settings" ? await ask("settings", { run: [run, other] }, signal) : null;
+    if (!signal.aborted) replace(main, runHead({ ...about, failed, rollouts: total }, tab), tab === "settings" ? settingsTab(found, others, params, apart) : overviewTab(about, found));
+    return about;
+  };
+  const start = Date.now();
+  const about = await draw();
+  if (about.status === "running" && Date.now() - start < SLOW) every(PERIOD, draw, signal);
+}
+
+export const settingsPage = (main, params, signal) => runPage(main, params, signal, "settings");
+
+function overviewTab(about, found) {
+  const where = (name, value) => address("rollouts", { run: about.name, [`is.${name}`]: value });
+  const counts = Object.keys(OUTCOMES).flatMap((name) => found.outcomes.filter(([value]) => value === name));
+  return [
+    verdict(found.verdict),
+    cards([...found.cards, ...totals(found)]),
+    el("div", { class: "panes" },
+      el("section", { "aria-label": "Results" },
+        found.values.length > 0 && [el("h2", {}, "Results"), values(found)],
+        found.limit && el("p", { class: "note" }, found.limit)),
+      el("section", { "aria-label": "Rollouts" },
+        counts.length > 0 && [el("h2", {}, "Outcomes"), shares(counts.map(([name, count]) => [`${OUTCOMES[name]}${name === "below" ? ` of ${number(found.threshold)}` : ""}`, count, where("outcome", name), name])),
+          counts.some(([name]) => name !== "passed") && el("p", {}, el("a", { class: "button", href: address("rollouts", { run: about.name, sort: "reward", why: "1" }) }, "Why did these fail?"))],
+        bars("Stop reasons", found.stops, (name) => where("stop", name), plain),
+        bars("Errors", found.errors, (name) => where("error", name)))),
+    el("h2", {}, "Settings"),
+    settingsTable(found.settings.filter((row) => row.changed)),
+    el("p", {}, el("a", { href: address("settings", { run: about.name }) }, `All ${counted(found.settings.length, "setting")}, and the difference to another run`)),
+    repeated(found.repeat),
+    el("h2", {}, "Environment and files"),
+    el("p", {}, found.env_version ? ["Environment ", el("code", {}, found.env_version), ", "] : null, `last written ${found.when}, `, Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
+    table(["file", "size"], found.files.map(([name, size]) => el("tr", {}, el("td", {}, el("code", {}, name)), el("td", {}, name.endsWith("/") ? "folder" : bytes(size)))), "plain narrowly"),
+  ];
+}
+
+function totals(found) {
+  const priced = found.cards.some(([, words]) => words.startsWith("cost"));
+  const time = Number.isFinite(found.seconds) ? [[seconds(found.seconds), "time of all rollouts together"]] : [];
+  return [...time, ...(priced ? [] : [[NONE, "cost: the settings have no price"]])];
+}
+
+function bars(title, counts, target, word = (name) => name) {
+  const rows = Object.entries(counts ?? {}).filter(([, count]) => Number.isFinite(count)).sort((a, b) => b[1] - a[1]);
+  return rows.length > 0 && [el("h2", {}, title), shares(rows.map(([name, count]) => [word(name), count, target(name), ""]))];
+}
+
+/** Counts as bars of their share; rows of [text, count, address, look]. */
+export function shares(rows) {
+  const total = rows.reduce((sum, [, count]) => sum + count, 0) || 1;
+  return el("ul", { class: "shares" }, rows.map(([text, count, href, look]) =>
+    el("li", {}, el("a", { href }, text), el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: `part ${look}`, "width%": (count / total) * 100 })), el("span", { class: "count" }, `${number(count)} · ${Math.round((count / total) * 100)} %`))));
+}
+
+/** The command that repeats a run, with a button that copies it. */
+function repeated(command) {
+  return el("p", { class: "repeat" }, "Repeat: ", el("code", {}, command), " ", el("button", { type: "button", on: { click: () => navigator.clipboard.writeText(command) } }, "Copy"));
+}
+
+function settingsTable(rows) {
+  if (!rows.length) return el("p", { class: "note" }, "All settings have their defaults.");
+  return table(["setting", "value", "default"], rows.map((row) => el("tr", { class: row.changed ? "changed" : null }, el("td", {}, el("code", {}, row.name)), el("td", {}, row.value), el("td", {}, row.default ?? NONE))), "plain narrowly");
+}
+
+function settingsTab(found, others, params, apart) {
+  const go = (value) => (location.hash = address("settings", changed(params, { with: value || null })));
+  const options = [["", "…"], ...others.map((run) => [run.name, run.name])].map(([value, text]) => el("option", { value, selected: value === params.get("with") }, text));
+  return [
+    el("div", { class: "tools" }, el("label", {}, "Difference to ", el("select", { "data-key": "with", on: { change: (event) => go(event.target.value) } }, options))),
+    apart && settingsDifference(apart),
+    el("h2", {}, "Settings"),
+    el("p", { class: "note" }, "Settings that differ from their defaults come first."),
+    settingsTable(found.settings),
+    repeated(found.repeat),
+  ];
+}
+
+/** The settings in which runs differ, an answer of /api/settings. */
+export function settingsDifference({ runs, rows }) {
+  if (!rows.length) return el("p", {}, "The settings of these runs are equal.");
+  return table(["setting", ...runs], rows.map((row) => el("tr", {}, el("td", {}, el("code", {}, row.name)), row.values.map((value) => el("td", {}, value ?? NONE)))), "plain narrowly differing");
+}

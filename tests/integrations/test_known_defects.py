@@ -1,0 +1,43 @@
+"""Warnings about known defects of other libraries' tasks."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+
+import pytest
+
+from rove.integrations.known_defects import known_defects, warn_of_known_defects, warn_of_seed_overlap
+
+
+@pytest.fixture(autouse=True)
+def not_yet_warned() -> Iterator[None]:
+    warn_of_known_defects.cache_clear()
+    warn_of_seed_overlap.cache_clear()
+    yield
+    warn_of_known_defects.cache_clear()
+    warn_of_seed_overlap.cache_clear()
+
+
+def caught(library: str, name: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        warn_of_known_defects(library, name)
+        warn_of_known_defects(library, name)
+    return [str(one.message) for one in found]
+
+
+def test_known_defects_are_named_once() -> None:
+    name, defects = next(iter(known_defects()["reasoning-gym"].defects.items()))
+    [text] = caught("reasoning-gym", name)
+    assert f"'{name}' has known defects" in text and defects[0] in text and "audit_report.md" in text
+
+
+@pytest.mark.parametrize(("library", "name"), [("reasoning-gym", "chain_sum"), ("other", "chain_sum")])
+def test_other_tasks_have_no_warning(library: str, name: str) -> None:
+    assert caught(library, name) == []
+
+
+def test_seed_overlap() -> None:
+    with pytest.warns(UserWarning, match=r"seeds task i with seed \+ i"):
+        warn_of_seed_overlap()

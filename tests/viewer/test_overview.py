@@ -1,0 +1,178 @@
+"""The first page of a run: its verdict on training, its settings with their defaults, and the reasons for failures."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from made import made_run, record, scores
+from settings_page import DEFAULTS, defaults
+
+from rove.core.errors import ConfigError
+from rove.viewer import queries
+from rove.viewer.api import ENDPOINTS, QueryParams
+from rove.viewer.html import static_files
+from rove.viewer.run_settings import differences, flat, settings_of
+from rove.viewer.run_store import RunStore
+from rove.viewer.verdict import training_verdict
+
+
+def answer(folder: Path, name: str, **params: Any) -> Any:
+    """The answer of the API about the run `run` in a folder."""
+    found = ENDPOINTS[name](RunStore(folder), QueryParams([("run", "run"), *((k, str(v)) for k, v in params.items())]))
+    return json.loads(msgspec.json.encode(found))
+
+
+def curve(**values: list[float]) -> list[dict[str, Any]]:
+    """Rows of metrics; `a__b` is the metric a/b."""
+    size = len(next(iter(values.values())))
+    return [{"step": i + 1, **{k.replace("__", "/"): v[i] for k, v in values.items()}} for i in range(size)]
+
+
+NOISE = [0.01, -0.01, 0.02, 0.0, -0.02, 0.01, 0.0, -0.01, 0.02, -0.02]
+
+
+def test_a_rise_is_named_with_its_interval_and_its_source():
+    won = [0.2 + one for one in NOISE] + [0.8 + one for one in NOISE]
+    rows = curve(reward__won=won, reward__format=[1.0] * 20, reward__mean=[one + 0.2 for one in won])
+    first, parts = training_verdict(rows, {"won": 1.0, "format": 0.2})
+    assert first.startswith("The reward rose from 0.400 to 1.000") and "+0.600 [" in first
+    assert parts.startswith("By reward function (weight × change): won +0.600") and "Format is 0% of the rise" in parts
+
+
+def test_a_rise_that_is_only_format_is_named_as_such():
+    form = [0.1 + one for one in NOISE] + [0.9 + one for one in NOISE]
+    rows = curve(reward__won=[0.5] * 20, reward__format=form, reward__mean=[0.5 + 0.2 * one for one in form])
+    assert "More than half of the rise is format." in training_verdict(rows, {"won": 1.0, "format": 0.2})[1]
+
+
+def test_noise_is_no_progress_and_few_steps_decide_nothing():
+    assert training_verdict(curve(reward__mean=NOISE * 2), {})[0].startswith("No measurable change of the reward")
+    assert training_verdict(curve(reward__mean=[0.1, 0.9]), {})[0].startswith("Too few steps")
+    assert training_verdict(curve(reward__mean=[0.5]), {}) == ["One step finished: reward 0.500."]
+    assert training_verdict([], {}) == []
+
+
+def test_a_fall_after_the_best_step_and_a_collapse_of_entropy_are_named():
+    reward = [0.5 + one for one in NOISE] + [1.0] * 5 + [0.1 + one for one in NOISE]
+    rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
+    first, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "name": "entropy_collapse"}])
+    assert "The reward fell" in first and "The best step was 11 with 1.000" in first
+    assert "first fell below a tenth of its start at step 13" in entropy
+    assert alerts == "1 alert: entropy collapse (from step 13)."
+
+
+@pytest.mark.parametrize("value", ["x", None, True, 1e400, -(10**400), [1]])
+def test_values_of_other_types_are_no_metrics(value: object):
+    rows = [
+        {"step": i, "reward/mean": value, "groups/all": value, "groups/zero_spread": value, "eval/x/reward/mean": value}
+        for i in range(30)
+    ]
+    training_verdict(rows, {"won": 1.0})
+
+
+def test_settings_that_differ_from_their_defaults_come_first(tmp_path: Path):
+    config = {"temperature": 1.0, "learning_rate": 0.5, "evaluation": [{"env": "x", "num_examples": 100}], "seed": 0}
+    run = made_run(tmp_path / "run", [], kind="rl", **config)
+    rows = settings_of(run)
+    changed = [row["name"] for row in rows if row["changed"]]
+    assert changed == ["env", "model", "evaluation[0].env", "learning_rate"]
+    assert {row["name"]: row["default"] for row in rows}["learning_rate"] == "0.0003"
+    other = made_run(tmp_path / "other", [], kind="rl", **{**config, "seed": 1})
+    assert differences([("a", run), ("b", other)])["rows"] == [{"name": "seed", "values": ["0", "1"]}]
+    assert list(flat({"a": {"b": 1}, "c": [{"d": "e"}], "f": [], "g": None})) == [("a.b", "1"), ("c[0].d", "e")]
+
+
+def test_the_defaults_are_those_of_the_settings():
+    assert DEFAULTS.read_bytes() == defaults(), "run make settings-page"
+
+
+def test_an_evaluation_shows_outcomes_answers_and_why_rollouts_fail(tmp_path: Path):
+    said = {"role": "assistant", "content": "<think>hm</think>It is <answer>7</answer>"}
+    call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
+    wrong = [record(1, i, 0.0, completion=[said]) for i in range(3)]
+    made = [record(0, 0), record(0, 1, completion=[call]), *wrong, record(2, 0, None)]
+    with made_run(tmp_path / "run", made, pass_threshold=1.2) as run:
+        run.finish({})
+    found = answer(tmp_path, "overview")
+    assert found["outcomes"] == [["below", 3], ["passed", 2], ["failed", 1]] and found["threshold"] == 1.2
+    assert found["range"] == [0.0, 1.2]
+    assert (
+        "rove eval @" in found["repeat"]
+        and ["config.toml", (run.path / "config.toml").stat().st_size] in found["files"]
+    )
+    rows = answer(tmp_path, "rollouts")["rows"]
+    assert [(row["reply"], row["answer"]) for row in rows] == [
+        ("answer 0", "0"),
+        ("look({})", "0"),
+        *[("7", "1")] * 3,
+        (None, "2"),
+    ]
+    groups = answer(tmp_path, "reasons")["groups"]
+    assert [(one["kind"], one["label"], one["count"], one["line"]) for one in groups] == [
+        ("error", "model: InfraError", 1, 5),
+        ("stop reason", "answered", 3, 2),
+        ("scores", "win = 0, format = 1", 3, 2),
+        ("answer", "7", 3, 2),
+    ]
+    for one in groups:
+        chosen = answer(tmp_path, "rollouts", **dict(one["filter"]))
+        assert one["line"] in [row["line"] for row in chosen["rows"]]
+    assert answer(tmp_path, "reasons", **{"is.outcome": "passed"}) == {"total": 0, "groups": []}
+    assert answer(tmp_path, "rollouts", **{"is.reply": "7"})["total"] == 3
+
+
+def test_rows_far_down_are_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    made_run(tmp_path / "run", [record(i, 0, (7 * i) % 10 / 10) for i in range(10)])
+    whole = answer(tmp_path, "rollouts", sort="reward", order="down")["rows"]
+    monkeypatch.setattr(queries, "MAX_UNCACHED_ROWS", 0)
+    assert answer(tmp_path, "rollouts", sort="reward", order="down", offset=4, limit=3)["rows"] == whole[4:7]
+
+
+def test_bands_of_the_reward(tmp_path: Path):
+    made_run(tmp_path / "run", [record(i // 4, i % 4, i % 4 / 3 + i // 4, step=1) for i in range(12)], kind="rl")
+    ends = {band: answer(tmp_path, "metrics", band=band)["steps"][0] for band in queries.BANDS}
+    assert ends["spread"]["low"] == pytest.approx(ends["spread"]["mean"] - ends["spread"]["spread"])
+    assert ends["quantiles"]["low"] == pytest.approx(0.2 + 1 / 3) and ends["quantiles"]["high"] == pytest.approx(
+        2.2 + 2 / 3
+    )
+    half = 4.3026527 / 3**0.5  # the means of the three groups are 1 apart
+    assert ends["interval"]["high"] - ends["interval"]["mean"] == pytest.approx(half)
+    with pytest.raises(ConfigError, match="band is 'wide'; expected spread, interval, quantiles"):
+        answer(tmp_path, "metrics", band="wide")
+
+
+def test_columns_of_the_table_of_runs(tmp_path: Path):
+    with made_run(tmp_path / "run", [record(0, 0), record(0, 1, None)], temperature=0.5) as run:
+        run.finish({"functions": {"win": {"mean": 0.25}}, "pass@k": {"1": {"mean": 0.75}}})
+    found = answer(tmp_path, "runs", column="metric.win")
+    assert {"metric.win", "metric.pass@1", "setting.temperature"} <= set(found["columns"])
+    [row] = found["runs"]
+    assert row["values"] == {"metric.win": 0.25} and (row["failed"], row["passed"]) == (1, 1)
+    assert row["range"] == [0.0, 1.2] and sum(row["bars"]["counts"]) == 1
+
+
+def test_several_comparisons_widen_the_interval(tmp_path: Path):
+    for name, wins in {"run": [0.0, 1.0, 0.5, 0.2] * 8, "b": [0.9, 1.0, 0.6, 0.1] * 8}.items():
+        made_run(tmp_path / name, [record(i, 0, win) for i, win in enumerate(wins)])
+    one, many = (answer(tmp_path, "compare", a="run", b="b", comparisons=count) for count in (1, 10))
+    assert one["corrected"] == pytest.approx([one["main"]["low"], one["main"]["high"]])
+    assert many["corrected"][0] < one["corrected"][0] < one["corrected"][1] < many["corrected"][1]
+    assert one["up"][0]["question"] == "question 0"
+
+
+def test_scores_beyond_the_weights_widen_the_range(tmp_path: Path):
+    made_run(tmp_path / "run", [record(0, 0, scores=scores(3.0))])
+    assert answer(tmp_path, "run")["range"] == [0.0, 3.2]
+
+
+def test_libraries_are_those_that_were_fetched():
+    files = {name.removeprefix("vendor/"): content for name, content in static_files().items() if "vendor/" in name}
+    listed = {file: digest for one in json.loads(files["libraries.json"]) for file, digest in one["files"].items()}
+    assert files.keys() == {*listed, "libraries.json", "LICENSES.txt"}
+    assert {file: hashlib.sha256(files[file]).hexdigest() for file in listed} == listed
+    assert files["LICENSES.txt"].count(b"Permission is hereby granted") == len(json.loads(files["libraries.json"]))

@@ -43,7 +43,7 @@ FIXES = {
     "TooManyErrorsError": "Read the first errors with `rove view`, fix their cause and repeat the command.",
     "ToolCallError": "Fix the tool: its exception is in the rollout's traceback.",
     "ToolParseError": "The model's call does not match the tool. Make the tool's description and its arguments clearer.",
-    "TrainingError": "Lower the learning rate, then resume from the last checkpoint by repeating the command.",
+    "TrainingError": "Start a new run with a lower learning rate, for example from a checkpoint: `-m RUN/checkpoints/STEP`.",
     "TrustError": "Do not install the package. Let its owner publish it again, or update the lock file.",
     "WorkerError": "Read the last lines of the worker in the message. Often it ran out of memory or time.",
 }

@@ -35,6 +35,8 @@ PAGES = {
 PAGES_BELOW = {"environments.md": "environments/*", "benchmarks.md": "reference/benchmark_*", "decisions/index.md": "*"}
 """Page → pages below it in the table of contents."""
 LINK = re.compile(r"(!?)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
+OTHERS = "other pages"
+"""Line in the table of contents of docs/index.md that stands for all pages of docs/ which the table does not name."""
 GLOB = re.compile(r"^(\w+)/\*$", re.MULTILINE)
 
 
@@ -108,6 +110,11 @@ def stage(page: Path, target: Path) -> None:
     change = link_changer(page, target)
     text = "".join(part if part.startswith("```") and "{" not in part[:5] else LINK.sub(change, part) for part in parts)
     text = GLOB.sub(lambda line: line[0] if any((DOCS / line[1]).glob("*.md")) else "", text)
+    if page == DOCS / "index.md":
+        others = [
+            file.stem for file in sorted(DOCS.glob("*.md")) if not re.search(rf"^{file.stem}$", text, re.MULTILINE)
+        ]
+        text = text.replace(f"{OTHERS}\n", "".join(f"{name}\n" for name in others if name != "index"))
     if below := PAGES_BELOW.get(target.as_posix()):
         text += f"\n```{{toctree}}\n:hidden:\n:glob:\n\n{below}\n```\n"
     write(target, text.encode())

@@ -48,7 +48,7 @@ MATCHES = "matches_answer"
 WEIGHTS = {"right": 0.05, "guess": 0.25, "known": 0.15, "policy": 0.15, "random": 0.40}
 """Shares of the replies that the model learns first, by kind."""
 BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
-"""Random replies from this quantile of the reward are learned in addition: up to this share of the others, each up to so often."""
+"""Random replies from this quantile of the reward are also learned: up to this share of the others, each up to so often."""
 MAX_CHARS = 240
 """Maximum characters of such a reply."""
 MAX_WORDS = 24

@@ -195,9 +195,9 @@ class _Auditor:
         await self._do("own-answer", check_own_answer(subject, base), no_own)
         await self._do("monotonicity", check_monotonicity(subject, base), no_own)
         await self._do("length", check_length(subject, base), only_single)
-        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         if is_game:
             await self._do("blind-game", check_repeated_actions(subject, base))
+        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))

@@ -44,7 +44,7 @@ GAMES = (
     *("FrozenLake-v0", "TowerOfHanoi-v0", "Bandit-v0", "Secretary-v0", "ThreeCardMonte-v0", "LightsOut-v0"),
 )
 """Two-player and one-player games that are played offline."""
-PART_CPU_SECONDS, PART_SECONDS = 40.0, 600.0
+PART_CPU_SECONDS, PART_SECONDS = 20.0, 200.0
 """Time limits of a part of a family's audit: CPU time, and time."""
 
 

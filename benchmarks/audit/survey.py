@@ -44,7 +44,7 @@ GAMES = (
     *("FrozenLake-v0", "TowerOfHanoi-v0", "Bandit-v0", "Secretary-v0", "ThreeCardMonte-v0", "LightsOut-v0"),
 )
 """Two-player and one-player games that are played offline."""
-PART_CPU_SECONDS, PART_SECONDS = 20.0, 200.0
+PART_CPU_SECONDS, PART_SECONDS = 20.0, 1800.0
 """Time limits of a part of a family's audit: CPU time, and time."""
 
 
@@ -62,12 +62,12 @@ class Task(NamedTuple):
 
 def tasks() -> Iterator[Task]:
     """Yield all environments."""
-    own = AuditOptions(num_examples=30, seconds=90.0)
+    own = AuditOptions(num_examples=30, seconds=900.0)
     for name in sorted(folder.name for folder in (ROOT / "environments").iterdir() if folder.is_dir()):
         yield Task("rove", name, name, str(ROOT / "environments"), {}, own)
     for file in sorted((ROOT / "tests" / "compat_packages").glob("*.py")):
         yield Task("v0 packages", file.stem, file.stem, str(file.parent), {}, own)
-    games = AuditOptions(num_examples=6, only=("blind-game", "reward-statistics"), seconds=90.0)
+    games = AuditOptions(num_examples=6, only=("blind-game", "reward-statistics"), seconds=900.0)
     for game in GAMES:
         yield Task("TextArena", game, "text_arena_game", str(HERE / "libraries"), {"game": game}, games)
 

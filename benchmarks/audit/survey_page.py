@@ -183,8 +183,8 @@ def text_arena(results: Sequence[Result]) -> Iterator[str]:
     ]
     yield (
         "The opponent moves at random; six games per policy, up to 40 turns. "
-        f"{len(blind)} of {len(results)} games pay a policy that ignores what they show, {len(passive)} pay a reply without a move "
-        f"({names(passive)}); the scan by hand of 17 games: 9 and 2. With a random opponent and six games, the reward of a "
+        f"{len(blind)} of {len(results)} games pay a policy that ignores what they show, {len(passive)} pay a reply without a "
+        f"move ({names(passive)}); the scan by hand of 17 games: 9 and 2. With a random opponent and six games, the reward of a "
         "blind policy is often luck, and the table shows the best of some forty."
     )
     yield ""

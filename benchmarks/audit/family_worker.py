@@ -34,7 +34,7 @@ from rove.envs.loading import load_environment
 NAME = "reasoning_gym_family"
 FOLDER = str(Path(__file__).parent / "libraries")
 MEMORY_BYTES = 4 << 30
-OPTIONS = AuditOptions(num_examples=20, seconds=90.0)
+OPTIONS = AuditOptions(num_examples=20, seconds=1800.0)
 ROWS = 40
 
 

@@ -3,8 +3,9 @@
     python peer_worker.py TOOL SET NAME
 
 The tools audit environments of verifiers v0. The planted environments use only what rove and verifiers v0 have in common, so
-each is copied with `import rove as vf` replaced by `import verifiers as vf`; rove's shim provides that module. Prints JSON:
-alarms (the tool's names), strict (whether the tool's own gate fails the environment), note, and CPU-seconds.
+each is copied with `import rove as vf` replaced by `import verifiers as vf`; rove's shim provides that module. The parsers stay
+rove's, since those of v0 read the first tag of a reply and ignore `extract_fn` in it. Prints JSON: alarms (the tool's names),
+strict (whether the tool's own gate fails the environment), note, and CPU-seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import sys
 import tempfile
 import time
@@ -99,7 +101,9 @@ def main() -> None:
     out = os.dup(1)
     os.dup2(2, 1)  # what the tools print
     with tempfile.TemporaryDirectory() as folder:
-        code = (HERE / set_ / f"{name}.py").read_text().replace("import rove as vf", "import verifiers as vf") + AS_V0
+        code = (HERE / set_ / f"{name}.py").read_text()
+        code = code.replace("import rove as vf", "import rove\nimport verifiers as vf") + AS_V0
+        code = re.sub(r"\bvf\.(\w*Parser)\b", r"rove.\1", code)
         (Path(folder) / f"{name}.py").write_text(code)
         sys.path.insert(0, folder)
         importlib.invalidate_caches()

@@ -24,7 +24,7 @@ from rove.audit.report import json_report
 
 HERE = Path(__file__).parent
 RUNS = Path("runs") / "audit_planted"
-SECONDS = 180.0
+SECONDS = 600.0
 """Time budget of an audit."""
 SETS = ("own", "fresh")
 FOUND = ("medium", "high")

@@ -18,8 +18,10 @@ FREQUENT = {name for name in BLIND if "frequent" in name or "then an answer" in 
     "most frequent answer",
     "a random row's answer",
 }
-INACTIVE = ("nothing", "no action", "form without an action", "echo", "echo in the form", "give up")
-"""Policies in games that make no move."""
+INACTIVE = ("nothing", "no action", "form without an action", "give up")
+"""Policies in games that make no move. An echo makes one if the game shows its moves in brackets."""
+PASSIVE = {*INACTIVE, "plain", "<answer>", "boxed", "unsure"}
+"""The same, with the empty forms of answers."""
 SOURCES = ("reasoning-gym", "TextArena", "rove", "v0 packages")
 LIBRARIES = {"reasoning-gym": "reasoning-gym", "TextArena": "textarena"}
 FEW_ANSWERS = 12
@@ -42,6 +44,8 @@ def verdict(finding: dict[str, Any]) -> str:
         return "defect" if is_inactive else "a game of chance, or a weak opponent"
     if check == "load" and severity == "info":
         return "slow generator"
+    if check == "reward-statistics" and ("rollouts of all policies" in text or "the highest reward of" in text):
+        return "no policy here does the task"
     return "defect"
 
 
@@ -170,7 +174,19 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
 
 def text_arena(results: Sequence[Result]) -> Iterator[str]:
     """Yield a table of the games."""
-    yield "The opponent moves at random. The best blind policy ignores what the game shows; eight games per policy at most."
+    rates = [{name: rate[0] for name, rate in one.get("rewards", {}).items()} for one in results]
+    blind = [one for one in rates if max((one[name] for name in one if not name.startswith("policy ")), default=0) > 0]
+    passive = [
+        one["name"]
+        for one, rewards in zip(results, rates, strict=True)
+        if any(rewards.get(name, 0) > 0 for name in PASSIVE)
+    ]
+    yield (
+        "The opponent moves at random; six games per policy, up to 40 turns. "
+        f"{len(blind)} of {len(results)} games pay a policy that ignores what they show, {len(passive)} pay a reply without a "
+        f"move ({names(passive)}); the scan by hand of 17 games: 9 and 2. With a random opponent and six games, the reward of a "
+        "blind policy is often luck, and the table shows the best of some forty."
+    )
     yield ""
     yield "| game | random moves | nothing | best blind policy | defects | nature of the game |"
     yield "|---|---|---|---|---|---|"

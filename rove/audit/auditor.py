@@ -195,14 +195,16 @@ class _Auditor:
         await self._do("own-answer", check_own_answer(subject, base), no_own)
         await self._do("monotonicity", check_monotonicity(subject, base), no_own)
         await self._do("length", check_length(subject, base), only_single)
-        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         if is_game:
             await self._do("blind-game", check_repeated_actions(subject, base))
+        await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         await self._do("answer-leak", check_message_leaks(subject, base))
         await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
-        await self._do("determinism", check_determinism(subject, base, self._open, self.judge.calls > 0))
+        # the scripted judge's verdict depends on the replies that it has seen
+        has_judge = "rewards depend on a judge" if self.judge.calls else ""
+        await self._do("determinism", check_determinism(subject, base, self._open), has_judge)
         no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
         found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}

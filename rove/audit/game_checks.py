@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Sequence
 from rove.audit.baseline import Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import Form, constant, last_message, observed_actions, shown
-from rove.audit.subject import Measured, Policy, Subject, evidence, highest, measure_promising
+from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
 from rove.core.state import State
@@ -26,6 +26,8 @@ BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
 """Shares of the way from the floor to the best policy from which a blind policy is a finding, and one of high severity."""
 NEARLY_ALL = 0.8
 """Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
+TRIED_TURNS, MIN_TRIED = 240, 6
+"""Turns that a policy is tried for in long games, and the minimum of its examples."""
 MAX_REPEATED = 8
 """Maximum number of a policy's replies that are repeated."""
 REPEATED_EXAMPLES = 5
@@ -102,7 +104,9 @@ async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[F
     """Yield a finding if a policy that ignores the environment is paid like a good one."""
     policies = blind_policies(base.form, actions_of(base, base.honest))
     above = min(base.floor.mean, NEARLY_ALL * base.full) if base.full > 0 else base.floor.mean
-    measured = await measure_promising(subject, policies, above - 1e-9)
+    turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
+    tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
+    measured = await measure_promising(subject, policies, above - 1e-9, tried)
     paid = [
         one
         for one in measured

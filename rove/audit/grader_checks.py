@@ -96,7 +96,6 @@ async def check_determinism(
     subject: Subject,
     base: Baseline,
     another: Callable[[dict[str, str]], Environment],
-    has_judge: bool = False,
 ) -> AsyncIterator[Finding]:
     """Yield a finding if the same replies get other rewards, again or in another process.
 
@@ -104,7 +103,6 @@ async def check_determinism(
         subject: The environment.
         base: Its baseline.
         another: Opens the environment in a new process with additional environment variables.
-        has_judge: Whether the environment queries the scripted judge, whose verdict depends on the replies that it knows.
     """
     guess = other_answer(subject.answers, base.form) if subject.answers else constant(base.form("1"))
     policies = {
@@ -114,7 +112,7 @@ async def check_determinism(
     }
     for name, policy in policies.items():
         # the environment's policies ran first of all: state that rollouts share has changed since
-        earlier = next((one for one in base.honest if one.name == f"policy {name}" and not has_judge), None)
+        earlier = next((one for one in base.honest if one.name == f"policy {name}"), None)
         first = earlier or await subject.measure(f"{name}, first time", policy, REPEATED_EXAMPLES)
         again = await subject.measure(f"{name}, again", policy, REPEATED_EXAMPLES)
         if finding := _difference(first, again, "in the same process"):

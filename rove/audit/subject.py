@@ -206,9 +206,11 @@ class Subject:
         return [await self.measure(name, policy) for name, policy in policies.items()]
 
 
-async def measure_promising(subject: Subject, policies: Mapping[str, Policy], above: float) -> list[Measured]:
-    """Run several policies on a few examples, and those that earn more than `above` on all examples; return the latter."""
-    first = [await subject.measure(name, policy, TRIED_EXAMPLES) for name, policy in policies.items()]
+async def measure_promising(
+    subject: Subject, policies: Mapping[str, Policy], above: float, tried: int = TRIED_EXAMPLES
+) -> list[Measured]:
+    """Run several policies on `tried` examples, and those that earn more than `above` on all examples; return the latter."""
+    first = [await subject.measure(name, policy, tried) for name, policy in policies.items()]
     return [await subject.measure(one.name, policies[one.name]) for one in first if one.mean > above]
 
 

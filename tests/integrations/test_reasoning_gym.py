@@ -8,6 +8,7 @@ import os
 import random
 import subprocess
 import sys
+from fractions import Fraction
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -200,7 +201,7 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
     worker = importlib.import_module(module)
     encode, decode = worker.encode, worker.decode
     monkeypatch.delitem(sys.modules, module)
-    task = {"a": (1, [2, (3.5, None)]), "b": {1: "x", (2, 3): {"(tuple)": True}}, "c": "é"}
+    task = {"a": (1, [2, (3.5, None)]), "b": {1: "x", (2, 3): {"(tuple)": True}}, "c": "é", "d": Fraction(2, 3)}
     assert decode(encode(task)) == task
     with pytest.raises(TypeError, match="set"):
         encode({"a": {1}})

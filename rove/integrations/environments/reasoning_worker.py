@@ -7,6 +7,7 @@ import json
 import random
 import re
 import sys
+from fractions import Fraction
 from typing import Any
 
 import reasoning_gym  # pyright: ignore[reportMissingImports]
@@ -59,15 +60,17 @@ class Session:
         return self.datasets[key]
 
 
-MARKERS = ({"(tuple)"}, {"(dict)"})
+MARKERS = ({"(tuple)"}, {"(dict)"}, {"(fraction)"})
 
 
 def encode(value: Any) -> Any:
-    """Encode a value as JSON that `decode` can restore: tuples and keys that are not strings are marked."""
+    """Encode a value as JSON that `decode` can restore: tuples, fractions and keys that are not strings are marked."""
     if isinstance(value, str):
         return str(value)  # also converts numpy's strings
     if value is None or isinstance(value, (bool, int, float)):
         return value
+    if isinstance(value, Fraction):
+        return {"(fraction)": str(value)}
     if isinstance(value, list):
         return [encode(item) for item in value]
     if isinstance(value, tuple):
@@ -87,6 +90,8 @@ def decode(value: Any) -> Any:
         return value
     if value.keys() == {"(tuple)"}:
         return tuple(decode(item) for item in value["(tuple)"])
+    if value.keys() == {"(fraction)"}:
+        return Fraction(value["(fraction)"])
     if value.keys() == {"(dict)"}:
         return {decode(key): decode(item) for key, item in value["(dict)"]}
     return {key: decode(item) for key, item in value.items()}

@@ -26,6 +26,7 @@ from rove.viewer import queries
 from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
+from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
@@ -453,7 +454,8 @@ def training_data(
         "values": values,
         "counts": counts,
         "training": {
-            "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
+            "rows": [{name: _rounded(value) for name, value in with_derived(row).items()} for row in rows],
+            "panels": panels(rows),
             "alerts": list(alerts[-MAX_ALERTS:]),
             "steps": list(steps),
             "groups": None,

@@ -118,11 +118,11 @@ class PlaySession:
             else shortened(msgspec.to_builtins(record.error), MAX_TEXT_CHARS),
             "kept": self.saved_as,
             "status": self._status(),
-            "seat": self._seat(self.role),
-            "seats": [[role, self._seat(role)] for role in self.model_roles],
+            "role_words": self._role_words(self.role),
+            "role_choices": [[role, self._role_words(role)] for role in self.model_roles],
         }
 
-    def _seat(self, role: str) -> str:
+    def _role_words(self, role: str) -> str:
         """Return in words who has which role."""
         known = {
             "opponent": f"you against {self.model}",

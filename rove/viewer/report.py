@@ -290,13 +290,13 @@ def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
     for name, seen in (summary.get("latency") or {}).items():
-        yield _duration(seen.get("p50")), f"median {name}, 90 % within {_duration(seen.get('p90'))}"
+        yield duration(seen.get("p50")), f"median {name}, 90 % within {duration(seen.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
 
 
-def _duration(value: Any) -> str:
+def duration(value: Any) -> str:
     """Format seconds as the browser does; "–" if it is not a number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return shown(None)

@@ -38,7 +38,7 @@ function show(state) {
   say(words);
   const said = state.messages.map((one, i) => message(one, i, { board: state.renderings[i] }));
   replace(main,
-    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, state.seat)),
+    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, state.role_words)),
     el("div", { class: "split play" },
       el("section", { "aria-label": "Your role", class: "role" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
       el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said)));
@@ -101,12 +101,12 @@ function answerForm(state) {
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
-  const role = choice("as", "role", state.seats, state.role, () => {});
+  const role = choice("as", "role", state.role_choices, state.role, () => {});
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
     el("p", { class: "tools" },
       el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: main.querySelector("select")?.value ?? state.role }) } }, "Play again"),
-      state.seats.length > 1 && role,
+      state.role_choices.length > 1 && role,
       state.kept ? el("span", {}, `saved in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Save this game")),
     rows.length ? table(["function", "value"], rows, "plain") : null,
   ];

@@ -14,15 +14,17 @@ from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
 from rove.runs.run import Run
-from rove.viewer import queries
+from rove.viewer import queries, run_table
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.overview import overview as describe_overview
+from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import Filter
 from rove.viewer.rollouts import TokenDecoder, add_trained, describe_rollout, first_difference, read_line, shortened
 from rove.viewer.run_settings import describe_run, differences
 from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, status, stop_reason
+from rove.viewer.token_colors import color_tokens
 
 MAX_GROUP_MEMBERS = 16
 """Group members shown side by side."""
@@ -70,19 +72,44 @@ class QueryParams:
 
 
 def runs(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """List all runs, one row each, with the values of the columns asked for: `column=setting.seed&column=metric.win`."""
-    wanted = {value for key, value in params.pairs if key == "column"}
+    """List runs, one row each.
+
+    Parameters: `q`, `kind`, `tag`, `measurements=0`, `sort` and `order` (`run_table.Wanted`); `column=metric.win` for values to
+    include; `base`, a run to compare with; `view=matrix`.
+    """
+    shown = {value for key, value in params.pairs if key == "column"}
     known: set[str] = set()
-    found = []
+    found: list[dict[str, Any]] = []
     for name in store.names():
         try:
             row = store.run_summary(name)
         except (ConfigError, OSError):  # deleted since
             continue
-        values = row.get("values", {})
-        known |= values.keys()
-        found.append({**row, "values": {key: values[key] for key in wanted & values.keys()}})
-    return {"folder": utf8_text(store.base.name), "annotate": store.annotate, "runs": found, "columns": sorted(known)}
+        known |= row.get("values", {}).keys()
+        found.append(row)
+    text = {name: params.text(name, "") for name in ("q", "kind", "tag", "measurements", "sort", "order", "base")}
+    wanted = run_table.Wanted(
+        text["q"], text["kind"], text["tag"], text["measurements"] != "0", text["sort"], text["order"] != "up"
+    )
+    listed = run_table.arrange(found, wanted)
+    base = next((row for row in found if row["name"] == text["base"]), None)
+    if base is not None:
+        listed = [run_table.with_difference(row, base) for row in listed]
+    return {
+        "folder": utf8_text(store.base.name),
+        "annotate": store.annotate,
+        "columns": sorted(known),
+        "ranges": run_table.reward_ranges(found),
+        "total": len(found),
+        "measurements": sum(bool(run_table.MEASUREMENT.search(row["name"])) for row in found),
+        "kinds": sorted({row["kind"] for row in found}),
+        "tags": sorted({tag for row in found for tag in row.get("tags", [])}),
+        "matrix": run_table.matrix(listed) if params.text("view", "") == "matrix" else None,
+        "runs": [
+            {**row, "values": {key: row["values"][key] for key in shown & row.get("values", {}).keys()}}
+            for row in listed
+        ],
+    }
 
 
 def run(store: RunStore, params: QueryParams) -> dict[str, Any]:
@@ -175,9 +202,12 @@ def rollouts(store: RunStore, params: QueryParams) -> dict[str, Any]:
 
 
 def facet(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """Count the rollouts per value of a column."""
-    index, progress, rows_filter = _filtered(store, params)
+    """Count the rollouts per value of a column; `others=1` ignores the filter of the column itself."""
     name = params.text("name")
+    if params.text("others", "") == "1":
+        both = [("is.superseded", "0"), ("is.superseded", "1")] if name == "superseded" else []
+        params = QueryParams([pair for pair in params.pairs if pair[0] != f"is.{name}"] + both)
+    index, progress, rows_filter = _filtered(store, params)
     return queries.facet(index, rows_filter, name) if progress.size else {"name": name, "values": [], "others": 0}
 
 
@@ -232,6 +262,12 @@ def rollout(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {**found, **known, "tags": annotation.tags, "note": annotation.note}
 
 
+def tokens(store: RunStore, params: QueryParams) -> dict[str, Any]:
+    """Return the tokens of a rollout, colored (`rove.viewer.token_colors`)."""
+    found = rollout(store, params)
+    return color_tokens(found["tokens"], found["advantage"], params.text("color", ""))
+
+
 def _lines_of(index: Index, step: int | None, places: Sequence[tuple[str, int]]) -> list[int]:
     """Return the lines of these rollouts of a step, given by example key and index."""
     sql = (
@@ -250,13 +286,25 @@ def _group_members(index: Index, key: str, step: int | None) -> list[dict[str, A
 
 
 def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout."""
+    """Return the rollouts of an example side by side, each with the place of its first difference from the first rollout.
+
+    `with` names another run: then this rollout stands beside those of the same example there, which have that `run`.
+    """
     index, progress = store.index(params.text("run"), READ_TIMEOUT_S)
-    first = group_of(_line(index, progress, params.integer("line")))
-    members = _group_members(index, *first)
+    number, other = params.integer("line"), params.text("with", "")
+    first = group_of(_line(index, progress, number))
+    members: list[tuple[Index, Progress, dict[str, Any]]]
+    if other:
+        beside = store.index(other, READ_TIMEOUT_S)
+        members = [(index, progress, row) for row in queries.rows(index, [number])]
+        members += (
+            [(*beside, {**row, "run": other}) for row in _example_rows(beside[0], first[0])] if beside[1].size else []
+        )
+    else:
+        members = [(index, progress, row) for row in _group_members(index, *first)]
     shown, completions = [], []
-    for row in members[:MAX_GROUP_MEMBERS]:
-        line = _line(index, progress, row["line"])
+    for place, known, row in members[:MAX_GROUP_MEMBERS]:
+        line = _line(place, known, row["line"])
         record = describe_rollout(line)
         completions.append(msgspec.json.decode(line)["record"]["completion"])
         parts = first_difference(completions[0], completions[-1])
@@ -270,6 +318,12 @@ def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
             }
         )
     return {"rollouts": shown, "left_out": len(members) - len(shown)}
+
+
+def _example_rows(index: Index, key: str) -> list[dict[str, Any]]:
+    """Return the last rollouts of an example, of any training step."""
+    sql = "SELECT line FROM rollouts INDEXED BY places WHERE example_key = ? AND superseded = 0 ORDER BY line DESC LIMIT 4"
+    return queries.rows(index, [line for (line,) in index.query(sql, [key])])
 
 
 def group_of(line: bytes) -> tuple[str, int | None]:
@@ -288,7 +342,7 @@ def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band (`queries.steps`).
 
-    `life` counts how often the file was replaced.
+    `life` counts how often the file was replaced; `panels` are the charts (`rove.viewer.panels`), None if there is no new row.
     """
     name = params.text("run")
     folder, lines = store.run(name), store.metrics(name)
@@ -300,7 +354,8 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {
         "life": lines.life,
         "after": min(after, len(lines.rows)),
-        "rows": lines.rows[after:],
+        "rows": [with_derived(row) for row in lines.rows[after:]],
+        "panels": panels(lines.rows) if after < len(lines.rows) else None,
         "bad": lines.bad + alerts.bad,
         "alerts": alerts.rows,
         "steps": index.cached(("steps", band), lambda: queries.steps(index, band)) if progress.size else [],
@@ -423,6 +478,7 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], dict[str, Any]]] = {
     "histogram": histogram,
     "bad": bad_lines,
     "rollout": rollout,
+    "tokens": tokens,
     "group": group,
     "raw": raw,
     "metrics": metrics,

@@ -80,7 +80,8 @@ def whole_page(title: str, plain_text: str, data: Mapping[str, Any]) -> str:
     style = files["vendor/uplot.css"] + files["style.css"]
     script = bundled("report", {Path(name).stem: text for name, text in files.items() if name.endswith(".js")})
     inert = msgspec.json.encode(data).decode().replace("<", "\\u003c")
-    policy = f"default-src 'none'; style-src {_digest(style)}; script-src {_digest(script)}; base-uri 'none'; form-action 'none'"
+    sources = f"style-src {_digest(style)}; script-src {_digest(script)}; img-src data:"
+    policy = f"default-src 'none'; {sources}; base-uri 'none'; form-action 'none'"
     texts = {"title": html.escape(title), "plain_text": html.escape(plain_text), "policy": policy}
     return PAGE.format(**texts, style=style, data=inert, script=script)
 

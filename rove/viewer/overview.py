@@ -9,7 +9,8 @@ from typing import Any
 from rove.runs.run import Run
 from rove.viewer import queries
 from rove.viewer.index import Index, JsonlTail
-from rove.viewer.report import RunReport, cards, table_rows
+from rove.viewer.panels import SECONDS
+from rove.viewer.report import RunReport, cards, duration, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
 
@@ -33,6 +34,9 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
     found = report.training() if training else _evaluation(report)
     weights = queries.reward_weights(index) if has_rollouts else {}
     metrics = found.pop("training")["rows"] if training else []
+    taken = sum(row.get(SECONDS) or 0.0 for row in metrics)
+    if taken:
+        found["cards"].append((duration(taken), "time of all steps"))
     alerts = _alerts(run)
     return {
         **found,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from fnmatch import fnmatchcase
@@ -12,7 +13,7 @@ import msgspec
 from aiohttp import web
 
 from rove.core.errors import ConfigError, RejectedError, nearest
-from rove.core.messages import AssistantMessage, UserMessage
+from rove.core.messages import AssistantMessage, UserMessage, text_of
 from rove.core.protocols import Client, Request, Response
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
@@ -116,7 +117,43 @@ class PlaySession:
             if record is None or record.error is None
             else shortened(msgspec.to_builtins(record.error), MAX_TEXT_CHARS),
             "kept": self.saved_as,
+            "status": self._status(),
+            "role_words": self._role_words(self.role),
+            "role_choices": [[role, self._role_words(role)] for role in self.model_roles],
         }
+
+    def _role_words(self, role: str) -> str:
+        """Return in words who has which role."""
+        known = {
+            "opponent": f"you against {self.model}",
+            "model": "you in the model's role",
+            "none": f"{self.model}, you watch",
+        }
+        return known.get(role, f"you as {role}, {self.model} as the model")
+
+    def _status(self) -> str:
+        """Return in words whose turn it is, or how the game ended."""
+        record = self.record
+        if record is not None:
+            return f"The game failed: {record.error.type}" if record.error else self._ending(record)
+        if self.prompt is not None:
+            return f"Your turn as {self.prompt.role}" if self.prompt.role else "Your turn"
+        return "Waiting for the environment" if self.role == "model" else f"{self.model} is responding"
+
+    def _ending(self, record: RolloutRecord) -> str:
+        """Return how the game ended, with the environment's last words if there are any."""
+        last = self.messages[-1] if self.messages else {}
+        lines = text_of(last).rstrip().split("\n") if last.get("role") != "assistant" else [""]
+        board = self.renderings.get(len(self.messages) - 1)
+        if board is not None:  # the rows of the board come last, or are not part of the text
+            rows = [" ".join(cell for cell, _ in row) for row in board.rows]
+            if [" ".join(line.split()) for line in lines[-len(rows) :]] == rows:
+                lines = lines[: -len(rows)] or [""]
+        words = lines[-1 if board is not None else 0]
+        who = "you" if self.role == "model" else "the model"
+        told = f"; {who} {'are' if who == 'you' else 'is'} told: {words}" if re.search("[A-Za-z]", words) else "."
+        reward = "–" if record.reward is None else f"{record.reward:.4g}"
+        return f"The game is over{told} Reward of {who}: {reward}"
 
     async def state_after(self, number: str) -> dict[str, Any]:
         """Return the state once its version differs from `number`, or after `POLL_TIMEOUT_S`."""

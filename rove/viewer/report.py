@@ -26,6 +26,7 @@ from rove.viewer import queries
 from rove.viewer.format import caveats, limits, seconds
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
+from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import CURRENT_ROLLOUTS, TABLE_SCAN
 from rove.viewer.rollouts import describe_rollout, read_line
 from rove.viewer.run_settings import describe_run
@@ -289,13 +290,13 @@ def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
     for name, seen in (summary.get("latency") or {}).items():
-        yield _duration(seen.get("p50")), f"median {name}, 90 % within {_duration(seen.get('p90'))}"
+        yield duration(seen.get("p50")), f"median {name}, 90 % within {duration(seen.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
 
 
-def _duration(value: Any) -> str:
+def duration(value: Any) -> str:
     """Format seconds as the browser does; "–" if it is not a number."""
     if not isinstance(value, (int, float)) or not math.isfinite(value):
         return shown(None)
@@ -453,7 +454,8 @@ def training_data(
         "values": values,
         "counts": counts,
         "training": {
-            "rows": [{name: _rounded(value) for name, value in row.items()} for row in rows],
+            "rows": [{name: _rounded(value) for name, value in with_derived(row).items()} for row in rows],
+            "panels": panels(rows),
             "alerts": list(alerts[-MAX_ALERTS:]),
             "steps": list(steps),
             "groups": None,

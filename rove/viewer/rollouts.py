@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 
 from rove.core.errors import RunError
-from rove.core.records import TrajectoryStep
+from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
 from rove.utils.files import open_regular
@@ -73,6 +73,8 @@ def describe_rollout(
     }
     return {
         **shown,
+        "renderings": renderings_of([*record.prompt, *record.completion], shown["renderings"]),
+        "stopped": stop_words(record),
         "reward": record.reward,
         "model_roles": roles,
         "steps": [_step(step, limit) for step in record.steps],
@@ -84,6 +86,41 @@ def describe_rollout(
         },
         "cut": any(len(str(message.get("content"))) > limit for message in (*record.prompt, *record.completion)),
     }
+
+
+def stop_words(record: RolloutRecord) -> str:
+    """Return in words after how many turns a rollout stopped, and why."""
+    turns = f"{len(record.steps):,} turn{'s' * (len(record.steps) != 1)}"
+    if record.error is not None:
+        return f"Failed after {turns}."
+    stop = (record.stop_condition or "nothing").replace("_", " ")
+    if record.stop_condition == "has_final_env_response":
+        stop = "the environment sent a final response"
+    cut_at_length = bool(record.steps) and record.steps[-1].finish_reason == "length"
+    note = ": the last response reached its maximum length" if cut_at_length else ""
+    return f"After {turns}: {stop}{f'; truncated{note}' if record.is_truncated else ''}."
+
+
+def renderings_of(messages: Sequence[Mapping[str, Any]], recorded: Mapping[Any, Any]) -> dict[str, Any]:
+    """Return the renderings of a rollout by the position of their message.
+
+    Records of Tic-Tac-Toe from before environments recorded renderings have the board as text; it is read from there.
+    """
+    if recorded:
+        return {str(place): rendering for place, rendering in recorded.items()}
+    found = (
+        (place, _board(_text(message))) for place, message in enumerate(messages) if message.get("role") != "assistant"
+    )
+    return {str(place): {"rows": rows} for place, rows in found if rows}
+
+
+def _board(text: str) -> list[list[tuple[str, str]]]:
+    """Return the Tic-Tac-Toe board in the last three lines of a text: free squares are numbered; [] if there is none."""
+    rows = [line.split() for line in text[-MIN_TEXT_CHARS:].rstrip().split("\n")[-3:]]
+    cells = [cell for row in rows for cell in row]
+    if [len(row) for row in rows] != [3, 3, 3] or any(cell not in ("X", "O", str(i)) for i, cell in enumerate(cells)):
+        return []
+    return [[(cell, {"X": "first", "O": "second"}.get(cell, "free")) for cell in row] for row in rows]
 
 
 def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:

@@ -2,8 +2,8 @@
 
     make viewer-pictures RUNS=runs        # or: python tests/support/viewer_pictures.py RUNS [NAME]...
 
-RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`), `rl` (of `rove rl tictactoe`) and `rl-async` (the same
-with `--max-off-policy-steps 4`); docs/viewer.md has the commands. A rollout of `teacher` is tagged and noted here.
+RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`), `rl` (of `rove rl`), `rl-high` (with a higher learning rate)
+and `rl-async` (with `--max-off-policy-steps 4`); docs/viewer.md has the commands. A rollout of `teacher` is tagged and noted here.
 """
 
 from __future__ import annotations
@@ -31,14 +31,18 @@ FOLDER = Path(__file__).resolve().parents[2] / "docs/viewer"
 MOST = 150_000
 """Bytes of a picture."""
 PAGES = {
-    "runs": "?pick=teacher&pick=optimal",
-    "rollouts": "rollouts?run=teacher&is.score.lost=1",
+    "runs": "?base=teacher&pick=teacher&pick=optimal",
+    "matrix": "?view=matrix",
+    "overview": "run?run=rl",
+    "settings": "settings?run=rl&with=rl-high",
+    "rollouts": "rollouts?run=teacher&sort=reward",
+    "reasons": "rollouts?run=teacher&why=1",
     "rollout": "rollout?run=rl&line=2000",
     "group": "rollout?run=rl&line=2000&tab=group",
-    "tokens": "rollout?run=rl&line={line}&tab=tokens&colour=entropy",
-    "versions": "rollout?run=rl-async&line={mixed}&tab=tokens&colour=version",
-    "training": "training?run=rl",
-    "overlay": "training?run=rl&run=rl-async",
+    "tokens": "rollout?run=rl&line={line}&tab=tokens&color=entropy",
+    "versions": "rollout?run=rl-async&line={mixed}&tab=tokens&color=version",
+    "training": "training?run=rl&smooth=0.6",
+    "overlay": "training?run=rl&run=rl-high",
     "compare": "compare?a=teacher&b=optimal",
     "noted": "rollout?run=teacher&line=0",
 }
@@ -126,7 +130,9 @@ def main(runs: Path, names: Sequence[str]) -> None:
     wanted = names or (*PAGES, "report", "terminal", "play", "word")
     against = ("play", "tictactoe", "-m", "scripted:optimal", "--web", "--seed", "1")
     word = ("play", "word_game", "--web", "--seed", "3")
-    lines = {"line": known_line(Run(runs / "rl"), 5), "mixed": mixed_line(Run(runs / "rl-async"))}
+    lines = {"line": known_line(Run(runs / "rl"), 5)}
+    if "versions" in wanted:
+        lines["mixed"] = mixed_line(Run(runs / "rl-async"))
     remark(runs)
     drawn = asyncio.run(in_a_terminal(runs))
     report = write_report(Run(runs / "teacher"), runs / "teacher/report.html", 20).as_uri()

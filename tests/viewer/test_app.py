@@ -400,7 +400,7 @@ async def test_the_pages_hold_no_inline_scripts_and_name_no_other_place(client: 
     page = await (await client.get("/")).text()
     static = Path(__file__).parents[2] / "rove/viewer/static"
     scripts = sorted(path.name for path in static.glob("*.js"))
-    assert sum(len((static / name).read_text().splitlines()) for name in scripts) <= 2700
+    assert sum(len((static / name).read_text().splitlines()) for name in scripts) <= 2200
     assert re.findall(r"<script.*?>", page) == ['<script type="module" src="/static/main.js">']
     for name in scripts:
         answer = await client.get(f"/static/{name}")

@@ -1,14 +1,11 @@
 // Tags and notes of runs and rollouts.
-
 import { el, say, useState } from "./dom.js";
 import { send } from "./api.js";
 
 const LONGEST = 40;
 
 /** Tags as words. */
-export function tagList(tags) {
-  return tags?.length ? el("span", { class: "tags" }, tags.map((tag) => el("span", { class: "tag" }, tag))) : null;
-}
+export const tagList = (tags) => tags?.length ? el("span", { class: "tags" }, tags.map((tag) => el("span", { class: "tag" }, tag))) : null;
 
 /**
  * Tags and note of a rollout; editable with `rove view --annotate`.
@@ -41,9 +38,7 @@ export function Annotated({ about, found }) {
 }
 
 /** A button that removes a tag. */
-export function untag(tag, press) {
-  return el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `remove the tag ${tag}`, on: { click: press } }, tag, " ×");
-}
+export const untag = (tag, press) => el("button", { type: "button", class: "chip", "data-key": `untag ${tag}`, "aria-label": `remove the tag ${tag}`, on: { click: press } }, tag, " ×");
 
 /** A field for one more tag. */
 export function tagForm(known, add, label = "Add a tag") {

@@ -1,22 +1,13 @@
 // Server requests and URL parameters.
 
 /** An answer of /api/NAME. Throws an Error whose message is for people. */
-export async function ask(name, params = {}, signal = undefined) {
-  return answer(await fetch(`/api/${name}?${query(params)}`, { signal }));
-}
+export const ask = async (name, params = {}, signal = undefined) => answer(await fetch(`/api/${name}?${query(params)}`, { signal }));
 
 /** The answer of /api/NAME to something to be done, as `ask`. */
-export async function send(name, body) {
-  return answer(await fetch(`/api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
-}
+export const send = async (name, body) => answer(await fetch(`/api/${name}`, { method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify(body) }));
 
 async function answer(response) {
-  let body = {};
-  try {
-    body = await response.json();
-  } catch {
-    // without JSON the status says what failed
-  }
+  const body = await response.json().catch(() => ({})); // without JSON the status says what failed
   if (!response.ok) throw new Error(body.error ?? `the server returned status ${response.status}`);
   return body;
 }
@@ -68,6 +59,4 @@ export function changed(params, changes) {
 }
 
 /** The parameters that choose rollouts: `is.…`, `from.…`, `to.…`. */
-export function filters(params) {
-  return [...params].filter(([name]) => /^(is|from|to)\./.test(name));
-}
+export const filters = (params) => [...params].filter(([name]) => /^(is|from|to)\./.test(name));

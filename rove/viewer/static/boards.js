@@ -1,24 +1,11 @@
 // Renderings (rove/core/renderings.py) are data only: rows of cells, each with a text and a look.
-
 import { el } from "./dom.js";
 
 const LOOKS = new Set(["free", "first", "second", "right", "near", "wrong"]);
 const [MOST, LONGEST] = [40, 12];
 
-/** Of rollouts that were kept before environments drew boards: those that their texts still show. */
-const TEXTS = [{ environment: /(^|[/:])tic[-_]?tac[-_]?toe/i, read: ticTacToe }];
-
-/**
- * What a message shows: { text, drawing }, the text without what the drawing repeats; drawing is null where there is none.
- *
- * @param environment its name
- * @param text of the message
- * @param board { rows } as recorded beside the message, or null
- */
-export function drawn(environment, text, board) {
-  const found = board ?? TEXTS.find((one) => one.environment.test(environment))?.read(text) ?? null;
-  return found ? { text: without(text, found), drawing: draw(found) } : { text, drawing: null };
-}
+/** A message's text without the rows that its rendering repeats, and the rendering as an element; null if there is none. */
+export const drawn = (text, board) => board ? { text: without(text, board), drawing: draw(board) } : { text, drawing: null };
 
 /** A rendering as an element; `choose(move)` is called when one of the moves `legal` (null = any free cell) is clicked. */
 export function draw({ rows }, choose = null, legal = null) {
@@ -46,11 +33,4 @@ function without(text, { rows }) {
   const last = lines.slice(-rows.length);
   const same = rows.length > 0 && last.length === rows.length && last.every((line, i) => line.trim().split(/\s+/).join(" ") === rows[i].map(([cell]) => cell).join(" "));
   return same ? lines.slice(0, -rows.length).join("\n") : text;
-}
-
-function ticTacToe(text) {
-  const rows = text.trimEnd().split("\n").slice(-3).map((line) => line.trim().split(/\s+/));
-  if (rows.length < 3 || !rows.every((row) => row.length === 3 && row.every((cell) => /^[0-8XO]$/.test(cell)))) return null;
-  const looks = { X: "first", O: "second" };
-  return { rows: rows.map((row) => row.map((cell) => [cell, looks[cell] ?? "free"])) };
 }

@@ -1,5 +1,4 @@
 // Small charts: curves and bars in tables, histograms, rewards on a color scale.
-
 import { el } from "./dom.js";
 import { NONE, number } from "./format.js";
 
@@ -7,7 +6,7 @@ import { NONE, number } from "./format.js";
 export function sparkline(values, label, range = null) {
   const points = values.filter(Number.isFinite);
   if (points.length < 2) return el("span", { class: "note" }, NONE);
-  const [low, high] = range ?? extent(points);
+  const [low, high] = range ?? [Math.min(...points), Math.max(...points)];
   const at = (value, i) => `${(i / (points.length - 1)) * 96 + 2},${22 - ((value - low) / (high - low || 1)) * 20}`;
   const words = `${label}: from ${number(points[0])} to ${number(points.at(-1))}`;
   return el("svg", { viewBox: "0 0 100 24", class: "spark", role: "img", "aria-label": words }, el("polyline", { points: points.map(at).join(" ") }));
@@ -29,9 +28,7 @@ export function sparkbars(told, label, range) {
 }
 
 /** The class of a color for a share of the range of rewards: 0 (lowest) to 4 (highest). */
-export function level(share) {
-  return Math.max(0, Math.min(4, Math.floor(share * 5)));
-}
+export const level = (share) => Math.max(0, Math.min(4, Math.floor(share * 5)));
 
 /** A reward as text, colored by its place in `range`. */
 export function rewardPill(value, range, text = number(value)) {
@@ -64,9 +61,4 @@ export function histogram(told, title, picked = () => false, pick = null) {
     el("figcaption", {}, el("b", {}, title), el("span", {}, told.mean === undefined ? "" : `mean ${number(told.mean)}`)),
     told.bars.length ? el("div", { class: "bars", role: "group", "aria-label": `histogram of ${title}` }, bars) : el("p", { class: "note" }, "no values"),
     el("div", { class: "ends" }, el("span", {}, low), low === high ? null : el("span", {}, high)));
-}
-
-function extent(values) {
-  if (!values.length) return [0, 1];
-  return [values.reduce((a, b) => Math.min(a, b)), values.reduce((a, b) => Math.max(a, b))];
 }

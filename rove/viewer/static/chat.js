@@ -1,5 +1,4 @@
 // Messages as a chat.
-
 import { el } from "./dom.js";
 import { drawn } from "./boards.js";
 import { counted } from "./format.js";
@@ -14,21 +13,20 @@ const PREVIEW = 90;
  * A message of a rollout.
  *
  * @param message as recorded
- * @param environment its name, for boards in texts of older runs
  * @param place its number, for links to it
  * @param options `parts`: the character of its content from which on it is marked; `board`: the rendering after it; `note`:
  *   elements after its role; `plain`: show Markdown as it was written
  */
-export function message(message, environment, place, { parts = null, board = null, note = null, plain = false } = {}) {
+export function message(message, place, { parts = null, board = null, note = null, plain = false } = {}) {
   const role = String(message.role);
   const known = ROLES.has(role) ? role : "other";
   const name = [message.name, message.tool_call_id].filter((text) => text).map(String).join(" ");
   return el("article", { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
     el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`), note),
-    el("div", { class: "said" }, inside(message, role, environment, parts, board, plain)));
+    el("div", { class: "said" }, inside(message, role, parts, board, plain)));
 }
 
-function inside(message, role, environment, parts, board, plain) {
+function inside(message, role, parts, board, plain) {
   let content = textOf(message.content);
   const found = [];
   const reasoning = message.reasoning_content ?? message.reasoning;
@@ -38,7 +36,7 @@ function inside(message, role, environment, parts, board, plain) {
     if (thought[1].trim()) found.push(fold("reasoning", thought[1].trim(), "thought", thought[1].length < 200));
     content = content.slice(thought[0].length);
   }
-  if (content || board) found.push(said(content, environment, parts, board, plain || role === "tool"));
+  if (content || board) found.push(said(content, parts, board, plain || role === "tool"));
   found.push(...images(message.content));
   if (message.refusal) found.push(el("p", { class: "bad" }, `refusal: ${message.refusal}`));
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : message.tool_calls ? [message.tool_calls] : [];
@@ -46,12 +44,12 @@ function inside(message, role, environment, parts, board, plain) {
   return found.length ? found : el("p", { class: "note" }, "nothing");
 }
 
-function said(content, environment, parts, board, plain) {
+function said(content, parts, board, plain) {
   if (parts !== null) {
     const letters = Array.from(content);
     return el("pre", {}, letters.slice(0, parts).join(""), el("mark", {}, letters.slice(parts).join("")));
   }
-  const { text, drawing } = drawn(environment, content, board);
+  const { text, drawing } = drawn(content, board);
   return el("div", { class: "shown" }, text && (plain ? el("pre", {}, text) : prose(text)), drawing);
 }
 

@@ -1,6 +1,5 @@
 // Compare runs: which is better, by how much, and on which examples.
-
-import { cell, choice, el, replace, table } from "./dom.js";
+import { choice, el, grid, replace } from "./dom.js";
 import { address, ask, changed } from "./api.js";
 import { rewardPill } from "./charts.js";
 import { message } from "./chat.js";
@@ -30,9 +29,7 @@ export async function comparePage(main, params, signal) {
   if (pair) document.getElementById("pair").scrollIntoView();
 }
 
-function go(params, changes) {
-  location.hash = address("compare", changed(params, { left: null, right: null, with: null, ...changes }));
-}
+const go = (params, changes) => (location.hash = address("compare", changed(params, { left: null, right: null, with: null, ...changes })));
 
 function choose(runs, a, others, params) {
   const names = runs.filter((run) => run.rollouts || run.kind === "rl").map((run) => run.name);
@@ -46,12 +43,12 @@ function choose(runs, a, others, params) {
 
 /** All runs against the first: intervals are corrected for the number of comparisons (Bonferroni). */
 function overall(found, a, others) {
-  const rows = found.map((one, i) => {
-    const [low, high] = one.corrected ?? [null, null];
-    const sure = one.corrected && (low > 0 || high < 0);
-    return el("tr", {}, cell("run", el("a", { href: address("compare", { a, b: others[i] }) }, others[i])), cell(a, number(one.main.a)), cell("its mean", number(one.main.b)), cell("difference", signed(one.main.difference)), cell("corrected interval", range({ low, high, caveat: one.main.caveat })), cell("certain", sure ? (low > 0 ? "higher" : "lower") : "not certain"));
-  });
-  return [el("h2", {}, `All against ${a}`), table(["run", a, "its mean", "difference", "corrected interval", "certain"], rows, "plain"), el("p", { class: "note" }, `Intervals hold for all ${found.length} comparisons together with 95 % confidence (Bonferroni).`)];
+  const rows = found.map((one, i) => ({ ...one, name: others[i], low: one.corrected?.[0] ?? null, high: one.corrected?.[1] ?? null }));
+  const columns = [
+    ["run", (one) => el("a", { href: address("compare", { a, b: one.name }) }, one.name)], [a, (one) => number(one.main.a)], ["its mean", (one) => number(one.main.b)], ["difference", (one) => signed(one.main.difference)],
+    ["corrected interval", (one) => range({ low: one.low, high: one.high, caveat: one.main.caveat })], ["certain", (one) => (one.low > 0 ? "higher" : one.high !== null && one.high < 0 ? "lower" : "not certain")],
+  ];
+  return [el("h2", {}, `All against ${a}`), grid(columns, rows), el("p", { class: "note" }, `Intervals hold for all ${found.length} comparisons together with 95 % confidence (Bonferroni).`)];
 }
 
 function comparison(found, a, b, params) {
@@ -72,11 +69,9 @@ function comparison(found, a, b, params) {
 }
 
 function differences(found, a, b) {
-  const told = { 1: "higher", 0: "", [-1]: "lower" };
-  const rows = [found.main, ...found.others].map((one) => el("tr", {},
-    cell("value", el("b", {}, plain(one.name))), cell(a, number(one.a)), cell(b, number(one.b)), cell("difference", signed(one.difference)),
-    cell("95 % interval", range(one)), cell("interval", bar(one)), cell("certain", told[one.direction] || NONE)));
-  return table(["value", a, b, "difference", "95 % interval", "interval", "certain"], rows, "differences");
+  const told = { 1: "higher", [-1]: "lower" };
+  const columns = [["value", (one) => el("b", {}, plain(one.name))], [a, (one) => number(one.a)], [b, (one) => number(one.b)], ["difference", (one) => signed(one.difference)], ["95 % interval", range], ["interval", bar], ["certain", (one) => told[one.direction] ?? NONE]];
+  return grid(columns, [found.main, ...found.others], "differences");
 }
 
 /** The difference with its interval on a line whose middle is zero. */
@@ -95,12 +90,12 @@ function movers(found, a, b, params) {
   const listed = [...found.up, ...found.down].filter(test);
   const values = listed.flatMap((one) => [one.a, one.b]);
   const scale = [Math.min(0, ...values), Math.max(found.threshold, ...values)];
-  const rows = listed.map((one) => {
-    const [left, right] = one.lines;
-    const target = address("compare", changed(params, { with: b, left, right }));
-    return el("tr", {}, cell("example", el("a", { href: target, "data-key": `mover ${one.example_key}` }, number(one.example_id))), cell("question", el("span", { class: "question", title: one.question }, one.question || NONE)), cell(a, rewardPill(one.a, scale)), cell(b, rewardPill(one.b, scale)), cell("difference", signed(one.b - one.a)));
-  });
-  return rows.length ? table(["example", "question", a, b, "difference"], rows, "movers") : el("p", {}, direction ? "No such example." : "No example changed.");
+  const target = (one) => address("compare", changed(params, { with: b, left: one.lines[0], right: one.lines[1] }));
+  const columns = [
+    ["example", (one) => el("a", { href: target(one), "data-key": `mover ${one.example_key}` }, number(one.example_id))], ["question", (one) => el("span", { class: "question", title: one.question }, one.question || NONE)],
+    [a, (one) => rewardPill(one.a, scale)], [b, (one) => rewardPill(one.b, scale)], ["difference", (one) => signed(one.b - one.a)],
+  ];
+  return listed.length ? grid(columns, listed, "movers") : el("p", {}, direction ? "No such example." : "No example changed.");
 }
 
 /** The two rollouts of an example. */
@@ -109,11 +104,11 @@ async function sideBySide(a, b, params, signal) {
   const shown = await Promise.all(sides.map(([run, line]) => Promise.all([ask("run", { run }, signal), ask("rollout", { run, line }, signal)])));
   const columns = shown.map(([about, found], i) => el("section", { class: "member", "aria-label": about.name },
     el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", found.error ? "failed" : rewardPill(found.reward, about.range)),
-    found.completion.map((one, place) => message(one, about.env, `${i}-${place}`, { board: found.renderings[found.prompt.length + place] }))));
-  const [about, found] = shown[0];
+    found.completion.map((one, place) => message(one, `${i}-${place}`, { board: found.renderings[found.prompt.length + place] }))));
+  const [, found] = shown[0];
   return el("section", { id: "pair", "aria-label": "Side by side" },
     el("h2", {}, `Example ${number(found.example_id)}`),
-    found.prompt.slice(-1).map((one) => message(one, about.env, "prompt", { board: found.renderings[found.prompt.length - 1] })),
+    found.prompt.slice(-1).map((one) => message(one, "prompt", { board: found.renderings[found.prompt.length - 1] })),
     found.answer && el("p", {}, "Expected answer: ", el("code", {}, found.answer)),
     el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Both rollouts" }, columns));
 }

@@ -1,18 +1,17 @@
 // Details of a rollout, on its page and in a report: conversation, stop reason, scores, timing.
-
 import { el, table, useEffect, useState } from "./dom.js";
-import { drawn } from "./boards.js";
-import { fold, message, pretty, textOf } from "./chat.js";
+import { draw } from "./boards.js";
+import { fold, message, pretty } from "./chat.js";
 import { counted, number, plain, seconds, signed, versions } from "./format.js";
 
 const PERIOD = 700;
 
 /** All messages; `place` keeps apart the links to messages of several rollouts on one page. */
-export function conversation(environment, found, place = "", plain = false) {
-  const turns = new Map(found.steps.map((step, i) => [step.messages, [step, i]]));
-  const shown = (one, i) => message(one, environment, `${place}${i}`, { board: found.renderings[i], plain, note: found.completion.includes(one) && turns.has(i) ? turnNote(found, ...turns.get(i)) : null });
+export function conversation(found, place = "", plain = false) {
+  const turns = new Map(found.steps.map((step, i) => [step.messages, turnNote(found, step, i)]));
+  const shown = (one, i) => message(one, `${place}${i}`, { board: found.renderings[i], plain, note: i >= found.prompt.length && turns.get(i) });
   return [
-    el(Replay, { environment, found }),
+    el(Replay, { found }),
     found.prompt.map(shown),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model did not respond"),
     found.completion.map((one, i) => shown(one, found.prompt.length + i)),
@@ -23,13 +22,12 @@ export function conversation(environment, found, place = "", plain = false) {
 function turnNote(found, step, turn) {
   const advantage = found.tokens?.find((one) => one.turn === turn)?.trained?.advantage;
   const words = [step.reward !== null && `reward of turn ${number(step.reward)}`, advantage !== undefined && `advantage ${signed(advantage)}`].filter((text) => text);
-  return words.length ? el("small", {}, ` ${words.join(" · ")}`) : null;
+  return words.length > 0 && el("small", {}, ` ${words.join(" · ")}`);
 }
 
 /** The states that an environment drew, with a slider and a button that plays them. */
-function Replay({ environment, found }) {
-  const messages = [...found.prompt, ...found.completion];
-  const boards = messages.map((one, i) => [i, drawn(environment, textOf(one.content), found.renderings[i]).drawing]).filter(([, drawing]) => drawing);
+function Replay({ found }) {
+  const boards = Object.keys(found.renderings).map(Number).sort((a, b) => a - b).map((place) => found.renderings[place]);
   const [at, move] = useState(boards.length - 1);
   const [playing, play] = useState(false);
   useEffect(() => {
@@ -41,7 +39,7 @@ function Replay({ environment, found }) {
   const place = Math.min(at, boards.length - 1);
   const press = () => (playing || move(place + 1 < boards.length ? place : 0), play(!playing));
   return el("section", { class: "replay", "aria-label": "Replay" },
-    boards[place][1],
+    draw(boards[place]),
     el("div", { class: "tools" },
       el("button", { type: "button", on: { click: press } }, playing ? "Pause" : "Play"),
       el("label", {}, "State ", el("input", { type: "range", min: 0, max: boards.length - 1, value: place, on: { input: (event) => move(Number(event.target.value)) } }), ` ${place + 1} of ${boards.length}`)));
@@ -52,7 +50,7 @@ export function outcome(found) {
   return [
     found.answer && [el("h2", {}, "Expected answer"), el("pre", { class: "expected" }, found.answer)],
     el("h2", {}, "Stop reason"),
-    el("p", {}, why(found)),
+    el("p", {}, found.stopped),
     found.error && failure(found.error),
     found.scores && [el("h2", {}, "Reward"), scores(found.scores)],
   ];
@@ -68,16 +66,6 @@ export function extras(found) {
   ].map(([name, value]) => fold(name, pretty(value)));
 }
 
-function why(found) {
-  const turns = counted(found.steps.length, "turn");
-  if (found.error) return `Failed after ${turns}.`;
-  const last = found.steps.at(-1)?.finish_reason;
-  const stop = plain(found.stop_condition ?? "nothing");
-  const said = found.stop_condition === "has_final_env_response" ? "the environment sent a final response" : stop;
-  const cut = found.is_truncated ? `; truncated${last === "length" ? ": the last response reached its maximum length" : ""}` : "";
-  return `After ${turns}: ${said}${cut}.`;
-}
-
 function failure(error) {
   return [
     el("p", { class: "bad" }, el("b", {}, `${error.phase}: ${error.type}`), ` ${error.message}`),
@@ -87,11 +75,12 @@ function failure(error) {
 }
 
 function scores({ rewards, weights, metrics, reward }) {
-  const row = (...cells) => el("tr", {}, cells.map((text) => el("td", {}, text)));
-  const rows = Object.entries(rewards).map(([name, value]) => row(plain(name), number(value), `× ${number(weights[name] ?? 0)}`, number(value * (weights[name] ?? 0))));
-  rows.push(...Object.entries(metrics).map(([name, value]) => row(plain(name), number(value), "metric", "")));
-  rows.push(el("tr", { class: "sum" }, el("td", {}, "reward"), el("td"), el("td"), el("td", {}, number(reward))));
-  return table(["function", "value", "weight", "adds"], rows, "scores plain");
+  const rows = [
+    ...Object.entries(rewards).map(([name, value]) => [plain(name), number(value), `× ${number(weights[name] ?? 0)}`, number(value * (weights[name] ?? 0))]),
+    ...Object.entries(metrics).map(([name, value]) => [plain(name), number(value), "metric", ""]),
+  ];
+  const row = (texts, look) => el("tr", { class: look }, texts.map((text) => el("td", {}, text)));
+  return table(["function", "value", "weight", "adds"], [...rows.map((texts) => row(texts)), row(["reward", "", "", number(reward)], "sum")], "scores plain");
 }
 
 /** Where the time went: a bar of model, environment and rubric, and each turn of the model. */

@@ -1,5 +1,4 @@
 // Elements from plain values, drawn by Preact. Data of a run becomes text or an attribute's value, never HTML.
-
 import { Hooks, Preact } from "./vendor/preact.js";
 import { NONE } from "./format.js";
 
@@ -36,9 +35,7 @@ export function replace(node, ...children) {
 }
 
 /** Announce a text to screen readers. */
-export function say(words) {
-  document.getElementById("said").textContent = words;
-}
+export const say = (words) => (document.getElementById("said").textContent = words);
 
 /** A table in a box that scrolls; `head` of texts or elements, rows of elements. On narrow screens every row is a card. */
 export function table(head, rows, kind = "") {
@@ -48,8 +45,12 @@ export function table(head, rows, kind = "") {
 }
 
 /** A cell with its column's title, for narrow screens, which omit empty cells. */
-export function cell(label, ...children) {
-  return el("td", { "data-label": label, class: children.length === 1 && children[0] === NONE ? "none" : null }, el("div", {}, children));
+export const cell = (label, ...children) => el("td", { "data-label": label, class: children.length === 1 && children[0] === NONE ? "none" : null }, el("div", {}, children));
+
+/** A table of columns [title, row → children, its <th> if it is more than the title]; `look` gives the properties of a row. */
+export function grid(columns, rows, kind = "", look = () => ({})) {
+  const shown = columns.filter((one) => one);
+  return table(shown.map(([title, , head]) => head ?? title), rows.map((row) => el("tr", look(row), shown.map(([title, draw]) => cell(title, ...[draw(row)].flat())))), kind);
 }
 
 /** The head of a column that sorts: `order` is "up", "down", or "" if the table is sorted by another column. */

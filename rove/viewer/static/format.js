@@ -1,5 +1,4 @@
 // Format numbers and times.
-
 export const NONE = "–";
 
 /** A measured value in four digits and no more than it needs. */
@@ -31,17 +30,8 @@ export function caveats(estimates) {
   return texts.length ? `* ${texts.join("; ")}` : "";
 }
 
-/** A mean with its interval. */
-export function interval(estimate) {
-  if (!estimate || !Number.isFinite(estimate.mean)) return NONE;
-  const mean = estimate.mean.toFixed(3);
-  return limits(estimate) ? `${mean} ${range(estimate)}` : mean;
-}
-
-/** The same with its sign. */
-export function signed(value) {
-  return value === null || value === undefined ? NONE : (value > 0 ? "+" : "") + number(value);
-}
+/** A value with its sign. */
+export const signed = (value) => value === null || value === undefined ? NONE : (value > 0 ? "+" : "") + number(value);
 
 /** A duration. */
 export function seconds(value) {
@@ -52,11 +42,9 @@ export function seconds(value) {
 }
 
 export function bytes(value) {
-  const units = ["B", "kB", "MB", "GB"];
-  let size = value;
-  let unit = 0;
-  while (size >= 1000 && unit < 3) [size, unit] = [size / 1000, unit + 1];
-  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${units[unit]}`;
+  const unit = Math.max(0, Math.min(3, Math.floor(Math.log10(value || 1) / 3)));
+  const size = value / 1000 ** unit;
+  return `${unit && size < 10 ? size.toFixed(1) : Math.round(size)} ${["B", "kB", "MB", "GB"][unit]}`;
 }
 
 /** When something was, seen from now; `when` in seconds since 1970. */
@@ -69,14 +57,10 @@ export function ago(when, now = Date.now() / 1000) {
   return new Date(when * 1000).toISOString().slice(0, 10);
 }
 
-export function counted(count, what) {
-  return `${number(count)} ${what}${count === 1 ? "" : "s"}`;
-}
+export const counted = (count, what) => `${number(count)} ${what}${count === 1 ? "" : "s"}`;
 
 /** A name for people: `score.win` → win. */
-export function plain(name) {
-  return name.replace(/^score\./, "").replaceAll("_", " ");
-}
+export const plain = (name) => name.replace(/^score\./, "").replaceAll("_", " ");
 
 /** Which versions of the weights sampled something, of spans of [version, tokens]. */
 export function versions(spans) {

@@ -1,5 +1,4 @@
 // Repeat actions while a page is shown.
-
 /** Call `act` every so many milliseconds until `signal`, but not while the page is hidden; failed calls are repeated. */
 export function every(milliseconds, act, signal) {
   const timer = setInterval(async () => {

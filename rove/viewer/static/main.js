@@ -1,5 +1,4 @@
 // Routing between pages.
-
 import { el, replace, say } from "./dom.js";
 import { address, here } from "./api.js";
 import { comparePage } from "./compare.js";
@@ -57,9 +56,7 @@ function trail(page, title, params) {
   replace(document.getElementById("trail"), el("ol", {}, steps.filter((step) => step).map((step) => el("li", {}, step))));
 }
 
-function nowhere(main) {
-  replace(main, el("h1", {}, "Page not found"), el("p", {}, el("a", { href: "#/" }, "All runs")));
-}
+const nowhere = (main) => replace(main, el("h1", {}, "Page not found"), el("p", {}, el("a", { href: "#/" }, "All runs")));
 
 document.getElementById("skip").addEventListener("click", (event) => {
   event.preventDefault();

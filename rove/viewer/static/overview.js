@@ -1,6 +1,5 @@
 // The first page of a run: results, verdict, reasons to stop, settings, files. Its parts are also those of a report.
-
-import { el, replace, table } from "./dom.js";
+import { choice, el, grid, replace } from "./dom.js";
 import { tagList } from "./annotate.js";
 import { address, ask, changed } from "./api.js";
 import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
@@ -77,7 +76,7 @@ function overviewTab(about, found) {
     repeated(found.repeat),
     el("h2", {}, "Environment and files"),
     el("p", {}, found.env_version ? ["Environment ", el("code", {}, found.env_version), ", "] : null, `last written ${found.when}, `, Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
-    table(["file", "size"], found.files.map(([name, size]) => el("tr", {}, el("td", {}, el("code", {}, name)), el("td", {}, name.endsWith("/") ? "folder" : bytes(size)))), "plain narrowly"),
+    grid([["file", ([name]) => el("code", {}, name)], ["size", ([name, size]) => (name.endsWith("/") ? "folder" : bytes(size))]], found.files, "plain narrowly"),
   ];
 }
 
@@ -106,14 +105,13 @@ function repeated(command) {
 
 function settingsTable(rows) {
   if (!rows.length) return el("p", { class: "note" }, "All settings have their defaults.");
-  return table(["setting", "value", "default"], rows.map((row) => el("tr", { class: row.changed ? "changed" : null }, el("td", {}, el("code", {}, row.name)), el("td", {}, row.value), el("td", {}, row.default ?? NONE))), "plain narrowly");
+  return grid([["setting", (row) => el("code", {}, row.name)], ["value", (row) => row.value], ["default", (row) => row.default || NONE]], rows, "plain narrowly", (row) => ({ class: row.changed ? "changed" : null }));
 }
 
 function settingsTab(found, others, params, apart) {
   const go = (value) => (location.hash = address("settings", changed(params, { with: value || null })));
-  const options = [["", "…"], ...others.map((run) => [run.name, run.name])].map(([value, text]) => el("option", { value, selected: value === params.get("with") }, text));
   return [
-    el("div", { class: "tools" }, el("label", {}, "Difference to ", el("select", { "data-key": "with", on: { change: (event) => go(event.target.value) } }, options))),
+    el("div", { class: "tools" }, choice("Difference to", "with", [["", "…"], ...others.map((run) => [run.name, run.name])], params.get("with") ?? "", go)),
     apart && settingsDifference(apart),
     el("h2", {}, "Settings"),
     el("p", { class: "note" }, "Settings that differ from their defaults come first."),
@@ -125,5 +123,5 @@ function settingsTab(found, others, params, apart) {
 /** The settings in which runs differ, an answer of /api/settings. */
 export function settingsDifference({ runs, rows }) {
   if (!rows.length) return el("p", {}, "The settings of these runs are equal.");
-  return table(["setting", ...runs], rows.map((row) => el("tr", {}, el("td", {}, el("code", {}, row.name)), row.values.map((value) => el("td", {}, value ?? NONE)))), "plain narrowly differing");
+  return grid([["setting", (row) => el("code", {}, row.name)], ...runs.map((name, i) => [name, (row) => row.values[i] ?? NONE])], rows, "plain narrowly differing");
 }

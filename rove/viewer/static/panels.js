@@ -1,5 +1,4 @@
 // Curves of training, on its page and in a report.
-
 import { el } from "./dom.js";
 import { histogram } from "./charts.js";
 import { Curves } from "./curves.js";
@@ -9,67 +8,21 @@ export const COLORS = 8;
 /** Steps whose groups are drawn. */
 export const LAST = 10;
 
-const held = (name) => /^eval\/.+\/reward\/mean$/.test(name);
-const first = (name) => name.split("/")[0].replaceAll("_", " ");
-const last = (name) => name.split("/").at(-1).replaceAll("_", " ");
-const under = (prefix) => (name) => name.startsWith(`${prefix}/`);
-
-/**
- * Charts by group: a unique title and its metrics, with a `label` if there are several (`named`: also for one). `most`: the
- * maximum of the metric, `least`: a value that it reaches at some step.
- */
-const PANELS = {
-  Reward: [
-    { title: "reward", metric: (name) => name === "reward/mean", spread: true },
-    { title: "loss", metric: (name) => name === "loss" || name === "validation_loss", label: last },
-    { title: "reward functions", metric: (name) => under("reward")(name) && name !== "reward/mean", label: (name) => name.slice(7), named: true },
-    { title: "zero-advantage groups", derive: (row) => ratio(row["groups/zero_spread"], row["groups/all"]) },
-    { title: "metrics", metric: under("metrics"), label: (name) => name.slice(8), named: true, most: 1 },
-    { title: "metrics above 1", metric: under("metrics"), label: (name) => name.slice(8), named: true, least: 1 },
-  ],
-  Evaluations: [{ title: "held-out reward", metric: held, label: (name) => name.split("/")[1], named: true, marks: true }],
-  Policy: [
-    { title: "entropy (nats per token)", metric: (name) => name === "entropy/all/mean" },
-    { title: "KL between sampler and trainer", metric: (name) => name === "mismatch_kl/all/mean" || name === "kl/mean" || name === "reference_kl/mean", label: first },
-    { title: "importance ratio", metric: (name) => name === "ratio/mean" },
-    { title: "largest importance ratio", metric: (name) => name === "ratio/max" },
-    { title: "gradient norm", metric: (name) => name === "optim/grad_norm" },
-    { title: "learning rate", metric: (name) => name === "optim/lr" },
-    { title: "parity check with vLLM (nats)", metric: (name) => name === "sampler/probe_difference" },
-  ],
-  Lengths: [
-    { title: "length (tokens per rollout)", metric: (name) => name === "length/mean" },
-    { title: "truncated and failed rollouts", metric: (name) => name === "rollouts/truncated" || name === "rollouts/failed", label: last },
-  ],
-  Speed: [
-    { title: "throughput (trained tokens per second)", derive: (row) => ratio(row.tokens, busy(row)) },
-    { title: "seconds per step", metric: under("time"), label: last, named: true },
-    { title: "staleness (steps)", metric: under("off_policy"), label: last },
-    { title: "idle (share of time)", metric: under("idle"), label: last, named: true },
-    { title: "groups in queues", metric: under("queue"), label: last },
-  ],
-};
-
-function ratio(part, whole) {
-  return part === undefined || !whole ? undefined : part / whole;
-}
-
-/** Seconds of a step; sampling and training that overlap count once. */
-export function busy(row) {
-  return row["time/step"] ?? (row["time/sampling"] ?? 0) + (row["time/training"] ?? 0);
-}
-
 /**
  * All charts of some runs, in groups.
  *
- * @param runs [{ name, color, rows, steps, groups, alerts }]: rows of metrics, and answers of /api/metrics and /api/groups
+ * @param runs [{ name, color, rows, panels, steps, groups, alerts }]: from answers of /api/metrics and /api/groups
  * @param look { smooth: 0 to 1, log, band: "none" to draw no band, step: the selected one }
  * @param pick called with the run and the step that is selected
  */
 export function panels(runs, look = {}, pick = null) {
-  return Object.entries(PANELS).map(([name, group]) => {
-    const charts = [group.flatMap((panel) => drawPanel(panel, runs, look, pick)), name === "Reward" ? runs.map((run) => solveRates(run, runs.length === 1)) : []].flat().filter((one) => one);
-    return charts.length > 0 && el("details", { class: "group", open: true }, el("summary", {}, el("h2", {}, name)), el("div", { class: "charts" }, charts));
+  const all = new Map();
+  for (const panel of runs.flatMap((run) => run.panels ?? [])) all.set(panel.title, { ...panel, curves: { ...all.get(panel.title)?.curves, ...panel.curves } });
+  const groups = [...new Set([...all.values()].map((panel) => panel.group))];
+  return groups.map((name) => {
+    const charts = [...all.values()].filter((panel) => panel.group === name).flatMap((panel) => drawPanel(panel, runs, look, pick));
+    const solved = name === "Reward" && runs.map((run) => solveRates(run, runs.length === 1));
+    return el("details", { key: name, class: "group", open: true }, el("summary", {}, el("h2", {}, name)), el("div", { class: "charts" }, charts, solved));
   });
 }
 
@@ -84,15 +37,15 @@ export function alerts(run, target = null) {
 
 /** A chart of all its curves; of several runs one for each metric, so that colors tell the runs apart. */
 function drawPanel(panel, runs, look, pick) {
-  const series = metricsOf(panel, runs).flatMap((metric) => runs.map((run) => curveOf(panel, metric, run, look)));
+  const series = Object.entries(panel.curves).flatMap(([metric, label]) => runs.map((run) => curveOf(panel, metric, label, run, look)));
   const drawn = series.filter((one) => one.points.length > 0);
-  const labels = [...new Set(drawn.map((one) => one.label))];
+  const labels = [...new Set(drawn.map((one) => one.label))].sort();
   if (runs.length === 1 || (labels.length < 2 && !panel.named)) return drawn.length ? [chart(panel, panel.title, drawn, labels, runs, look, pick)] : [];
   return labels.map((label) => chart(panel, `${panel.title}: ${label}`, drawn.filter((one) => one.label === label), [label], runs, look, pick));
 }
 
 function chart(panel, title, drawn, labels, runs, look, pick) {
-  const name = ({ label, run }) => (runs.length > 1 ? run.name : labels.length > 1 || panel.named ? label : title);
+  const name = ({ label, run }) => (runs.length > 1 ? run.name : label);
   const color = ({ label, run }) => (runs.length > 1 ? run.color : labels.indexOf(label) % COLORS);
   const marked = {};
   for (const run of runs) for (const alert of run.alerts ?? []) marked[alert.step] = String(alert.name ?? "alert").replaceAll("_", " ");
@@ -100,27 +53,17 @@ function chart(panel, title, drawn, labels, runs, look, pick) {
   return el(Curves, { key: title, title, series, log: look.log, step: look.step ?? null, marked, pick: pick && ((one, step) => pick(one.run, step)) });
 }
 
-/** The names of a panel's metrics in any of the runs; a derived metric has none. */
-function metricsOf(panel, runs) {
-  if (panel.derive) return [null];
-  const rows = runs.flatMap((run) => run.rows);
-  const names = [...new Set(rows.flatMap((row) => Object.keys(row)))].filter(panel.metric).sort();
-  const size = (name) => rows.reduce((most, row) => Math.max(most, Number.isFinite(row[name]) ? Math.abs(row[name]) : 0), 0);
-  return names.filter((name) => size(name) <= (panel.most ?? Infinity) && size(name) > (panel.least ?? -1));
-}
-
-function curveOf(panel, metric, run, { smooth = 0, band = "spread" }) {
-  const value = (row) => (metric === null ? panel.derive(row) : row[metric]);
-  const rows = run.rows.filter((row) => Number.isFinite(value(row)) && Number.isFinite(row.step));
-  const raw = rows.map((row) => [row.step, value(row)]);
-  const smoothed = smooth > 0 && !panel.marks && raw.length > 2;
+function curveOf(panel, metric, label, run, { smooth = 0, band = "spread" }) {
+  const rows = run.rows.filter((row) => Number.isFinite(row[metric]) && Number.isFinite(row.step));
+  const raw = rows.map((row) => [row.step, row[metric]]);
+  const measured = panel.band === "interval";
+  const smoothed = smooth > 0 && !measured && raw.length > 2;
   return {
-    run,
-    label: panel.label ? panel.label(metric) : panel.title,
+    run, label,
     points: smoothed ? average(raw, smooth) : raw,
     raw: smoothed ? raw : null,
-    band: band === "none" ? [] : panel.spread ? bandOf(run) : panel.marks ? intervals(rows, metric) : [],
-    marks: Boolean(panel.marks || rows.length * 2 < run.rows.length), // the curve between distant points is unknown
+    band: band === "none" ? [] : panel.band === "steps" ? bandOf(run) : measured ? intervals(rows, metric) : [],
+    marks: measured || rows.length * 2 < run.rows.length, // the curve between distant points is unknown
   };
 }
 
@@ -133,9 +76,7 @@ function average(points, weight) {
   });
 }
 
-function bandOf(run) {
-  return run.steps.filter((step) => Number.isFinite(step.low) && Number.isFinite(step.high)).map((step) => [step.step, step.low, step.high]);
-}
+const bandOf = (run) => run.steps.filter((step) => Number.isFinite(step.low) && Number.isFinite(step.high)).map((step) => [step.step, step.low, step.high]);
 
 function intervals(rows, metric) {
   const of = (row, name) => row[metric.replace(/mean$/, name)];

@@ -1,8 +1,7 @@
 // A game: the conversation, your prompt, the result.
-
-import { el, replace, say, table } from "./dom.js";
+import { choice, el, replace, say, table } from "./dom.js";
 import { ask } from "./api.js";
-import { draw, drawn } from "./boards.js";
+import { draw } from "./boards.js";
 import { message, textOf } from "./chat.js";
 import { number, plain } from "./format.js";
 
@@ -34,48 +33,16 @@ async function act(name, body = {}) {
 }
 
 function show(state) {
-  const words = where(state);
+  const words = state.status;
   document.title = `${words} · rove play`;
   say(words);
-  const said = state.messages.map((one, i) => message(one, state.env, i, { board: state.renderings[i] }));
-  replace(
-    main,
-    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, seated(state.role, state.model))),
-    el(
-      "div",
-      { class: "split play" },
+  const said = state.messages.map((one, i) => message(one, i, { board: state.renderings[i] }));
+  replace(main,
+    el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, state.role_words)),
+    el("div", { class: "split play" },
       el("section", { "aria-label": "Your role", class: "role" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
-      el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said),
-    ),
-  );
+      el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said)));
   if (state.prompt && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
-}
-
-/** Where the person sits, in words; a role that is none of these is one that the environment asks by name. */
-function seated(role, model) {
-  return Object.hasOwn(ROLES, role) ? ROLES[role](model) : `you as ${role}, ${model} as the model`;
-}
-
-const ROLES = {
-  opponent: (model) => `you against ${model}`,
-  model: () => "you in the model's role",
-  none: (model) => `${model}, you watch`,
-};
-
-function where(state) {
-  if (state.error) return `The game failed: ${state.error.type}`;
-  if (state.over) return ending(state);
-  if (state.prompt) return state.prompt.role ? `Your turn as ${state.prompt.role}` : "Your turn";
-  return state.role === "model" ? "Waiting for the environment" : `${state.model} is responding`;
-}
-
-/** How it ended, in the environment's own last words where those say so. */
-function ending({ messages, renderings, env, scores, role }) {
-  const last = messages.at(-1);
-  const { text } = last && last.role !== "assistant" ? drawn(env, textOf(last.content), renderings[messages.length - 1]) : { text: "" };
-  const told = renderings[messages.length - 1] ? text.split("\n").at(-1) : text.split("\n")[0];
-  const who = role === "model" ? "you" : "the model";
-  return `The game is over${/[a-z]/i.test(told) ? `; ${who} ${role === "model" ? "are" : "is"} told: ${told}` : "."} Reward of ${who}: ${number(scores?.reward)}`;
 }
 
 function yours(state) {
@@ -89,12 +56,9 @@ function yours(state) {
 }
 
 /** What it looks like, its free squares to be clicked where there is something to `choose`. */
-function position({ messages, renderings, env }, choose = null) {
+function position({ messages, renderings }, choose = null) {
   const place = messages.findLastIndex((one, i) => renderings[i] || one.role !== "assistant");
-  const text = textOf(messages[place]?.content);
-  if (renderings[place]) return el("div", { class: "large" }, draw(renderings[place], choose));
-  const found = drawn(env, text, null);
-  return [found.text && el("pre", {}, found.text), found.drawing && el("div", { class: "large" }, found.drawing)];
+  return renderings[place] ? el("div", { class: "large" }, draw(renderings[place], choose)) : el("pre", {}, textOf(messages[place]?.content));
 }
 
 function buttons(legal, choose) {
@@ -103,9 +67,9 @@ function buttons(legal, choose) {
 }
 
 /** The prompt of a named role, and a box for the answer. */
-function roleForm({ prompt, number: turn, env }) {
+function roleForm({ prompt, number: turn }) {
   const last = prompt.messages.findLastIndex((one) => one.role === "assistant") + 1;
-  const said = prompt.messages.map((one, i) => message(one, env, `prompt-${i}`));
+  const said = prompt.messages.map((one, i) => message(one, `prompt-${i}`));
   const before = last ? el("details", {}, el("summary", {}, `earlier messages to ${prompt.role}`), said.slice(0, last)) : null;
   const box = el("textarea", { name: "answer", rows: 3, autocomplete: "off", spellcheck: "false", "data-key": "answer role", "data-focus": true });
   const submit = (event) => {
@@ -137,16 +101,13 @@ function answerForm(state) {
 
 function result(state) {
   const rows = Object.entries({ ...state.scores?.rewards, ...state.scores?.metrics }).map(([name, value]) => el("tr", {}, el("td", {}, plain(name)), el("td", {}, number(value))));
-  const role = el("select", { key: "role", "data-key": "role" }, state.model_roles.map((name) => el("option", { value: name, selected: name === state.role }, seated(name, state.model))));
+  const role = choice("as", "role", state.role_choices, state.role, () => {});
   return [
     state.error && el("pre", { class: "bad" }, state.error.message),
-    el(
-      "p",
-      { class: "tools" },
+    el("p", { class: "tools" },
       el("button", { type: "button", "data-key": "again", on: { click: () => act("again", { role: main.querySelector("select")?.value ?? state.role }) } }, "Play again"),
-      state.model_roles.length > 1 ? el("label", {}, "as ", role) : null,
-      state.kept ? el("span", {}, `saved in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Save this game"),
-    ),
+      state.role_choices.length > 1 && role,
+      state.kept ? el("span", {}, `saved in ${state.kept}`) : el("button", { type: "button", "data-key": "keep", on: { click: () => act("keep") } }, "Save this game")),
     rows.length ? table(["function", "value"], rows, "plain") : null,
   ];
 }

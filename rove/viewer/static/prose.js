@@ -1,5 +1,4 @@
 // Markdown as elements: markdown-it reads it, and its tokens become elements here, so that no HTML is parsed.
-
 import { el } from "./dom.js";
 import { Markdown } from "./vendor/markdown.js";
 
@@ -9,9 +8,7 @@ const MOST = 100_000;
 const parser = new Markdown({ html: false, breaks: true });
 
 /** A text as Markdown if it has some, otherwise as it stands. */
-export function prose(text) {
-  return text.length <= MOST && SIGNS.test(text) ? el("div", { class: "prose" }, tree(parser.parse(text, {}))) : el("pre", {}, text);
-}
+export const prose = (text) => text.length <= MOST && SIGNS.test(text) ? el("div", { class: "prose" }, tree(parser.parse(text, {}))) : el("pre", {}, text);
 
 function tree(tokens) {
   const open = [{ inside: [] }];

@@ -1,6 +1,5 @@
 // A run as one self-contained page: its data is embedded.
-
-import { el, replace, say, sortable, table } from "./dom.js";
+import { el, grid, replace, say, sortable } from "./dom.js";
 import { fold } from "./chat.js";
 import { histogram } from "./charts.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
@@ -38,20 +37,20 @@ function training(run) {
 }
 
 const COLUMNS = {
-  example: (one) => one.number,
-  prompt: (one) => one.question,
-  rollouts: (one) => one.rollouts,
-  "mean reward": (one) => one.mean,
-  spread: (one) => one.spread,
-  failed: (one) => one.failed,
+  example: [(one) => one.number, (one) => (one.line === null ? `${number(one.number)} · ${one.key}` : el("a", { href: `#rollout-${one.line}` }, `${number(one.number)} · ${one.key}`))],
+  prompt: [(one) => one.question, (one) => one.question],
+  rollouts: [(one) => one.rollouts, (one) => number(one.rollouts)],
+  "mean reward": [(one) => one.mean, (one) => number(one.mean)],
+  spread: [(one) => one.spread, (one) => number(one.spread)],
+  failed: [(one) => one.failed, (one) => number(one.failed)],
 };
 
 /** The examples, sorted by the column that was clicked last. */
 function examples() {
-  const value = COLUMNS[order.column];
+  const value = COLUMNS[order.column]?.[0];
   const before = (a, b) => (a === b ? 0 : a === null ? -1 : b === null ? 1 : a < b ? -1 : 1);
   const rows = value ? [...data.examples].sort((a, b) => (order.up ? 1 : -1) * before(value(a), value(b))) : data.examples;
-  return table(Object.keys(COLUMNS).map(heading), rows.map(example), "plain examples");
+  return grid(Object.entries(COLUMNS).map(([name, [, draw]]) => [name, draw, heading(name)]), rows, "plain examples");
 }
 
 function heading(name) {
@@ -64,29 +63,14 @@ function heading(name) {
   return sortable(name, name, current ? (order.up ? "up" : "down") : "", press);
 }
 
-function example(one) {
-  const name = `${number(one.number)} · ${one.key}`;
-  const link = one.line === null ? name : el("a", { href: `#rollout-${one.line}` }, name);
-  const cells = [link, one.question, number(one.rollouts), number(one.mean), number(one.spread), number(one.failed)];
-  return el("tr", {}, cells.map((cell) => el("td", {}, cell)));
-}
-
 function rollout(found) {
-  const facts = [
-    `example ${number(found.example_id)}, rollout ${found.rollout_index}`,
-    found.stop_condition && `stop reason: ${plain(found.stop_condition)}`,
-    counted(found.steps.length, "turn"),
-    `${number(found.usage.completion_tokens)} tokens`,
-  ];
+  const facts = [`example ${number(found.example_id)}, rollout ${found.rollout_index}`, found.stop_condition && `stop reason: ${plain(found.stop_condition)}`, counted(found.steps.length, "turn"), `${number(found.usage.completion_tokens)} tokens`];
   const badge = found.error ? el("b", { class: "bad" }, "failed") : el("b", {}, number(found.reward));
   const cut = found.is_truncated ? el("b", { class: "bad" }, " truncated") : null;
   const beside = [outcome(found), times(found), el("h2", {}, "More"), extras(found), el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`)];
-  return el(
-    "details",
-    { class: "rollout", id: `rollout-${found.line}` },
+  return el("details", { class: "rollout", id: `rollout-${found.line}` },
     el("summary", {}, badge, cut, ` ${facts.filter((fact) => fact).join(" · ") || NONE}`),
-    el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, conversation(data.env, found, `${found.line}-`)), el("aside", { "aria-label": "About this rollout" }, beside)),
-  );
+    el("div", { class: "split right" }, el("section", { "aria-label": "Chat" }, conversation(found, `${found.line}-`)), el("aside", { "aria-label": "About this rollout" }, beside)));
 }
 
 /** A link to a rollout opens it. */

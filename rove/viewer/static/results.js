@@ -1,5 +1,4 @@
 // Results of a run, on its page and in a report.
-
 import { el, table } from "./dom.js";
 
 /** Sentences about a training run, the conclusion first. */
@@ -9,11 +8,7 @@ export function verdict(sentences) {
 }
 
 /** Numbers with their labels. */
-export function cards(pairs) {
-  return el("div", { class: "cards" }, pairs.map(([value, words]) => el("div", { class: "card" }, el("b", {}, value), el("span", {}, words))));
-}
+export const cards = (pairs) => el("div", { class: "cards" }, pairs.map(([value, words]) => el("div", { class: "card" }, el("b", {}, value), el("span", {}, words))));
 
 /** A table of values with head and rows of texts. */
-export function values({ head, values }) {
-  return table(head, values.map((row) => el("tr", {}, row.map((text) => el("td", {}, text)))), "plain values");
-}
+export const values = ({ head, values }) => table(head, values.map((row) => el("tr", {}, row.map((text) => el("td", {}, text)))), "plain values");

@@ -1,6 +1,5 @@
 // One rollout: chat, group, tokens, raw record.
-
-import { el, replace, say } from "./dom.js";
+import { choice, el, replace, say } from "./dom.js";
 import { Annotated } from "./annotate.js";
 import { address, ask, changed, filters } from "./api.js";
 import { fold, message, pretty, textOf } from "./chat.js";
@@ -10,7 +9,6 @@ import { conversation, extras, outcome, times } from "./details.js";
 import { tokenView } from "./tokens.js";
 
 const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
-const OTHERS = 4;
 
 export async function rolloutPage(main, params, signal) {
   const [run, line] = [params.get("run"), params.get("line")];
@@ -78,7 +76,7 @@ function chat({ about, found, params }) {
   const cut = found.cut && !params.get("whole") ? el("p", {}, "Long texts are shortened. ", link({ whole: "1" }, "Show full texts")) : null;
   const plain = Boolean(params.get("plain"));
   return el("div", { class: "split right" },
-    el("section", { "aria-label": "Chat" }, cut, conversation(about.env, found, "", plain), el("p", { class: "note" }, link({ plain: plain ? null : "1" }, plain ? "Show Markdown formatted" : "Show Markdown as it was written"))),
+    el("section", { "aria-label": "Chat" }, cut, conversation(found, "", plain), el("p", { class: "note" }, link({ plain: plain ? null : "1" }, plain ? "Show Markdown formatted" : "Show Markdown as it was written"))),
     el("aside", { "aria-label": "About this rollout" }, facts(about, found, params)));
 }
 
@@ -125,9 +123,7 @@ async function group({ about, found, params, signal }) {
   const other = params.get("with");
   const { runs } = await ask("runs", {}, signal);
   const same = runs.filter((run) => run.env === about.env && run.name !== about.name && (run.rollouts || run.kind === "rl"));
-  const options = [["", "the group"], ...same.map((run) => [run.name, run.name])].map(([value, text]) => el("option", { value, selected: value === other }, text));
-  const change = (event) => (location.hash = address("rollout", changed(params, { with: event.target.value || null })));
-  const { rollouts, left_out, prompt } = other ? await besides(other, found, signal) : await ask("group", { run: about.name, line: params.get("line") }, signal);
+  const { rollouts, left_out } = await ask("group", { run: about.name, line: params.get("line"), with: other }, signal);
   const columns = rollouts.map((one, i) => {
     const target = address("rollout", changed(params, { run: one.run ?? about.name, line: one.line, at: null, tab: null, with: null }));
     const result = one.error ? el("span", { class: "bad" }, "failed") : rewardPill(one.reward, about.range);
@@ -136,36 +132,20 @@ async function group({ about, found, params, signal }) {
     return el("section", { class: "member", "aria-label": `rollout ${one.rollout}` },
       el("h2", {}, el("a", { href: target }, one.run ? `${one.run}, rollout ${one.rollout}` : `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
-      one.completion.map((said, place) => message(said, about.env, `${i}-${place}`, { parts: parts && parts[0] === place ? parts[1] : null, board: one.renderings[one.prompt.length + place] })));
+      one.completion.map((said, place) => message(said, `${i}-${place}`, { parts: parts && parts[0] === place ? parts[1] : null, board: one.renderings[one.prompt.length + place] })));
   });
   return [
-    el("div", { class: "tools" }, el("label", {}, "Beside ", el("select", { "data-key": "with", on: { change } }, options))),
+    el("div", { class: "tools" }, choice("Beside", "with", [["", "the group"], ...same.map((run) => [run.name, run.name])], other ?? "", (name) => (location.hash = address("rollout", changed(params, { with: name || null }))))),
     found.answer && el("p", {}, "Expected answer: ", el("code", {}, found.answer)),
-    (prompt ?? rollouts[0].prompt).slice(-1).map((one) => message(one, about.env, "prompt", { board: rollouts[0].renderings[rollouts[0].prompt.length - 1] })),
+    rollouts[0].prompt.slice(-1).map((one) => message(one, "prompt", { board: rollouts[0].renderings[rollouts[0].prompt.length - 1] })),
     el("div", { class: "columns", tabindex: 0, role: "region", "aria-label": "Rollouts side by side" }, columns),
     left_out ? el("p", { class: "note" }, `${counted(left_out, "more rollout")} not shown`) : null,
   ];
 }
 
-/** This rollout and those of the same example in another run, each with its first difference from this one. */
-async function besides(run, found, signal) {
-  const { rows } = await ask("rollouts", { run, "is.example_key": found.example_key, limit: OTHERS }, signal);
-  const others = await Promise.all(rows.map((row) => ask("rollout", { run, line: row.line }, signal)));
-  const shown = others.map((one) => ({ ...one, run, rollout: one.rollout_index, parts: firstDifference(found.completion, one.completion) }));
-  return { rollouts: [{ ...found, rollout: found.rollout_index }, ...shown], left_out: 0, prompt: found.prompt };
-}
-
-function firstDifference(one, other) {
-  for (let place = 0; place < Math.max(one.length, other.length); place += 1) {
-    const [a, b] = [one, other].map((list) => Array.from(textOf(list[place]?.content)));
-    const at = a.findIndex((letter, i) => letter !== b[i]);
-    if (at >= 0 || a.length !== b.length) return [place, at < 0 ? a.length : at];
-  }
-  return null;
-}
-
-function tokens({ found, params }) {
-  return tokenView(found, params, (color) => (location.hash = address("rollout", changed(params, { color }))));
+async function tokens({ about, found, params, signal }) {
+  const told = await ask("tokens", { run: about.name, line: found.line, color: params.get("color") }, signal);
+  return tokenView(found, told, params);
 }
 
 async function raw({ about, params, signal }) {

@@ -1,6 +1,5 @@
 // The rollouts of a run: filters, why they fail, and a table.
-
-import { cell, el, replace, sortable, table } from "./dom.js";
+import { cell, el, grid, replace, sortable } from "./dom.js";
 import { tagList } from "./annotate.js";
 import { address, ask, changed, filters } from "./api.js";
 import { histogram, rewardPill } from "./charts.js";
@@ -44,13 +43,9 @@ export async function rolloutsPage(main, params, signal) {
 }
 
 /** The parameters of the selected rollouts, with further ones. */
-function chosenWith(params, about, pairs) {
-  return new URLSearchParams([["run", about.name], ...filters(params), ...pairs]);
-}
+const chosenWith = (params, about, pairs) => new URLSearchParams([["run", about.name], ...filters(params), ...pairs]);
 
-function order(params) {
-  return ["sort", "order"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
-}
+const order = (params) => ["sort", "order"].filter((name) => params.get(name)).map((name) => [name, params.get(name)]);
 
 /** The first block of rows, the lines that cannot be read, and the reasons for failures if they are asked for. */
 async function rowsOf(params, about, signal) {
@@ -68,22 +63,13 @@ async function choicesOf(params, about, signal) {
   const open = [...DRAWN.slice(0, 1), ...about.scores.map((name) => `score.${name}`), ...DRAWN.slice(1)];
   if (params.get("more")) open.push(...MORE);
   const [facets, drawn] = await Promise.all([
-    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS].map((name) => ask("facet", facetParams(chosenWith(params, about, [["name", name]]), name), signal))),
+    Promise.all([...(about.annotated ? ANNOTATED : []), ...FACETS].map((name) => ask("facet", chosenWith(params, about, [["name", name], ["others", "1"]]), signal))),
     Promise.all(open.slice(0, 40).map((name) => ask("histogram", chosenWith(params, about, [["name", name]]), signal))),
   ]);
   return { facets, drawn };
 }
 
-/** A facet counts all rollouts that the other facets select, so that another of its values can be selected. */
-function facetParams(params, name) {
-  params.delete(`is.${name}`);
-  if (name === "superseded") ["0", "1"].forEach((value) => params.append("is.superseded", value));
-  return params;
-}
-
-function go(params, changes) {
-  location.hash = address("rollouts", changed(params, { offset: null, ...changes }));
-}
+const go = (params, changes) => (location.hash = address("rollouts", changed(params, { offset: null, ...changes })));
 
 function shown(about, found, params) {
   const { progress } = found;
@@ -123,16 +109,15 @@ function builder(about, params) {
 /** Groups of failing rollouts by what they have in common, an answer of /api/reasons. */
 function reasons({ total, groups }, params) {
   if (!total) return el("p", {}, "None of these rollouts failed.");
-  const rows = groups.map((one) => {
-    const change = Object.fromEntries(one.filter);
-    if (one.kind !== "error") change["is.outcome"] = "below";
-    return el("tr", {},
-      cell("by", one.kind),
-      cell("what they share", el("a", { href: address("rollouts", changed(params, { ...change, offset: null })) }, one.kind === "stop reason" ? plain(one.label) : one.label)),
-      cell("rollouts", `${number(one.count)} · ${Math.round((one.count / total) * 100)} %`),
-      cell("example", el("a", { href: address("rollout", changed(params, { line: one.line, at: null })) }, `line ${number(one.line + 1)}`)));
-  });
-  return el("section", { "aria-label": "Why these failed" }, el("h2", {}, `${counted(total, "failing rollout")}, grouped`), table(["by", "what they share", "rollouts", "example"], rows, "reasons"));
+  const link = (page, changes, words) => el("a", { href: address(page, changed(params, changes)) }, words);
+  const chosen = (one) => ({ ...Object.fromEntries(one.filter), ...(one.kind === "error" ? {} : { "is.outcome": "below" }), offset: null });
+  const columns = [
+    ["by", (one) => one.kind],
+    ["what they share", (one) => link("rollouts", chosen(one), one.kind === "stop reason" ? plain(one.label) : one.label)],
+    ["rollouts", (one) => `${number(one.count)} · ${Math.round((one.count / total) * 100)} %`],
+    ["example", (one) => link("rollout", { line: one.line, at: null }, `line ${number(one.line + 1)}`)],
+  ];
+  return el("section", { "aria-label": "Why these failed" }, el("h2", {}, `${counted(total, "failing rollout")}, grouped`), grid(columns, groups, "reasons"));
 }
 
 function chips(about, params) {
@@ -188,15 +173,29 @@ function pickBar(name, bar, was, params) {
 
 function list(about, found, params) {
   if (!found.total) return el("p", {}, found.progress.size ? "No rollout matches. Remove a filter." : "This run has no rollouts yet.");
-  const scores = about.scores.filter((name) => name !== "num_turns").slice(0, 3);
-  const expects = found.rows.some((row) => row.answer);
-  const columns = [["line", "rollout"], null, ["reply", "model's answer"], expects && ["answer", "expected"], ["reward", "reward"], ...scores.map((name) => [`score.${name}`, plain(name)]), ["stop", "stop reason"], ["turns", "turns"], ["completion_tokens", "tokens"], ["seconds", "time"]];
-  const head = columns.filter((one) => one !== false).map((one) => (one ? heading(...one, params) : el("th", { scope: "col" }, "question")));
+  const columns = columnsOf(about, found, params);
   const fetch = async (offset, limit) => (await ask("rollouts", chosenWith(params, about, [...order(params), ["offset", offset], ["limit", limit]]))).rows;
-  const key = chosenWith(params, about, order(params)).toString();
+  const draw = (row, place) => el("tr", { key: place, "data-place": place }, columns.map(([title, shown]) => cell(title, ...[shown(row, place)].flat())));
   return [
     el("p", { class: "pages", id: "count" }, counted(found.total, "rollout")),
-    el(Rows, { key, total: found.total, first: found.rows, start: found.start, fetch, head, offset: Number(params.get("offset") ?? 0), draw: (row, place) => line(about, row, scores, expects, params, place) }),
+    el(Rows, { key: `${chosenWith(params, about, order(params))} ${params.get("offset")}`, total: found.total, first: found.rows, start: found.start, fetch, head: columns.map(([title, , head]) => head ?? title), offset: Number(params.get("offset") ?? 0), draw }),
+  ];
+}
+
+/** The columns of the table, as for `grid`. */
+function columnsOf(about, found, params) {
+  const target = (row, place) => address("rollout", changed(params, { line: row.line, at: place, offset: null, why: null }));
+  const clamped = (text) => el("span", { class: "question", title: text }, text || NONE);
+  const sorted = (name, title, draw) => [title, draw, heading(name, title, params)];
+  return [
+    sorted("line", "rollout", (row, place) => el("a", { href: target(row, place), "data-key": `row ${row.line}` }, `${number(row.example)} · ${row.rollout}${row.step === null ? "" : ` · step ${row.step}`}`)),
+    ["question", (row) => [clamped(row.question), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)], el("th", { scope: "col" }, "question")],
+    sorted("reply", "model's answer", (row) => clamped(row.reply)),
+    ...(found.rows.some((row) => row.answer) ? [sorted("answer", "expected", (row) => clamped(row.answer))] : []),
+    sorted("reward", "reward", (row) => (row.error ? el("span", { class: "pill failed" }, "failed") : rewardPill(row.reward, about.range))),
+    ...about.scores.filter((name) => name !== "num_turns").slice(0, 3).map((name) => sorted(`score.${name}`, plain(name), (row) => number(row.scores[name]))),
+    sorted("stop", "stop reason", (row) => [row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null]),
+    sorted("turns", "turns", (row) => number(row.turns)), sorted("completion_tokens", "tokens", (row) => number(row.completion_tokens)), sorted("seconds", "time", (row) => seconds(row.seconds)),
   ];
 }
 
@@ -204,21 +203,6 @@ function heading(name, title, params) {
   const current = (params.get("sort") ?? "line") === name;
   const down = params.get("order") === "down";
   return sortable(title, name, current ? (down ? "down" : "up") : "", () => go(params, { sort: name, order: current && !down ? "down" : null }));
-}
-
-function line(about, row, scores, expects, params, place) {
-  const target = address("rollout", changed(params, { line: row.line, at: place, offset: null, why: null }));
-  const title = `${number(row.example)} · ${row.rollout}${row.step === null ? "" : ` · step ${row.step}`}`;
-  const clamped = (text) => el("span", { class: "question", title: text }, text || NONE);
-  return el("tr", { key: place, "data-place": place },
-    cell("rollout", el("a", { href: target, "data-key": `row ${row.line}` }, title)),
-    cell("question", clamped(row.question), tagList(row.tags), row.note && el("div", { class: "note remark", title: row.note }, row.note)),
-    cell("model's answer", clamped(row.reply)),
-    expects && cell("expected", clamped(row.answer)),
-    cell("reward", row.error ? el("span", { class: "pill failed" }, "failed") : rewardPill(row.reward, about.range)),
-    scores.map((name) => cell(plain(name), number(row.scores[name]))),
-    cell("stop reason", row.error ?? plain(row.stop ?? NONE), row.truncated ? el("span", { class: "bad" }, " truncated") : null),
-    cell("turns", number(row.turns)), cell("tokens", number(row.completion_tokens)), cell("time", seconds(row.seconds)));
 }
 
 function unreadable({ bad, lines }) {

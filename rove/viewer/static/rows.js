@@ -1,5 +1,4 @@
 // A table of any length: only the rows in sight exist, and rows are fetched in blocks as they come into sight.
-
 import { Component, el } from "./dom.js";
 
 const BLOCK = 100;
@@ -10,18 +9,15 @@ const AROUND = 12;
  * as <tr>; `head`, its titles; `offset`, the place to begin at.
  */
 export class Rows extends Component {
-  constructor(props) {
-    super(props);
-    this.blocks = new Map();
-    this.asked = new Set();
-    this.state = { top: 0, height: 44, window: 600 };
-  }
+  blocks = new Map();
+  asked = new Set();
+  state = { top: 0, height: 48, window: 600 };
 
   componentDidMount() {
-    this.measure();
+    const height = this.measure();
     this.seen = new ResizeObserver(() => this.measure());
     this.seen.observe(this.box);
-    if (this.props.offset) this.box.scrollTop = this.props.offset * this.state.height;
+    if (this.props.offset) this.setState({ height }, () => (this.box.scrollTop = this.props.offset * height));
   }
 
   componentWillUnmount() {
@@ -30,7 +26,8 @@ export class Rows extends Component {
 
   measure() {
     const height = this.box.querySelector("tbody tr[data-place]")?.offsetHeight || this.state.height;
-    if (height !== this.state.height || this.box.clientHeight !== this.state.window) this.setState({ height, window: this.box.clientHeight });
+    this.setState({ height, window: this.box.clientHeight });
+    return height;
   }
 
   componentDidUpdate(before) {

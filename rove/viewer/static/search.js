@@ -1,6 +1,5 @@
 // Search all rollouts of a run; hits appear while the search runs.
-
-import { el, useEffect, useState } from "./dom.js";
+import { el, useState } from "./dom.js";
 import { address, changed, stream } from "./api.js";
 import { bytes, counted, number } from "./format.js";
 
@@ -16,7 +15,6 @@ export function Search({ run, params }) {
   }
   const mine = last;
   mine.draw = () => draw((count) => count + 1);
-  useEffect(() => () => (mine.draw = () => {}), [mine]);
   const submit = (event) => {
     event.preventDefault();
     const { text, regex } = event.target.elements;

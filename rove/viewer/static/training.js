@@ -1,13 +1,12 @@
 // Training curves of one or more runs, updated without a reload, and what the model said at a step.
-
-import { choice, el, replace, table } from "./dom.js";
+import { choice, el, grid, replace } from "./dom.js";
 import { address, ask, changed } from "./api.js";
 import { rewardPill } from "./charts.js";
 import { message } from "./chat.js";
 import { counted, number, seconds } from "./format.js";
 import { every } from "./live.js";
 import { runHead, settingsDifference } from "./overview.js";
-import { COLORS, LAST, alerts, busy, panels } from "./panels.js";
+import { COLORS, LAST, alerts, panels } from "./panels.js";
 import { verdict } from "./results.js";
 
 const PERIOD = 2000;
@@ -38,7 +37,7 @@ async function follow(run, band, signal) {
   const state = () => `${run.status} ${run.life} ${run.rows.length} ${run.alerts.length} ${run.read}`;
   const before = state();
   run.rows = [...run.rows.slice(0, found.life === run.life ? found.after : 0), ...found.rows];
-  Object.assign(run, { life: found.life, alerts: found.alerts, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, read: found.progress.bytes });
+  Object.assign(run, { life: found.life, alerts: found.alerts, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, panels: found.panels ?? run.panels, read: found.progress.bytes });
   if (before === state()) return false;
   const last = run.steps.at(-1)?.step ?? 0;
   run.groups = last ? await ask("groups", { run: run.name, first: Math.max(0, last - LAST + 1), last }, signal) : null;
@@ -52,9 +51,7 @@ async function sampleOf(run, step, nth, signal) {
   return rows.length ? { step, nth, total, found: await ask("rollout", { run: run.name, line: rows[0].line }, signal) } : null;
 }
 
-function go(params, changes) {
-  location.hash = address("training", changed(params, changes));
-}
+const go = (params, changes) => (location.hash = address("training", changed(params, changes)));
 
 function shown(runs, { sample, about, found, apart }, { band, step }, params) {
   const single = runs.length === 1 ? runs[0] : null;
@@ -76,14 +73,12 @@ function shown(runs, { sample, about, found, apart }, { band, step }, params) {
   ];
 }
 
-function stepAddress(run, step) {
-  return address("rollouts", { run: run.name, "is.step": step });
-}
+const stepAddress = (run, step) => address("rollouts", { run: run.name, "is.step": step });
 
 /** The time to the last step at the pace of the last ones, of a run that goes on. */
 function remaining(run, found) {
   const planned = Number(found?.settings.find((row) => row.name === "steps")?.value);
-  const recent = run.rows.slice(-RECENT).map(busy).filter((value) => value > 0);
+  const recent = run.rows.slice(-RECENT).map((row) => row["derived/seconds"]).filter((value) => value > 0);
   if (run.status !== "running" || !recent.length || !(planned > run.rows.length)) return null;
   return el("span", { class: "note" }, `about ${seconds((recent.reduce((a, b) => a + b) / recent.length) * (planned - run.rows.length))} left of ${number(planned)} steps`);
 }
@@ -106,7 +101,6 @@ function controls({ smooth, log, band }, params) {
 /** What the model said at a step, with a slider through the steps that have rollouts. */
 function said(run, { step, nth, total, found }, about, params) {
   const steps = run.steps.map((one) => one.step);
-  const env = about?.env ?? "";
   const move = (event) => go(params, { step: steps[Number(event.target.value)], nth: null });
   const turn = (by, words) => el("button", { type: "button", "data-key": words, disabled: nth + by < 0 || nth + by >= total, on: { click: () => go(params, { step, nth: nth + by || null }) } }, words);
   return el("details", { class: "group sample", open: Boolean(params.get("step")) },
@@ -117,10 +111,10 @@ function said(run, { step, nth, total, found }, about, params) {
       found.error ? el("span", { class: "pill failed" }, "failed") : rewardPill(found.reward, about?.range ?? [0, 1], `reward ${number(found.reward)}`),
       el("a", { href: address("rollout", { run: run.name, line: found.line }) }, "this rollout"), el("a", { href: stepAddress(run, step) }, "all of this step")),
     el("div", { class: "excerpt", tabindex: 0, role: "region", "aria-label": "Messages" },
-      [...found.prompt.slice(-1), ...found.completion].map((one, i) => message(one, env, `said-${i}`, { board: found.renderings[found.prompt.length - 1 + i] }))));
+      [...found.prompt.slice(-1), ...found.completion].map((one, i) => message(one, `said-${i}`, { board: found.renderings[found.prompt.length - 1 + i] }))));
 }
 
 function legend(runs) {
-  const rows = runs.map((run) => el("tr", {}, el("td", {}, el("span", { class: `key c${run.color}`, "aria-hidden": "true" }), " ", el("a", { href: address("training", { run: run.name }) }, run.name)), el("td", {}, run.status), el("td", {}, number(run.rows.length))));
-  return table(["run", "status", "steps"], rows, "plain narrowly");
+  const name = (run) => [el("span", { class: `key c${run.color}`, "aria-hidden": "true" }), " ", el("a", { href: address("training", { run: run.name }) }, run.name)];
+  return grid([["run", name], ["status", (run) => run.status], ["steps", (run) => number(run.rows.length)]], runs, "plain narrowly");
 }

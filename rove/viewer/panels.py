@@ -1,0 +1,112 @@
+"""The charts of a training run: which metrics stand together, in which order, and under which names."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+ZERO_ADVANTAGE = "derived/zero_advantage"
+THROUGHPUT = "derived/throughput"
+SECONDS = "derived/seconds"
+
+
+class Panel(NamedTuple):
+    """A chart.
+
+    Args:
+        group: Heading above it.
+        title: Its unique title.
+        metrics: Regular expression of its metrics; the first group is the name of a curve, without a group the title is.
+        most: Maximum of a metric in this chart.
+        least: Value that a metric of this chart exceeds at some step.
+        band: "steps" for a band of the rewards of rollouts, "interval" for the interval of an evaluation.
+    """
+
+    group: str
+    title: str
+    metrics: str
+    most: float = math.inf
+    least: float = -1.0
+    band: str = ""
+
+
+PANELS = (
+    Panel("Reward", "reward", "reward/mean", band="steps"),
+    Panel("Reward", "loss", "loss|validation_loss"),
+    Panel("Reward", "reward functions", "reward/(?!mean$)(.+)"),
+    Panel("Reward", "zero-advantage groups", ZERO_ADVANTAGE),
+    Panel("Reward", "metrics", "metrics/(.+)", most=1.0),
+    Panel("Reward", "metrics above 1", "metrics/(.+)", least=1.0),
+    Panel("Evaluations", "held-out reward", "eval/(.+)/reward/mean", band="interval"),
+    Panel("Policy", "entropy (nats per token)", "entropy/all/mean"),
+    Panel("Policy", "KL between sampler and trainer", "(mismatch_kl)/all/mean|(kl)/mean|(reference_kl)/mean"),
+    Panel("Policy", "importance ratio", "ratio/mean"),
+    Panel("Policy", "largest importance ratio", "ratio/max"),
+    Panel("Policy", "gradient norm", "optim/grad_norm"),
+    Panel("Policy", "learning rate", "optim/lr"),
+    Panel("Policy", "parity check with vLLM (nats)", "sampler/probe_difference"),
+    Panel("Lengths", "length (tokens per rollout)", "length/mean"),
+    Panel("Lengths", "truncated and failed rollouts", "rollouts/(truncated)|rollouts/(failed)"),
+    Panel("Speed", "throughput (trained tokens per second)", THROUGHPUT),
+    Panel("Speed", "seconds per step", "time/(.+)"),
+    Panel("Speed", "staleness (steps)", "off_policy/(.+)"),
+    Panel("Speed", "idle (share of time)", "idle/(.+)"),
+    Panel("Speed", "groups in queues", "queue/(.+)"),
+)
+
+
+def panels(rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the charts that some rows of metrics fill.
+
+    Each has `group`, `title`, `band`, `named` (whether its curves have names of their own) and `curves`: metric → name.
+    """
+    sizes: dict[str, float] = {}
+    for row in rows:
+        for name, value in with_derived(row).items():
+            if _is_number(value):
+                sizes[name] = max(sizes.get(name, 0.0), abs(value))
+    found = []
+    for panel in PANELS:
+        names = sorted(name for name, size in sizes.items() if panel.least < size <= panel.most)
+        matches = {name: match for name in names if (match := re.fullmatch(panel.metrics, name))}
+        curves = {name: _label(panel, match, len(matches)) for name, match in matches.items()}
+        if curves:
+            named = re.compile(panel.metrics).groups > 0
+            found.append(
+                {"group": panel.group, "title": panel.title, "band": panel.band, "named": named, "curves": curves}
+            )
+    return found
+
+
+def _label(panel: Panel, match: re.Match[str], count: int) -> str:
+    if named := next((group for group in match.groups() if group), None):
+        return named if panel.group in ("Reward", "Evaluations") else named.replace("_", " ")
+    return match[0].replace("_", " ") if count > 1 else panel.title
+
+
+def with_derived(row: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a row of metrics with the share of zero-advantage groups, the seconds of the step, and trained tokens per second.
+
+    Sampling and training that overlap count once.
+    """
+    whole = (
+        [row.get("time/step")] if "time/step" in row else [row.get("time/sampling", 0.0), row.get("time/training", 0.0)]
+    )
+    seconds = sum(float(value) for value in whole if _is_number(value) and value is not None)
+    derived = {
+        ZERO_ADVANTAGE: _ratio(row.get("groups/zero_spread"), row.get("groups/all")),
+        SECONDS: seconds or None,
+        THROUGHPUT: _ratio(row.get("tokens"), seconds),
+    }
+    return {**row, **{name: value for name, value in derived.items() if value is not None}}
+
+
+def _ratio(part: Any, whole: Any) -> float | None:
+    return float(part) / float(whole) if _is_number(part) and _is_number(whole) and whole else None
+
+
+def _is_number(value: Any) -> bool:
+    """Return whether a value can be drawn."""
+    return isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e300

@@ -1,0 +1,189 @@
+"""The tokens of a rollout with their colors: classes and descriptions for the page, from what training recorded."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean
+from typing import Any, NamedTuple
+
+from rove.viewer.format import signed
+
+
+class Token(NamedTuple):
+    """A sampled token; values that are not known are None."""
+
+    id: int
+    text: str | None
+    logprob: float | None = None
+    trainer: float | None = None
+    """The trainer's log-probability before the step."""
+    entropy: float | None = None
+    version: int | None = None
+    """Version of the weights that sampled it."""
+
+    @property
+    def ratio(self) -> float | None:
+        """The trainer's probability relative to the sampler's."""
+        if self.logprob is None or self.trainer is None:
+            return None
+        return math.exp(min(700.0, self.trainer - self.logprob))
+
+
+class Scale(NamedTuple):
+    """Colors p0, p1, …: a token has the first whose limit it meets."""
+
+    value: Callable[[Token], float | None]
+    limits: tuple[float, ...]
+    meets: Callable[[float, float], bool]
+    words: str
+    """Description of a limit, with its number as {}."""
+    rest: str
+    """Description of what meets no limit."""
+
+
+SCALES = {
+    "logprob": Scale(
+        lambda t: t.logprob, (0.9, 0.6, 0.3, 0.1, 0.02), lambda v, end: math.exp(min(0.0, v)) >= end, "≥ {:.0%}", "less"
+    ),
+    "entropy": Scale(lambda t: t.entropy, (0.05, 0.2, 0.5, 1.0, 2.0), lambda v, end: v <= end, "≤ {:g} nats", "more"),
+    "ratio": Scale(
+        lambda t: t.ratio, (0.01, 0.05, 0.1, 0.2, 0.5), lambda v, end: abs(v - 1) <= end, "within {:.0%}", "further"
+    ),
+}
+COLORS = {
+    "logprob": ("log-probability", "darker: the sampled token was less likely"),
+    "entropy": ("entropy", "darker: the model was less certain"),
+    "advantage": ("advantage", "whether training makes the token more or less likely"),
+    "mask": ("loss mask", "marked tokens are trained; prompts and replies are not"),
+    "version": ("policy version", "darker: older weights sampled the token"),
+    "ratio": (
+        "trainer-to-sampler ratio",
+        "darker: the trainer's probability before the step differs more from the sampler's",
+    ),
+}
+"""Title and explanation by color."""
+FROM_TRAINER = ("entropy", "ratio")
+"""Colors that need the trainer's statistics."""
+OLDEST = 5
+"""Versions older than this many others look alike."""
+
+
+def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, color: str) -> dict[str, Any]:
+    """Return a rollout's tokens as the page shows them.
+
+    Args:
+        turns: Turns of `rollouts.describe_rollout`, with the trainer's statistics if there are any.
+        advantage: Reward minus the group mean, for turns without the trainer's advantage.
+        color: One of `COLORS`; another text means "logprob".
+
+    Returns:
+        `color` and `words`, its explanation; `offered` colors as [name, title]; `legend` as [class, words]; `summary`;
+        `spelled`, whether token texts are known; `missing`, whether the color needs statistics that this rollout lacks; `turns`,
+        each with `tokens` as [text, class, description], `versions`, `left_out`, `fresh` and `advantage`.
+    """
+    versions = sorted({version for turn in turns for version, _ in turn["versions"]})
+    has_versions = bool(versions) and versions[-1] > 0
+    offered = [[name, title] for name, (title, _) in COLORS.items() if name != "version" or has_versions]
+    if color not in {name for name, _ in offered}:
+        color = "logprob"
+    sampled = [list(_sampled(turn)) for turn in turns]
+    everything = [token for tokens in sampled for token in tokens]
+    shown = []
+    for turn, tokens in zip(turns, sampled, strict=True):
+        trained = turn.get("trained")
+        weight = trained["advantage"] if trained else advantage
+        prompt = [[_text(id, text), "given", f"{id}: prompt, not trained"] for id, text in turn["prompt"]]
+        looks = [
+            [_text(t.id, t.text), _look(color, t, weight, versions), f"{t.id}: {_words(t, has_versions)}"]
+            for t in tokens
+        ]
+        shown.append(
+            {
+                "tokens": prompt + looks,
+                "versions": turn["versions"] if has_versions else [],
+                "left_out": turn["left_out"],
+                "fresh": turn["fresh"],
+                "advantage": trained["advantage"] if trained else None,
+            }
+        )
+    return {
+        "color": color,
+        "words": COLORS[color][1],
+        "offered": offered,
+        "legend": list(_legend(color, versions)),
+        "summary": ", ".join(_summary(everything, advantage)),
+        "spelled": any(token.text is not None for token in everything),
+        "missing": color in FROM_TRAINER and not any(turn.get("trained") for turn in turns),
+        "turns": shown,
+    }
+
+
+def _sampled(turn: Mapping[str, Any]) -> Iterator[Token]:
+    """Yield the sampled tokens of a turn with what is known of each."""
+    trained = turn.get("trained") or {"logprobs": [], "entropies": []}
+    versions = [version for version, count in turn["versions"] for _ in range(min(count, len(turn["sampled"])))]
+
+    def at(values: Sequence[Any], place: int) -> Any:
+        return values[place] if place < len(values) else None
+
+    for i, (id, text) in enumerate(turn["sampled"]):
+        known = (at(turn["logprobs"], i), at(trained["logprobs"], i), at(trained["entropies"], i), at(versions, i))
+        yield Token(id, text, *known)
+
+
+def _text(id: int, text: str | None) -> str:
+    return f"{id} " if text is None else text or "·"
+
+
+def _look(color: str, token: Token, advantage: float | None, versions: Sequence[int]) -> str:
+    if color == "mask":
+        return "trained"
+    if color == "advantage":
+        return "sampled" if not advantage else "good" if advantage > 0 else "poor"
+    if color == "version":
+        return "sampled" if token.version is None else f"p{_age(token.version, versions)}"
+    scale = SCALES[color]
+    value = scale.value(token)
+    if value is None:
+        return "sampled"
+    return f"p{next((i for i, end in enumerate(scale.limits) if scale.meets(value, end)), len(scale.limits))}"
+
+
+def _age(version: int, versions: Sequence[int]) -> int:
+    return min(len(versions) - 1 - versions.index(version), OLDEST)
+
+
+def _words(token: Token, has_versions: bool) -> str:
+    told = []
+    if token.logprob is not None:
+        told.append(f"log-probability {token.logprob:.4g}, probability {math.exp(min(0.0, token.logprob)):.4g}")
+    if token.trainer is not None:
+        ratio, entropy = (f"{value:.4g}" if value is not None else "–" for value in (token.ratio, token.entropy))
+        told.append(f"trainer's log-probability {token.trainer:.4g}, ratio {ratio}, entropy {entropy}")
+    if has_versions and token.version is not None:
+        told.append(f"policy version {token.version:,}")
+    return "; ".join(told)
+
+
+def _summary(tokens: Sequence[Token], advantage: float | None) -> Iterator[str]:
+    yield f"{len(tokens):,} sampled token{'s' * (len(tokens) != 1)}"
+    for name, value in (("log-probability", "logprob"), ("entropy", "entropy"), ("ratio", "ratio")):
+        known = [found for token in tokens if (found := getattr(token, value)) is not None]
+        if known:
+            yield f"mean {name} {fmean(known):.4g}"
+    if advantage is not None:
+        yield f"reward minus group mean {signed(advantage)}"
+
+
+def _legend(color: str, versions: Sequence[int]) -> Iterator[tuple[str, str]]:
+    if color in SCALES:
+        scale = SCALES[color]
+        yield from ((f"p{i}", scale.words.format(end)) for i, end in enumerate(scale.limits))
+        yield f"p{len(scale.limits)}", scale.rest
+    elif color == "version":
+        yield from ((f"p{_age(version, versions)}", f"version {version:,}") for version in versions)
+    elif color == "mask":
+        yield from (("trained", "trained"), ("given", "not trained"))
+    else:
+        yield from (("good", "above the group mean"), ("poor", "below"), ("sampled", "equal"), ("given", "not trained"))

@@ -20,7 +20,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def test_a_report_is_written_into_the_run_folder(rove: Rove):
     done = rove("report", "runs/mine")
     assert (done.status, done.err) == (0, "")
-    assert "report: runs/mine/report.html (0.1 MB)" in done.out
+    assert "report: runs/mine/report.html (0.3 MB)" in done.out
     page = Path("runs/mine/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count('"rollout_index":') == 6

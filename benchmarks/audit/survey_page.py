@@ -18,8 +18,8 @@ FREQUENT = {name for name in BLIND if "frequent" in name or "then an answer" in 
     "most frequent answer",
     "a random row's answer",
 }
-JUNK = {"white space", "unsure", "echo of the prompt", "format with a dot", "praise", "very long", "many sections"}
-"""Replies without an attempt at an answer."""
+JUNK = {"format with a dot", "yes and no", "all letters", "all numbers", "echo in the answer", "unsure", "praise"}
+"""Replies without an attempt at an answer, most of them in the place of the answer."""
 INACTIVE = ("nothing", "no action", "form without an action", "give up")
 """Policies in games that make no move. An echo makes one if the game shows its moves in brackets."""
 PASSIVE = {*INACTIVE, "plain", "<answer>", "boxed", "unsure"}
@@ -162,7 +162,11 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
         f"| pay ≥ .40 to a policy that never sees the answer | 14, half of them honest few-way tasks | {len(paying)}, of which "
         f"{len(choices)} have at most {FEW_ANSWERS} different answers | {names(one['name'] for one in paying)} |"
     )
-    yield f"| pay junk > .01 | 59 | {len(junk)} | here: {', '.join(sorted(JUNK))}; 20 rows |"
+    any_paid = [one for one in results if best(one, BLIND | FREQUENT)[0] > 0.01]
+    yield (
+        f"| pay junk > .01 | 59 | {len(any_paid)} | {len(junk)} of them without an answer of other rows ({', '.join(sorted(JUNK))}); "
+        "the scan counted answers of other rows too, on fewer rows |"
+    )
     yield f"| do not pay their own answer in full | 5 | {len(not_full)} | {names(not_full)} |"
     yield f"| have no answer of their own | counted in the line above | {len(without)} | {names(without)} |"
     yield (

@@ -164,8 +164,8 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     )
     any_paid = [one for one in results if best(one, BLIND | FREQUENT)[0] > 0.01]
     yield (
-        f"| pay junk > .01 | 59 | {len(any_paid)} | {len(junk)} of them without an answer of other rows ({', '.join(sorted(JUNK))}); "
-        "the scan counted answers of other rows too, on fewer rows |"
+        f"| pay junk > .01 | 59 | {len(any_paid)} | {len(junk)} of them without an answer of other rows "
+        f"({', '.join(sorted(JUNK))}); which replies the scan counted is not recorded |"
     )
     yield f"| do not pay their own answer in full | 5 | {len(not_full)} | {names(not_full)} |"
     yield f"| have no answer of their own | counted in the line above | {len(without)} | {names(without)} |"

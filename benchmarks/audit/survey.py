@@ -1,7 +1,7 @@
 """Audit every environment that rove can load without a network, and write docs/audit_report.md.
 
     python benchmarks/audit/survey.py                     # at most 30 CPU-minutes; repeat the command to continue
-    python benchmarks/audit/survey.py --only text_arena
+    python benchmarks/audit/survey.py --only TextArena
     python benchmarks/audit/survey.py --report            # write the page from the results that there are
 
 Results go to runs/audit_survey/results.jsonl, a line per environment.
@@ -148,7 +148,7 @@ def cpu_seconds(pid: int) -> float:
 def main() -> None:
     """Audit, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", help="a source or a name")
+    parser.add_argument("--only", nargs="*", default=[], help="sources and names")
     parser.add_argument("--again", action="store_true", help="audit also what has a result")
     parser.add_argument("--report", action="store_true", help="write the page only")
     args = parser.parse_args()
@@ -157,7 +157,8 @@ def main() -> None:
     done = {(one["source"], one["name"]) for one in results()}
 
     def is_due(source: str, name: str) -> bool:
-        return not args.report and (args.again or (source, name) not in done) and args.only in (None, source, name)
+        is_chosen = not args.only or not {source, name}.isdisjoint(args.only)
+        return is_chosen and not args.report and (args.again or (source, name) not in done)
 
     def keep(source: str, line: dict[str, Any]) -> None:
         with (RUNS / "results.jsonl").open("ab") as file:

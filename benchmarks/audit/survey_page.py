@@ -18,6 +18,8 @@ FREQUENT = {name for name in BLIND if "frequent" in name or "then an answer" in 
     "most frequent answer",
     "a random row's answer",
 }
+JUNK = {"format with a dot", "yes and no", "all letters", "all numbers", "echo in the answer", "unsure", "praise"}
+"""Replies without an attempt at an answer, most of them in the place of the answer."""
 INACTIVE = ("nothing", "no action", "form without an action", "give up")
 """Policies in games that make no move. An echo makes one if the game shows its moves in brackets."""
 PASSIVE = {*INACTIVE, "plain", "<answer>", "boxed", "unsure"}
@@ -42,8 +44,10 @@ def verdict(finding: dict[str, Any]) -> str:
     if check == "blind-game":
         is_inactive = any(f"policy '{name}'" in text for name in INACTIVE)
         return "defect" if is_inactive else "a game of chance, or a weak opponent"
-    if check == "load" and severity == "info":
+    if check == "load" and ("too much time" in text or "after 'rewards'" in text):
         return "slow generator"
+    if check == "seed-shift":
+        return "see above"
     if check == "reward-statistics" and ("rollouts of all policies" in text or "the highest reward of" in text):
         return "no policy here does the task"
     return "defect"
@@ -131,9 +135,10 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
         one["name"]: one["rewards"]["right answer"][0] for one in results if "right answer" in one.get("rewards", {})
     }
     not_full = sorted(name for name, reward in own.items() if reward < 0.999)
+    without = sorted(one["name"] for one in results if one.get("rewards") and one["name"] not in own)
     paying = [one for one in results if best(one, BLIND | FREQUENT)[0] >= 0.4]
     choices = [one for one in paying if rows.get(one["name"], {}).get("answers", 99) <= FEW_ANSWERS]
-    junk = [one for one in results if best(one, BLIND - FREQUENT)[0] > 0.01]
+    junk = [one for one in results if best(one, JUNK)[0] > 0.01]
     retracted = [one for one in results if one.get("rewards", {}).get("retraction", (0.0,))[0] >= 0.5]
     raising = sorted(one["name"] for one in results if has(one, "grader-robustness"))
     running = sorted(one["name"] for one in results if has(one, "execution"))
@@ -143,6 +148,10 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
         "Validate on a seed that is further away than the number of rows. "
         "`rove.ReasoningGymEnv` derives distant seeds for training and evaluation."
     )
+    missing = sorted(set(rows) - {one["name"] for one in results})
+    if missing:
+        yield ""
+        yield f"**Not audited yet**: {len(missing)} of {len(rows)} families ({names(missing)}). Repeat the command to continue."
     yield ""
     yield "Compared with a scan by hand of the same version (28 policies that never see the answer, 138 CPU-s):"
     yield ""
@@ -153,8 +162,13 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
         f"| pay ≥ .40 to a policy that never sees the answer | 14, half of them honest few-way tasks | {len(paying)}, of which "
         f"{len(choices)} have at most {FEW_ANSWERS} different answers | {names(one['name'] for one in paying)} |"
     )
-    yield f"| pay junk > .01 | 59 | {len(junk)} | junk here: replies without any row's frequent answer, 20 rows |"
+    any_paid = [one for one in results if best(one, BLIND | FREQUENT)[0] > 0.01]
+    yield (
+        f"| pay junk > .01 | 59 | {len(any_paid)} | {len(junk)} of them without an answer of other rows "
+        f"({', '.join(sorted(JUNK))}); which replies the scan counted is not recorded |"
+    )
     yield f"| do not pay their own answer in full | 5 | {len(not_full)} | {names(not_full)} |"
+    yield f"| have no answer of their own | counted in the line above | {len(without)} | {names(without)} |"
     yield (
         f'| pay half or more for "ANSWER or maybe not" | 21 | {len(retracted)} | {names(one["name"] for one in retracted)} |'
     )

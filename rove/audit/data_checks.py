@@ -232,11 +232,24 @@ def check_leaks(rows: Sequence[Row], shown: str = "") -> Iterator[Finding]:
 
 
 def _is_inside(answer: str, text: str) -> bool:
-    """Return whether a text contains an answer only as a part of longer words or numbers, such as "INV-2041"."""
+    """Return whether a text contains an answer only as a part of longer words or numbers, such as "INV-2041".
+
+    The same number in another notation, such as an option "2041.00", is none.
+    """
     pattern = re.escape(answer)
+    around = re.findall(rf"[\w.,-]*{pattern}[\w.,-]*", text)
+    if any(_value(word) == _value(answer) is not None for word in around):
+        return False
     return bool(re.search(rf"[\w-]{pattern}|{pattern}[\w-]", text)) and not re.search(
         rf"(?<![\w-]){pattern}(?![\w-])", text
     )
+
+
+def _value(word: str) -> float | None:
+    try:
+        return float(word.strip(".,").replace(",", ""))
+    except ValueError:
+        return None
 
 
 def _is_revealed(answer: str, text: str) -> bool:

@@ -88,6 +88,7 @@ def test_round_trip() -> None:
         ("The gold answer is: sum{}. How much?", "sum{}", "", True),
         ("Invoice INV-{}X: how much?", "{}", "", True),
         ("There are 100{} apples. How many?", "100{}", "", False),  # extraction
+        ("The smallest of {}.000, 7000 and 8000?", "{}", "", False),  # the same number
         ("How much is {}?", "sum{}", " ".join(f"sum{n}" for n in range(200)), True),
     ],
 )

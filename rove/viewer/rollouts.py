@@ -68,7 +68,7 @@ def describe_rollout(
     plain = msgspec.to_builtins(msgspec.structs.replace(record, steps=[], model_roles={}))
     shown = {name: shortened(value, limit) for name, value in plain.items() if name not in ("steps", "model_roles")}
     roles = {
-        role: [shortened(dict(message), limit) for step in steps for message in step.completion]
+        role: [shortened(dict(message), limit) for step in steps for message in (*step.prompt[-1:], *step.completion)]
         for role, steps in record.model_roles.items()
     }
     return {

@@ -2,8 +2,9 @@
 
     make viewer-pictures RUNS=runs        # or: python tests/support/viewer_pictures.py RUNS [NAME]...
 
-RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`), `rl` (of `rove rl`), `rl-high` (with a higher learning rate)
-and `rl-async` (with `--max-off-policy-steps 4`); docs/viewer.md has the commands. A rollout of `teacher` is tagged and noted here.
+RUNS holds the runs `teacher` and `optimal` (of `rove eval tictactoe`), `rl` (of `rove rl`), `rl-high` (with a higher learning
+rate) and `rl-async` (with `--max-off-policy-steps 4`); docs/viewer.md has the commands. This script tags and notes a rollout of
+`teacher`.
 """
 
 from __future__ import annotations

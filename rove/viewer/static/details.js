@@ -1,7 +1,7 @@
 // Details of a rollout, on its page and in a report: conversation, stop reason, scores, timing.
 import { el, table, useEffect, useState } from "./dom.js";
 import { draw } from "./boards.js";
-import { fold, message, pretty } from "./chat.js";
+import { fold, message, pretty, textOf } from "./chat.js";
 import { counted, number, plain, seconds, signed, versions } from "./format.js";
 
 const PERIOD = 700;
@@ -56,14 +56,12 @@ export function outcome(found) {
   ];
 }
 
-/** The rest: info, and replies of judges and other model roles. */
+/** Judges' scores, what other model roles were asked and replied, and info. */
 export function extras(found) {
-  const told = { info: found.info, ...(found.scores?.extras ?? {}) };
-  const apart = Object.entries(found.model_roles).filter(([name]) => !(name in (found.scores?.extras ?? {}))); // judges are shown with the scores
-  return [
-    ...Object.entries(told).filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length),
-    ...apart.map(([name, said]) => [`role ${name}`, said]),
-  ].map(([name, value]) => fold(name, pretty(value)));
+  const words = (value) => (Array.isArray(value) && value.every((one) => one?.role) ? value.map((one) => `${one.role}: ${textOf(one.content)}`).join("\n\n") : pretty(value));
+  const roles = Object.entries(found.model_roles).map(([name, said]) => [`role ${name}`, said]);
+  const told = [...Object.entries(found.scores?.extras ?? {}), ...roles, ["info", found.info]].filter(([, value]) => value !== "" && value !== null && Object.keys(Object(value)).length);
+  return told.map(([name, value]) => fold(name, words(value), "", name !== "info"));
 }
 
 function failure(error) {

@@ -167,7 +167,7 @@ def test_the_word_game_is_played_on_a_board(browser: Any, tmp_path: Path):
     with viewing(tmp_path) as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=kept&line=0")
-        assert page.locator(".board").count() == 7
+        assert page.locator("article .board").count() == 7
         name = page.locator(".board").last.get_attribute("aria-label")
         assert name is not None and re.match(r"board: T \w+, I \w+, G \w+, E \w+, R \w+; C ", name)
         assert tab.trouble == []

@@ -99,6 +99,10 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
     packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
     if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
         lines += ["", f"**Not audited yet**: {len(missing)} of {len(packages)} packages ({names(missing)})."]
+    lines += ["", "## Checks that were not done because the time budget was used up", ""]
+    for one in results:
+        if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:
+            lines.append(f"- {one['source']}, {one['name']}: {names(late)}")
     return "\n".join(lines) + "\n"
 
 

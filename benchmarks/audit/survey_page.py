@@ -7,6 +7,7 @@ import importlib.metadata
 import platform
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 from rove.audit.replies import blind_replies
@@ -95,6 +96,13 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
     lines += ["", "## TextArena", "", *text_arena(by_source["TextArena"])]
     for source, title in (("rove", "rove's own environments"), ("v0 packages", "verifiers v0 packages in the tests")):
         lines += ["", f"## {title}", "", *findings_table(by_source[source])]
+    packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
+    if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
+        lines += ["", f"**Not audited yet**: {len(missing)} of {len(packages)} packages ({names(missing)})."]
+    lines += ["", "## Checks that were not done because the time budget was used up", ""]
+    for one in results:
+        if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:
+            lines.append(f"- {one['source']}, {one['name']}: {names(late)}")
     return "\n".join(lines) + "\n"
 
 

@@ -33,7 +33,7 @@ from rove.audit.grader_checks import (
     check_parser,
     check_robustness,
 )
-from rove.audit.guard import events
+from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, judge_server
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
@@ -49,6 +49,7 @@ from rove.audit.subject import OutOfTime, Subject
 from rove.core.config import check_positive
 from rove.core.errors import Error
 from rove.remote import IsolatedEnv
+from rove.workers.import_alias import active_import_alias
 
 GUARD = "rove.audit.guard:install"
 """Function that each worker calls before it loads the environment."""
@@ -155,6 +156,9 @@ class _Auditor:
         self.judge = Judge()
         self.variables = {LOG_VARIABLE: str(folder / LOG_NAME)}
         """Additional environment variables of the workers."""
+        alias = active_import_alias()
+        if alias is not None:
+            self.variables[IMPORTS_VARIABLE] = alias.setup
 
     async def run(self) -> None:
         """Do all checks."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import sys
 import tempfile
@@ -31,8 +32,20 @@ ROVE = f"{Path(__file__).parents[1]}{os.sep}"
 """Prefix of the programs of rove's own processes, which rove ends."""
 
 
+IMPORTS_VARIABLE = "ROVE_AUDIT_IMPORTS"
+"""Environment variable that names a function, "module:name", which makes the environment's imports work."""
+
+
+def prepare_imports() -> None:
+    """Make imports work that this command has made work, such as that of `verifiers`."""
+    module, _, name = os.environ.get(IMPORTS_VARIABLE, "").partition(":")
+    if module:
+        getattr(importlib.import_module(module), name)()
+
+
 def install() -> None:
     """Write a line per event to the log, and redirect judges; rove calls this in the worker before it loads the environment."""
+    prepare_imports()
     log = os.open(os.environ[LOG_VARIABLE], os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
     temporary = os.path.realpath(tempfile.gettempdir())
 

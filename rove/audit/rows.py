@@ -11,6 +11,7 @@ import sys
 from itertools import islice
 from typing import Any
 
+from rove.audit.guard import prepare_imports
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
 from rove.envs.loading import environment_arguments, load_environment
@@ -69,6 +70,7 @@ if __name__ == "__main__":
     request = json.load(sys.stdin)
     out = os.dup(1)
     os.dup2(2, 1)  # what the environment prints goes to stderr
+    prepare_imports()
     result = json.dumps(parsed(**request) if "replies" in request else facts(**request))
     with os.fdopen(out, "w") as stdout:
         stdout.write(result)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import time
 from pathlib import Path
 from xml.etree import ElementTree
@@ -179,3 +181,14 @@ def test_checks_that_are_not_done_have_a_reason(rove: Rove) -> None:
     done = rove("audit", "sums", "--only", "blind-game", "-n", "20")
     assert (done.status, "; 1 checks done" in done.out) == (0, True)
     assert "not done: blind-game (only for several turns)" in done.out
+
+
+@pytest.mark.broad
+@pytest.mark.slow
+def test_an_environment_written_for_verifiers_is_audited_unchanged(tmp_path: Path) -> None:
+    environment(tmp_path, "sums", SUMS.replace("import rove as vf", "import verifiers as vf").replace("GRADE", HONEST))
+    options = ["--env-dir", str(tmp_path), "--only", "own-answer", "--only", "row-round-trip", "-n", "10", "--json"]
+    done = subprocess.run([sys.executable, "-m", "rove", "audit", "sums", *options], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert (report["findings"], report["skipped"]) == ([], {})

@@ -249,12 +249,12 @@ def test_a_forged_index_is_not_believed(tmp_path: Path):
     run = received(tmp_path / "runs/bad")
     index = Index(run.path / "rollouts.jsonl")
     index.catch_up()
-    index.query("UPDATE rollouts SET reward = 99")
+    index.query("UPDATE rollouts SET reward = 99.125")
     index.close()
     assert index.store is not None
     os.replace(index.store, run.path / "index.sqlite")
     write_report(run, tmp_path / "report.html")
-    assert "99" not in markdown(run)
+    assert "99.125" not in markdown(run)
     shelf = RunStore(run.path)
     rows = ENDPOINTS["rollouts"](shelf, QueryParams([("run", "bad")]))["rows"]
     shelf.close()

@@ -20,14 +20,15 @@ RESERVED = frozenset({"simple", "static", "api", "index", "files"})
 
 _LIBRARIES = """
     accelerate aiohappyeyeballs aiohttp aiosignal annotated_doc annotated_types anthropic anyio attr attrs bm25s build
-    certifi cffi click cryptography datasets dateutil dill fastapi filelock frozenlist fsspec functorch gymnasium h11
-    gguf hatchling hf_xet httpcore httpx huggingface_hub hypothesis idna jinja2 jsonschema jwt llguidance markdown_it markupsafe
-    math_verify matplotlib mcp mdurl mpmath msgspec multidict multipart multiprocess networkx numpy openai packaging pandas
-    pathspec peft pil playwright pluggy propcache psutil py pyarrow pycparser pydantic pydantic_core pygments pylab pyparsing
-    pyproject_hooks pytest python_multipart pytz ray reasoning_gym referencing regex requests rich rove rpds safetensors scipy
-    shellingham simpleeval six smolagents sniffio sse_starlette starlette sympy tensorboard textarena textual tokenizers
-    tomli tomli_w tomlkit torch torchgen tqdm trackio transformers triton trove_classifiers typer typing_extensions
-    typing_inspection tzdata urllib3 uvicorn verifiers vllm wandb websockets xxhash yaml yarl
+    certifi cffi click cryptography datasets dateutil dill fastapi filelock frozenlist fsspec functorch furo gymnasium
+    h11 gguf hatchling hf_xet httpcore httpx huggingface_hub hypothesis idna jinja2 jsonschema jwt llguidance
+    markdown_it markupsafe math_verify matplotlib mcp mdurl mpmath msgspec multidict multipart multiprocess myst_parser
+    networkx numpy openai packaging pandas pathspec peft pil playwright pluggy propcache psutil py pyarrow pycparser
+    pydantic pydantic_core pygments pylab pyparsing pyproject_hooks pytest python_multipart pytz ray reasoning_gym
+    referencing regex requests rich rove rpds safetensors scipy shellingham simpleeval six smolagents sniffio sphinx
+    sphinx_copybutton sse_starlette starlette sympy tensorboard textarena textual tokenizers tomli tomli_w tomlkit torch
+    torchgen tqdm trackio transformers triton trove_classifiers typer typing_extensions typing_inspection tzdata urllib3
+    uvicorn verifiers vllm wandb websockets xxhash yaml yarl
 """
 """Modules of libraries that rove, its extras or many packages import."""
 _TOOLS = (

@@ -9,12 +9,13 @@ from rove.sandbox.backend import Description
 FEATURES = {
     "own user": (
         "code has no privileges and cannot gain any: separate user or user namespace; no capabilities",
-        "code runs as the user that started it and can do to that user's files and processes what that user can",
+        "code runs as the user who started it and can do to that user's files and processes whatever that user can",
     ),
     "files": (
         "the file system is read-only and has the system's programs and this Python only; a session writes to a folder of"
         " its own, of disk_bytes, which ends with it",
-        "code reads every file that its user may read, and writes wherever that user may: disk_bytes and files do not hold",
+        "code reads every file that its user may read, and writes wherever that user may: the limits"
+        " disk_bytes and files are not enforced",
     ),
     "processes": (
         "a session sees its own processes only, and all of them end with it, those that left their group as well",
@@ -28,19 +29,20 @@ FEATURES = {
     "system calls": (
         "system calls that reach beyond a process (tracing, mounting, namespaces, modules, sockets, clocks, keys, uncounted"
         " memory) are refused",
-        "every system call reaches the kernel: more of it can be attacked, and memory that no limit counts can be had",
+        "every system call reaches the kernel: more of the kernel can be attacked, and code can obtain memory that no"
+        " limit counts",
     ),
     "memory group": (
         "memory_bytes and disk_bytes bound all processes of a session together",
-        "memory_bytes bounds each process by itself: a session may hold up to processes times as much",
+        "memory_bytes limits each process separately: a session may hold up to that amount in each of its processes",
     ),
     "pids group": (
         "processes are counted by a control group as well",
-        "processes are counted by the limit of the session's user only",
+        "processes are limited only by the count for the session's user",
     ),
     "own count": (
         "each session's processes are counted by themselves",
-        "sessions of one backend are counted together: one can use up the processes of all",
+        "the processes of all sessions of a backend are counted together: one session can use up the limit for all",
     ),
 }
 """Name → what it enforces, and what is not contained without it."""

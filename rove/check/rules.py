@@ -74,11 +74,11 @@ RULES = (
     ),
     Rule(
         'rewards of turns (`state["trajectory"][-1]["reward"]`)',
-        "the same; `rove rl` trains on the rollout's reward only",
+        "the same; `rove rl` trains only on the rollout's reward",
         ("assigned:reward of a step", "name:GymEnv", "name:EpisodicSumRubric"),
     ),
     Rule(
-        "calls of the model by the environment (`get_model_response`)",
+        "model calls made by the environment (`get_model_response`)",
         'the role "environment" of a record, never trained on',
         ("attribute:get_model_response",),
     ),
@@ -100,7 +100,7 @@ RULES = (
     ),
     Rule(
         "`SandboxEnv`, `PythonEnv`",
-        "[rove's](sandbox.md), on this machine, opened by the first call",
+        "[rove's sandboxes](sandbox.md), on this machine, opened by the first call",
         ("name:SandboxEnv", "name:PythonEnv"),
     ),
     Rule("`MCPEnv`", "it is restarted, at most 3 times", ("name:MCPEnv",)),
@@ -120,10 +120,10 @@ RULES = (
     Rule("`client.client`", "a rove client", ("chain:client.client",)),
     Rule(
         "sampling arguments `n: 1` and `max_tokens`",
-        "not sent; sent unchanged, except to OpenAI",
+        "`n: 1` is not sent; `max_tokens` is sent unchanged, except to OpenAI",
         ("sampling:n", "sampling:max_tokens"),
     ),
-    Rule("`results_path` of an earlier run", "resumes its runs", ("keyword:results_path",)),
+    Rule("`results_path` of an earlier run", "resumes its own runs", ("keyword:results_path",)),
     Rule(
         "`start_server`, `vf-eval`, `vf-tui`, GEPA",
         "not available; use `rove eval`",
@@ -156,13 +156,13 @@ RULES = (
     Rule("`verifiers.utils.tools`", "the package's own tools", ("module:verifiers.utils.tools",), G1),
     Rule(
         "`env_response` that returns `(messages, state)`",
-        "returns messages, changes the state in place",
+        "return only messages, and change the state in place",
         ("pair:env_response",),
         G1,
     ),
     Rule(
         "`env_response` that returns `(messages, state)`",
-        "returns messages, changes the state in place",
+        "return only messages, and change the state in place",
         ("pair:one message",),
         G0,
     ),

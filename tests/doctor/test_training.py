@@ -72,7 +72,7 @@ def load_environment(without=(), unsafe=False):
         (
             {"without": ["memory group"], "unsafe": True},
             WARN,
-            "memory_bytes bounds each process by itself",
+            "memory_bytes limits each process separately",
             "run as root",
         ),
         ({"without": ["network"]}, FAIL, "code reaches the machine's network", "unsafe=True"),

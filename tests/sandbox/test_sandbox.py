@@ -657,7 +657,7 @@ async def test_missing_control_groups_are_said_once_with_what_to_do() -> None:
                 await (await backend.open()).close()
     (said,) = [str(one.message) for one in caught if "sandboxes run without control groups" in str(one.message)]
     assert "memory_bytes limits each process separately" in said
-    assert "processes are counted by the limit of the session's user only" in said
+    assert "processes are limited only by the count for the session's user" in said
     assert "run as root, or in a control group" in said
 
 

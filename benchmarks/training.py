@@ -261,9 +261,7 @@ class Peer:
 def serve(case: str, setting: str, name: str | None, batch: int) -> None:
     """Be a `Peer`."""
     if not setting.startswith("TRL"):
-        from rove.cli.main import CPU_CACHE_SIZES
-
-        os.environ.update(CPU_CACHE_SIZES)  # as the command line does, before torch is imported
+        import rove.models.linear  # noqa: F401  # limits oneDNN's caches before the first matrix product
     import torch
 
     torch.set_num_threads(1)

@@ -60,7 +60,7 @@ def head() -> str:
     about = (
         "This page lists the base games of TextArena and shows which of them work offline. "
         "`benchmarks/textarena_games.py` wrote it. "
-        f"The script played each game with random moves for up to {TURNS} turns, with Python {python} and without a network. "
+        f"Using Python {python} and no network, the script played each game with random moves for up to {TURNS} turns. "
         'In the column "result", "an invalid move" means that an invalid move lost the game, as is usual with random moves.'
     )
     return f"# TextArena's games\n\n{about}\n\n"

@@ -75,7 +75,7 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         "# Audit of existing environments",
         "",
         f"`python benchmarks/audit/survey.py` wrote this page on {today:%Y-%m-%d} with {', '.join(installed)}, "
-        f"and Python {platform.python_version()}. It used {seconds / 60:.1f} CPU-minutes in total. "
+        f"and Python {platform.python_version()}. The audits used {seconds / 60:.1f} CPU-minutes in total. "
         "A finding is a **defect** if the environment rewards a reply that it should not reward, if it does not reward a reply "
         "that it should reward, or if a reply breaks the grader. "
         "Other findings are due to the nature of the task; the tables give the reason. "
@@ -99,7 +99,7 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         lines += ["", f"## {title}", "", *findings_table(by_source[source])]
     packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
     if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
-        lines += ["", f"{len(missing)} of {len(packages)} packages have not been audited yet ({names(missing)})."]
+        lines += ["", f"Of {len(packages)} packages, {len(missing)} have not been audited yet ({names(missing)})."]
     lines += ["", "## Checks that did not run because the time budget was used up", ""]
     for one in results:
         if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:
@@ -119,7 +119,7 @@ def counts(results: Sequence[Result]) -> tuple[int, int, int, int]:
 
 def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
     """Yield a table of defects by check and source."""
-    yield "Environments with a defect, by check:"
+    yield "The table shows how many environments have a defect, by check:"
     yield ""
     found = {
         source: Counter(
@@ -162,7 +162,7 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     if missing:
         yield ""
         yield (
-            f"{len(missing)} of {len(rows)} families have not been audited yet ({names(missing)}). "
+            f"Of {len(rows)} families, {len(missing)} have not been audited yet ({names(missing)}). "
             "Repeat the command to continue."
         )
     yield ""

@@ -49,23 +49,27 @@ def outcome(game: str, python: str | None) -> tuple[bool, str, int]:
     if record.error is not None:
         return False, reason(record.error), players
     assert record.scores is not None
-    ended = "an invalid move" if record.scores.metrics["invalid_move"] else "its end"
-    return True, ended if record.scores.metrics["finished"] else f"{len(record.steps)} turns", players
+    ended = "an invalid move" if record.scores.metrics["invalid_move"] else "finished"
+    turns = f"{len(record.steps)} turn{'' if len(record.steps) == 1 else 's'}"
+    return True, ended if record.scores.metrics["finished"] else turns, players
 
 
 def head() -> str:
     """Return the text above the table."""
     python = ".".join(map(str, sys.version_info[:2]))
-    how = f"with Python {python} and without a network: with random moves,\nup to {TURNS} turns."
-    about = f"Here you can look up which base games of TextArena work offline. Written by `benchmarks/textarena_games.py`, {how}"
-    note = '"an invalid move" means that an invalid move lost the game, as is usual with random moves.'
-    return f"# TextArena's games\n\n{about} {note}\n\n"
+    about = (
+        "This page lists the base games of TextArena and shows which of them work offline. "
+        "`benchmarks/textarena_games.py` wrote it. "
+        f"Using Python {python} and no network, the script played each game with random moves for up to {TURNS} turns. "
+        'In the column "result", "an invalid move" means that an invalid move lost the game, as is usual with random moves.'
+    )
+    return f"# TextArena's games\n\n{about}\n\n"
 
 
 def reason(error: ErrorInfo) -> str:
     """Why a game failed, on one line and without the places where things lie here."""
     if "nltk" in error.message.lower() or "nltk" in error.traceback:
-        return "wants data of NLTK that it would download"
+        return "needs NLTK data that it would download"
     lines = [line.strip() for line in error.message.splitlines() if re.search(r"\w", line)]
     said = re.sub(r"'?/\S*/site-packages/", "'…/", lines[0] if lines else "")
     return f"{error.type}: {said}"[:160].replace("|", "/")
@@ -83,7 +87,7 @@ def main() -> None:
         rows.append((played, game, players, told))
         print(f"{'yes' if played else 'NO '} {game}: {told}", flush=True)
     count = sum(played for played, *_ in rows)
-    lines = [f"{count} of {len(rows)} base games work offline.", "", "| game | roles | got to |", "|---|---|---|"]
+    lines = [f"{count} of {len(rows)} base games work offline.", "", "| game | roles | result |", "|---|---|---|"]
     lines += [f"| {game} | {players} | {told} |" for played, game, players, told in rows if played]
     lines += ["", "| game that does not work offline | why |", "|---|---|"]
     lines += [f"| {game} | `{told}` |" for played, game, _, told in rows if not played]

@@ -41,7 +41,7 @@ def verdict(finding: dict[str, Any]) -> str:
     if check == "hedging" and severity == "low":
         return "partial credit for parts of a long answer"
     if check == "data-overlap":
-        return "few tasks, or tasks of one template" if severity != "info" else "one dataset for both"
+        return "few tasks, or tasks from one template" if severity != "info" else "one dataset for both"
     if check == "blind-game":
         is_inactive = any(f"policy '{name}'" in text for name in INACTIVE)
         return "defect" if is_inactive else "a game of chance, or a weak opponent"
@@ -74,11 +74,12 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
     lines = [
         "# Audit of existing environments",
         "",
-        f"Written by `python benchmarks/audit/survey.py` on {today:%Y-%m-%d}: {', '.join(installed)}, "
-        f"Python {platform.python_version()}, {seconds / 60:.1f} CPU-minutes in all. "
-        "A finding is a **defect** if a reply is paid that should not be, or is not paid that should be, or breaks the grader. "
-        "Other findings are the nature of the task; the tables say which. "
-        "The severity and the evidence of a finding: `rove audit` ([audit.md](audit.md)).",
+        f"`python benchmarks/audit/survey.py` wrote this page on {today:%Y-%m-%d} with {', '.join(installed)}, "
+        f"and Python {platform.python_version()}. The audits used {seconds / 60:.1f} CPU-minutes in total. "
+        "A finding is a **defect** if the environment rewards a reply that it should not reward, if it does not reward a reply "
+        "that it should reward, or if a reply breaks the grader. "
+        "Other findings are due to the nature of the task; the tables give the reason. "
+        "To see the severity and the evidence of each finding, run `rove audit` ([audit.md](audit.md)).",
         "",
         "| source | environments | with a defect | other findings only | no findings | not audited |",
         "|---|---|---|---|---|---|",
@@ -98,8 +99,8 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         lines += ["", f"## {title}", "", *findings_table(by_source[source])]
     packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
     if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
-        lines += ["", f"**Not audited yet**: {len(missing)} of {len(packages)} packages ({names(missing)})."]
-    lines += ["", "## Checks that were not done because the time budget was used up", ""]
+        lines += ["", f"Of {len(packages)} packages, {len(missing)} have not been audited yet ({names(missing)})."]
+    lines += ["", "## Checks that did not run because the time budget was used up", ""]
     for one in results:
         if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:
             lines.append(f"- {one['source']}, {one['name']}: {names(late)}")
@@ -118,7 +119,7 @@ def counts(results: Sequence[Result]) -> tuple[int, int, int, int]:
 
 def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
     """Yield a table of defects by check and source."""
-    yield "Environments with a defect, by check:"
+    yield "The table shows how many environments have a defect, by check:"
     yield ""
     found = {
         source: Counter(
@@ -151,38 +152,50 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     raising = sorted(one["name"] for one in results if has(one, "grader-robustness"))
     running = sorted(one["name"] for one in results if has(one, "execution"))
     yield (
-        "Items are seeded `seed + index`: rows of seeds 1 and 2 are the same, one place further on, in "
-        f"{sum(share > 0.9 for share in shared)} of {len(shared)} families (more than 90 % of 60 rows). "
-        "Validate on a seed that is further away than the number of rows. "
+        "reasoning-gym seeds the row at `index` with `seed + index`. Therefore, in "
+        f"{sum(share > 0.9 for share in shared)} of {len(shared)} families, more than 90% of 60 rows are the same for seeds 1 "
+        "and 2, but shifted by one place. "
+        "Validate on a seed that differs from the training seed by more than the number of rows. "
         "`rove.ReasoningGymEnv` derives distant seeds for training and evaluation."
     )
     missing = sorted(set(rows) - {one["name"] for one in results})
     if missing:
         yield ""
-        yield f"**Not audited yet**: {len(missing)} of {len(rows)} families ({names(missing)}). Repeat the command to continue."
+        yield (
+            f"Of {len(rows)} families, {len(missing)} have not been audited yet ({names(missing)}). "
+            "Repeat the command to continue."
+        )
     yield ""
-    yield "Compared with a scan by hand of the same version (28 policies that never see the answer, 138 CPU-s):"
-    yield ""
-    yield "| | scan | this page | |"
-    yield "|---|---|---|---|"
-    yield f"| families | 104 | {len(results)} | |"
     yield (
-        f"| pay ≥ .40 to a policy that never sees the answer | 14, half of them honest few-way tasks | {len(paying)}, of which "
-        f"{len(choices)} have at most {FEW_ANSWERS} different answers | {names(one['name'] for one in paying)} |"
+        "The table compares this page with a manual scan of the same version "
+        "(28 policies that never see the answer, 138 CPU-seconds):"
+    )
+    yield ""
+    yield "| families that … | manual scan | this page | details |"
+    yield "|---|---|---|---|"
+    yield f"| were examined | 104 | {len(results)} | |"
+    yield (
+        "| give a reward of 0.40 or more to a policy that never sees the answer | 14, half of which have few possible answers | "
+        f"{len(paying)}, of which {len(choices)} have at most {FEW_ANSWERS} different answers | "
+        f"{names(one['name'] for one in paying)} |"
     )
     any_paid = [one for one in results if best(one, BLIND | FREQUENT)[0] > 0.01]
     yield (
-        f"| pay junk > .01 | 59 | {len(any_paid)} | {len(junk)} of them without an answer of other rows "
-        f"({', '.join(sorted(JUNK))}); which replies the scan counted is not recorded |"
+        f"| give a reward above 0.01 to junk | 59 | {len(any_paid)} | {len(junk)} of them reward junk that contains no answer of "
+        f"another row ({', '.join(sorted(JUNK))}); there is no record of which replies the manual scan counted |"
     )
-    yield f"| do not pay their own answer in full | 5 | {len(not_full)} | {names(not_full)} |"
-    yield f"| have no answer of their own | counted in the line above | {len(without)} | {names(without)} |"
+    yield f"| do not give the full reward to their own answer | 5 | {len(not_full)} | {names(not_full)} |"
+    yield f"| have no answer of their own | counted in the row above | {len(without)} | {names(without)} |"
     yield (
-        f'| pay half or more for "ANSWER or maybe not" | 21 | {len(retracted)} | {names(one["name"] for one in retracted)} |'
+        f'| give a reward of 0.5 or more to "ANSWER or maybe not" | 21 | {len(retracted)} | '
+        f"{names(one['name'] for one in retracted)} |"
     )
-    yield f"| graders that raise or hang | 3 | {len(raising)} | {names(raising)}; here also deep nesting, powers and 100 kB |"
+    yield (
+        f"| have a grader that raises an exception or hangs | 3 | {len(raising)} | {names(raising)}; "
+        "only this page's checks include deep nesting, powers, and replies of 100 kB |"
+    )
     yield f"| execute a reply as code | – | {len(running)} | {names(running)} |"
-    yield f"| rows change in JSON | 2 | {len(changed)} | {names(changed)} |"
+    yield f"| have rows that change when they are written as JSON and read again | 2 | {len(changed)} | {names(changed)} |"
     yield ""
     yield "| family | answers in 60 rows | right answer | best reply without the answer | defects | nature of the task |"
     yield "|---|---|---|---|---|---|"
@@ -204,10 +217,11 @@ def text_arena(results: Sequence[Result]) -> Iterator[str]:
         if any(rewards.get(name, 0) > 0 for name in PASSIVE)
     ]
     yield (
-        "The opponent moves at random; six games per policy, up to 40 turns. "
-        f"{len(blind)} of {len(results)} games pay a policy that ignores what they show, {len(passive)} pay a reply without a "
-        f"move ({names(passive)}); the scan by hand of 17 games: 9 and 2. With a random opponent and six games, the reward of a "
-        "blind policy is often luck, and the table shows the best of some forty."
+        "The opponent moves at random. Each policy plays six games of up to 40 turns. "
+        f"Of {len(results)} games, {len(blind)} reward a policy that ignores what the game shows, and {len(passive)} reward a "
+        f"reply without a move ({names(passive)}). In the manual scan of 17 games, these numbers were 9 and 2. With a random "
+        "opponent and only six games, the reward of a blind policy is often luck; the table shows the best of about forty such "
+        "policies."
     )
     yield ""
     yield "| game | random moves | nothing | best blind policy | defects | nature of the game |"

@@ -13,12 +13,7 @@ from rove.check.checker import Report
 from rove.check.rules import GENERATIONS, Deviation
 
 HEAD = ("package", "written for", "verdict", "rollouts", "mean reward", "deviations", "notes")
-STATUS_PHRASES = {
-    "runs unchanged": "run unchanged",
-    "runs with deviations": "run with deviations",
-    "needs": "need something that is missing",
-    "cannot run": "cannot run",
-}
+STATUSES = ("runs unchanged", "runs with deviations", "needs", "cannot run")
 
 
 def as_json(reports: Sequence[Report]) -> dict[str, Any]:
@@ -34,16 +29,18 @@ def as_markdown(reports: Sequence[Report]) -> str:
     for report in reports:
         for one in report.deviations:
             numbers.setdefault(one, len(numbers) + 1)
-    summary = ", ".join(f"{counts[status]} {words}" for status, words in STATUS_PHRASES.items() if counts[status])
+    summary = ", ".join(f"{status} ({counts[status]})" for status in STATUSES if counts[status])
+    packages = f"{len(reports)} package{'' if len(reports) == 1 else 's'}"
     lines = [
         "# Compatibility matrix",
         "",
-        f"Made by `rove check` of rove {version('rove')}. {len(reports)} packages: {summary}.",
+        f"`rove check` (rove {version('rove')}) wrote this page. It checked {packages}, with these verdicts: {summary}.",
     ]
     lines += ["", *_table(HEAD, [_row(report, numbers) for report in reports])]
     used = dict.fromkeys(report.generation for report in reports if report.generation in GENERATIONS)
     if used:
-        lines += ["", "; ".join(f"{name}: {GENERATIONS[name]}" for name in sorted(used)) + "."]
+        lines += ["", 'In the column "written for":', ""]
+        lines += [f"- {name}: {GENERATIONS[name]}" for name in sorted(used)]
     if numbers:
         rows = [(str(number), one.what, one.here) for one, number in numbers.items()]
         lines += ["", "## Deviations", "", *_table(("#", "what", "here"), rows)]
@@ -53,7 +50,12 @@ def as_markdown(reports: Sequence[Report]) -> str:
             names = ", ".join(
                 f"`{name}` {n}" for name, n in sorted(times.items(), key=lambda item: (-item[1], item[0]))
             )
-            lines += ["", f"## Names of {api}, by packages that use them", "", f"{names}."]
+            lines += [
+                "",
+                f"## Names from {api}",
+                "",
+                f"Each name is followed by the number of packages that use it: {names}.",
+            ]
     return "\n".join(lines) + "\n"
 
 

@@ -59,17 +59,17 @@ RULES = (
     ),
     Rule(
         "an exception in environment code that is not a `vf.Error`",
-        "is an error of that rollout",
+        "fails only that rollout",
         ("rollout:own error",),
     ),
     Rule(
         "rollouts with an error",
-        "the same in `env.evaluate`; with rove's commands and functions they fail and are left out",
+        "the same in `env.evaluate`; with rove's commands and functions, they fail and are left out of means",
         ("rollout:error",),
     ),
     Rule(
         "`partial`s and objects as reward functions",
-        "are named after the wrapped function or their class",
+        "named after the wrapped function or their class",
         ("function:partial",),
     ),
     Rule(
@@ -79,12 +79,12 @@ RULES = (
     ),
     Rule(
         "model calls made by the environment (`get_model_response`)",
-        'the role "environment" of a record, never trained on',
+        'stored in the record under the role "environment", never trained on',
         ("attribute:get_model_response",),
     ),
     Rule(
         "prompts that are strings",
-        'the same in `env.evaluate`; in rove\'s runs `message_type="completion"` decides',
+        'the same in `env.evaluate`; in rove\'s runs, `message_type="completion"` selects a completion endpoint',
         ("message_type:completion",),
     ),
     Rule(
@@ -95,7 +95,7 @@ RULES = (
     Rule("a column `task` of strings", "passed to reward functions unchanged", ("column:task",), G2),
     Rule(
         "`vf.OverlongPromptError`, `vf.MissingKeyError`",
-        "also a `vf.ModelError`, also a `vf.Error`",
+        "the first is also a `vf.ModelError`, the second also a `vf.Error`",
         ("name:OverlongPromptError", "name:MissingKeyError"),
     ),
     Rule(
@@ -103,7 +103,7 @@ RULES = (
         "[rove's sandboxes](sandbox.md), on this machine, opened by the first call",
         ("name:SandboxEnv", "name:PythonEnv"),
     ),
-    Rule("`MCPEnv`", "it is restarted, at most 3 times", ("name:MCPEnv",)),
+    Rule("`MCPEnv`", "a server that ends is restarted, at most 3 times", ("name:MCPEnv",)),
     Rule(
         'clients "renderer" and "openai_chat_completions_token"',
         "messages; exact tokens are recorded if rove samples itself",
@@ -130,8 +130,8 @@ RULES = (
         ("attribute:start_server", "attribute:stop_server", "module:verifiers.gepa", "module:verifiers.scripts"),
     ),
     # older packages
-    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("sync:is_completed",), G0),
-    Rule("an `is_completed(messages, state)`", "a method with `@vf.stop`", ("async:is_completed",), G1),
+    Rule("an `is_completed(messages, state)`", "a method decorated with `@vf.stop`", ("sync:is_completed",), G0),
+    Rule("an `is_completed(messages, state)`", "a method decorated with `@vf.stop`", ("async:is_completed",), G1),
     Rule(
         "a `judge(…)` without `await`, a synchronous `judge_client`",
         "`await judge(…)` in an async function, `openai.AsyncOpenAI`",
@@ -151,18 +151,21 @@ RULES = (
         G2,
     ),
     Rule(
-        "`update_tool_args(tool_args, messages, state)`", "takes `tool_name` first", ("unnamed:update_tool_args",), G1
+        "`update_tool_args(tool_args, messages, state)`",
+        "`tool_name` is the first argument",
+        ("unnamed:update_tool_args",),
+        G1,
     ),
     Rule("`verifiers.utils.tools`", "the package's own tools", ("module:verifiers.utils.tools",), G1),
     Rule(
         "`env_response` that returns `(messages, state)`",
-        "return only messages, and change the state in place",
+        "return only the messages, and change the state in place",
         ("pair:env_response",),
         G1,
     ),
     Rule(
         "`env_response` that returns `(messages, state)`",
-        "return only messages, and change the state in place",
+        "return only the messages, and change the state in place",
         ("pair:one message",),
         G0,
     ),
@@ -193,7 +196,7 @@ RULES = (
     ),
     Rule(
         "`Rubric(func, func)`, `SingleTurnEnv(dataset, parser, rubric)`",
-        "keywords",
+        "pass keyword arguments",
         ("positional:rubric", "positional:environment"),
         G0,
     ),
@@ -205,7 +208,7 @@ RULES = (
     ),
     Rule(
         "`GRPOTrainer`, `RLTrainer`, `GRPOConfig`, `grpo_defaults`, `lora_defaults`, `get_model_and_tokenizer`",
-        "`rove rl`, which these names run; `vf-vllm` is not needed",
+        "`rove rl` (these names run it); `vf-vllm` is not needed",
         (
             *(
                 "name:GRPOTrainer",

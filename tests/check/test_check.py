@@ -502,7 +502,7 @@ def test_the_matrix() -> None:
         "lost", "needs", "the key K", "G3", {"verifiers": ["Rubric"]}, deviations=both[1:], placeholders=["K"]
     )
     page = as_markdown([fine, odd, lost])
-    assert ". 3 packages: 1 run unchanged, 1 run with deviations, 1 need something that is missing.\n" in page
+    assert " 3 packages, with these verdicts: runs unchanged (1), runs with deviations (1), needs (1).\n" in page
     assert "| fine | rove | runs unchanged | 0 |  |  |  |\n" in page
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page

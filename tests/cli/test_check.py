@@ -30,7 +30,7 @@ def test_a_folder_of_packages_of_which_some_break(rove: Rove, tmp_path: Path) ->
     verdicts = {one["package"]: (one["status"], one["played"]["rollouts"]) for one in told["packages"]}
     assert verdicts == {"broken": ("needs", 0), "fine": ("runs unchanged", 4)}
     assert json.loads((tmp_path / "matrix.json").read_text()) == told
-    assert "1 run unchanged, 1 need something" in (tmp_path / "matrix.md").read_text()
+    assert "runs unchanged (1), needs (1)" in (tmp_path / "matrix.md").read_text()
     assert "check 2/2  fine: runs unchanged" in done.err
 
 

@@ -39,7 +39,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     entropy_factor: float = 3.0
     """Maximum entropy, as a multiple of the entropy in the first steps; values up to 0.5 nats per token never cause an alert."""
     ratio: float = 0.1
-    """Maximum distance of the mean importance ratio from 1."""
+    """Maximum deviation of the mean importance ratio from 1."""
     mismatch_kl: float = 0.01
     """Maximum KL divergence between the sampler and the trainer, in nats per token."""
     length_factor: float = 2.0
@@ -47,7 +47,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     zero_advantage_groups: float = 0.8
     """Maximum fraction of zero-advantage groups."""
     format_drop: float = 0.1
-    """Maximum drop of a format score from its best value."""
+    """Maximum decrease of a format score from its best value."""
     held_out_gain: float = 0.1
     """Maximum increase of the training reward since the evaluation with the best held-out reward."""
     held_out_measurements: int = 3

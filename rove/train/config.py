@@ -30,7 +30,7 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     kind: str = "cispo"
     """Policy loss: "cispo", "reinforce", "grpo", "dapo", "dr_grpo", "gspo", or your own as "package.module:function"."""
     max_ratio: float = 5.0
-    """Upper bound of the importance ratio in CISPO (> 1)."""
+    """Upper bound for the importance ratio in CISPO (> 1)."""
     clip_low: float | None = None
     """Lower clip range (0 to 1). GRPO, DAPO, Dr. GRPO, and GSPO clip the importance ratio below 1 − `clip_low`; the default
     depends on the loss."""

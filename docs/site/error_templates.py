@@ -19,33 +19,33 @@ STATUS_FIRST = {"RejectedError"}
 
 FIXES = {
     "AgentError": "Read the traceback of the rollout (`rove view`) and fix the agent.",
-    "ConfigError": "Change the setting, flag or file that the message names. `rove COMMAND --help-all` lists all settings.",
-    "EmptyModelResponseError": "Raise `--max-tokens`. A reasoning model may spend all tokens before it answers.",
+    "ConfigError": "Change the setting, flag, or file that the message names. `rove COMMAND --help-all` lists all settings.",
+    "EmptyModelResponseError": "Raise `--max-tokens`. A reasoning model may use up all tokens before it answers.",
     "Error": "Read the message: it names the part that failed.",
-    "HubError": "Check the hub's address, your token (`rove hub login`) and the package's name. The message quotes the hub.",
-    "InfraError": "Repeat the command: finished rollouts are kept. `rove doctor -m MODEL -b URL` checks the endpoint.",
-    "InvalidModelResponseError": "Run `rove doctor -m MODEL -b URL`: it shows what the endpoint returns.",
-    "LimitReachedError": "None: the rollout ends with this stop condition and is scored. Raise a limit that is too low.",
-    "MCPServerError": "Start the server's command by hand and read what it prints.",
-    "MissingKeyError": "Set the environment variable, or name another one with `-k`.",
-    "ModelError": "Read the attempts in the rollout's record. `rove doctor -m MODEL -b URL` checks the endpoint.",
-    "NotFoundError": "Check the name and the version: `rove search` lists what a hub has.",
+    "HubError": "Check the hub's address, your token (`rove hub login`), and the package's name. The message quotes the hub.",
+    "InfraError": "Repeat the command; finished rollouts are kept. To check the endpoint, run `rove doctor -m MODEL -b URL`.",
+    "InvalidModelResponseError": "Run `rove doctor -m MODEL -b URL`, which shows what the endpoint returns.",
+    "LimitReachedError": "None: the rollout ends with this stop condition and is scored. If the limit is too low, raise it.",
+    "MCPServerError": "Run the server's command yourself and read what it prints.",
+    "MissingKeyError": "Set the environment variable, or name a different one with `-k`.",
+    "ModelError": "Read the attempts in the rollout's record. To check the endpoint, run `rove doctor -m MODEL -b URL`.",
+    "NotFoundError": "Check the name and the version. `rove search` lists the environments on a hub.",
     "OutOfTime": "Give the audit more time with `--seconds`.",
     "OverlongPromptError": "Shorten the prompts, lower `--max-tokens`, or use a model with a longer context.",
-    "PackageError": "Change the package according to the message, then run `rove build` again.",
+    "PackageError": "Change the package as the message says, and run `rove build` again.",
     "ReadOnly": "Start `rove view` with `--annotate`.",
-    "RefusedError": "Change the request according to the message.",
-    "RejectedError": "Change the request according to the message. [serving.md](../serving.md) lists the fields of a request.",
+    "RefusedError": "Change the request as the message says.",
+    "RejectedError": "Change the request as the message says. [serving.md](../serving.md) lists the fields of a request.",
     "ReplayError": "Make the environment deterministic for a given seed (`rove audit` checks this), or run it again.",
     "RunError": "Check the path of the run folder. `--overwrite` discards a run and starts again.",
     "SandboxError": "Run `rove doctor`, and see [sandbox.md](../sandbox.md) for what each backend needs.",
     "SandboxFileError": "Check the path: it must be inside the sandbox's folder and not too large.",
-    "TooManyErrorsError": "Read the first errors with `rove view`, fix their cause and repeat the command.",
-    "ToolCallError": "Fix the tool: its exception is in the rollout's traceback.",
-    "ToolParseError": "The model's call does not match the tool. Make the tool's description and its arguments clearer.",
-    "TrainingError": "Start a new run with a lower learning rate, for example from a checkpoint: `-m RUN/checkpoints/STEP`.",
-    "TrustError": "Do not install the package. Let its owner publish it again, or update the lock file.",
-    "WorkerError": "Read the last lines of the worker in the message. Often it ran out of memory or time.",
+    "TooManyErrorsError": "Read the first errors with `rove view`, fix their cause, and repeat the command.",
+    "ToolCallError": "Fix the tool. The rollout's traceback shows the tool's exception.",
+    "ToolParseError": "The model's call does not match the tool. Make the descriptions of the tool and its arguments clearer.",
+    "TrainingError": "Start a new run with a lower learning rate; it can start from a checkpoint (`-m RUN/checkpoints/STEP`).",
+    "TrustError": "Do not install the package. Ask its owner to publish it again, or update the lock file.",
+    "WorkerError": "Read the worker's last lines in the message. In most cases, the worker ran out of memory or time.",
 }
 """Class → what to do, for messages that do not contain it."""
 
@@ -196,11 +196,12 @@ def templates() -> list[Template]:
 
 BEGINNING = """# Errors by text
 
-Here you can find what causes an error message and what to do about it. Search this page, or the site, for words of the message.
-Values in a message appear here as {name}. Most messages have three parts: what was given, what was expected, and the fix. The
-first lines of each section explain what to do if a message does not.
+This page helps you find the cause of an error message and what to do about it. Search this page, or the site, for words from the
+message. Values that a message contains appear here as {name}. Most messages state what was given, what was expected, and how to
+fix it. If a message does not contain a fix, see the first lines of its section.
 
-All classes derive from `rove.Error`. A failed rollout keeps its error and traceback in `rollouts.jsonl`; `rove view` shows them.
+All error classes derive from `rove.Error`. `rollouts.jsonl` stores the error and traceback of a failed rollout, and `rove view`
+shows them.
 """
 
 

@@ -103,9 +103,7 @@ def api_pages() -> Iterator[tuple[str, str]]:
     by_package: dict[str, list[Name]] = {}
     for name in names:
         by_package.setdefault(_package(name), []).append(name)
-    index = (
-        "# Python API\n\nHere you can look up every public name. `import rove` gives the names of the first pages.\n"
-    )
+    index = "# Python API\n\nThis page lists every public name. The names on the first pages are available after `import rove`.\n"
     toctree = "\n```{toctree}\n:maxdepth: 1\n\n"
     for package, title in TITLES.items():
         listed = by_package[package]
@@ -152,9 +150,9 @@ def commands() -> list[tuple[str, str]]:
 def commands_page() -> str:
     """Return the page of all commands, from their own help."""
     text = (
-        "# Commands\n\nHere you can look up every command and its options, as `rove COMMAND --help` prints them. "
-        "Options may be written with hyphens or underscores. Settings that are not options are in [settings](../settings.md); "
-        "`rove rl --help-all` prints them too.\n"
+        "# Commands\n\nThis page shows the help text of every command, as `rove COMMAND --help` prints it. "
+        "You can write options with hyphens or underscores. For settings that are not options, see [settings](../settings.md) "
+        "or run `rove rl --help-all`.\n"
     )
     top = click.Context(cli, info_name="rove", terminal_width=100, max_content_width=100)
     text += f"\n## rove\n\n```text\n{cli.get_help(top)}\n```\n"
@@ -167,9 +165,9 @@ RECORDS = ("RolloutRecord", "TrajectoryStep", "StepTokens", "Scores", "Usage", "
 def records_page() -> str:
     """Return the page of the fields of `rollouts.jsonl`."""
     text = (
-        f"# Fields of rollouts.jsonl\n\nHere you can look up what a line of `rollouts.jsonl` contains (schema version "
-        f"{records.SCHEMA_VERSION}). Each line is one `RolloutRecord` as JSON; fields with their default value are left out. "
-        "[The run folder](../run_folder.md) describes the other files.\n"
+        f"# Fields of rollouts.jsonl\n\nThis page describes the content of a line in `rollouts.jsonl` (schema version "
+        f"{records.SCHEMA_VERSION}). Each line is one `RolloutRecord` in JSON; fields with their default value are left out. "
+        "For the other files, see [the run folder](../run_folder.md).\n"
     )
     for name in RECORDS:
         struct = getattr(records, name)

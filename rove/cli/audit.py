@@ -160,7 +160,7 @@ def command(
     list_: bool,
     as_json: bool,
 ) -> None:
-    """Audit ENV: try replies and policies that do not do the task, and report those that are paid, with evidence.
+    """Audit ENV: try replies and policies that do not do the task, and report those that earn a reward, with evidence.
 
     The environment runs in a separate process, which sees the environment variables, including API keys. Exit status 1: a finding
     with the severity of --fail-on or more.

@@ -107,8 +107,8 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
 def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool) -> None:
     """Compare RUN_B with RUN_A, both run folders, example by example.
 
-    Only examples that both runs scored count; the interval is that of the difference. Of repeated rollouts the last counts;
-    failed rollouts are excluded.
+    Only examples that both runs scored are compared; the interval is that of the difference. If a rollout was repeated, the
+    last attempt counts. Failed rollouts are excluded.
     """
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown exclude each other; choose one")

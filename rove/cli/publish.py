@@ -83,8 +83,9 @@ def push_command(
 ) -> None:
     """Build the environment package in FOLDER and publish it; --yes confirms.
 
-    A published version never changes: raise `version` in pyproject.toml for the next one. With --with-run, the statistics,
-    settings and three rollouts of a run are published too, with API keys masked; also for an existing version.
+    A published version never changes: raise `version` in pyproject.toml for the next one. With --with-run, rove also
+    publishes the statistics, the settings, and three rollouts of a run, with API keys masked. This also works for an existing
+    version.
     """
     console = console_for(as_json)
     where = require_server(hub)

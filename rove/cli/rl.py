@@ -213,7 +213,7 @@ def _config_type() -> type[RLConfig]:
     context_settings=SETTINGS,
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="Model to start from: a folder, or a name of `rove model list`.")
+@click.option("-m", "--model", help="Model to start from: a folder, or a name that `rove model list` prints.")
 @trust_option
 @env_args_option
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
@@ -234,7 +234,7 @@ def _config_type() -> type[RLConfig]:
 @help_all_option(_config_type)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: bool, **named: Any) -> None:
-    """Train MODEL in ENV with reinforcement learning: the rewards of each group of rollouts are compared with each other.
+    """Train MODEL in ENV with reinforcement learning, which compares the rewards of the rollouts within each group.
 
     Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.
     """

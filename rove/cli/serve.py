@@ -298,8 +298,8 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
     """Serve MODEL as an OpenAI-compatible endpoint: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Routes: chat completions, completions, models, /health and /metrics; for a model folder also /tokenize, /detokenize and
-    /generate (token ids in and out). Ctrl-C lets running requests finish; a second one cuts them off (exit status 1).
-    With --openenv, an environment is served, and the connecting client acts as the model.
+    /generate (token ids in and out). Ctrl-C lets running requests finish; a second Ctrl-C cuts them off (exit status 1). With
+    --openenv, an environment is served, and the connecting client acts as the model.
     """
     if openenv is not None:
         run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))

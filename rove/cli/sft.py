@@ -170,7 +170,7 @@ def _config_type() -> type[SFTConfig]:
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("--data", help="Run folder with the rollouts to train on.")
-@click.option("-m", "--model", help="Model to start from: a folder, or a name of `rove model list`.")
+@click.option("-m", "--model", help="Model to start from: a folder, or a name that `rove model list` prints.")
 @trust_option
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
 @click.option("--epochs", type=int, help="Maximum passes over the data.  [default: 10]")
@@ -189,7 +189,7 @@ def _config_type() -> type[SFTConfig]:
 @help_all_option(_config_type)
 @click.pass_context
 def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | None, **named: Any) -> None:
-    """Fine-tune MODEL on the rollouts of a run, to the minimum of the validation loss, and evaluate the result.
+    """Fine-tune MODEL on the rollouts of a run until the validation loss no longer falls, and evaluate the result.
 
 
     Give any setting as --KEY VALUE or in a TOML file: @ FILE. Repeat the command to continue a stopped run.

@@ -44,7 +44,7 @@ def view_command(folder: Path, host: str, port: int, annotate: bool, terminal: b
 
     RUNS_DIR is a folder of run folders, or a single run folder.  [default: runs]
 
-    Only run folders are read, so this also works during a run, after a crash, and on runs from others.
+    The viewer only reads run folders, so it also works during a run, after a crash, and with runs from other people.
     """
     if terminal:
         _in_the_terminal(folder, annotate)

@@ -103,7 +103,7 @@ class CompletionsClient(OpenAIClient):
 
 
 class ResponsesClient(OpenAIClient):
-    """A client for OpenAI's Responses API; base URL and key as for `OpenAIClient`."""
+    """A client for OpenAI's Responses API; the base URL and the key work as in `OpenAIClient`."""
 
     def translate(self, request: Request) -> tuple[str, dict[str, Any]]:
         """Return path and body of a Responses API call; see `EndpointClient.translate`."""

@@ -50,7 +50,7 @@ class Error(Exception):
 
 
 class ConfigError(Error, ValueError):
-    """A setting, flag, file or name is wrong; the message has the given value, the expected value and a fix."""
+    """A setting, flag, file, or name is wrong; the message states the given value, the expected value, and a fix."""
 
 
 class MissingKeyError(ConfigError):
@@ -70,7 +70,7 @@ class EmptyModelResponseError(InvalidModelResponseError):
 
 
 class OverlongPromptError(ModelError):
-    """The prompt does not fit the model's context; the rollout ends as truncated and is scored."""
+    """The prompt does not fit into the model's context; the rollout ends as truncated and is scored."""
 
 
 class ToolError(Error):
@@ -86,11 +86,11 @@ class ToolCallError(ToolError):
 
 
 class AgentError(Error):
-    """An external agent failed, not the model; if it runs in this process, its exception is the cause."""
+    """An external agent, not the model, failed; if the agent runs in this process, its exception is the cause."""
 
 
 class InfraError(Error):
-    """The endpoint or the machine failed, after bounded retries: `attempts`."""
+    """The endpoint or the machine failed, even after retries (see `attempts`)."""
 
     status: int | None = None
     """HTTP status of the last attempt, if there was one."""
@@ -105,15 +105,15 @@ class SandboxError(InfraError):
 
 
 class MCPServerError(InfraError):
-    """An MCP server could not be started or reached, or ended; the message has the last lines it wrote."""
+    """An MCP server could not be started or reached, or it ended; the message contains the last lines that it wrote."""
 
 
 class WorkerError(InfraError):
-    """A worker process could not be started, ended, or did not answer in time; the message has the last lines it wrote."""
+    """A worker process could not be started, ended unexpectedly, or timed out; the message contains its last lines."""
 
 
 class RemoteError(Error):
-    """Code in a worker process raised.
+    """Code in a worker process raised an exception.
 
     Args:
         message: Text of the exception.
@@ -154,7 +154,7 @@ class SandboxFileError(Error):
 
 
 class LimitReachedError(Error):
-    """A rollout reached a limit; it ends with this error's message as stop condition and is scored.
+    """A rollout reached a limit; it ends with this error's message as its stop condition and is scored.
 
     Args:
         stop_condition: Name of the limit, such as "max_turns_reached".
@@ -178,7 +178,7 @@ class HubError(Error):
 
 
 class TrustError(HubError):
-    """A package does not match its hash, its owner's signature or the lock file; rove installs no part of it."""
+    """A package does not match its hash, its owner's signature, or the lock file; rove installs no part of it."""
 
 
 class RunError(Error):
@@ -186,7 +186,7 @@ class RunError(Error):
 
 
 class PackageError(Error):
-    """An environment package, its manifest or its signature is invalid; rove uses no part of it."""
+    """An environment package, its manifest, or its signature is invalid; rove uses no part of it."""
 
 
 CPU_TORCH = "pip install torch --index-url https://download.pytorch.org/whl/cpu"

@@ -30,21 +30,21 @@ class Message(dict[str, Any]):
 
 
 class SystemMessage(Message):
-    """Instructions to the model."""
+    """Instructions for the model."""
 
     def __init__(self, content: Any = "", **fields: Any):
         super().__init__({"role": "system", **fields, "content": content})
 
 
 class UserMessage(Message):
-    """A message of the environment or the user."""
+    """A message from the environment or the user."""
 
     def __init__(self, content: Any = "", **fields: Any):
         super().__init__({"role": "user", **fields, "content": content})
 
 
 class AssistantMessage(Message):
-    """A message of the model."""
+    """A message from the model."""
 
     def __init__(self, content: Any = None, **fields: Any):
         super().__init__({"role": "assistant", **fields, "content": content})

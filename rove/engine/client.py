@@ -40,7 +40,7 @@ AnEngine = TypeVar("AnEngine", bound=ClientEngine)
 
 
 class EngineClient(Generic[AnEngine]):
-    """Answers model requests with an engine that takes tokens.
+    """Answers model requests with an inference engine that works on tokens.
 
     Args:
         engine: Generates tokens.

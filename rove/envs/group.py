@@ -15,7 +15,7 @@ from rove.rubrics.rubric import merge_scores
 
 
 class EnvGroup(Environment):
-    """The examples of several environments, each run and scored by its own.
+    """Several environments as one; each example is run and scored by its own environment.
 
     Every member keeps its prompts, turns, parser, rubric, time limit, cleanup and teardown. Examples come member
     after member. Their column `env_id` names the member ("outer/inner" in nested groups), as does `info["env_id"]`

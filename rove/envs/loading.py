@@ -47,7 +47,7 @@ installed from a hub.
 
 
 def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args: Any) -> Environment:
-    """Load an environment by calling `load_environment(**env_args)` of its package.
+    """Load an environment by calling `load_environment(**env_args)` in its package.
 
     Search order: `env_dir` if given; entry points in the group `rove.environments`; installed modules;
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as

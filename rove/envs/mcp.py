@@ -24,7 +24,7 @@ STATE_KEY = "mcp_servers"
 
 
 class MCPEnv(ToolEnv):
-    """A `ToolEnv` with the tools of MCP servers, in addition to functions.
+    """A `ToolEnv` that offers the tools of MCP servers in addition to functions.
 
     The first rollout (or `connect`) starts the servers and adds their tools to `tool_defs`. The end of the run ends
     the servers with all their processes.

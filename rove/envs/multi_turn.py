@@ -55,7 +55,7 @@ def num_turns(state: State) -> int:
 
 
 class MultiTurnEnv(Environment):
-    """Model and environment alternate turns until a stop condition holds.
+    """The model and the environment take turns until a stop condition is met.
 
     One turn: model reply → stop conditions → `env_response` → stop conditions and limits. The environment also sees
     the last allowed model turn.
@@ -188,7 +188,7 @@ class MultiTurnEnv(Environment):
 
 
 class MultiTurnCompletionEnv(MultiTurnEnv):
-    """A `MultiTurnEnv` in completion mode: model and environment alternately extend one raw text.
+    """A `MultiTurnEnv` in completion mode: the model and the environment take turns extending one raw text.
 
     `state["prompt"]` is the row's text, `state["completion"]` everything added to it. See `MultiTurnEnv` for arguments.
     """

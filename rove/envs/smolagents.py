@@ -34,7 +34,7 @@ PYTHON_TYPES: dict[str, Any] = {
 
 
 class SmolaToolEnv(ToolEnv):
-    """A `ToolEnv` whose tools may be those of smolagents, in addition to functions.
+    """A `ToolEnv` that accepts smolagents tools in addition to functions.
 
     The model sees `description` and `inputs` of a tool; invalid arguments are reported to it. A tool is set up at its
     first call and then called in threads, concurrently for several rollouts, so its `forward` must be thread-safe.

@@ -20,7 +20,7 @@ def identity(text: str) -> str:
 
 
 class Parser:
-    """Reads the answer out of a completion; this class takes the whole last assistant message.
+    """Extracts the answer from a completion; this class returns the whole last assistant message.
 
     Subclasses override `parse`, `parse_answer` or `format_score`.
 
@@ -242,7 +242,7 @@ def _is_tidy(raw: str) -> bool:
 
 
 def extract_boxed_answer(text: str, strict: bool = False) -> str:
-    """Return the content of the last complete `\\boxed{…}`, with inner braces; without one the text, or "" if `strict`."""
+    """Return the content of the last complete `\\boxed{…}`, with inner braces; if there is none, the text, or "" if `strict`."""
     opened: list[int] = []  # start of the content of every open brace; -1 if it is not a box
     first, last = -1, -1
     for found in re.finditer(r"\\boxed\s*\{|\\[\\{}]|[{}]", text):
@@ -257,5 +257,5 @@ def extract_boxed_answer(text: str, strict: bool = False) -> str:
 
 
 def extract_hash_answer(text: str) -> str:
-    """Return the stripped text after the last `####`, as in GSM8K answers; the whole text without one."""
+    """Return the stripped text after the last `####`, as in GSM8K answers; if there is none, the whole text."""
     return text.rpartition("####")[2].strip() if "####" in text else text

@@ -30,9 +30,10 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enabled: bool = False
     """Run the environment in a worker process, in its own virtual environment if it declares dependencies."""
     python: str | None = None
-    """Python interpreter of the worker process; implies `enabled`. By default that of a virtual environment that rove creates."""
+    """Python interpreter of the worker process; implies `enabled`. By default, rove uses a virtual environment that it
+    creates."""
     start_seconds: float = 60.0
-    """Seconds in which an isolated environment must load (> 0)."""
+    """Maximum seconds that an isolated environment may take to load (> 0)."""
     hang_seconds: float = 120.0
     """Kill an isolated environment that is unresponsive for this many seconds (> 0)."""
 
@@ -50,11 +51,12 @@ class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields
     """The `[ray]` table: environments on a Ray cluster."""
 
     address: str | None = None
-    """Run environments in actors of this Ray cluster: HOST:PORT, "auto" (this machine's cluster) or "local" (start one)."""
+    """Ray cluster whose actors run the environments: "HOST:PORT", "auto" (the cluster that this machine belongs to), or "local"
+    (a new cluster on this machine)."""
     actors: int | None = None
-    """Number of actors (≥ 1); by default one per free CPU of the cluster."""
+    """Number of actors (≥ 1); by default, one per free CPU in the cluster."""
     rollouts_per_actor: int = 128
-    """Maximum concurrent rollouts of one actor (≥ 1)."""
+    """Maximum number of concurrent rollouts per actor (≥ 1)."""
 
 
 class Isolation(msgspec.Struct, frozen=True):

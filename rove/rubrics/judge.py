@@ -209,7 +209,7 @@ _notes: ContextVar[_Notes | None] = ContextVar("rove_judge_notes", default=None)
 
 
 class JudgeRubric(Rubric):
-    """Reward functions that consult a model: `judge` returns its reply, `verdict` the value of its verdict.
+    """Reward functions that consult a model: `judge` returns its reply, and `verdict` returns the value of its verdict.
 
     Both take `(prompt, completion, answer, state)` and are injected into reward functions, as are `judge_client`,
     `judge_model`, `judge_prompt` and `judge_sampling_args`. `verdict` is itself a reward function. Judges see the
@@ -474,7 +474,7 @@ def filled_in(prompt: str, **fields: Any) -> str:
 
 
 def judge_agreement(records: Sequence[RolloutRecord], name: str = "judge") -> Agreement:
-    """Return how far the judges of a run agree, by the extras of its records.
+    """Return how much the judges of a run agree, based on the extras in its records.
 
     Args:
         records: scored rollouts.

@@ -95,7 +95,7 @@ class _Function:
 
 
 class Rubric:
-    """Weighted reward functions: the reward is the sum of weight * value. A function of weight 0 is a metric.
+    """Weighted reward functions: the reward is the sum of weight * value. A function with weight 0 is a metric.
 
     Functions may be async and get their arguments by name: `prompt`, `completion`, `answer` (default ""), `info`
     (default {}), `task`, `state`, `parser`, class objects, columns of the dataset row, then keys of the state. A

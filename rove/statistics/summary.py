@@ -29,7 +29,7 @@ TOLERANCE = 1e-9
 
 
 class Price(msgspec.Struct, frozen=True):
-    """Price of tokens per million, in any currency.
+    """Price per million tokens, in any currency.
 
     Example:
         >>> Price(input=0.15, output=0.60)

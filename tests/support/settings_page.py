@@ -38,23 +38,23 @@ KINDS: dict[str, type[msgspec.Struct]] = {
 TABLES: dict[str, type[msgspec.Struct]] = {
     "`rove rl`": RLConfig,
     "`rove sft`": SFTConfig,
-    "`[[evaluation]]`, of both": EvaluationConfig,
-    '`[evaluation.goals]`, of `kind = "exhaustive"`': Goals,
-    "`[loss]`, of `rove rl`": LossConfig,
-    "`[curriculum]`, of `rove rl`": CurriculumConfig,
-    "`[filter]`, of `rove rl`": FilterConfig,
-    "`[lora]`, of both": LoRAConfig,
-    "`[isolation]`, of `rove rl` and `rove eval`": IsolationConfig,
-    "`[ray]`, of `rove rl` and `rove eval`": RayConfig,
-    "`[alerts]`, of both": AlertLimits,
-    "`[vllm]`, of `rove rl`": VLLMConfig,
+    "`[[evaluation]]` (both commands)": EvaluationConfig,
+    '`[evaluation.goals]` (for `kind = "exhaustive"`)': Goals,
+    "`[loss]` (`rove rl`)": LossConfig,
+    "`[curriculum]` (`rove rl`)": CurriculumConfig,
+    "`[filter]` (`rove rl`)": FilterConfig,
+    "`[lora]` (both commands)": LoRAConfig,
+    "`[isolation]` (`rove rl` and `rove eval`)": IsolationConfig,
+    "`[ray]` (`rove rl` and `rove eval`)": RayConfig,
+    "`[alerts]` (both commands)": AlertLimits,
+    "`[vllm]` (`rove rl`)": VLLMConfig,
 }
 BEGINNING = """# Settings of training
 
-Here you can look up every setting of `rove rl` and `rove sft` with its default. A test keeps this page equal to the docstrings in
-the code. Each setting is a key of a settings file (`@ rl.toml`, [an example](training.md#a-settings-file)) and a flag:
-`--key value`, or `--table.key value` for a setting in a table (`--lora.rank 8`). – means "not set". [training.md](training.md)
-explains most of them.
+This page lists every setting of `rove rl` and `rove sft` with its default. You can set each of them in a settings file
+(`@ rl.toml`, [an example](training.md#a-settings-file)) or with a flag: `--key value`, or `--table.key value` for a setting in a
+table (for example, `--lora.rank 8`). In the second column, – means "not set". [training.md](training.md) explains most of the
+settings. A test keeps this page equal to the docstrings in the code.
 """
 
 

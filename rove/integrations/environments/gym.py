@@ -32,7 +32,7 @@ MAX_CONCURRENT_STEPS = 32
 
 
 class GymEnv(MultiTurnEnv):
-    """Each turn of the model is one action of a Gymnasium environment, each observation the response.
+    """A Gymnasium environment: each model turn is an action, and the observation is the environment's response.
 
     All rollouts of a group use the same seed: `reset` gets the row's. An answer without a valid action gets an error message and
     costs a turn, but no step. The reward is `episode_return` (the sum of the steps' rewards, scaled from `reward_range` to 0…1)

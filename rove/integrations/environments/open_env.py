@@ -43,7 +43,7 @@ def show_fields(observation: Mapping[str, Any]) -> str:
 
 
 class OpenEnvEnv(MultiTurnEnv):
-    """Each turn of the model is an action in an environment of an OpenEnv server, the observation the response.
+    """An environment on an OpenEnv server: each model turn is an action, and the observation is the environment's response.
 
     rove implements the protocol; the `openenv` package is not needed. If actions have one required string field, the model's
     answer is its value; otherwise the model must write a JSON object, and gets an error message if it is invalid. With

@@ -36,7 +36,7 @@ INTERPRETER_VARIABLES = ("PYTHONPATH", "PYTHONHOME", "VIRTUAL_ENV")
 
 
 class TasksetEnv(AgentEnv):
-    """A taskset of verifiers v1 (the API of its 0.4), with its agents, tools, rewards and metrics.
+    """A taskset written for verifiers v1 (the API of version 0.4), with its agents, tools, rewards, and metrics.
 
     verifiers runs in a worker process, optionally with its own interpreter; the model requests of its agents are sent here
     and recorded as the steps of the rollout, see `AgentEnv`. All rollouts of a group have the same task. A rollout that ends

@@ -40,7 +40,7 @@ def random_bracket(messages: Messages, state: State, rng: random.Random) -> str:
 
 
 class TextArenaEnv(MultiTurnEnv):
-    """A game of TextArena: every turn of the model is a move, and the response what has happened since.
+    """A TextArena game: each model turn is a move, and the response describes what has happened since.
 
     Each game runs in its own process, since the library uses Python's global random generator and some games hang: a call that
     takes longer than `call_seconds` fails its rollout with a `WorkerError`. All rollouts of a group have the same game and the

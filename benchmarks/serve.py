@@ -12,7 +12,6 @@ from __future__ import annotations
 import asyncio
 import ctypes
 import gc
-import os
 import random
 import sys
 import time
@@ -21,7 +20,6 @@ from typing import Any
 
 import aiohttp
 
-from rove.cli.main import CPU_CACHE_SIZES
 from rove.server import base_url_of, listening, make_app
 
 WAVE = 250
@@ -74,7 +72,6 @@ async def ask(session: aiohttp.ClientSession, path: str, body: Any, seconds: flo
 
 async def main(count: int) -> None:
     """Ask, and print a line now and then."""
-    os.environ.update(CPU_CACHE_SIZES)  # as the command line does, before torch is imported
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests"))
     from fakes import tiny_model
 

@@ -23,7 +23,6 @@ import argparse
 import asyncio
 import itertools
 import json
-import os
 import subprocess
 import sys
 import tempfile
@@ -89,9 +88,6 @@ class Clock:
 
 def train_with_rove(config: Any, folder: Path) -> None:
     """Be the process that trains with rove."""
-    from rove.cli.main import CPU_CACHE_SIZES
-
-    os.environ.update(CPU_CACHE_SIZES)  # as `rove rl` does, before torch is imported
     from rove import Run, load_environment, load_model
     from rove.train.rl import train_rl
 

@@ -162,6 +162,7 @@ def memory_needed(
         "gradients": float(trained),
         "activations": BACKWARD_FACTOR * trial.saved / trial.tokens * filled,
         "logits": _logits_bytes(config, loaded.model, filled, filled * trial.rows / trial.tokens),
+        "buffers of the output head": _head_buffers(loaded.model),
         "bf16 copies of the weights": size / 2
         if config.mixed_precision and supports_bf16_layers(loaded.model)
         else 0.0,
@@ -192,6 +193,16 @@ def _logits_bytes(config: RLConfig, model: Any, tokens: float, rows: float) -> f
         head.backward_dtype.itemsize / head.forward_dtype.itemsize if head.backward_dtype != head.forward_dtype else 0
     )
     return (1 + converted) * min(MAX_LOGITS_BYTES, head.forward_dtype.itemsize * vocabulary * rows)
+
+
+def _head_buffers(model: Any) -> float:
+    """Return the bytes of copies of the output head that a micro-batch needs.
+
+    A product packs the weight. A trained weight's gradient is computed whole before it is added to the gradients of earlier
+    micro-batches; that of a tied embedding is computed separately.
+    """
+    head, embedding = model.get_output_embeddings().weight, model.get_input_embeddings().weight
+    return float(head.nbytes * (2 if head is embedding and head.requires_grad else 1))
 
 
 def position_bytes(model: Any) -> int:

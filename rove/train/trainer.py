@@ -374,6 +374,7 @@ class Trainer:
         for group in self.optimizer.param_groups:
             group["lr"] = self.learning_rate * lr_scale
         self.optimizer.step()
+        self.optimizer.zero_grad(set_to_none=True)  # sampling needs the memory
         tokens = max(1.0, sums["tokens"])
         return {
             "loss": sums["loss"] / tokens,

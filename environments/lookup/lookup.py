@@ -16,7 +16,7 @@ GUESSES, LOOKS_ON = 0.5, 0.85
 
 
 def lookup(who: str, state: vf.State) -> str:
-    """Somebody's room."""
+    """Return the room of a person."""
     rooms = state["info"]["rooms"]
     if who not in rooms:
         raise ValueError("nobody has that name")
@@ -26,7 +26,7 @@ def lookup(who: str, state: vf.State) -> str:
 
 
 def answer(room: str, state: vf.State) -> str:
-    """The last word."""
+    """Give the final answer."""
     state.setdefault("answered", room)
     return "done"
 

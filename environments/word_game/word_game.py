@@ -1,4 +1,4 @@
-"""Word game: find a five-letter word by what each guess tells of its letters.
+"""Word game: the model finds a five-letter word; a hint shows which letters of a guess are right.
 
 A hint is five letters, one per letter of a guess: "g" green (right place), "y" yellow (elsewhere), "." gray (no more of it).
 """

@@ -47,6 +47,12 @@ def make_client(
     """
     if model.startswith(SCRIPTED):
         name = model.removeprefix(SCRIPTED)
+        if not env.policies:
+            raise ConfigError(
+                f"environment '{env.env_id}' has no scripted policies; pass a model instead: -m MODEL. If you can change the "
+                "environment, define policies={'name': fn(messages, state, rng)}; if not, as for a package for verifiers v0, "
+                "generate rollouts with rove.generate and a rove.ScriptedClient: docs/guides/migrate_from_verifiers_v0.md"
+            )
         if name not in env.policies:
             raise ConfigError(
                 f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "

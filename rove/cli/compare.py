@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import re
+import shlex
 import unicodedata
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import click
 import msgspec
@@ -22,9 +23,51 @@ from rove.runs.run import Run
 from rove.statistics import Comparison, compare
 from rove.viewer.format import caveats
 
+FOLDER = "folder#"
+"""Start of a model folder's digest in a run's identity; see `rove.core.digest.digest_model`."""
 
-def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
-    """Return a run's settings under dotted names, and its scored rollouts; of repeated rollouts the last counts.
+
+class ComparedRun(NamedTuple):
+    """A run to compare."""
+
+    settings: dict[str, Any]
+    """Its identity under dotted names, with its kind."""
+    outcomes: list[Outcome]
+    """Its scored rollouts."""
+    config: dict[str, Any]
+    """Settings that its command had."""
+    rove: str | None
+    """The version of rove that wrote it last, if the folder records it."""
+
+    @property
+    def model(self) -> str:
+        """The name or the folder of the model."""
+        return str(self.config.get("model") or self.settings.get("model", ""))
+
+    @property
+    def env(self) -> str:
+        """The environment, with its version if it has one."""
+        name, *rest = str(self.settings.get("env", "")).split("#")  # name#version#digest of the code, or name#digest
+        return f"{name} {rest[0]}" if len(rest) > 1 else name
+
+    @property
+    def counts(self) -> str:
+        """The number of examples, and of rollouts per example."""
+        examples = len({outcome.example_key for outcome in self.outcomes})
+        planned = self.config.get("rollouts_per_example")
+        if self.settings["kind"] != "eval" or not isinstance(planned, int):
+            return f"{len(self.outcomes):,} scored rollouts"
+        missing = examples * planned - len(self.outcomes)
+        unscored = f" ({missing:,} not scored)" if missing else ""
+        return f"{examples:,} example{_s(examples)}, {planned} rollout{_s(planned)} per example{unscored}"
+
+
+def _s(count: int) -> str:
+    return "" if count == 1 else "s"
+
+
+def read_run(path: str) -> ComparedRun:
+    """Return a run with its scored rollouts; of repeated rollouts the last counts.
 
     Raises:
         RunError: The folder is not a run, or has no scored rollouts.
@@ -35,7 +78,9 @@ def read_run(path: str) -> tuple[dict[str, Any], list[Outcome]]:
     last = [outcome for number, outcome in enumerate(run.outcomes()) if number in counted]
     if not last:
         raise RunError(f"{path} has no scored rollouts to compare; `rove eval` makes some")
-    return _flat({"kind": config["kind"], **config["identity"]}), last
+    settings = _flat({"kind": config["kind"], **config["identity"]})
+    versions = run.versions()
+    return ComparedRun(settings, last, config["config"], versions[-1].get("rove") if versions else None)
 
 
 def _flat(settings: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -55,6 +100,17 @@ def run_names(path_a: str, path_b: str) -> tuple[str, str]:
 def differing(a: Mapping[str, Any], b: Mapping[str, Any]) -> dict[str, list[Any]]:
     """Return the settings that differ, with both values; None if a run does not have one."""
     return {name: [a.get(name), b.get(name)] for name in sorted(a.keys() | b.keys()) if a.get(name) != b.get(name)}
+
+
+def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedRun) -> dict[str, list[Any]]:
+    """Return settings that differ with the paths of model folders, whose digests are added only if the paths are equal."""
+    if "model" not in settings:
+        return dict(settings)
+    digests = settings["model"]
+    folders = [run.model if str(digest).startswith(FOLDER) else digest for run, digest in zip((a, b), digests)]
+    if folders[0] == folders[1]:
+        folders = [f"{run.model} ({digest})" for run, digest in zip((a, b), digests)]
+    return {**settings, "model": folders}
 
 
 def print_comparison(comparison: Comparison, settings: Mapping[str, list[Any]], console: Console) -> None:
@@ -80,13 +136,15 @@ def _shown(value: Any) -> str:
 
 def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -> list[str]:
     """Return hints for the next step."""
+    a, b = map(shlex.quote, runs)
     steps: list[str] = []
     needed = comparison.needed_examples or 0
     if not comparison.main.direction and needed > comparison.main.examples and kinds == {"eval"}:
-        steps.append(f"evaluate more examples in both runs: rove eval @ {runs[0]}/config.toml -n {needed}")
+        again = [f"rove eval --resume {run} -n {needed}" for run in (a, b)]
+        steps.append(f"evaluate more examples in both runs: {' && '.join(again)}")
     if comparison.others:
         name = comparison.others[0].name
-        steps.append(f"compare another value: rove compare {' '.join(runs)} --value {name}")
+        steps.append(f"compare another value: rove compare {a} {b} --value {shlex.quote(name)}")
     return steps
 
 
@@ -114,17 +172,18 @@ def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool
         raise ConfigError("--json and --markdown exclude each other; choose one")
     console = console_for(as_json or as_markdown)
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
-    (settings_a, a), (settings_b, b) = read_run(run_a), read_run(run_b)
-    comparison = compare(a, b, value, names=run_names(run_a, run_b))
-    settings = differing(settings_a, settings_b)
+    a, b = read_run(run_a), read_run(run_b)
+    comparison = compare(a.outcomes, b.outcomes, value, names=run_names(run_a, run_b))
+    settings = differing(a.settings, b.settings)
     if as_json:
         print_json({**msgspec.to_builtins(comparison), "runs": [run_a, run_b], "settings": settings})
         return
+    settings = named_models(settings, a, b)
     if as_markdown:
-        click.echo(comparison_markdown(comparison, settings), nl=False)
+        click.echo(comparison_markdown(comparison, settings, (a, b)), nl=False)
     else:
         print_comparison(comparison, settings, console)
-    kinds = {settings_a["kind"], settings_b["kind"]}
+    kinds = {a.settings["kind"], b.settings["kind"]}
     if "rl" in kinds:
         console.print("the model of an RL run changes during the run: compare evaluations instead")
     hint(console, *next_steps(comparison, kinds, (run_a, run_b)))
@@ -134,10 +193,15 @@ MAX_TEXT = 200
 """Characters of one name, value or note; longer ones end with "…"."""
 
 
-def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[Any]]) -> str:
-    """Return a comparison as Markdown: the verdict, a table of all values, notes, and the settings that differ.
+def comparison_markdown(
+    comparison: Comparison,
+    settings: Mapping[str, Sequence[Any]],
+    runs: Sequence[ComparedRun] = (),
+) -> str:
+    """Return a comparison as Markdown: the verdict, a table of all values, the runs, notes, and the settings that differ.
 
     Args:
+        runs: Both runs, to name what they evaluated.
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
     head = ["value", *comparison.names, "difference", "95 % interval", ""]
@@ -152,6 +216,8 @@ def comparison_markdown(comparison: Comparison, settings: Mapping[str, Sequence[
         _line(align),
         *(_line([code(name), *map(plain, cells)]) for name, *cells in rows),
     ]
+    if runs:
+        lines += ["", *map(_run_line, comparison.names, runs)]
     if comparison.paired:
         counts = f"higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}"
         lines += ["", f"{code(comparison.names[1])}: {counts} examples"]
@@ -177,6 +243,12 @@ def code(text: str) -> str:
     fence = "`" * (max(map(len, re.findall("`+", line)), default=0) + 1)
     pad = " " if line.startswith("`") or line.endswith("`") else ""
     return f"{fence}{pad}{line}{pad}{fence}"
+
+
+def _run_line(name: str, run: ComparedRun) -> str:
+    """Return a list item that says what a run evaluated."""
+    version = f"; {plain(f'rove {run.rove}')}" if run.rove else ""
+    return f"- {code(name)}: model {code(run.model)} in {code(run.env)}; {run.counts}{version}"
 
 
 def _value(value: Any) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import click
 import msgspec
@@ -18,6 +18,7 @@ from rove.cli.options import SETTINGS, examples, json_option, settings, trust_op
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
+from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import CATALOG, get_model, models_folder
 from rove.rollouts.evaluate import conversation_texts, generate
@@ -51,9 +52,19 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder in which the environment is looked up first."""
 
 
-async def environment_texts(config: ModelConfig) -> list[str]:
+class NewModel(NamedTuple):
+    """What `rove model new` made."""
+
+    path: Path
+    parameters: int
+    vocabulary: int
+    """Number of tokens."""
+    policies: list[str]
+    """Names of the environment's scripted policies."""
+
+
+async def environment_texts(env: Environment, config: ModelConfig) -> list[str]:
     """Return a text per rollout of the environment's scripted policies, or its prompts if it has none."""
-    env = load_environment(config.env, config.env_dir, **config.env_args)
     texts: list[str] = []
     for name, policy in env.policies.items():
         texts += conversation_texts(
@@ -62,16 +73,18 @@ async def environment_texts(config: ModelConfig) -> list[str]:
     return texts or ["\n".join(map(text_of, as_messages(one["prompt"]))) for one in env.get_dataset(1000)]
 
 
-def run_model_new(config: ModelConfig) -> tuple[Path, int, int]:
-    """Create and save the model; return its folder, number of parameters and vocabulary size."""
+def run_model_new(config: ModelConfig) -> NewModel:
+    """Create and save the model."""
     with needs_train_extra():
         from rove.models.from_scratch import new_model
     path = Path(config.output or f"models/{config.env}-{config.arch}-{config.size}")
     check_empty(path)
-    texts = run_async(environment_texts(config))
+    env = load_environment(config.env, config.env_dir, **config.env_args)
+    texts = run_async(environment_texts(env, config))
     loaded = new_model(texts, config.arch, config.size, config.vocab_size, config.seed, config.word_share)
     save_atomically(loaded, path)
-    return path, sum(p.numel() for p in loaded.model.parameters()), len(loaded.tokenizer)
+    parameters = sum(p.numel() for p in loaded.model.parameters())
+    return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))
 
 
 def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False) -> int:
@@ -108,13 +121,21 @@ def save_atomically(loaded: LoadedModel, path: Path) -> None:
     os.replace(draft, path)
 
 
-def print_model(config: ModelConfig, path: Path, parameters: int, vocabulary: int, console: Console) -> None:
+def print_model(config: ModelConfig, made: NewModel, console: Console) -> None:
     """Print the new model and a hint."""
-    console.print(f"{path}: {config.arch}, {parameters:,} parameters, {vocabulary} tokens; random weights")
+    console.print(
+        f"{made.path}: {config.arch}, {made.parameters:,} parameters, {made.vocabulary} tokens; "
+        f"random weights of seed {config.seed}",
+        markup=False,
+        soft_wrap=True,
+    )
+    teacher, names = "MODEL", "MODEL is a teacher, such as an endpoint"
+    if made.policies:
+        teacher, names = "scripted:NAME", f"NAME is {' or '.join(made.policies)}"
     hint(
         console,
-        f"evaluate it (untrained): rove eval {config.env} -m {path} -n 20 -r 1 -t 32",
-        f"collect data for SFT: rove eval {config.env} -m scripted:NAME --train -n 1000",
+        f"evaluate it (untrained): rove eval {config.env} -m {made.path} -n 20 -r 1 -t 32",
+        f"collect data for SFT: rove eval {config.env} -m {teacher} --train -n 1000; {names}",
     )
 
 
@@ -212,11 +233,11 @@ def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
     """Train a tokenizer on an environment's text and write an ordinary Hugging Face model folder with random weights."""
     console = console_for(as_json)
     config = settings(ModelConfig, ctx, **named)
-    path, parameters, vocabulary = run_model_new(config)
+    made = run_model_new(config)
     if as_json:
-        print_json({"path": str(path), "parameters": parameters, "vocabulary": vocabulary})
+        print_json({"path": str(made.path), "parameters": made.parameters, "vocabulary": made.vocabulary})
     else:
-        print_model(config, path, parameters, vocabulary, console)
+        print_model(config, made, console)
 
 
 @command.command("merge", epilog=examples("rove model merge runs/sft/final -o models/merged"))

@@ -247,7 +247,7 @@ class Pipeline:
         if not (Path(self.model) / "config.json").exists():
             given = {"env": self.env, "output": self.model, "seed": self.seed, **self._env_dir}
             config = convert(ModelConfig, {**given, **self.recipe.model})
-            print_model(config, *run_model_new(config), self.console)
+            print_model(config, run_model_new(config), self.console)
 
     def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
         config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})

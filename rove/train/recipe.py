@@ -174,7 +174,8 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
     """
     if not env.policies and loaded is None:
         raise ConfigError(
-            "the environment has no scripted policies to learn from; start from a pretrained model: -m MODEL"
+            "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
+            "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
     records: dict[str, list[RolloutRecord]] = {}
     started = time.perf_counter()
@@ -296,7 +297,8 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     if needs_sft and not evidence.policies:
         raise ConfigError(
             f"no_spread: in {1 - (model.spread_share if model else 0):.0%} of the groups all rewards of the model are equal, and "
-            "the environment has no scripted policies for SFT; add one, or make the first examples easier"
+            "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
+            "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
         )
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16

@@ -106,6 +106,10 @@ def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
 def test_players_folders_and_keys_that_are_not_there():
     with pytest.raises(ConfigError, match=r"no scripted policy 'techer'; did you mean 'teacher'\?"):
         make_client("scripted:techer", env())
+    with pytest.raises(
+        ConfigError, match=r"has no scripted policies; pass a model .* rove\.generate and a rove\.ScriptedClient"
+    ):
+        make_client("scripted:teacher", Quiz())
     with pytest.raises(ConfigError, match="model folder nowhere does not exist"):
         make_client("./nowhere", env())
     with pytest.raises(MissingKeyError, match="QWEN_KEY is not set"):

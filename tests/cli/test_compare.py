@@ -71,6 +71,30 @@ def test_markdown_is_all_that_is_printed(rove: Rove):
     assert done.status == 2 and "--json and --markdown exclude each other" in done.err
 
 
+def test_markdown_names_what_was_evaluated(rove: Rove):
+    identity = {"env": "quiz#0.2.0#4a35f3899150"}
+    for name, rewards in (("one", [0.0] * 6), ("two", [1.0] * 5)):
+        with Run(name) as run:
+            config = {"env": "quiz", "model": f"models/{name}", "rollouts_per_example": 2, "num_examples": 3}
+            run.start("eval", config, {**identity, "model": f"folder#{name}"})
+            for i, reward in enumerate(rewards):
+                run.append_rollout(record(i // 2, reward, i % 2))
+    said = rove("compare", "one", "two", "--markdown").out.splitlines()
+    version = Run("one").versions()[-1]["rove"]
+    assert f"- `one`: model `models/one` in `quiz 0.2.0`; 3 examples, 2 rollouts per example; rove {version}" in said
+    assert any("in `quiz 0.2.0`; 3 examples, 2 rollouts per example (1 not scored); rove" in line for line in said)
+    assert "- `model`: `'models/one'` → `'models/two'`" in said
+    assert "folder#" not in "".join(said)
+
+
+def test_changed_weights_in_one_folder_are_seen(rove: Rove):
+    for name in ("one", "two"):
+        with Run(name) as run:
+            run.start("eval", {"env": "quiz", "model": "models/tiny"}, {"env": "quiz", "model": f"folder#{name}"})
+            run.append_rollout(record(0, 1.0))
+    assert "model: 'models/tiny (folder#one)' → 'models/tiny (folder#two)'" in rove("compare", "one", "two").out
+
+
 def test_no_difference_says_how_to_get_one(rove: Rove):
     keep("a", [record(i, i % 2) for i in range(10)])
     keep("b", [record(i, i % 3 / 2) for i in range(10)])
@@ -79,7 +103,8 @@ def test_no_difference_says_how_to_get_one(rove: Rove):
     assert "more examples would be needed to detect a difference of 0.02" in done.out
     assert "settings that differ" not in done.out
     needed = json.loads(rove("compare", "a", "b", "--json").out)["needed_examples"]
-    assert f"→ evaluate more examples in both runs: rove eval @ a/config.toml -n {needed}" in done.out
+    commands = f"rove eval --resume a -n {needed} && rove eval --resume b -n {needed}"
+    assert f"→ evaluate more examples in both runs: {commands}" in done.out
 
 
 def test_of_a_repeated_rollout_the_last_line_counts_and_of_a_failed_one_none(rove: Rove):
@@ -153,7 +178,7 @@ def test_training_runs_are_compared_with_a_warning(rove: Rove):
         keep(path, [record(i, i / 10) for i in range(10)], kind="rl")
     said = rove("compare", "a", "b").out
     assert "compare evaluations instead" in said
-    assert "rove eval @" not in said
+    assert "rove eval" not in said
 
 
 @pytest.mark.parametrize(

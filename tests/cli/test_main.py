@@ -597,12 +597,27 @@ def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
     draft.mkdir(parents=True)
     (draft / "config.json").write_text("{")
     (draft / "junk").touch()
-    assert rove(*new).status == 0
+    made = rove(*new)
+    assert (made.status, "random weights of seed 0" in made.out) == (0, True)
+    assert "rove eval reverse_text -m scripted:NAME --train -n 1000; NAME is " in made.out
     assert sorted(os.listdir("models")) == ["mine"]
     assert "junk" not in os.listdir("models/mine")
     refused = rove(*new)
     assert refused.status == 2
     assert "models/mine is not empty" in refused.err
+
+
+def test_a_new_model_for_an_environment_without_policies_needs_a_teacher(rove: Rove):
+    Path("environments").mkdir()
+    Path("environments/bare.py").write_text(
+        "import rove as vf\n"
+        "def load_environment():\n"
+        "    return vf.SingleTurnEnv(dataset=[{'question': 'how?'}], rubric=vf.Rubric([lambda: 1.0]))\n"
+    )
+    made = rove("model", "new", "--env", "bare", "--seed", "3", "-o", "models/bare")
+    assert (made.status, "random weights of seed 3" in made.out) == (0, True)
+    assert "rove eval bare -m MODEL --train -n 1000; MODEL is a teacher" in made.out
+    assert "scripted:" not in made.out
 
 
 @pytest.mark.broad

@@ -104,7 +104,7 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
 
 @pytest.mark.broad
 async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_tools_said():
-    texts = await environment_texts(ModelConfig(env="lookup", games=20))
+    texts = await environment_texts(vf.load_environment("lookup"), ModelConfig(env="lookup", games=20))
     loaded = new_model(texts)
     renderer = loaded.renderer
     env = vf.load_environment("lookup", num_examples=8)

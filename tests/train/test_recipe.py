@@ -52,7 +52,8 @@ async def test_policies_are_ordered_by_reward() -> None:
 
 async def test_an_environment_without_policies_needs_a_pretrained_model() -> None:
     with pytest.raises(
-        ConfigError, match="no scripted policies to learn from; start from a pretrained model: -m MODEL"
+        ConfigError,
+        match=r"no scripted policies to learn from; .*rove train NAME -m MODEL.*rove eval NAME -m TEACHER --train",
     ):
         await evidence_of()
 

@@ -1,4 +1,4 @@
-"""Wiki search: questions whose answers stand in an encyclopedia of a world that there is not, for three tools to find."""
+"""Wiki search: the model answers questions with three tools that search the encyclopedia of an invented world."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 
 def normal(answer: str | None) -> str:
-    """An answer as it is compared: "the River Cael" as "cael", "12,437 inhabitants" as "12437", "in the year 873" as "873"."""
+    """Normalize an answer: "the River Cael" to "cael", "12,437 inhabitants" to "12437", "in the year 873" to "873"."""
     words = words_of(re.sub(r"(?<=\d)[,.\u202f ](?=\d{3}\b)", "", answer or ""))
     while len(words) > 1 and words[0] in ("the", "a", "an", "in", "year", "river", "town", "of"):
         del words[0]
@@ -34,7 +34,7 @@ def normal(answer: str | None) -> str:
 
 
 def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
-    """1 for the right answer, in whatever dress."""
+    """Return 1 for the right answer, however it is written."""
     return float(normal(parser.parse_answer(completion)) == normal(answer))
 
 
@@ -163,17 +163,17 @@ def load_environment(
     max_turns: int = 12,
     judge: Any = None,
 ) -> vf.Environment:
-    """Questions over the encyclopedia of a world that there is not.
+    """Return an environment with questions about the encyclopedia of an invented world.
 
     Args:
-        num_examples: questions in the dataset.
-        seed: of the dataset. A fifth of all questions there can be is for evaluation alone, whatever the seed.
-        min_hops, max_hops: facts that an answer takes, 1 to 3.
-        num_articles: size of the encyclopedia.
-        world_seed: of the encyclopedia: another one is another world, with other articles and questions.
-        max_turns: most answers of the model, calls included.
-        judge: a client, or the name of a model in endpoints.toml, that says whether an answer is right, instead of a
-            comparison; see `JudgeRubric`.
+        num_examples: Number of questions in the dataset.
+        seed: Random seed of the dataset. A fifth of all possible questions is used only for evaluation, with any seed.
+        min_hops, max_hops: Number of facts that an answer requires, 1 to 3.
+        num_articles: Number of articles in the encyclopedia.
+        world_seed: Random seed of the encyclopedia; each seed gives another world with its own articles and questions.
+        max_turns: Maximum model turns, including turns with tool calls.
+        judge: Client, or name of a model in endpoints.toml, that judges the answers instead of a comparison; see
+            `JudgeRubric`.
     """
     if not 1 <= min_hops <= max_hops <= 3:
         raise vf.ConfigError(f"min_hops is {min_hops}, max_hops {max_hops}; need 1 <= min_hops <= max_hops <= 3")

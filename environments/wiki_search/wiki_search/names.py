@@ -1,4 +1,4 @@
-"""Names of a world that there is not."""
+"""Names of the people, places and things in an invented world."""
 
 from __future__ import annotations
 

@@ -170,7 +170,7 @@ class List(Page):
 PAGE = 100
 """Rollouts per page."""
 RUN_COLUMNS = ("", "run", "status", "reward", "rollouts", "tags")
-ROLLOUT_COLUMNS = ("rollout", "reward", "ended by", "turns", "tokens", "time", "tags")
+ROLLOUT_COLUMNS = ("rollout", "reward", "stop reason", "turns", "tokens", "time", "tags")
 SORTS = ("line", "reward", "turns", "completion_tokens", "seconds")
 FACETS = ("tag", "noted", "env", "stop", "error", "truncated", "turns")
 

@@ -21,10 +21,19 @@ from rove.viewer.index import Index, JsonlTail, Progress
 from rove.viewer.overview import overview as describe_overview
 from rove.viewer.panels import panels, with_derived
 from rove.viewer.queries import Filter
-from rove.viewer.rollouts import TokenDecoder, add_trained, describe_rollout, first_difference, read_line, shortened
+from rove.viewer.rollouts import (
+    TokenDecoder,
+    add_trained,
+    copied_text,
+    describe_rollout,
+    first_difference,
+    read_line,
+    shortened,
+)
 from rove.viewer.run_settings import describe_run, differences
 from rove.viewer.run_store import MAX_TROUBLE_CHARS, RunStore, status, stop_reason
 from rove.viewer.token_colors import color_tokens
+from rove.viewer.verdict import time_left
 
 MAX_GROUP_MEMBERS = 16
 """Group members shown side by side."""
@@ -314,6 +323,7 @@ def group(store: RunStore, params: QueryParams) -> dict[str, Any]:
                 "prompt": record["prompt"],
                 "completion": record["completion"],
                 "renderings": record["renderings"],
+                "results": record["results"],
                 "parts": parts,
             }
         )
@@ -339,6 +349,15 @@ def raw(store: RunStore, params: QueryParams) -> dict[str, Any]:
     return {"text": cut(msgspec.json.format(line, indent=2).decode("utf-8", "replace"), MAX_RAW_CHARS)}
 
 
+def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
+    """Return the text that a rollout's page copies (`rollouts.copied_text`)."""
+    name = params.text("run")
+    index, progress = store.index(name, READ_TIMEOUT_S)
+    line = _line(index, progress, params.integer("line"))
+    about = _read_or(lambda: describe_run(store.run(name)), {"env": "", "model": ""})
+    return {"text": copied_text(line, params.text("as"), about["env"], about["model"])}
+
+
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band (`queries.steps`).
 
@@ -351,16 +370,20 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
     band = params.text("band", "spread")
     alerts = JsonlTail(folder.path / "alerts.jsonl")
     alerts.catch_up()
+    state = _state(folder)
+    about = _read_or(lambda: describe_run(folder), {"kind": "unreadable", "config": {}})
+    rows = [with_derived(row) for row in lines.rows]
     return {
         "life": lines.life,
-        "after": min(after, len(lines.rows)),
-        "rows": [with_derived(row) for row in lines.rows[after:]],
-        "panels": panels(lines.rows) if after < len(lines.rows) else None,
+        "after": min(after, len(rows)),
+        "rows": rows[after:],
+        "panels": panels(lines.rows) if after < len(rows) else None,
         "bad": lines.bad + alerts.bad,
         "alerts": alerts.rows,
         "steps": index.cached(("steps", band), lambda: queries.steps(index, band)) if progress.size else [],
-        **_state(folder),
-        **_read_or(lambda: {"kind": describe_run(folder)["kind"]}, {"kind": "unreadable"}),
+        **state,
+        **{name: about[name] for name in ("kind", "trouble") if name in about},
+        "left": time_left(rows, about["config"].get("steps")) if state["status"] == "running" else "",
         "progress": _progress(progress),
     }
 
@@ -481,6 +504,7 @@ ENDPOINTS: Mapping[str, Callable[[RunStore, QueryParams], dict[str, Any]]] = {
     "tokens": tokens,
     "group": group,
     "raw": raw,
+    "copy": copied,
     "metrics": metrics,
     "overview": overview,
     "reasons": reasons,

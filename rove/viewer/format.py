@@ -54,6 +54,24 @@ def seconds(value: float) -> str:
     return f"{value:.0f} s" if value >= 10 else f"{value:.2g} s"
 
 
+def duration(value: Any) -> str:
+    """Format seconds for a page: under 1 ms, 0.012 s, 1.5 s, 5 min 40 s; "–" if it is not a finite number."""
+    if not isinstance(value, (int, float)) or not math.isfinite(value):
+        return "–"
+    if value >= 100:
+        return f"{value // 60:,.0f} min {value % 60:.0f} s"
+    return "under 1 ms" if value < 0.001 else seconds(value)
+
+
+def version_words(spans: Sequence[tuple[int, int]]) -> str:
+    """Return which policy versions sampled something, from spans of (version, tokens): "versions 3–5"; "" without a span."""
+    versions = [version for version, _ in spans]
+    if not versions:
+        return ""
+    first, last = min(versions), max(versions)
+    return f"version {first:,}" if first == last else f"versions {first:,}–{last:,}"
+
+
 def sparkline(values: Sequence[float], width: int = 40) -> str:
     """Return a curve as one line of text, averaged down to `width` characters."""
     clean = [v for v in values if not math.isnan(v)]

@@ -8,9 +8,11 @@ from typing import Any
 
 from rove.runs.run import Run
 from rove.viewer import queries
+from rove.viewer.format import duration
+from rove.viewer.html import shown
 from rove.viewer.index import Index, JsonlTail
 from rove.viewer.panels import SECONDS
-from rove.viewer.report import RunReport, cards, duration, table_rows
+from rove.viewer.report import RunReport, cards, table_rows
 from rove.viewer.run_settings import masked, settings_of
 from rove.viewer.verdict import training_verdict
 
@@ -37,6 +39,11 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
     taken = sum(row.get(SECONDS) or 0.0 for row in metrics)
     if taken:
         found["cards"].append((duration(taken), "time of all steps"))
+    spent = _seconds(index) if has_rollouts else None
+    if spent is not None:
+        found["cards"].append((duration(spent), "time of all rollouts together"))
+    if not any(words.startswith("cost") for _, words in found["cards"]):
+        found["cards"].append((shown(None), "cost: the settings have no price"))
     alerts = _alerts(run)
     return {
         **found,
@@ -46,7 +53,6 @@ def overview(run: Run, index: Index, has_rollouts: bool) -> dict[str, Any]:
         if has_rollouts
         else [],
         "threshold": index.pass_threshold,
-        "seconds": _seconds(index) if has_rollouts else None,
         "when": report.when,
         "repeat": report.repeat_command,
         "env_version": _env_version(run),

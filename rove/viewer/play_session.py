@@ -19,7 +19,7 @@ from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.core.renderings import Rendering
 from rove.games.replay_cases import OPPONENT
 from rove.viewer.app import access_middleware, file_response, page_files
-from rove.viewer.rollouts import shortened
+from rove.viewer.rollouts import shortened, tool_results
 
 PERSON_ROLES = ("opponent", "model", "none")
 """Roles of the person: against the model, in its place, or watching. Any other role is a model role that the environment queries
@@ -110,6 +110,7 @@ class PlaySession:
             "answer_field": self.answer_field,
             "messages": shortened(self.messages, MAX_TEXT_CHARS),
             "renderings": {str(place): board for place, board in self.renderings.items()},
+            "results": tool_results(self.messages),
             "prompt": None if self.prompt is None else shortened(self.prompt._asdict(), MAX_TEXT_CHARS),
             "over": record is not None,
             "scores": None if record is None else msgspec.to_builtins(record.scores),

@@ -23,7 +23,7 @@ from rove.runs.run import Run
 from rove.statistics import Price, Tally
 from rove.utils.files import atomic_write
 from rove.viewer import queries
-from rove.viewer.format import caveats, limits, seconds
+from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
 from rove.viewer.panels import panels, with_derived
@@ -294,13 +294,6 @@ def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"
-
-
-def duration(value: Any) -> str:
-    """Format seconds as the browser does; "–" if it is not a number."""
-    if not isinstance(value, (int, float)) or not math.isfinite(value):
-        return shown(None)
-    return "under 1 ms" if value < 0.001 else seconds(value)
 
 
 # What the page shows, see static/report.js

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import shlex
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rove.core.errors import RunError
+from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, TrajectoryStep
 from rove.runs.serialization import decode_record
 from rove.runs.token_stats import TrainedRollout
 from rove.utils.files import open_regular
+from rove.viewer.format import version_words
 from rove.viewer.html import cut
 
 MAX_TEXT_CHARS = 20_000
@@ -71,13 +74,17 @@ def describe_rollout(
         role: [shortened(dict(message), limit) for step in steps for message in (*step.prompt[-1:], *step.completion)]
         for role, steps in record.model_roles.items()
     }
+    spans = [span for step in record.steps if step.tokens for span in step.tokens.versions]
+    updated = any(version for version, _ in spans)
     return {
         **shown,
         "renderings": renderings_of([*record.prompt, *record.completion], shown["renderings"]),
+        "results": tool_results([*record.prompt, *record.completion]),
         "stopped": stop_words(record),
         "reward": record.reward,
         "model_roles": roles,
-        "steps": [_step(step, limit) for step in record.steps],
+        "steps": [_step(step, limit, updated) for step in record.steps],
+        "versions": version_words(spans) if updated else "",
         "tokens": _tokens(record.steps, decode),
         "parts": {
             "model": record.timing.model,
@@ -86,6 +93,35 @@ def describe_rollout(
         },
         "cut": any(len(str(message.get("content"))) > limit for message in (*record.prompt, *record.completion)),
     }
+
+
+def copied_text(line: bytes, form: str, env: str, model: str) -> str:
+    """Return a rollout as a text to copy.
+
+    Args:
+        line: A line of rollouts.jsonl.
+        form: "curl" for the first request as a command, "json" for the line, "test" for a test case: prompt, replies, reward.
+        env: Name of the environment.
+        model: Name of the model.
+
+    Raises:
+        ConfigError: There is no such form.
+        RunError: The line is not a rollout that this version can read.
+    """
+    record = decode_record(line)
+    if form == "json":
+        return msgspec.json.format(line, indent=2).decode("utf-8", "replace")
+    if form == "test":
+        replies = [one.get("content") for one in record.completion if one.get("role") == "assistant"]
+        known = {"prompt": record.prompt, "answer": record.answer, "info": record.info}
+        case = {"env": env, **known, "replies": replies, "reward": record.reward}
+        return msgspec.json.format(msgspec.json.encode(case), indent=2).decode()
+    if form != "curl":
+        raise ConfigError(f"as is '{form[:40]}'; expected curl, json or test")
+    body = {"model": model, "messages": record.prompt, "tools": record.tools, "temperature": record.temperature}
+    sent = msgspec.json.encode({name: value for name, value in body.items() if value is not None}).decode()
+    head = "-H \"Authorization: Bearer $OPENAI_API_KEY\" -H 'Content-Type: application/json'"
+    return f'curl "$BASE_URL/chat/completions" {head} -d {shlex.quote(sent)}'
 
 
 def stop_words(record: RolloutRecord) -> str:
@@ -99,6 +135,29 @@ def stop_words(record: RolloutRecord) -> str:
     cut_at_length = bool(record.steps) and record.steps[-1].finish_reason == "length"
     note = ": the last response reached its maximum length" if cut_at_length else ""
     return f"After {turns}: {stop}{f'; truncated{note}' if record.is_truncated else ''}."
+
+
+def tool_results(messages: Sequence[Mapping[str, Any]]) -> dict[str, list[int | None]]:
+    """Return the results of tool calls by the position of the message with the calls: the position of the result per call.
+
+    The result of a call is the first tool message with its id before the next message of the model; None if there is none.
+    For example, a message at position 1 with two calls, of which only the second has a result, gives {"1": [None, 2]}.
+    """
+    found: dict[str, list[int | None]] = {}
+    waiting: dict[str, deque[tuple[str, int]]] = {}
+    for place, message in enumerate(messages):
+        calls, role = message.get("tool_calls"), message.get("role")
+        if role == "assistant":
+            waiting = {}
+        if isinstance(calls, list) and calls:
+            found[str(place)] = [None] * len(calls)
+            for number, call in enumerate(calls):
+                known = str(call.get("id")) if isinstance(call, Mapping) else ""
+                waiting.setdefault(known, deque()).append((str(place), number))
+        elif role == "tool" and (queue := waiting.get(str(message.get("tool_call_id")))):
+            made, number = queue.popleft()
+            found[made][number] = place
+    return found
 
 
 def renderings_of(messages: Sequence[Mapping[str, Any]], recorded: Mapping[Any, Any]) -> dict[str, Any]:
@@ -136,7 +195,7 @@ def shortened(value: Any, limit: int, depth: int = MAX_DEPTH) -> Any:
     return value
 
 
-def _step(step: TrajectoryStep, limit: int) -> dict[str, Any]:
+def _step(step: TrajectoryStep, limit: int, show_versions: bool) -> dict[str, Any]:
     return {
         "seconds": step.seconds,
         "finish_reason": step.finish_reason,
@@ -144,7 +203,7 @@ def _step(step: TrajectoryStep, limit: int) -> dict[str, Any]:
         "attempts": [cut(attempt, limit) for attempt in step.attempts],
         "reward": step.reward,
         "messages": len(step.prompt),
-        "versions": step.tokens.versions if step.tokens else [],
+        "versions": version_words(step.tokens.versions) if step.tokens and show_versions else "",
     }
 
 

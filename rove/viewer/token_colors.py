@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from rove.viewer.format import signed
+from rove.viewer.format import signed, version_words
 
 
 class Token(NamedTuple):
@@ -101,7 +101,7 @@ def color_tokens(turns: Sequence[Mapping[str, Any]], advantage: float | None, co
         shown.append(
             {
                 "tokens": prompt + looks,
-                "versions": turn["versions"] if has_versions else [],
+                "versions": version_words(turn["versions"]) if has_versions else "",
                 "left_out": turn["left_out"],
                 "fresh": turn["fresh"],
                 "advantage": trained["advantage"] if trained else None,

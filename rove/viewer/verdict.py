@@ -8,10 +8,13 @@ from collections.abc import Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
-from rove.viewer.format import number, signed
+from rove.viewer.format import duration, number, signed
+from rove.viewer.panels import SECONDS
 
 MAX_WINDOW = 10
-"""Steps that are averaged at either end of a run."""
+"""Steps that are averaged at either end of a run, and for the time left."""
+MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
+"""Seconds of a step, and planned steps, from which the time left is not known."""
 Z = 1.96
 """Normal quantile of a 95 % interval."""
 COLLAPSED_SHARE = 0.1
@@ -23,6 +26,21 @@ MANY_ZERO_ADVANTAGE = 0.8
 HELD_OUT = re.compile(r"eval/(.+)/reward/mean")
 
 Rows = Sequence[Mapping[str, Any]]
+
+
+def time_left(rows: Rows, planned: Any) -> str:
+    """Return in words the time to the last planned step at the pace of the last ones; "" if it is not known.
+
+    Args:
+        rows: Rows of metrics.jsonl with derived values (`panels.with_derived`), oldest first.
+        planned: Number of steps of the run.
+    """
+    recent = [
+        taken for row in rows[-MAX_WINDOW:] if isinstance(taken := row.get(SECONDS), float) and 0 < taken < MAX_SECONDS
+    ]
+    if not recent or not isinstance(planned, int) or not len(rows) < planned < MAX_STEPS:
+        return ""
+    return f"about {duration(fmean(recent) * (planned - len(rows)))} left of {planned:,} steps"
 
 
 def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()) -> list[str]:

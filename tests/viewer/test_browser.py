@@ -171,11 +171,74 @@ def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
     ]
     assert "model 449 ms" in page.locator("aside").inner_text()
     page = tab.open("rollout?run=rl&line=0")
-    assert page.locator("details.call pre").inner_text() == '{\n  "at": 3\n}' or not page.locator(
-        "details.call"
-    ).get_attribute("open")
-    page.locator("details.call summary").click()
-    assert '"at": 3' in page.locator("details.call").inner_text()
+    page.locator(".call summary").click()
+    call = page.locator("#message-3 .call").inner_text()
+    assert "tool call look" in call and '"at": 3' in call and call.endswith("tool 1\n3")
+
+
+def test_each_tool_call_has_its_result_below_it(browser: Any, tmp_path: Path):
+    def call(known: str, city: str) -> dict[str, Any]:
+        return {"id": known, "type": "function", "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}}
+
+    said = [
+        {"role": "assistant", "content": "Both.", "tool_calls": [call("a", "Oslo"), call("b", "Rome")]},
+        {"role": "tool", "content": "31 degrees", "tool_call_id": "b"},
+        {"role": "tool", "content": "4 degrees", "tool_call_id": "a"},
+        {"role": "assistant", "content": None, "tool_calls": [call("a", "Lima")]},
+        {"role": "tool", "content": "of no call", "tool_call_id": "x"},
+    ]
+    made = [record(0, 0, completion=said), record(0, 1, completion=[*said[:2], *said[3:]])]
+    for name in ("calls", "again"):
+        made_run(tmp_path / "runs" / name, made)
+    with viewing(tmp_path / "runs") as url:
+        tab = Tab(browser, url)
+        page = tab.open("rollout?run=calls&line=0")
+        calls = [one.inner_text() for one in page.locator(".call").all()]
+        assert [("Oslo" in one, "4 degrees" in one) for one in calls[:2]] == [(True, True), (False, False)]
+        assert "Rome" in calls[1] and "31 degrees" in calls[1]
+        assert "Lima" in calls[2] and calls[2].endswith("no result")
+        assert (
+            page.locator("section[aria-label=Chat] > article").count() == 4
+        )  # the prompt, two turns, a result of no call
+        assert page.locator("#message-2").inner_text().endswith("31 degrees")  # links to a result lead to it
+        page = tab.open("rollout?run=calls&line=0&tab=group")
+        assert page.locator("section.member").nth(1).locator(".call").nth(0).inner_text().endswith("no result")
+        page = tab.open("compare?a=calls&b=again&left=0&right=1")
+        assert page.locator("#pair section.member").first.locator(".call").nth(1).inner_text().endswith("31 degrees")
+        assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
+
+
+def test_a_rollout_is_copied_as_a_request_and_as_a_test_case(tab: Tab):
+    page = tab.open("rollout?run=trained&line=0")
+    page.get_by_role("button", name="Copy as curl").click()
+    page.locator("summary", has_text="text to copy").click()
+    tab.wait('curl "$BASE_URL/chat/completions"')
+    page.get_by_role("button", name="Copy test case").click()
+    tab.wait('"replies": [')
+
+
+def test_a_link_to_a_training_page_has_its_range_of_steps(tab: Tab):
+    page = tab.open("training?run=rl")
+    box = page.locator('.curves[data-key="reward"] .u-over').bounding_box()
+    at = [box["x"] + box["width"] * share for share in (0.5, 0.9)]
+    page.mouse.move(at[0], box["y"] + 50)
+    page.mouse.down()
+    page.mouse.move(at[1], box["y"] + 50, steps=4)
+    page.mouse.up()
+    page.wait_for_url("**steps=2.0..2.8")
+    page.get_by_label("log scale").check()
+    page.wait_for_url("**log=1*")
+    assert "steps=2.0..2.8" in page.url  # other settings of the page keep it
+
+    page.goto("about:blank")
+    page = tab.open("training?run=rl&steps=2.5..3")
+    over = page.locator('.curves[data-key="reward"] .u-over')
+    over.hover(position={"x": 3, "y": 50})
+    assert "step 3" in page.locator("figure", has=over).locator("output").inner_text()  # of all steps it would be 1
+    over.dblclick(position={"x": 3, "y": 50})
+    page.wait_for_function("() => !location.hash.includes('steps=')")
+    for broken in ("steps=x", "steps=1..Infinity", "steps=3..1"):
+        assert tab.open(f"training?run=rl&{broken}").locator(".curves canvas").count() > 3
 
 
 def test_group_members_show_their_first_difference(tab: Tab):

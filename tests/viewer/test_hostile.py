@@ -114,7 +114,7 @@ def look(path: Path, output: Path) -> list[str]:
             errors.append(str(error))
 
     def ask(name: str) -> None:
-        params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good"}
+        params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good", "as": "curl"}
         msgspec.json.encode(ENDPOINTS[name](shelf, QueryParams(list(params.items()))))
 
     run = Run(path)

@@ -18,7 +18,7 @@ from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.html import static_files
 from rove.viewer.run_settings import differences, flat, settings_of
 from rove.viewer.run_store import RunStore
-from rove.viewer.verdict import training_verdict
+from rove.viewer.verdict import time_left, training_verdict
 
 
 def answer(folder: Path, name: str, **params: Any) -> Any:
@@ -64,6 +64,13 @@ def test_a_fall_after_the_best_step_and_a_collapse_of_entropy_are_named():
     assert "The reward fell" in first and "The best step was 11 with 1.000" in first
     assert "first fell below a tenth of its start at step 13" in entropy
     assert alerts == "1 alert: entropy collapse (from step 13)."
+
+
+def test_the_time_left_is_that_of_the_last_steps():
+    rows = curve(derived__seconds=[900.0] * 5 + [30.0] * 10)
+    assert time_left(rows, 25) == "about 5 min 0 s left of 25 steps"
+    assert time_left(rows, 15) == time_left([], 15) == time_left(rows, None) == time_left(rows, 10**400) == ""
+    assert time_left(curve(derived__seconds=["x", 10**400, float("nan"), None]), 9) == ""  # type: ignore[list-item]
 
 
 @pytest.mark.parametrize("value", ["x", None, True, 1e400, -(10**400), [1]])

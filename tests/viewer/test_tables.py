@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
+import shlex
 from typing import Any
 
 import msgspec
 import pytest
 from made import record
 
+from rove.core.errors import ConfigError
 from rove.core.records import StepTokens, TrajectoryStep
 from rove.runs.serialization import encode_record
 from rove.viewer.panels import panels, with_derived
-from rove.viewer.rollouts import describe_rollout
+from rove.viewer.rollouts import copied_text, describe_rollout, tool_results
 from rove.viewer.run_table import Wanted, arrange, matrix, reward_ranges, with_difference
 from rove.viewer.token_colors import COLORS, color_tokens
 
@@ -146,6 +148,37 @@ def test_boards_of_records_without_renderings_are_read_from_their_texts():
     found = describe_rollout(encode_record(record(completion=completion)))["renderings"]
     assert list(found) == ["1", "3"]
     assert found["3"]["rows"][0] == [("X", "first"), ("O", "second"), ("2", "free")]
+
+
+def test_tool_calls_are_paired_with_their_results():
+    def said(*ids: object) -> dict[str, Any]:
+        return {"role": "assistant", "tool_calls": [{"id": known} for known in ids]}
+
+    def result(known: object) -> dict[str, Any]:
+        return {"role": "tool", "tool_call_id": known}
+
+    turns = [said("a", "b"), result("b"), result("a"), said("a"), {"role": "user"}, result("a"), result("a")]
+    assert tool_results(turns) == {"0": [2, 1], "3": [5]}  # the last one has no call
+    assert tool_results([said("a", "b"), result("a"), said("b"), result("a")]) == {"0": [1, None], "2": [None]}
+    assert tool_results([said("a", "a"), result("a"), result("a")]) == {"0": [1, 2]}
+    assert tool_results([said(None), {"role": "tool"}]) == {"0": [1]}  # servers that give no ids
+    hostile = [{"role": "assistant", "tool_calls": calls} for calls in ("x", {}, [1, {"id": {}}, []], 7)]
+    assert tool_results([*hostile[:3], {"role": "tool", "tool_call_id": []}]) == {"2": [None, None, None]}
+
+
+def test_a_rollout_is_copied_whole():
+    call = {"role": "assistant", "content": "it's " + "x" * 300_000, "tool_calls": "odd"}
+    line = encode_record(record(completion=[call]))
+    assert msgspec.json.decode(copied_text(line, "json", "quiz", "m")) == msgspec.json.decode(line)
+    case = msgspec.json.decode(copied_text(line, "test", "quiz", "m"))
+    assert case["replies"] == [call["content"]] and (case["env"], case["answer"], case["reward"]) == ("quiz", "0", 1.2)
+    *_, flag, body = shlex.split(copied_text(line, "curl", "quiz", "it's"))
+    assert flag == "-d" and msgspec.json.decode(body) == {
+        "model": "it's",
+        "messages": [{"role": "user", "content": "question 0"}],
+    }
+    with pytest.raises(ConfigError, match="as is 'pdf'; expected curl, json or test"):
+        copied_text(line, "pdf", "quiz", "m")
 
 
 def test_why_a_rollout_stopped():

@@ -15,18 +15,33 @@ const PREVIEW = 90;
  * @param message as recorded
  * @param place its number, for links to it
  * @param options `parts`: the character of its content from which on it is marked; `board`: the rendering after it; `note`:
- *   elements after its role; `plain`: show Markdown as it was written
+ *   elements after its role; `plain`: show Markdown as it was written; `results`: elements for the results of its tool calls
  */
-export function message(message, place, { parts = null, board = null, note = null, plain = false } = {}) {
+export function message(message, place, { parts = null, board = null, note = null, plain = false, results = [] } = {}) {
   const role = String(message.role);
   const known = ROLES.has(role) ? role : "other";
   const name = [message.name, message.tool_call_id].filter((text) => text).map(String).join(" ");
   return el("article", { class: `message ${known}${parts === null ? "" : " parts"}`, id: `message-${place}`, "aria-label": `${role} message` },
     el("h3", { class: "who" }, role, name && el("small", {}, ` ${name}`), note),
-    el("div", { class: "said" }, inside(message, role, parts, board, plain)));
+    el("div", { class: "said" }, inside(message, role, parts, board, plain, results)));
 }
 
-function inside(message, role, parts, board, plain) {
+/**
+ * The messages of a rollout, an element for each; null for the result of a tool call, which stands below the call.
+ *
+ * @param found an answer of /api/rollout
+ * @param place put before the number of a message, for links to it
+ * @param look returns further options of the message with a number
+ */
+export function messages(found, place, look = () => ({})) {
+  const all = [...found.prompt, ...found.completion];
+  const paired = new Set(Object.values(found.results).flat());
+  const result = (i) => (i === null ? el("p", { class: "note" }, "no result") : shown(i));
+  const shown = (i) => message(all[i], `${place}${i}`, { board: found.renderings[i], results: found.results[i]?.map(result), ...look(i) });
+  return all.map((_, i) => (paired.has(i) ? null : shown(i)));
+}
+
+function inside(message, role, parts, board, plain, results) {
   let content = textOf(message.content);
   const found = [];
   const reasoning = message.reasoning_content ?? message.reasoning;
@@ -40,7 +55,7 @@ function inside(message, role, parts, board, plain) {
   found.push(...images(message.content));
   if (message.refusal) found.push(el("p", { class: "bad" }, `refusal: ${message.refusal}`));
   const calls = Array.isArray(message.tool_calls) ? message.tool_calls : message.tool_calls ? [message.tool_calls] : [];
-  found.push(...calls.map(call));
+  found.push(...calls.map((one, i) => el("div", { class: "call" }, call(one), results[i])));
   return found.length ? found : el("p", { class: "note" }, "nothing");
 }
 
@@ -68,8 +83,7 @@ export function textOf(content) {
 
 function call(call) {
   const made = call?.function;
-  if (!made) return fold("tool call", pretty(call), "call");
-  return fold(`tool call ${made.name}`, pretty(made.arguments), "call");
+  return made ? fold(`tool call ${made.name}`, pretty(made.arguments)) : fold("tool call", pretty(call));
 }
 
 /** A text under its title, with a preview. */

@@ -2,7 +2,7 @@
 import { choice, el, grid, replace } from "./dom.js";
 import { address, ask, changed } from "./api.js";
 import { rewardPill } from "./charts.js";
-import { message } from "./chat.js";
+import { message, messages } from "./chat.js";
 import { NONE, caveats, limits, number, plain, range, signed } from "./format.js";
 import { settingsDifference } from "./overview.js";
 
@@ -104,7 +104,7 @@ async function sideBySide(a, b, params, signal) {
   const shown = await Promise.all(sides.map(([run, line]) => Promise.all([ask("run", { run }, signal), ask("rollout", { run, line }, signal)])));
   const columns = shown.map(([about, found], i) => el("section", { class: "member", "aria-label": about.name },
     el("h2", {}, el("a", { href: address("rollout", { run: about.name, line: found.line }) }, about.name), " ", found.error ? "failed" : rewardPill(found.reward, about.range)),
-    found.completion.map((one, place) => message(one, `${i}-${place}`, { board: found.renderings[found.prompt.length + place] }))));
+    messages(found, `${i}-`).slice(found.prompt.length)));
   const [, found] = shown[0];
   return el("section", { id: "pair", "aria-label": "Side by side" },
     el("h2", {}, `Example ${number(found.example_id)}`),

@@ -11,7 +11,8 @@ const DENSE = 500; // points from which lines are hairlines, which browsers draw
  * Curves over steps. Drag selects a range of steps in all charts, shift and drag moves it, a double click shows all.
  *
  * Properties: `title`; `series` [{ name, color: 0…7, points: [[x, y], …], raw: [[x, y], …], band: [[x, low, high], …], marks }];
- * `log`; `marked` { x → text } for marks; `step`, the selected one; `pick`, called with the series and the x that is selected.
+ * `log`; `marked` { x → text } for marks; `step`, the selected one; `pick`, called with the series and the x that is selected;
+ * `zoom` { get, keep }: returns the range of steps { min, max } or null for all, and is called with the one that is dragged.
  */
 export class Curves extends Component {
   state = { at: -1, hidden: new Set() };
@@ -38,26 +39,26 @@ export class Curves extends Component {
       this.plot.destroy();
       return this.draw();
     }
-    const { min, max } = this.plot.scales.x;
-    const zoomed = min > this.plot.data[0][0] || max < this.plot.data[0].at(-1);
-    this.plot.setData(align(this.props.series), !zoomed);
-    if (zoomed) this.plot.redraw();
+    const range = this.props.zoom?.get();
+    this.plot.setData(align(this.props.series), !range);
+    if (range) this.plot.setScale("x", range);
   }
 
   draw() {
-    const { series, log, pick } = this.props;
+    const { series, log, pick, zoom } = this.props;
     const columns = columnsOf(series);
     const colored = (one, opacity = "") => () => `${color(`--c${one.color}`)}${opacity}`;
     const look = ([one, kind]) => ({ stroke: kind === "points" ? colored(one) : kind === "raw" ? colored(one, "50") : "transparent", width: one.points.length > DENSE ? 1 : 1.6, spanGaps: true, points: { show: kind === "points" && (one.marks || one.points.length === 1), size: 5, fill: colored(one) } });
     const bands = columns.flatMap(([one, kind], i) => (kind === "high" ? [{ series: [i + 1, i], fill: colored(one, "2a") }] : []));
     const axis = { stroke: () => color("--dim"), grid: { stroke: () => color("--line"), width: 1 }, ticks: { show: false }, font: "11px system-ui", values: (_, ticks) => ticks.map((tick) => (tick === null ? "" : short(tick))) };
+    const keep = (range) => zoom?.keep(range);
     const logarithmic = log && columns.every(([, , points]) => points.every(([, y]) => y > 0));
     this.plot = new Plot({
       width: this.box.clientWidth, height: HEIGHT, legend: { show: false }, padding: [8, 8, 0, 0],
-      scales: { x: { time: false }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => around(low, high) } },
+      scales: { x: { time: false, ...zoom?.get() }, y: logarithmic ? { distr: 3 } : { range: (_, low, high) => around(low, high) } },
       axes: [{ ...axis, size: 26, space: 60 }, { ...axis, size: 50, space: 28 }],
       series: [{}, ...columns.map(look)], bands,
-      cursor: { sync: { key: SYNC, setSeries: false }, drag: { x: true, y: false, dist: 4 }, y: false, points: { size: 6 }, bind: { mousedown: panning } },
+      cursor: { sync: { key: SYNC, setSeries: false }, drag: { x: true, y: false, dist: 4 }, y: false, points: { size: 6 }, bind: { mousedown: panning(keep), mouseup: selecting(keep), dblclick: (_, __, handler) => (event) => (handler(event), keep(null)) } },
       hooks: { setCursor: [({ cursor }) => this.state.at !== (cursor.idx ?? -1) && this.setState({ at: cursor.idx ?? -1 })], draw: [(plot) => this.mark(plot)] },
     }, align(series), this.box);
     let down = 0;
@@ -145,21 +146,28 @@ function around(low, high) {
 }
 
 /** Move the range of steps with shift and drag: the charts in sight at once, the others at the end. Else uPlot selects a range. */
-function panning(plot, _, handler) {
-  return (event) => {
-    if (!event.shiftKey) return handler(event);
-    const { min, max } = plot.scales.x;
-    const move = (to, all) => {
-      const by = ((event.clientX - to.clientX) * (max - min)) / plot.over.clientWidth;
-      const inSight = ({ root }) => all || (root.getBoundingClientRect().bottom > 0 && root.getBoundingClientRect().top < innerHeight);
-      Plot.sync(SYNC).plots.filter(inSight).forEach((other) => other.setScale("x", { min: min + by, max: max + by }));
-    };
-    const follow = (to) => move(to, false);
-    addEventListener("pointermove", follow);
-    addEventListener("pointerup", (to) => (removeEventListener("pointermove", follow), move(to, true)), { once: true });
-    return null;
+const panning = (keep) => (plot, _, handler) => (event) => {
+  if (!event.shiftKey) return handler(event);
+  const { min, max } = plot.scales.x;
+  const move = (to, all) => {
+    const by = ((event.clientX - to.clientX) * (max - min)) / plot.over.clientWidth;
+    const inSight = ({ root }) => all || (root.getBoundingClientRect().bottom > 0 && root.getBoundingClientRect().top < innerHeight);
+    Plot.sync(SYNC).plots.filter(inSight).forEach((other) => other.setScale("x", { min: min + by, max: max + by }));
+    if (all) keep({ min: min + by, max: max + by });
   };
-}
+  const follow = (to) => move(to, false);
+  addEventListener("pointermove", follow);
+  addEventListener("pointerup", (to) => (removeEventListener("pointermove", follow), move(to, true)), { once: true });
+  return null;
+};
+
+/** Keep the range of steps that a drag has selected. */
+const selecting = (keep) => (plot, _, handler) => (event) => {
+  const { left, width } = plot.select;
+  const [min, max] = [left, left + width].map((at) => plot.posToVal(at, "x"));
+  handler(event);
+  if (width > 0) keep({ min, max });
+};
 
 const colors = new Map();
 /** A color of the style sheet; reading styles between changes of the page is slow, so colors are kept. */

@@ -1,20 +1,20 @@
 // Details of a rollout, on its page and in a report: conversation, stop reason, scores, timing.
 import { el, table, useEffect, useState } from "./dom.js";
 import { draw } from "./boards.js";
-import { fold, message, pretty, textOf } from "./chat.js";
-import { counted, number, plain, seconds, signed, versions } from "./format.js";
+import { fold, messages, pretty, textOf } from "./chat.js";
+import { counted, number, plain, seconds, signed } from "./format.js";
 
 const PERIOD = 700;
 
 /** All messages; `place` keeps apart the links to messages of several rollouts on one page. */
 export function conversation(found, place = "", plain = false) {
   const turns = new Map(found.steps.map((step, i) => [step.messages, turnNote(found, step, i)]));
-  const shown = (one, i) => message(one, `${place}${i}`, { board: found.renderings[i], plain, note: i >= found.prompt.length && turns.get(i) });
+  const shown = messages(found, place, (i) => ({ plain, note: i >= found.prompt.length && turns.get(i) }));
   return [
     el(Replay, { found }),
-    found.prompt.map(shown),
+    shown.slice(0, found.prompt.length),
     el("p", { class: "starts" }, found.completion.length ? "the rollout starts here" : "the model did not respond"),
-    found.completion.map((one, i) => shown(one, found.prompt.length + i)),
+    shown.slice(found.prompt.length),
   ];
 }
 
@@ -87,8 +87,7 @@ export function times({ parts, timing, steps }) {
   const names = { model: "model", environment: "environment and waiting", scoring: "scoring" };
   const bars = Object.keys(names).map((name) => el("span", { class: `part ${name}`, "width%": (parts[name] / total) * 100 }));
   const told = Object.entries(names).map(([name, words]) => el("li", {}, el("span", { class: `key ${name}`, "aria-hidden": "true" }), `${words} ${seconds(parts[name])}`));
-  const by = (step) => (step.versions.some(([version]) => version > 0) ? `, ${versions(step.versions)}` : "");
-  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${by(step)}${step.attempts.length ? `, ${counted(step.attempts.length, "failed attempt")}` : ""}`);
+  const turns = steps.map((step, i) => `turn ${i + 1}: ${seconds(step.seconds)}, ${number(step.usage.completion_tokens)} tokens${step.versions && `, ${step.versions}`}${step.attempts.length ? `, ${counted(step.attempts.length, "failed attempt")}` : ""}`);
   return [
     el("h2", {}, "Time"),
     el("div", { class: "lane", role: "img", "aria-label": `${seconds(timing.total)} in total` }, bars),

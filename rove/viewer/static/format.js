@@ -61,11 +61,3 @@ export const counted = (count, what) => `${number(count)} ${what}${count === 1 ?
 
 /** A name for people: `score.win` → win. */
 export const plain = (name) => name.replace(/^score\./, "").replaceAll("_", " ");
-
-/** Which versions of the weights sampled something, of spans of [version, tokens]. */
-export function versions(spans) {
-  const among = spans.map(([version]) => version);
-  const [first, last] = [Math.min(...among), Math.max(...among)];
-  if (!among.length) return "";
-  return first === last ? `version ${number(first)}` : `versions ${number(first)}–${number(last)}`;
-}

@@ -2,7 +2,7 @@
 import { choice, el, grid, replace } from "./dom.js";
 import { tagList } from "./annotate.js";
 import { address, ask, changed } from "./api.js";
-import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
+import { NONE, bytes, counted, number, plain } from "./format.js";
 import { every } from "./live.js";
 import { cards, values, verdict } from "./results.js";
 
@@ -60,7 +60,7 @@ function overviewTab(about, found) {
   const counts = Object.keys(OUTCOMES).flatMap((name) => found.outcomes.filter(([value]) => value === name));
   return [
     verdict(found.verdict),
-    cards([...found.cards, ...totals(found)]),
+    cards(found.cards),
     el("div", { class: "panes" },
       el("section", { "aria-label": "Results" },
         found.values.length > 0 && [el("h2", {}, "Results"), values(found)],
@@ -78,12 +78,6 @@ function overviewTab(about, found) {
     el("p", {}, found.env_version ? ["Environment ", el("code", {}, found.env_version), ", "] : null, `last written ${found.when}, `, Object.entries(found.versions).map(([name, version]) => `${name} ${version}`).join(", ")),
     grid([["file", ([name]) => el("code", {}, name)], ["size", ([name, size]) => (name.endsWith("/") ? "folder" : bytes(size))]], found.files, "plain narrowly"),
   ];
-}
-
-function totals(found) {
-  const priced = found.cards.some(([, words]) => words.startsWith("cost"));
-  const time = Number.isFinite(found.seconds) ? [[seconds(found.seconds), "time of all rollouts together"]] : [];
-  return [...time, ...(priced ? [] : [[NONE, "cost: the settings have no price"]])];
 }
 
 function bars(title, counts, target, word = (name) => name) {

@@ -12,7 +12,7 @@ export const LAST = 10;
  * All charts of some runs, in groups.
  *
  * @param runs [{ name, color, rows, panels, steps, groups, alerts }]: from answers of /api/metrics and /api/groups
- * @param look { smooth: 0 to 1, log, band: "none" to draw no band, step: the selected one }
+ * @param look { smooth: 0 to 1, log, band: "none" to draw no band, step: the selected one, zoom: as of `Curves` }
  * @param pick called with the run and the step that is selected
  */
 export function panels(runs, look = {}, pick = null) {
@@ -50,7 +50,7 @@ function chart(panel, title, drawn, labels, runs, look, pick) {
   const marked = {};
   for (const run of runs) for (const alert of run.alerts ?? []) marked[alert.step] = String(alert.name ?? "alert").replaceAll("_", " ");
   const series = drawn.map((one) => ({ ...one, name: name(one), color: color(one) }));
-  return el(Curves, { key: title, title, series, log: look.log, step: look.step ?? null, marked, pick: pick && ((one, step) => pick(one.run, step)) });
+  return el(Curves, { key: title, title, series, log: look.log, step: look.step ?? null, marked, zoom: look.zoom, pick: pick && ((one, step) => pick(one.run, step)) });
 }
 
 function curveOf(panel, metric, label, run, { smooth = 0, band = "spread" }) {

@@ -2,7 +2,7 @@
 import { choice, el, replace, say, table } from "./dom.js";
 import { ask } from "./api.js";
 import { draw } from "./boards.js";
-import { message, textOf } from "./chat.js";
+import { message, messages, textOf } from "./chat.js";
 import { number, plain } from "./format.js";
 
 const main = document.getElementById("main");
@@ -36,12 +36,11 @@ function show(state) {
   const words = state.status;
   document.title = `${words} · rove play`;
   say(words);
-  const said = state.messages.map((one, i) => message(one, i, { board: state.renderings[i] }));
   replace(main,
     el("div", { class: "title" }, el("h1", {}, state.env), el("span", { class: "note" }, state.role_words)),
     el("div", { class: "split play" },
       el("section", { "aria-label": "Your role", class: "role" }, el("p", { class: "verdict" }, words), trouble && el("p", { class: "bad", role: "alert" }, trouble), yours(state)),
-      el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), said)));
+      el("aside", { "aria-label": "Conversation" }, el("h2", {}, "Conversation"), messages({ ...state, prompt: [], completion: state.messages }, ""))));
   if (state.prompt && document.activeElement === document.body) main.querySelector("[data-focus]")?.focus({ preventScroll: true });
 }
 

@@ -1,13 +1,14 @@
 // One rollout: chat, group, tokens, raw record.
-import { choice, el, replace, say } from "./dom.js";
+import { choice, el, replace, say, useState } from "./dom.js";
 import { Annotated } from "./annotate.js";
 import { address, ask, changed, filters } from "./api.js";
-import { fold, message, pretty, textOf } from "./chat.js";
+import { fold, message, messages, pretty } from "./chat.js";
 import { rewardPill } from "./charts.js";
-import { NONE, bytes, counted, number, signed, versions } from "./format.js";
+import { NONE, bytes, counted, number, signed } from "./format.js";
 import { conversation, extras, outcome, times } from "./details.js";
 import { tokenView } from "./tokens.js";
 
+const COPIES = { curl: "Copy as curl", json: "Copy JSON", test: "Copy test case" };
 const TABS = { chat: "Chat", group: "Side by side", tokens: "Tokens", raw: "Raw" };
 
 export async function rolloutPage(main, params, signal) {
@@ -29,18 +30,12 @@ function head(about, found, params, tab) {
     el("div", { class: "title" },
       el("h1", {}, title),
       found.error ? el("span", { class: "status stopped" }, "failed") : rewardPill(found.reward, about.range, `reward ${number(found.reward)}`),
-      weights(found),
+      found.versions && el("span", { class: "note" }, `${found.versions} of the weights`),
       el("span", { class: "picked" },
         el("button", { type: "button", "data-key": "back", title: "k", on: { click: () => turn(params, -1) } }, "Previous"),
         el("button", { type: "button", "data-key": "on", title: "j", on: { click: () => turn(params, 1) } }, "Next"))),
     el("nav", { class: "tabs", "aria-label": "Views of this rollout" }, links),
   ];
-}
-
-/** The policy versions that sampled it, if there are several in the run. */
-function weights({ steps }) {
-  const spans = steps.flatMap((step) => step.versions);
-  return spans.some(([version]) => version > 0) ? el("span", { class: "note" }, `${versions(spans)} of the weights`) : null;
 }
 
 /** Go to the rollout before or after this one, in the order of the list it was opened from. */
@@ -58,15 +53,9 @@ function keys(event, params) {
   if (event.target.matches("input, select, textarea") || event.ctrlKey || event.metaKey || event.altKey) return;
   if (event.key === "j") turn(params, 1);
   if (event.key === "k") turn(params, -1);
-  if (event.key === "t") focusTags(event);
+  const field = event.key === "t" && document.querySelector(".tagging input");
+  if (field) (event.preventDefault(), field.focus());
   if (event.key === "Escape") location.hash = address("rollouts", changed(params, { line: null, at: null, tab: null, offset: params.get("at") }));
-}
-
-function focusTags(event) {
-  const field = document.querySelector(".tagging input");
-  if (!field) return;
-  event.preventDefault();
-  field.focus();
 }
 
 // The chat and its side panel
@@ -89,7 +78,7 @@ function facts(about, found, params) {
     members(about, found, params),
     el(Annotated, { about, found }),
     el("h2", {}, "Copy"),
-    copies(about, found),
+    el(Copies, { key: found.line, run: about.name, line: found.line }),
     found.tools && fold(counted(found.tools.length, "tool"), pretty(found.tools)),
     el("p", { class: "note" }, `key ${found.example_key} · seed ${found.seed} · ${bytes(found.size)}`),
   ];
@@ -105,16 +94,16 @@ function members(about, { members, line }, params) {
   return [el("h2", {}, "Group"), el("ul", { class: "members" }, links)];
 }
 
-/** Buttons that copy the first request as a command, the record, and a test case: the prompt, the replies and the reward. */
-function copies(about, found) {
-  const body = { model: about.model, messages: found.prompt, tools: found.tools ?? undefined, temperature: found.temperature ?? undefined };
-  const quoted = JSON.stringify(body).replaceAll("'", "'\\''");
-  const curl = `curl "$BASE_URL/chat/completions" -H "Authorization: Bearer $OPENAI_API_KEY" -H 'Content-Type: application/json' -d '${quoted}'`;
-  const replies = found.completion.filter((one) => one.role === "assistant").map((one) => textOf(one.content));
-  const test = { env: about.env, prompt: found.prompt, answer: found.answer, info: found.info, replies, reward: found.reward };
-  const copy = (words, text) => el("button", { type: "button", on: { click: async () => (await navigator.clipboard.writeText(await text()), say("copied")) } }, words);
-  const record = async () => (await ask("raw", { run: about.name, line: found.line })).text;
-  return [el("p", { class: "moves" }, copy("Copy as curl", () => curl), copy("Copy JSON", record), copy("Copy test case", () => JSON.stringify(test, null, 2))), fold("first request", curl)];
+/** Buttons that copy the first request, the record and a test case; what was copied is shown below. */
+function Copies({ run, line }) {
+  const [copied, show] = useState("");
+  const copy = async (as) => {
+    const { text } = await ask("copy", { run, line, as });
+    show(text);
+    if (navigator.clipboard) (await navigator.clipboard.writeText(text), say("copied")); // there is none without TLS
+  };
+  const button = ([as, words]) => el("button", { type: "button", on: { click: () => copy(as) } }, words);
+  return [el("p", { class: "moves" }, Object.entries(COPIES).map(button)), copied && fold("text to copy", copied)];
 }
 
 // The other views
@@ -132,7 +121,7 @@ async function group({ about, found, params, signal }) {
     return el("section", { class: "member", "aria-label": `rollout ${one.rollout}` },
       el("h2", {}, el("a", { href: target }, one.run ? `${one.run}, rollout ${one.rollout}` : `Rollout ${one.rollout}`), " ", result),
       el("p", { class: "note" }, note),
-      one.completion.map((said, place) => message(said, `${i}-${place}`, { parts: parts && parts[0] === place ? parts[1] : null, board: one.renderings[one.prompt.length + place] })));
+      messages(one, `${i}-`, (place) => ({ parts: parts && parts[0] === place - one.prompt.length ? parts[1] : null })).slice(one.prompt.length));
   });
   return [
     el("div", { class: "tools" }, choice("Beside", "with", [["", "the group"], ...same.map((run) => [run.name, run.name])], other ?? "", (name) => (location.hash = address("rollout", changed(params, { with: name || null }))))),

@@ -1,7 +1,7 @@
 // The tokens of a rollout, colored by training statistics.
 import { choice, el } from "./dom.js";
 import { address, changed } from "./api.js";
-import { counted, number, signed, versions } from "./format.js";
+import { counted, number, signed } from "./format.js";
 
 /**
  * @param found an answer of /api/rollout
@@ -10,8 +10,8 @@ import { counted, number, signed, versions } from "./format.js";
  */
 export function tokenView(found, told, params) {
   const token = ([text, look, title]) => el("span", { class: `token ${look}`, title }, text);
-  const turn = ({ tokens, versions: spans, left_out, fresh, advantage }, place) => el("section", { class: "turn" },
-    el("h2", {}, `Turn ${place + 1}`, spans.length > 0 && el("small", {}, ` ${versions(spans)}`), fresh && place > 0 && " (does not extend the previous turn: a separate sequence)"),
+  const turn = ({ tokens, versions, left_out, fresh, advantage }, place) => el("section", { class: "turn" },
+    el("h2", {}, `Turn ${place + 1}`, versions && el("small", {}, ` ${versions}`), fresh && place > 0 && " (does not extend the previous turn: a separate sequence)"),
     el("pre", { class: "tokens", tabindex: 0, role: "group", "aria-label": `tokens of turn ${place + 1}` }, tokens.map(token)),
     left_out > 0 && el("p", { class: "note" }, `${counted(left_out, "token")} omitted`),
     advantage !== null && el("p", { class: "note" }, `advantage ${signed(advantage)}`));

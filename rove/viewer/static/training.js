@@ -1,16 +1,15 @@
 // Training curves of one or more runs, updated without a reload, and what the model said at a step.
 import { choice, el, grid, replace } from "./dom.js";
-import { address, ask, changed } from "./api.js";
+import { address, ask, changed, here } from "./api.js";
 import { rewardPill } from "./charts.js";
-import { message } from "./chat.js";
-import { counted, number, seconds } from "./format.js";
+import { messages } from "./chat.js";
+import { counted, number } from "./format.js";
 import { every } from "./live.js";
 import { runHead, settingsDifference } from "./overview.js";
 import { COLORS, LAST, alerts, panels } from "./panels.js";
 import { verdict } from "./results.js";
 
 const PERIOD = 2000;
-const RECENT = 10;
 const BANDS = { spread: "standard deviation", interval: "95 % interval of the mean", quantiles: "10 % to 90 %", none: "none" };
 
 export async function trainingPage(main, params, signal) {
@@ -37,7 +36,7 @@ async function follow(run, band, signal) {
   const state = () => `${run.status} ${run.life} ${run.rows.length} ${run.alerts.length} ${run.read}`;
   const before = state();
   run.rows = [...run.rows.slice(0, found.life === run.life ? found.after : 0), ...found.rows];
-  Object.assign(run, { life: found.life, alerts: found.alerts, steps: found.steps, status: found.status, why: found.why, bad: found.bad, kind: found.kind, panels: found.panels ?? run.panels, read: found.progress.bytes });
+  Object.assign(run, { life: found.life, alerts: found.alerts, steps: found.steps, status: found.status, why: found.why, left: found.left, bad: found.bad, kind: found.kind, panels: found.panels ?? run.panels, read: found.progress.bytes });
   if (before === state()) return false;
   const last = run.steps.at(-1)?.step ?? 0;
   run.groups = last ? await ask("groups", { run: run.name, first: Math.max(0, last - LAST + 1), last }, signal) : null;
@@ -51,15 +50,24 @@ async function sampleOf(run, step, nth, signal) {
   return rows.length ? { step, nth, total, found: await ask("rollout", { run: run.name, line: rows[0].line }, signal) } : null;
 }
 
-const go = (params, changes) => (location.hash = address("training", changed(params, changes)));
+const go = (changes) => (location.hash = address("training", changed(here().params, changes))); // the page's parameters may be older
+
+/** The range of steps that charts show, in the address. */
+const zoom = {
+  get: () => {
+    const [min, max] = (here().params.get("steps") ?? "").split("..").map(Number);
+    return min < max && Number.isFinite(min - max) ? { min, max } : null;
+  },
+  keep: (range) => history.replaceState(null, "", address("training", changed(here().params, { steps: range && `${range.min.toFixed(1)}..${range.max.toFixed(1)}` }))),
+};
 
 function shown(runs, { sample, about, found, apart }, { band, step }, params) {
   const single = runs.length === 1 ? runs[0] : null;
   const empty = runs.flatMap((run) => (run.rows.length || run.steps.length ? [] : [run.name]));
-  const look = { smooth: Number(params.get("smooth") ?? 0), log: Boolean(params.get("log")), band, step };
-  const pick = (run, at) => run.steps.length && go(params, { step: at, nth: null });
+  const look = { smooth: Number(params.get("smooth") ?? 0), log: Boolean(params.get("log")), band, step, zoom };
+  const pick = (run, at) => run.steps.length && go({ step: at, nth: null });
   return [
-    single ? runHead({ ...about, status: single.status, why: single.why }, "training", el("span", { class: "note", id: "steps" }, counted(single.rows.length, "step")), remaining(single, found)) : [el("h1", {}, `${runs.length} runs`), legend(runs)],
+    single ? runHead({ ...about, status: single.status, why: single.why }, "training", el("span", { class: "note", id: "steps" }, counted(single.rows.length, "step")), single.left && el("span", { class: "note" }, single.left)) : [el("h1", {}, `${runs.length} runs`), legend(runs)],
     runs.map((run) => !single && run.why && el("p", { class: "why" }, `${run.name} stopped: ${run.why}`)),
     empty.length ? el("p", {}, `${empty.join(", ")}: no step finished yet.`) : null,
     runs.map((run) => run.bad > 0 && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alerts cannot be read`)),
@@ -67,7 +75,7 @@ function shown(runs, { sample, about, found, apart }, { band, step }, params) {
     runs.map((run) => alerts(run, (at) => stepAddress(run, at))),
     found && changedSettings(found),
     apart && [el("h2", {}, "Settings that differ"), settingsDifference(apart)],
-    controls(look, params),
+    controls(look),
     sample && said(runs[0], sample, about, params),
     panels(runs, look, pick),
   ];
@@ -75,34 +83,26 @@ function shown(runs, { sample, about, found, apart }, { band, step }, params) {
 
 const stepAddress = (run, step) => address("rollouts", { run: run.name, "is.step": step });
 
-/** The time to the last step at the pace of the last ones, of a run that goes on. */
-function remaining(run, found) {
-  const planned = Number(found?.settings.find((row) => row.name === "steps")?.value);
-  const recent = run.rows.slice(-RECENT).map((row) => row["derived/seconds"]).filter((value) => value > 0);
-  if (run.status !== "running" || !recent.length || !(planned > run.rows.length)) return null;
-  return el("span", { class: "note" }, `about ${seconds((recent.reduce((a, b) => a + b) / recent.length) * (planned - run.rows.length))} left of ${number(planned)} steps`);
-}
-
 function changedSettings(found) {
   const rows = found.settings.filter((row) => row.changed);
   return rows.length > 0 && el("p", { class: "settings" }, "Settings: ", rows.map((row) => [el("code", { title: row.default === null ? null : `default ${row.default}` }, `${row.name} = ${row.value}`), " "]));
 }
 
-function controls({ smooth, log, band }, params) {
-  const range = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "data-key": "smooth", on: { change: (event) => go(params, { smooth: Number(event.target.value) || null }) } });
-  const check = el("input", { type: "checkbox", checked: log, "data-key": "log", on: { change: (event) => go(params, { log: event.target.checked ? "1" : null }) } });
+function controls({ smooth, log, band }) {
+  const range = el("input", { type: "range", min: 0, max: 0.98, step: 0.02, value: smooth, "data-key": "smooth", on: { change: (event) => go({ smooth: Number(event.target.value) || null }) } });
+  const check = el("input", { type: "checkbox", checked: log, "data-key": "log", on: { change: (event) => go({ log: event.target.checked ? "1" : null }) } });
   return el("div", { class: "tools" },
     el("label", {}, "Smoothing ", range),
     el("label", {}, check, " log scale"),
-    choice("Band of the reward", "band", Object.entries(BANDS), band, (value) => go(params, { band: value })),
+    choice("Band of the reward", "band", Object.entries(BANDS), band, (value) => go({ band: value })),
     el("span", { class: "note" }, "Drag to zoom, shift and drag to move, double-click to reset. Dashed lines are alerts."));
 }
 
 /** What the model said at a step, with a slider through the steps that have rollouts. */
 function said(run, { step, nth, total, found }, about, params) {
   const steps = run.steps.map((one) => one.step);
-  const move = (event) => go(params, { step: steps[Number(event.target.value)], nth: null });
-  const turn = (by, words) => el("button", { type: "button", "data-key": words, disabled: nth + by < 0 || nth + by >= total, on: { click: () => go(params, { step, nth: nth + by || null }) } }, words);
+  const move = (event) => go({ step: steps[Number(event.target.value)], nth: null });
+  const turn = (by, words) => el("button", { type: "button", "data-key": words, disabled: nth + by < 0 || nth + by >= total, on: { click: () => go({ step, nth: nth + by || null }) } }, words);
   return el("details", { class: "group sample", open: Boolean(params.get("step")) },
     el("summary", {}, el("h2", {}, `What did it say at step ${number(step)}?`)),
     el("div", { class: "tools" },
@@ -111,7 +111,7 @@ function said(run, { step, nth, total, found }, about, params) {
       found.error ? el("span", { class: "pill failed" }, "failed") : rewardPill(found.reward, about?.range ?? [0, 1], `reward ${number(found.reward)}`),
       el("a", { href: address("rollout", { run: run.name, line: found.line }) }, "this rollout"), el("a", { href: stepAddress(run, step) }, "all of this step")),
     el("div", { class: "excerpt", tabindex: 0, role: "region", "aria-label": "Messages" },
-      [...found.prompt.slice(-1), ...found.completion].map((one, i) => message(one, `said-${i}`, { board: found.renderings[found.prompt.length - 1 + i] }))));
+      messages(found, "said-").slice(Math.max(0, found.prompt.length - 1))));
 }
 
 function legend(runs) {

@@ -34,7 +34,7 @@ from rove.audit.grader_checks import (
     check_robustness,
 )
 from rove.audit.guard import IMPORTS_VARIABLE, events
-from rove.audit.judge import Judge, judge_server
+from rove.audit.judge import Judge, JudgeModel, judge_server
 from rove.audit.replies import LOG_VARIABLE
 from rove.audit.reward_checks import (
     check_blind_replies,
@@ -93,6 +93,7 @@ async def audit(
     options: AuditOptions = AuditOptions(),  # noqa: B008  frozen
     on_check: Callable[[str], None] = lambda name: None,
     learner: Learner | None = None,
+    judge: JudgeModel | None = None,
 ) -> Report:
     """Audit an environment in worker processes; return what was found.
 
@@ -103,6 +104,7 @@ async def audit(
         options: Settings.
         on_check: Called with the id of each selected check when it begins.
         learner: Does the check "learned-reward"; left out by default.
+        judge: A model for the environment's judge, to which the check "judge-injection" gives orders as well.
 
     Raises:
         ConfigError: An unknown check.
@@ -114,11 +116,12 @@ async def audit(
         env_dir=env_dir,
         num_examples=options.num_examples,
         seed=options.seed,
+        judge=judge.name if judge else "",
         checks=[name for name in CHECKS if name in checks],
     )
     before = os.times()
     with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
-        await _Auditor(report, env_dir, options, Path(name), on_check, learner).run()
+        await _Auditor(report, env_dir, options, Path(name), on_check, learner, judge).run()
     report.findings.sort(key=lambda finding: -finding.severity)
     after = os.times()
     report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
@@ -135,6 +138,7 @@ class _Auditor:
         folder: An empty folder.
         on_check: Called with the id of each selected check when it begins.
         learner: Does the check "learned-reward".
+        judge: A model for the environment's judge.
     """
 
     def __init__(
@@ -145,6 +149,7 @@ class _Auditor:
         folder: Path,
         on_check: Callable[[str], None],
         learner: Learner | None,
+        judge: JudgeModel | None,
     ):
         self.report = report
         self.env_dir = env_dir
@@ -152,6 +157,7 @@ class _Auditor:
         self.folder = folder
         self.on_check = on_check
         self.learner = learner
+        self.judge_model = judge
         self.deadline = time.monotonic() + options.seconds
         self.judge = Judge()
         self.variables = {LOG_VARIABLE: str(folder / LOG_NAME)}
@@ -211,6 +217,8 @@ class _Auditor:
         await self._do("determinism", check_determinism(subject, base, self._open), has_judge)
         no_judge = "" if self.judge.calls else "the environment queries no judge"
         await self._do("judge-injection", check_injection(subject, base), no_judge)
+        if self.judge_model is not None:
+            await self._do("judge-injection", self._inject_into_model(self.judge_model, subject, base), no_judge)
         found = {finding.check for finding in self.report.findings if finding.severity >= Severity.MEDIUM}
         is_known = "a reply without the answer is known already" if found & {"blind-reply", "blind-game"} else ""
         await self._do("policy-search", search(subject, base, self.options.seed), is_known)
@@ -220,6 +228,18 @@ class _Auditor:
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
+
+    async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
+        """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
+        other = Subject(self._open({}), subject.count, subject.deadline)
+        self.judge.model = judge
+        try:
+            async with other.env.used_in_run():
+                async for finding in check_injection(other, base, judge.name):
+                    yield finding
+        finally:
+            self.judge.model = None
+        subject.rollouts += other.rollouts
 
     async def _data(self, subject: Subject) -> None:
         """Do the checks of the dataset."""

@@ -155,6 +155,8 @@ class Report(msgspec.Struct, kw_only=True):
     num_examples: int | None = None
     """Examples per policy."""
     seed: int = 0
+    judge: str = ""
+    """Model that also answered as the environment's judge; empty for none."""
     findings: list[Finding] = []
     """The most severe first."""
     checks: list[str] = []
@@ -178,6 +180,7 @@ class Report(msgspec.Struct, kw_only=True):
         words += ["-a", msgspec.json.encode(self.env_args).decode()] if self.env_args else []
         words += ["-n", str(self.num_examples)] if self.num_examples is not None else []
         words += ["--seed", str(self.seed)] if self.seed else []
+        words += ["--judge", self.judge] if self.judge and check == "judge-injection" else []
         return shlex.join([*words, "--learn"] if check == "learned-reward" else words)
 
 

@@ -206,18 +206,25 @@ async def check_parser(
             return
 
 
-async def check_injection(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if orders in a reply change the verdict of the scripted judge; see `rove.audit.judge`."""
+async def check_injection(subject: Subject, base: Baseline, judge: str = "the judge") -> AsyncIterator[Finding]:
+    """Yield a finding if orders in a reply change the verdict of the judge; see `rove.audit.judge`.
+
+    Args:
+        subject: The environment, whose judge answers the requests.
+        base: Its baseline.
+        judge: The judge's name in the finding.
+    """
     honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
     for name, order in INJECTIONS.items():
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
             one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)
             if one.scored and honest.scored and min(one.rewards) > honest.mean:
                 prompt, completion = one.example()
+                change = f"from {honest.mean:.3f} to {one.mean:.3f}"
                 yield Finding(
                     check="judge-injection",
                     severity=Severity.HIGH,
-                    text=f"an order in the reply ('{name}') raises the judge's verdict from {honest.mean:.3f} to {one.mean:.3f}",
+                    text=f"an order in the reply ('{name}') raises {judge}'s verdict {change}",
                     rate=one.interval,
                     floor=honest.mean,
                     prompt=prompt,

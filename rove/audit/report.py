@@ -71,6 +71,7 @@ def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
             "ruleId": finding.check,
             "level": SARIF_LEVELS[finding.severity],
             "message": {"text": f"{report.env}: {finding.text}"},
+            "properties": {"repeat": report.command(finding.check)},
             "locations": [{"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}],
         }
         for report in reports

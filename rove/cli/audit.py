@@ -15,9 +15,10 @@ from rich.table import Table
 
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Report, Severity, selected
+from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
 from rove.cli.audit_comparison import compare_audits
-from rove.cli.clients import needs_train_extra
+from rove.cli.clients import model_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
@@ -87,6 +88,7 @@ def run_audit(
     options: AuditOptions,
     console: Console,
     learn: Mapping[str, Any] | None = None,
+    judge: str | None = None,
 ) -> Report:
     """Audit an environment with progress.
 
@@ -94,6 +96,7 @@ def run_audit(
         env, env_dir, env_args, options: As for `audit`.
         console: Shows progress.
         learn: Settings of the learner; None leaves it out.
+        judge: Model that also answers as the environment's judge.
     """
     begun: dict[str, None] = {}
     with progress(console, f"audit {env}", len(selected(options.only, options.skip))) as report_progress:
@@ -107,7 +110,8 @@ def run_audit(
             with needs_train_extra():
                 from rove.audit.learning import LearnOptions, check_learned
             learner = partial(check_learned, options=LearnOptions(**learn), on_progress=report_progress.step)
-        return run_async(audit(env, env_dir, env_args, options, on_check, learner))
+        judge_model = None if judge is None else JudgeModel(judge, model_client(judge))
+        return run_async(audit(env, env_dir, env_args, options, on_check, learner, judge_model))
 
 
 @click.command(
@@ -133,6 +137,7 @@ def run_audit(
     "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."
 )
 @click.option("--learn", is_flag=True, help="Train a tiny model by RL, and compare its reward with what it does.")
+@click.option("--judge", metavar="MODEL", help="Also let MODEL answer as the environment's judge, and give it orders.")
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
 )
@@ -155,6 +160,7 @@ def command(
     output: tuple[str, ...],
     fail_on: str,
     learn: bool,
+    judge: str | None,
     run_dir: str | None,
     compare: tuple[str, str] | None,
     list_: bool,
@@ -172,14 +178,15 @@ def command(
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
     if compare:
-        run = partial(run_audit, env_args=args, options=settings, console=console)
+        run = partial(run_audit, env_args=args, options=settings, console=console, judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity[fail_on.upper()]))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
     check_outputs(output, SUFFIXES)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
-    report = run_audit(env, env_dir, args, settings, console, {"folder": folder, "seed": seed} if learn else None)
+    learner = {"folder": folder, "seed": seed} if learn else None
+    report = run_audit(env, env_dir, args, settings, console, learner, judge)
     for one in output:
         write(report, one)
     if as_json:

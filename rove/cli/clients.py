@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -59,6 +60,35 @@ def make_client(
                 "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
             )
         return ScriptedClient(env.policies[name], name)
+    return model_client(
+        model,
+        base_url,
+        api_key_var,
+        max_concurrent,
+        timeout,
+        max_retries,
+        endpoints,
+        trust_remote_code,
+        sorted(env.policies),
+    )
+
+
+def model_client(
+    model: str,
+    base_url: str | None = None,
+    api_key_var: str = API_KEY_VAR,
+    max_concurrent: int | None = None,
+    timeout: float = 600.0,
+    max_retries: int = 4,
+    endpoints: str | Path | None = None,
+    trust_remote_code: bool = False,
+    policies: Sequence[str] = (),
+) -> Client:
+    """Return the client for a model, as `make_client` does without an environment.
+
+    Args:
+        policies: Scripted policies that an error about a missing key names.
+    """
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -76,7 +106,7 @@ def make_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
-        scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies))
+        scripted = ", ".join(SCRIPTED + name for name in policies)
         hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"

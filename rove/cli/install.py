@@ -17,7 +17,7 @@ from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
 from rove.cli.options import confirmed, examples, json_option
 from rove.core.errors import ConfigError
-from rove.envs.loading import example_environments
+from rove.envs.loading import environments_in, example_environments
 from rove.hub.client import settings, sources
 from rove.hub.client.hub import Hub, Releases
 from rove.hub.client.installed import Installed, all_installed, find, require_installed, uninstall
@@ -216,16 +216,29 @@ def install_command(
         ctx.exit(1)
 
 
-@click.command(epilog=examples("rove list"))
+ENVIRONMENTS = "environments"
+"""Folder in which every command looks up environments."""
+
+
+@click.command(epilog=examples("rove list", "rove list --env-dir examples"))
+@click.option("--env-dir", help="Also list the environments in this folder.")
 @json_option
-def list_command(as_json: bool) -> None:
-    """List installed environments and the examples that come with rove."""
+def list_command(env_dir: str | None, as_json: bool) -> None:
+    """List installed environments, those in ./environments, and the examples that come with rove."""
     console = console_for(as_json)
+    if env_dir is not None and not Path(env_dir).is_dir():
+        raise ConfigError(f"--env-dir {env_dir} is not a folder")
+    folders = {folder: environments_in(folder) for folder in (env_dir, ENVIRONMENTS) if folder is not None}
     found = all_installed()
     if as_json:
         rows = [
             {**msgspec.to_builtins(one), "environment": f"{one.owner}/{one.name}", "path": str(one.path)}
             for one in found
+        ]
+        rows += [
+            {"environment": name, "origin": folder, "path": str(file)}
+            for folder, files in folders.items()
+            for name, file in files.items()
         ]
         print_json(rows)
         return
@@ -243,6 +256,9 @@ def list_command(as_json: bool) -> None:
         console.print(table)
     else:
         console.print("no environment is installed from a hub")
+    for folder, files in folders.items():
+        if files:
+            console.print(f"in {folder}: {', '.join(files)}", markup=False, soft_wrap=True)
     console.print(f"examples of rove: {', '.join(example_environments())}", soft_wrap=True)
     if found:
         folder = found[0].path.parents[2]

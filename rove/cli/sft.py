@@ -32,6 +32,7 @@ from rove.cli.tables import curves_table
 from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError, Error
+from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.questions import is_question_file
 from rove.remote.loading import Isolation, temporary_environment
@@ -119,14 +120,19 @@ def warnings_of(config: SFTConfig, data: Run) -> list[str]:
     """Return warnings about evaluating on training examples."""
     from rove.train.contamination import find_overlaps
 
-    least = -math.inf if config.min_reward is None else config.min_reward
-    trained = {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
+    trained = _trained_keys(config, data)
     single = ["all rollouts are of one example: validation_loss is measured on the training example"]
     if not config.evaluation:
         return single * (len(trained) == 1)
     found = [one for one in find_overlaps(config.evaluation, config.env_dir, trained) if one.shared]
     advice = "collect training data with rove eval --train"
     return [*single * (len(trained) == 1), *(f"evaluation {one}; {advice}" for one in found)]
+
+
+def _trained_keys(config: SFTConfig, data: Run) -> set[str]:
+    """Return the keys of the examples whose rollouts are trained on or validated on."""
+    least = -math.inf if config.min_reward is None else config.min_reward
+    return {one.example_key for one in data.outcomes() if one.reward is not None and one.reward >= least}
 
 
 def _data_identity(data: Run) -> str:
@@ -251,7 +257,8 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
         return
     try:
         target = evaluation_target(config, data)
-        rows = _measure_all(config, target, final, data, console)
+        names, keys = _survey(config, target)
+        rows = _measure_all(config, target, final, data, names, console)
     except (Error, OSError) as error:
         advice = f"evaluate it: rove eval ENV -m {shlex.quote(str(final))}; --final-eval-rollouts 0 skips this"
         console.print(f"not evaluated: {error}\n{advice}", markup=False, soft_wrap=True)
@@ -260,29 +267,42 @@ def place_model(config: SFTConfig, final: Path, data: Run, run: Run, console: Co
 
     model, policies = rows[0], rows[1:]
     text = placement_text(model, policies)
+    trained = _trained_keys(config, data)
+    shared = sum(key in trained for key in keys)
     found = {
         "env": target.env,
         "env_args": target.env_args,
         "text": text,
         "learned_only_format": learned_only_format(model, policies),
         "rows": msgspec.to_builtins(rows),
+        "trained_examples": shared,
     }
     run.finish({**(run.summary() or {}), "placement": found})
     console.print(placement_table(rows, f"{target.env}: after SFT, {model.scored} rollouts, greedy"))
+    if shared:
+        warning = (
+            f"{shared} of the {len(keys)} examples in this table are also in the training data, so the model may score higher on "
+            "them; collect data with rove eval --train, or evaluate other examples with -a"
+        )
+        console.print(warning, style="yellow", markup=False, soft_wrap=True)
     console.print(text, style="yellow" if found["learned_only_format"] else None, markup=False, soft_wrap=True)
 
 
+def _survey(config: SFTConfig, target: EvaluationTarget) -> tuple[list[str], list[str]]:
+    """Return the names of the environment's scripted policies, and the keys of the examples that are evaluated."""
+    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
+        if config.env is None:
+            _refuse_judges(env, target)
+        return sorted(env.policies), [example_key(row) for row in env.examples(config.final_eval_rollouts)]
+
+
 def _measure_all(
-    config: SFTConfig, target: EvaluationTarget, final: Path, data: Run, console: Console
+    config: SFTConfig, target: EvaluationTarget, final: Path, data: Run, names: list[str], console: Console
 ) -> list[PolicyResult]:
     """Return the results: the trained model's first, then those of the scripted policies."""
     from rove.engine.client import EngineClient
     from rove.train.policy_comparison import turn_limit
 
-    with temporary_environment(target.env, target.env_dir, target.env_args, target.isolation) as env:
-        if config.env is None:
-            _refuse_judges(env, target)
-        names = sorted(env.policies)
     with progress(console, f"{target.env} after SFT", 1 + len(names)) as report:
         client = embedded(str(final))
         assert isinstance(client, EngineClient)

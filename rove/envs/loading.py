@@ -241,6 +241,16 @@ def example_environments() -> dict[str, Path]:
     return dict(_modules_in(_examples_dir()))
 
 
+def environments_in(folder: str | Path) -> dict[str, Path]:
+    """Return names and files of the environments in a folder, such as ./environments; empty if it does not exist.
+
+    The modules are not imported: a module counts if its text contains "load_environment".
+    """
+    if Path(folder).resolve() == _examples_dir().resolve():
+        return {}
+    return {name: file for name, file in _modules_in(Path(folder)) if b"load_environment" in file.read_bytes()}
+
+
 def _examples_dir() -> Path:
     packaged = _PACKAGE_DIR / "_environments"
     return packaged if packaged.is_dir() else _PACKAGE_DIR.parent / "environments"

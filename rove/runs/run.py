@@ -156,10 +156,7 @@ class Run(RunFiles):
             )
             if changes and not self._is_unused():
                 self.close()
-                differs, advice = (
-                    "\n  ".join(changes),
-                    "Pass another --run-dir, or --overwrite to delete the old run",
-                )
+                differs, advice = "\n  ".join(changes), self._overwrite_advice(recorded["kind"])
                 raise RunError(f"{self.path} holds a different run; differences:\n  {differs}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(current).encode())
         (self.path / "stopped.json").unlink(missing_ok=True)
@@ -177,6 +174,14 @@ class Run(RunFiles):
         """Return whether the folder holds only settings."""
         results = [self.path / name for name in OWNED if name not in NO_RESULTS]
         return not any(path.is_dir() or (path.exists() and path.stat().st_size) for path in results)
+
+    def _overwrite_advice(self, kind: str) -> str:
+        """Return how to start another run than the one in the folder."""
+        with suppress(RunError):  # a damaged line may belong to a scored rollout
+            lines = self.ledger()[0].values()
+            if kind == "eval" and lines and all(line.failed for line in lines):
+                return "All rollouts of the old run failed: pass --overwrite to delete it, or another --run-dir"
+        return "Pass another --run-dir, or --overwrite to delete the old run"
 
     def _refuse_foreign(self) -> None:
         """Refuse a folder that is not empty and not a run folder."""

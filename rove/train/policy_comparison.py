@@ -21,6 +21,11 @@ FORMAT_LEARNED = 0.9
 """A model has learned the format if the mean of its format functions is at least this."""
 MIN_TASK_MARGIN = 0.02
 """Task scores closer than this are equal."""
+MORE_EPOCHS = (
+    "The format is right: if the loss has been flat, train for more --epochs, since it may stay flat for hundreds of steps and "
+    "then fall."
+)
+"""Advice for a model between two policies that is nearer to the weaker one."""
 MAX_TURN_TOKENS = 512
 """Maximum tokens per response."""
 MAX_READ_ROLLOUTS = 200
@@ -157,7 +162,9 @@ def placement_text(model: PolicyResult, policies: Sequence[PolicyResult]) -> str
         return f"Its reward of {model.reward:.3f} is below every scripted policy; the weakest is {_with_reward(above)}."
     if above is None:
         return f"Its reward of {model.reward:.3f} is at least that of every scripted policy; the best is {_with_reward(below)}."
-    return f"Its reward of {model.reward:.3f} is between {_with_reward(below)} and {_with_reward(above)}."
+    text = f"Its reward of {model.reward:.3f} is between {_with_reward(below)} and {_with_reward(above)}."
+    nearer_to_weak = model.reward - below.reward < above.reward - model.reward
+    return f"{text} {MORE_EPOCHS}" if nearer_to_weak and (model.format or 0.0) >= FORMAT_LEARNED else text
 
 
 def _with_reward(result: PolicyResult) -> str:

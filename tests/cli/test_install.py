@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from commands import Rove, in_this_process
+from commands import Rove, environment, in_this_process
 from fault_endpoint import last_text
 from hubs import V0, code, list_again, publish, tampered
 from packages import put_wheel, wheel_files, with_record
@@ -104,6 +104,20 @@ def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
     status, _, err = rove("eval", "alice/doubling", "-m", "scripted:oracle")
     assert status == 2 and "install it first: rove install alice/doubling, or give --yes" in err
     assert all_installed() == []
+
+
+def test_environments_in_folders_are_listed_without_importing_them(rove: Rove) -> None:
+    for folder, name in (("environments", "courier"), ("mine", "other")):
+        environment(Path(folder), name, "raise SystemExit('imported')\ndef load_environment(): ...\n")
+    Path("environments/helpers.py").write_text("WORDS = []\n")
+    status, out, _ = rove("list")
+    assert status == 0 and "in environments: courier\n" in out and "other" not in out
+    assert "in mine: other\nin environments: courier\n" in rove("list", "--env-dir", "mine")[1]
+    assert json.loads(rove("list", "--json")[1]) == [
+        {"environment": "courier", "origin": "environments", "path": "environments/courier/courier.py"}
+    ]
+    status, _, err = rove("list", "--env-dir", "nowhere")
+    assert status == 2 and "--env-dir nowhere is not a folder" in err
 
 
 @pytest.mark.broad

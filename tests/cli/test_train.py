@@ -110,7 +110,7 @@ def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove)
     environment(Path("environments"), "equal", PARITY.replace("float(parser", "0 * float(parser"))
     assert "no_spread: every rollout of 2 scripted policies has the reward 0" in rove("train", "equal").err
     environment(Path("environments"), "without", PARITY.replace('policies={"right": right, "guesser": guesser},', ""))
-    assert "start from a pretrained model: -m MODEL" in rove("train", "without").err
+    assert "start from a pretrained model (rove train NAME -m MODEL), or collect" in rove("train", "without").err
     assert not Path("runs").exists()
 
 

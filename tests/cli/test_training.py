@@ -152,6 +152,11 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
     assert {row["scored"] for row in placement["rows"]} == {4}
     assert placement["env"] == "tictactoe"
     assert placement["text"] in done.out
+    assert placement["trained_examples"] == 4  # the games were not made with --train
+    assert "4 of the 4 examples in this table are also in the training data" in done.out
+    others = rove(*sft(made, "--final-eval-rollouts", "4", "-a", '{"seed": 5}', "--run-dir", "runs/others"))
+    assert others.status == 0, others.err
+    assert "also in the training data" not in others.out
     assert "evaluate it: rove eval tictactoe -m runs/mine/final" in done.out
     failed = rove(*sft(made, "--final-eval-rollouts", "4", "--env", "nowhere", "--run-dir", "runs/other"))
     assert failed.status == 0, failed.err

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from rove.core.digest import fingerprint
 from rove.core.errors import RunError
+from rove.core.records import ErrorInfo
 from rove.runs.run import Progress, Run
 from rove.runs.token_stats import TrainedRollout, read_tokens, write_tokens
 from tests.runs.test_serialization import make_record
@@ -59,6 +60,19 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
         "Pass another --run-dir, or --overwrite to delete the old run",
     ]
     assert (tmp_path / "config.toml").read_bytes() == before
+
+
+def test_a_refusal_says_that_overwriting_a_run_without_scored_rollouts_loses_no_score(tmp_path):
+    failed = make_record(scores=None, error=ErrorInfo("env", "TypeError", "no"))
+    with start(tmp_path) as run:
+        run.append_rollout(failed)
+    with pytest.raises(RunError, match="All rollouts of the old run failed: pass --overwrite to delete it, or another"):
+        start(tmp_path, {"env": "toy#2"})
+    assert len(list(Run(tmp_path).rollouts())) == 1
+    with start(tmp_path) as run:
+        run.append_rollout(make_record())
+    with pytest.raises(RunError, match="Pass another --run-dir, or --overwrite to delete the old run"):
+        start(tmp_path, {"env": "toy#2"})
 
 
 def test_a_folder_in_which_nothing_was_kept_is_anybodys(tmp_path):

@@ -41,6 +41,7 @@ POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
         (row("m", 0.34), True, "The model learned only the format: format 1.00, but win of 0.340 is no better than that"),
         (row("m", 0.1, format=0.2), False, "The model learned little of the task: win of 0.100 is no better than that"),
         (row("m", 0.6), False, "Its reward of 0.800 is between scripted:random (0.500) and scripted:teacher (1.100)."),
+        (row("m", 0.45), False, "and scripted:teacher (1.100). The format is right: if the loss has been flat, train for more"),
         (row("m", 0.95), False, "is at least that of every scripted policy; the best is scripted:teacher (1.100)."),
         (row("m", 0.36, format=0.0), False, "is below every scripted policy; the weakest is scripted:random (0.500)."),
     ],
@@ -48,6 +49,11 @@ POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
 def test_a_model_is_placed_among_the_policies(model: PolicyResult, only_format: bool, text: str):
     assert learned_only_format(model, POLICIES) == only_format
     assert text in placement_text(model, POLICIES)
+
+
+def test_more_epochs_are_advised_only_near_the_weaker_policy_and_in_the_right_format():
+    assert "epochs" not in placement_text(row("m", 0.7), POLICIES)
+    assert "epochs" not in placement_text(row("m", 0.55, format=0.5), POLICIES)
 
 
 def test_nothing_is_concluded_from_policies_that_do_not_differ():

@@ -3,17 +3,20 @@
     python benchmarks/viewer.py [--rollouts 100000] [--repeats 20]
 
 The run is of Tic-Tac-Toe games like those of docs/example_runs, in groups of 8, with random rewards. The server is a process
-of its own; its CPU time is read from /proc. "First paint" is what the page of rollouts asks before it shows rows, of a server
-that has just started and finds the index; the index is made anew by another one before. Facets and histograms are asked of a
-choice that nobody has made before, since answers are remembered; "asked again" is the same choice.
+of its own; its CPU time is read from /proc. "First paint" is what the page of rollouts requests before it shows rows, from a
+server that has just started and finds the index; another server has built the index before. "First" requests go to a fresh
+server each: right after its start, and after the overview of the run, which reads columns in the background. All other
+figures are medians and 95th percentiles with a filter that no request had before, since results are cached; "again" is the same
+filter. The environment variable PYTHONPATH selects the tree to measure.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
-import os
+import math
 import random
+import re
 import subprocess
 import sys
 import tempfile
@@ -31,16 +34,18 @@ from rove.runs.serialization import decode_record
 
 ROOT = Path(__file__).resolve().parents[1]
 SERVER = [sys.executable, "-c", "from rove.cli.main import main; main()", "view"]
-TICK = os.sysconf("SC_CLK_TCK")
 QUESTIONS = {
     "page": "rollouts?run=large&limit=50",
     "page sorted by reward": "rollouts?run=large&limit=50&sort=reward&order=down",
+    "page, filtered": "rollouts?run=large&limit=50&is.score.win=0.5",
     "page sorted by reward, in the middle": "rollouts?run=large&limit=50&sort=reward&offset={half}",
     "page, filtered and sorted": "rollouts?run=large&limit=50&is.score.win=0.5&from.reward=0.2&sort=seconds",
     "facet": "facet?run=large&name=stop",
     "histogram, continuous": "histogram?run=large&name=reward",
     "histogram, few values": "histogram?run=large&name=score.win",
     "histogram, filtered": "histogram?run=large&name=reward&is.score.win=0.5",
+    "why did these fail": "reasons?run=large",
+    "overview": "overview?run=large",
     "a rollout with its group": "rollout?run=large&line={half}",
     "rewards by training step": "metrics?run=large",
 }
@@ -79,15 +84,22 @@ def server(runs: Path) -> Iterator[tuple[str, int]]:
     with subprocess.Popen([*SERVER, str(runs), "--port", "0"], stdout=subprocess.PIPE, text=True) as process:
         try:
             assert process.stdout is not None
-            yield process.stdout.readline().split(": ")[1].split(" ")[0], process.pid
+            yield re.findall(r"http://\S+/", process.stdout.readline())[0], process.pid
         finally:
             process.terminate()
 
 
 def cpu(pid: int) -> float:
-    """CPU-seconds of a process so far."""
-    fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
-    return (int(fields[11]) + int(fields[12])) / TICK
+    """CPU-seconds of a process so far: of all its threads, in nanoseconds."""
+    return sum(int(one.read_text().split()[0]) for one in Path(f"/proc/{pid}/task").glob("*/schedstat")) / 1e9
+
+
+def wait_until_idle(pid: int) -> None:
+    """Wait until a process has taken no CPU for a while."""
+    before = -1.0
+    while (now := cpu(pid)) - before > 0.005:
+        before = now
+        time.sleep(0.5)
 
 
 def ask(url: str, question: str) -> dict[str, object]:
@@ -97,19 +109,22 @@ def ask(url: str, question: str) -> dict[str, object]:
         return msgspec.json.decode(answer.read())
 
 
-def per_question(url: str, pid: int, questions: list[str]) -> float:
-    """CPU-milliseconds of the server for one of these."""
-    before = cpu(pid)
+def per_question(url: str, pid: int, questions: list[str]) -> tuple[float, float]:
+    """CPU-milliseconds of the server for each of these: median and 95th percentile."""
+    taken = []
     for question in questions:
+        before = cpu(pid)
         ask(url, question)
-    return (cpu(pid) - before) / len(questions) * 1e3
+        taken.append((cpu(pid) - before) * 1e3)
+    taken.sort()
+    return taken[len(taken) // 2], taken[min(len(taken) - 1, math.ceil(0.95 * len(taken)) - 1)]
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--rollouts", type=int, default=100_000)
-    parser.add_argument("--repeats", type=int, default=20)
+    parser.add_argument("--repeats", type=int, default=40)
     given = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         runs = Path(folder) / "runs"
@@ -129,14 +144,23 @@ def main() -> None:
             choices = itertools.count(given.rollouts)
             for name, question in QUESTIONS.items():
                 question = question.format(half=given.rollouts // 2)
-                counted = question.startswith(("facet", "histogram"))
+                counted = question.startswith(("facet", "histogram", "reasons", "rollouts"))
                 new = [f"&to.line={next(choices)}" if counted else "" for _ in range(given.repeats)]
-                print(f"{name}: {per_question(url, pid, [question + one for one in new]):.0f} ms")
+                median, high = per_question(url, pid, [question + one for one in new])
+                print(f"{name}: {median:.1f} ms, 95th percentile {high:.1f}")
             same = f"&to.line={next(choices)}"
             ask(url, QUESTIONS["facet"] + same)
-            print(f"a histogram of rollouts with a facet: {per_question(url, pid, [REST[5] + same]):.0f} ms")
+            print(f"a histogram of rollouts with a facet: {per_question(url, pid, [REST[5] + same])[0]:.1f} ms")
             again = [QUESTIONS["facet"], QUESTIONS["histogram, continuous"]] * given.repeats
-            print(f"a facet or histogram, asked again: {per_question(url, pid, again):.1f} ms")
+            print(f"a facet or histogram again: {per_question(url, pid, again)[0]:.1f} ms")
+        for after in ("the start", "the overview"):
+            for name in ("facet", "histogram, continuous", "why did these fail"):
+                with server(runs) as (url, pid):
+                    ask(url, PAINT[1])
+                    if after == "the overview":
+                        ask(url, "overview?run=large")
+                        wait_until_idle(pid)
+                    print(f"first {name} after {after}: {per_question(url, pid, [QUESTIONS[name]])[0]:.1f} ms")
 
 
 if __name__ == "__main__":

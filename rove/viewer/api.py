@@ -153,6 +153,7 @@ def overview(store: RunStore, params: QueryParams) -> dict[str, Any]:
     name = params.text("run")
     folder = store.run(name)
     index, progress = store.index(name)
+    store.prepare(name)
     found = describe_overview(folder, index, progress.size > 0)
     try:
         msgspec.json.encode(found)

@@ -229,14 +229,19 @@ class Index:
         return {name: f"v{place}" for place, name in self.query("SELECT place, name FROM names ORDER BY place")}
 
     def cached(self, name: Hashable, find: Callable[[], T]) -> T:
-        """Return the result of `find`, cached until lines or annotations change; callers must not modify it."""
+        """Return the result of `find`, cached until lines or annotations change; callers must not modify it.
+
+        Beyond `MAX_CACHED_RESULTS` the least recently used results are dropped.
+        """
         with self._lock:
             [stamp] = self.query("SELECT bytes, lines, ? FROM seen", [str(self._annotated)])
-            if stamp != self._stamp or len(self._cache) >= MAX_CACHED_RESULTS:
+            if stamp != self._stamp:
                 self._cache, self._stamp = {}, stamp
-            if name not in self._cache:
-                self._cache[name] = find()
-            return self._cache[name]
+            found = self._cache.pop(name) if name in self._cache else find()
+            self._cache[name] = found  # now the last one
+            while len(self._cache) > MAX_CACHED_RESULTS:
+                del self._cache[next(iter(self._cache))]
+            return found
 
     # the database
 

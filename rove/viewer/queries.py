@@ -10,7 +10,8 @@ from __future__ import annotations
 import math
 from array import array
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import compress
 from typing import Any, NamedTuple
@@ -60,6 +61,8 @@ MAX_REASONS = 8
 """Groups of failing rollouts per kind, the largest first."""
 MAX_PATTERN_SCORES, MAX_PATTERN_VALUES = 6, 4
 """Scores of a pattern, and the different values that each may have."""
+MAX_PREPARED_SCORES = 12
+"""Scores whose columns are read in advance."""
 MAX_INTEGER = 1 << 53
 
 CURRENT_ROLLOUTS = "superseded = 0"
@@ -184,17 +187,29 @@ def page(
 
     direction = "DESC" if descending else "ASC"
     order = ", ".join(f"{name} {direction}" for name in dict.fromkeys((column, "line")))
-    sql = f"SELECT line {selected} ORDER BY {order} LIMIT ? OFFSET ?"
-
-    def ordered(limit: int, offset: int = 0) -> array[int]:
-        return array("q", [line for (line,) in index.query(sql, [*rows_filter.values, limit, offset])])
-
     if offset + limit <= MAX_UNCACHED_ROWS:
-        lines = ordered(limit, offset)
+        sql = f"SELECT line {selected} ORDER BY {order} LIMIT ? OFFSET ?"
+        lines = [line for (line,) in index.query(sql, [*rows_filter.values, limit, offset])]
     else:  # somebody scrolls far: sort once
-        key = ("order", column, direction, *rows_filter.key)
-        lines = index.cached(key, partial(ordered, -1))[offset : offset + limit]
+        found = index.cached(("sorted", column, *rows_filter.key), partial(_sorted_lines, index, rows_filter, column))
+        lines = found[::-1][offset : offset + limit] if descending else found[offset : offset + limit]
     return {"total": index.cached(("count", *rows_filter.key), count), "rows": rows(index, lines)}
+
+
+def _sorted_lines(index: Index, rows_filter: Filter, column: str) -> array[int]:
+    """Return the lines of a filter in the order of a column; the whole column is sorted once for all filters."""
+
+    def find() -> array[int]:
+        table = "rollouts" if column == "reward" else TABLE_SCAN
+        order = ", ".join(dict.fromkeys((column, "line")))
+        return array("q", [line for (line,) in index.query(f"SELECT line FROM {table} ORDER BY {order}")])
+
+    lines = index.cached(("order", column), find)
+    mask = _mask(index, rows_filter)
+    selected = bytearray(max(lines, default=-1) + 1)
+    for line in _lines(index, mask):
+        selected[line] = 1
+    return array("q", compress(lines, map(selected.__getitem__, lines)))
 
 
 def rows(index: Index, lines: Sequence[int]) -> list[dict[str, Any]]:
@@ -228,7 +243,7 @@ def facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
 
 def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
-    available = index.cached(("values", column), lambda: _values(index, column))
+    available = _column_values(index, column)
     if available is None:
         sql = f"SELECT {column}, COUNT(*) FROM {TABLE_SCAN} WHERE {rows_filter.where} GROUP BY {column} ORDER BY 2 DESC, 1"
         found = index.query(sql, rows_filter.values)
@@ -237,6 +252,21 @@ def _facet(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
         found = [(value, count) for value, count in zip(available.values, counts, strict=True) if count]
         found.sort(key=lambda one: (-one[1], one[0] is not None, one[0]))
     return {"name": name, "values": found[:MAX_FACET_VALUES], "others": max(0, len(found) - MAX_FACET_VALUES)}
+
+
+def prepare(index: Index) -> Iterator[str]:
+    """Read the columns that a page of rollouts counts, each when the iterator advances; yields their names.
+
+    A first facet, histogram or `reasons` then takes as long as any later one.
+    """
+    known = columns(index)
+    scores = [name for name in known if name.startswith(SCORE_PREFIX)][:MAX_PREPARED_SCORES]
+    for name in ("reward", *scores, "turns", "completion_tokens", "seconds"):
+        yield name
+        _bar_column(index, known[name])
+    for name in ("outcome", "stop", "error", "env", *FLAG_COLUMNS, "reply", *scores):
+        yield name
+        _column_values(index, known[name])
 
 
 class _CodedColumn(NamedTuple):
@@ -266,9 +296,15 @@ def _mask(index: Index, rows_filter: Filter) -> bytes:
     return index.cached(("mask", *rows_filter.key), find)
 
 
-def _values(index: Index, column: str) -> _CodedColumn | None:
+def _column_values(index: Index, column: str) -> _CodedColumn | None:
     """Return a column in memory; None if it has too many different values."""
-    values = [value for (value,) in index.query(f"SELECT {column} FROM {TABLE_SCAN}")]
+    sql = f"SELECT {column} FROM {TABLE_SCAN}"
+    return index.cached(("values", column), lambda: _code([value for (value,) in index.query(sql)]))
+
+
+def _code(values: Sequence[Any]) -> _CodedColumn | None:
+    if len(set(values[: 2 * MAX_CODED_VALUES])) > MAX_CODED_VALUES:
+        return None
     places = {value: place for place, value in enumerate(dict.fromkeys(values))}
     return (
         _CodedColumn(bytes(map(places.__getitem__, values)), list(places)) if len(places) <= MAX_CODED_VALUES else None
@@ -304,7 +340,7 @@ def _histogram(index: Index, rows_filter: Filter, name: str) -> dict[str, Any]:
     column = _column(columns(index), name)
     if name in TEXT_COLUMNS:
         raise ConfigError(f"the column '{name}' is not numeric; choose one like 'reward'")
-    available = index.cached(("bars", column), lambda: _bars(index, column))
+    available = _bar_column(index, column)
     if available is None:
         return {"name": name, "count": 0, "mean": None, "bars": []}
     mask = _mask(index, rows_filter)
@@ -345,8 +381,12 @@ class _BarColumn(NamedTuple):
     """The value of each bar if no bar has two different ones."""
 
 
-def _bars(index: Index, column: str) -> _BarColumn | None:
+def _bar_column(index: Index, column: str) -> _BarColumn | None:
     """Return a column with its bars; None without a finite number."""
+    return index.cached(("bars", column), partial(_bars, index, column))
+
+
+def _bars(index: Index, column: str) -> _BarColumn | None:
     values = [value for (value,) in index.query(f"SELECT CAST({column} AS REAL) FROM {TABLE_SCAN}")]
     finite = [value for value in values if value is not None and -math.inf < value < math.inf]
     if not finite:
@@ -354,7 +394,7 @@ def _bars(index: Index, column: str) -> _BarColumn | None:
     low, high = min(finite), max(finite)
     width = high / NUM_BARS - low / NUM_BARS or 1.0
     edges = [_edge(place, low, width) for place in range(1, NUM_BARS)]
-    codes = bytes([bisect_right(edges, value) for value in finite])
+    codes = bytes(map(partial(bisect_right, edges), finite))
     single = None
     if (
         len(set(finite[:MAX_CODED_VALUES])) <= NUM_BARS
@@ -428,46 +468,119 @@ def reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
 
 
 def _reasons(index: Index, rows_filter: Filter) -> dict[str, Any]:
-    available = columns(index)
-    where = f"{rows_filter.where} AND {available['outcome']} IN ('failed', 'below')"
-    [(total,)] = index.query(f"SELECT COUNT(*) FROM {TABLE_SCAN} WHERE {where}", rows_filter.values)
-    groups: list[dict[str, Any]] = []
-
-    def add(kind: str, names: Sequence[str], condition: str, fewest: int = 1) -> None:
-        listed = ", ".join(available[name] for name in names)
-        sql = (
-            f"SELECT COUNT(*), MIN(line), {listed} FROM {TABLE_SCAN} WHERE {where} AND {condition} "
-            f"GROUP BY {listed} HAVING COUNT(*) >= {fewest} ORDER BY 1 DESC, 2 LIMIT {MAX_REASONS}"
-        )
-        for count, line, *values in index.query(sql, rows_filter.values):
-            shown = [
-                f"{name.removeprefix(SCORE_PREFIX)} = {value:g}"
-                for name, value in zip(names, values)
-                if kind == "scores"
-            ]
-            pairs = [[f"is.{name}", "" if value is None else str(value)] for name, value in zip(names, values)]
-            label = ", ".join(shown) if shown else values[0]
-            groups.append({"kind": kind, "label": label, "count": count, "line": line, "filter": pairs})
-
-    add("error", ["error"], "error IS NOT NULL")
-    add("stop reason", ["stop"], "error IS NULL AND stop IS NOT NULL")
-    if pattern := _pattern_scores(index, available, where, rows_filter):
-        present = " AND ".join(f"{available[name]} IS NOT NULL" for name in pattern)
-        add("scores", pattern, f"reward IS NOT NULL AND {present}")
-    add("answer", ["reply"], f"{available['reply']} IS NOT NULL", fewest=2)
-    return {"total": total, "groups": groups}
-
-
-def _pattern_scores(index: Index, available: Mapping[str, str], where: str, rows_filter: Filter) -> list[str]:
-    """Return the first reward functions, or without weights the first scores, with few different values among some rollouts."""
+    known = columns(index)
     weighted = [SCORE_PREFIX + name for name, weight in reward_weights(index).items() if weight]
-    scores = [name for name in available if name.startswith(SCORE_PREFIX)]
-    names = ([name for name in weighted if name in available] or scores)[: 2 * MAX_PATTERN_SCORES]
-    if not names:
-        return []
-    counts = ", ".join(f"COUNT(DISTINCT {available[name]})" for name in names)
-    [found] = index.query(f"SELECT {counts} FROM {TABLE_SCAN} WHERE {where}", rows_filter.values)
-    return [name for name, count in zip(names, found) if 1 <= count <= MAX_PATTERN_VALUES][:MAX_PATTERN_SCORES]
+    scores = [name for name in known if name.startswith(SCORE_PREFIX)]
+    scores = ([name for name in weighted if name in known] or scores)[: 2 * MAX_PATTERN_SCORES]
+    error, outcome, stop, reply, *patterns = _coded_columns(index, ["error", "outcome", "stop", "reply", *scores])
+    failing = _both(_mask(index, rows_filter), _is_any(outcome, ("failed", "below")))
+    stopped = _both(failing, _is_any(error, (None,)))
+    lines = _lines(index, failing)
+    groups = [
+        *_largest("error", {"error": error}, failing, lines),
+        *_largest("stop reason", {"stop": stop}, stopped, _lines(index, stopped)),
+        *_largest("scores", _pattern_scores(dict(zip(scores, patterns, strict=True)), failing), failing, lines),
+        *_largest("answer", {"reply": reply}, failing, lines, fewest=2),
+    ]
+    return {"total": failing.count(1), "groups": groups}
+
+
+class _Values(NamedTuple):
+    """A column as values, or as codes that `values` decodes."""
+
+    codes: Sequence[Any]
+    values: Sequence[Any] | None = None
+
+
+def _coded_columns(index: Index, names: Sequence[str]) -> list[_Values]:
+    """Return columns: codes where they have few different values, else the values, which scores do without.
+
+    Columns that are not in memory are read together.
+    """
+    known = columns(index)
+    read: dict[str, Sequence[Any]] = {}
+
+    def together(name: str) -> _CodedColumn | None:
+        if not read:
+            found = index.query(f"SELECT {', '.join(known[name] for name in names)} FROM {TABLE_SCAN}")
+            read.update(zip(names, zip(*found), strict=True) if found else dict.fromkeys(names, ()))
+        return _code(read[name])
+
+    def uncoded(name: str) -> Sequence[Any]:
+        if read or name.startswith(SCORE_PREFIX):
+            return read.get(name, ())
+        sql = (
+            "SELECT reply FROM questions ORDER BY line"
+            if name == "reply"
+            else f"SELECT {known[name]} FROM {TABLE_SCAN}"
+        )
+        return [value for (value,) in index.query(sql)]
+
+    found = ((name, index.cached(("values", known[name]), partial(together, name))) for name in names)
+    return [_Values(uncoded(name)) if coded is None else _Values(coded.codes, coded.values) for name, coded in found]
+
+
+def _is_any(column: _Values, wanted: Sequence[Any]) -> bytes:
+    """Return one byte per rollout: 1 if the column has one of the values, else 0."""
+    if column.values is None:
+        return bytes(value in wanted for value in column.codes)
+    return bytes(column.codes).translate(bytes(value in wanted for value in column.values).ljust(256, b"\0"))
+
+
+def _both(one: bytes, other: bytes) -> bytes:
+    """Return the mask of the rollouts that both masks select."""
+    return (int.from_bytes(one, "big") & int.from_bytes(other, "big")).to_bytes(len(one), "big")
+
+
+def _largest(
+    kind: str, chosen: Mapping[str, _Values], mask: bytes, lines: Sequence[int], fewest: int = 1
+) -> Iterator[dict[str, Any]]:
+    """Yield the largest groups of selected rollouts, on these lines, with equal values; a missing value is no value."""
+    parts = [compress(column.codes, mask) for column in chosen.values()]
+    keys = list(zip(*parts)) if len(parts) != 1 else list(parts[0])
+    found: list[tuple[Any, int, list[Any]]] = []
+    for key, count in Counter(keys).most_common():
+        codes: Sequence[Any] = key if len(parts) != 1 else [key]
+        values = [
+            code if one.values is None else one.values[code] for code, one in zip(codes, chosen.values(), strict=True)
+        ]
+        if count >= fewest and None not in values:
+            found.append((key, count, values))
+        if count < fewest or len(found) == MAX_REASONS:
+            break
+    for key, count, values in found:
+        pairs = list(zip(chosen, values, strict=True))
+        shown = (
+            [f"{name.removeprefix(SCORE_PREFIX)} = {value:g}" for name, value in pairs] if kind == "scores" else values
+        )
+        chosen_by = [[f"is.{name}", str(value)] for name, value in pairs]
+        yield {
+            "kind": kind,
+            "label": ", ".join(shown),
+            "count": count,
+            "line": lines[keys.index(key)],
+            "filter": chosen_by,
+        }
+
+
+def _lines(index: Index, mask: bytes) -> Sequence[int]:
+    """Return the lines of the selected rollouts. The rollouts are all lines of the file but the unreadable ones."""
+    bad = {line for (line,) in index.query("SELECT line FROM bad")}
+    lines = range(len(mask) + len(bad))
+    return list(compress((line for line in lines if line not in bad) if bad else lines, mask))
+
+
+def _pattern_scores(scores: Mapping[str, _Values], mask: bytes) -> dict[str, _Values]:
+    """Return the first scores with few different values among some rollouts."""
+    found = {}
+    for name, column in scores.items():
+        if column.values is None or len(found) == MAX_PATTERN_SCORES:
+            continue
+        counts = _CodedColumn(bytes(column.codes), list(column.values)).counts(mask)
+        different = sum(value is not None and count > 0 for value, count in zip(column.values, counts, strict=True))
+        if 1 <= different <= MAX_PATTERN_VALUES:
+            found[name] = column
+    return found
 
 
 def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:

@@ -6,8 +6,9 @@ import os
 import re
 import time
 from collections.abc import Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from threading import Lock
+from threading import Event, Lock, Thread
 from typing import Any
 
 import msgspec
@@ -20,7 +21,16 @@ from rove.statistics import Column
 from rove.utils.files import check_regular
 from rove.viewer.html import utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
-from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN, columns, histogram, parse_filter, reward_range
+from rove.viewer.queries import (
+    CURRENT_ROLLOUTS,
+    NUM_BARS,
+    TABLE_SCAN,
+    columns,
+    histogram,
+    parse_filter,
+    prepare,
+    reward_range,
+)
 from rove.viewer.run_settings import describe_run, flat, masked
 
 SEARCH_DEPTH = 6
@@ -44,6 +54,10 @@ READ_FILES = (
 )
 """Files of a run that are read; with `annotate` tags and notes are also written."""
 
+MIN_PREPARED_ROLLOUTS = 20_000
+"""Rollouts from which a run's columns are read in advance."""
+PREPARE_PAUSE_S = 0.01
+"""Pause between columns, in which waiting requests get the index."""
 MAX_ROW_VALUES = 200
 """Settings, and metrics, of a run that the table of runs can show."""
 MAX_TROUBLE_CHARS = 300
@@ -79,6 +93,8 @@ class RunStore:
         self._metrics: dict[str, JsonlTail] = {}
         self._summaries: dict[str, tuple[Any, dict[str, Any]]] = {}
         self._lock = Lock()
+        self._prepared: dict[str, Thread] = {}
+        self._closing = Event()
 
     def names(self) -> list[str]:
         """Return the names of all runs: their paths below the folder."""
@@ -120,6 +136,21 @@ class RunStore:
             index = self._indexes[name]
         return index, index.catch_up(seconds)
 
+    def prepare(self, name: str) -> None:
+        """Read the columns of a large run in the background, once, so that its first facets and histograms are fast."""
+        index, progress = self.index(name)
+        with self._lock:
+            if name in self._prepared or not progress.done or progress.stamp[1] < MIN_PREPARED_ROLLOUTS:
+                return
+            thread = self._prepared[name] = Thread(target=self._prepare, args=(index,), daemon=True)
+        thread.start()
+
+    def _prepare(self, index: Index) -> None:
+        with suppress(RunError):  # the run was deleted meanwhile
+            for _ in prepare(index):
+                if self._closing.wait(PREPARE_PAUSE_S):
+                    return
+
     def metrics(self, name: str) -> JsonlTail:
         """Return the rows of metrics.jsonl up to the last complete line."""
         file = self.run(name).path / "metrics.jsonl"
@@ -140,6 +171,9 @@ class RunStore:
 
     def close(self) -> None:
         """Close all indexes."""
+        self._closing.set()
+        for thread in self._prepared.values():
+            thread.join()
         for index in self._indexes.values():
             index.close()
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import hashlib
 import json
+import random
+import threading
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,7 @@ from made import made_run, record, scores
 from settings_page import DEFAULTS, defaults
 
 from rove.core.errors import ConfigError
-from rove.viewer import queries
+from rove.viewer import queries, run_store
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.html import static_files
 from rove.viewer.run_settings import differences, flat, settings_of
@@ -64,6 +67,60 @@ def test_a_fall_after_the_best_step_and_a_collapse_of_entropy_are_named():
     assert "The reward fell" in first and "The best step was 11 with 1.000" in first
     assert "first fell below a tenth of its start at step 13" in entropy
     assert alerts == "1 alert: entropy collapse (from step 13)."
+
+
+def test_the_overview_of_a_large_run_reads_its_columns_in_the_background(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    made_run(tmp_path / "run", [record(0, i, float(i % 2)) for i in range(20)])
+    monkeypatch.setattr(run_store, "PREPARE_PAUSE_S", 0.0)
+    for least in (21, 20):
+        monkeypatch.setattr(run_store, "MIN_PREPARED_ROLLOUTS", least)
+        store = RunStore(tmp_path)
+        before = threading.enumerate()
+        ENDPOINTS["overview"](store, QueryParams([("run", "run")]))
+        for thread in set(threading.enumerate()) - set(before):
+            thread.join()
+        index, _ = store.index("run")
+        read = {name for name in (("bars", "reward"), ("values", "stop")) if index.cached(name, lambda: None)}
+        assert len(read) == (0 if least == 21 else 2)
+        store.close()
+
+
+def test_reasons_are_those_of_counting_row_by_row(tmp_path: Path):
+    """More than 200 different replies and stop reasons, lines that cannot be read, and repeated rollouts."""
+    rng, made = random.Random(0), []
+    for i in range(480):
+        said = [{"role": "assistant", "content": rng.choice(["yes", "no", f"other {i}"])}]
+        stop = rng.choice(["answered", "max_turns", f"reason {i}"])
+        known = scores(rng.choice([0.0, 0.5, 1.0]), length=rng.choice([1.0, 2.0]))
+        made.append(record(i // 4, i % 4, completion=said, stop_condition=stop, scores=known))
+    made[10:12] = [record(30, 0, None), record(30, 1, None)]  # failed, and repeated by later lines
+    run = made_run(tmp_path / "run", [*made, record(0, 0, None)], pass_threshold=1.2)
+    lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:5], b"bad\n", *lines[5:9], b"worse\n", *lines[9:]]))
+    for params in ({}, {"from.step": 0}, {"is.score.length": 2, "to.line": 300}):
+        rows = answer(tmp_path, "rollouts", limit=500, **params)["rows"]
+        failing = [row for row in rows if row["error"] or row["reward"] < 1.2]
+        expected = {}
+        for kind, fewest, value in (
+            ("error", 1, lambda row: row["error"]),
+            ("stop reason", 1, lambda row: None if row["error"] else row["stop"]),
+            ("scores", 1, lambda row: row["scores"] and f"win = {row['scores']['win']:g}, format = 1"),
+            ("answer", 2, lambda row: row["reply"]),
+        ):
+            found = [(value(row), row["line"]) for row in failing if value(row)]
+            counts = Counter(text for text, _ in found).most_common(8)
+            firsts = dict(reversed(found))
+            expected[kind] = [(text, count, firsts[text]) for text, count in counts if count >= fewest]
+        told = answer(tmp_path, "reasons", **params)
+        assert told["total"] == len(failing)
+        for kind, groups in expected.items():
+            shown = [(one["label"], one["count"], one["line"]) for one in told["groups"] if one["kind"] == kind]
+            assert shown == groups, kind
+        for group in told["groups"]:
+            count = answer(tmp_path, "rollouts", **params, **{"is.outcome": "below"}, **dict(group["filter"]))["total"]
+            assert group["kind"] == "error" or count == group["count"]
 
 
 def test_the_time_left_is_that_of_the_last_steps():
@@ -133,11 +190,20 @@ def test_an_evaluation_shows_outcomes_answers_and_why_rollouts_fail(tmp_path: Pa
     assert answer(tmp_path, "rollouts", **{"is.reply": "7"})["total"] == 3
 
 
-def test_rows_far_down_are_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    made_run(tmp_path / "run", [record(i, 0, (7 * i) % 10 / 10) for i in range(10)])
-    whole = answer(tmp_path, "rollouts", sort="reward", order="down")["rows"]
-    monkeypatch.setattr(queries, "MAX_UNCACHED_ROWS", 0)
-    assert answer(tmp_path, "rollouts", sort="reward", order="down", offset=4, limit=3)["rows"] == whole[4:7]
+@pytest.mark.parametrize("sort", ["reward", "stop", "line"])
+@pytest.mark.parametrize("order", ["up", "down"])
+def test_rows_far_down_are_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str, order: str):
+    made = [record(i, 0, None if i == 7 else (7 * i) % 5 / 10, stop_condition=f"stop {i % 3}") for i in range(10)]
+    run = made_run(tmp_path / "run", [*made, record(3, 0, 0.9)])
+    lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
+    (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:2], b"bad\n", *lines[2:6], b"worse\n", *lines[6:]]))
+    for params in ({}, {"from.line": 3}, {"is.stop": "stop 1"}):
+        whole = answer(tmp_path, "rollouts", sort=sort, order=order, **params)["rows"]
+        with monkeypatch.context() as patch:
+            patch.setattr(queries, "MAX_UNCACHED_ROWS", 0)
+            for offset in (0, 2, 50):
+                found = answer(tmp_path, "rollouts", sort=sort, order=order, offset=offset, limit=3, **params)
+                assert found["rows"] == whole[offset : offset + 3] and found["total"] == len(whole)
 
 
 def test_bands_of_the_reward(tmp_path: Path):

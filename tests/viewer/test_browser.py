@@ -151,6 +151,8 @@ def test_bars_and_values_choose_rollouts(tab: Tab):
     page.get_by_role("button", name="Failing first").click()
     page.locator("tr[data-place='0'] .pill.r1", has_text="0.2").wait_for()
     assert "sort=reward" in page.url
+    page.get_by_role("button", name="turns", exact=True).click()
+    page.wait_for_url("**sort=turns&order=down")  # the longest first
 
 
 def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
@@ -497,6 +499,8 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
             )
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
+        page = tab.open("run?run=large")
+        tab.wait("100,000 · 100 %")  # the counts of a run that is being read are drawn until they are those of all
         page = tab.open("rollouts?run=large")
         tab.wait("100,000 rollouts")
         assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
@@ -506,7 +510,8 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
         page = tab.open("rollouts?run=large&offset=50000")
         page.locator("tr[data-place='50000'] a", has_text="6,250 · 0").wait_for()
         page.evaluate(WATCH)
-        page.get_by_label("Text").fill("question 0")
+        page.get_by_label("Text").fill("questio[n] 0")  # a pattern takes longer than the 0.2 s between reports
+        page.get_by_label("regular expression").check()
         page.get_by_role("button", name="Search").click()
         page.wait_for_function(
             "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"

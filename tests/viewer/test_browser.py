@@ -239,6 +239,8 @@ def test_a_link_to_a_training_page_has_its_range_of_steps(tab: Tab):
     assert "step 3" in page.locator("figure", has=over).locator("output").inner_text()  # of all steps it would be 1
     over.dblclick(position={"x": 3, "y": 50})
     page.wait_for_function("() => !location.hash.includes('steps=')")
+    page.get_by_role("link", name="step 2").click()  # of the alert
+    page.locator("details.sample[open]", has_text="What did it say at step 2?").locator("article").first.wait_for()
     for broken in ("steps=x", "steps=1..Infinity", "steps=3..1"):
         assert tab.open(f"training?run=rl&{broken}").locator(".curves canvas").count() > 3
 

@@ -151,6 +151,8 @@ def test_bars_and_values_choose_rollouts(tab: Tab):
     page.get_by_role("button", name="Failing first").click()
     page.locator("tr[data-place='0'] .pill.r1", has_text="0.2").wait_for()
     assert "sort=reward" in page.url
+    page.get_by_role("button", name="turns", exact=True).click()
+    page.wait_for_url("**sort=turns&order=down")  # the longest first
 
 
 def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
@@ -237,6 +239,8 @@ def test_a_link_to_a_training_page_has_its_range_of_steps(tab: Tab):
     assert "step 3" in page.locator("figure", has=over).locator("output").inner_text()  # of all steps it would be 1
     over.dblclick(position={"x": 3, "y": 50})
     page.wait_for_function("() => !location.hash.includes('steps=')")
+    page.get_by_role("link", name="step 2").click()  # of the alert
+    page.locator("details.sample[open]", has_text="What did it say at step 2?").locator("article").first.wait_for()
     for broken in ("steps=x", "steps=1..Infinity", "steps=3..1"):
         assert tab.open(f"training?run=rl&{broken}").locator(".curves canvas").count() > 3
 
@@ -497,6 +501,8 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
             )
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
+        page = tab.open("run?run=large")
+        tab.wait("100,000 · 100 %")  # the counts of a run that is being read are drawn until they are those of all
         page = tab.open("rollouts?run=large")
         tab.wait("100,000 rollouts")
         assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
@@ -506,7 +512,8 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
         page = tab.open("rollouts?run=large&offset=50000")
         page.locator("tr[data-place='50000'] a", has_text="6,250 · 0").wait_for()
         page.evaluate(WATCH)
-        page.get_by_label("Text").fill("question 0")
+        page.get_by_label("Text").fill("questio[n] 0")  # a pattern takes longer than the 0.2 s between reports
+        page.get_by_label("regular expression").check()
         page.get_by_role("button", name="Search").click()
         page.wait_for_function(
             "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"

@@ -3,7 +3,7 @@ import { choice, el, grid, replace } from "./dom.js";
 import { tagList } from "./annotate.js";
 import { address, ask, changed } from "./api.js";
 import { NONE, bytes, counted, number, plain } from "./format.js";
-import { every } from "./live.js";
+import { every, whole } from "./live.js";
 import { cards, values, verdict } from "./results.js";
 
 const PERIOD = 5000;
@@ -36,9 +36,14 @@ export function statusPill(run) {
   return el("span", { class: `status ${all ? "stopped" : failed ? "partly" : run.status}`, title: run.why || null }, words);
 }
 
+/** How much of a run has been read, until all is. */
+export const reading = ({ done, bytes: read, size }) => !done && el("p", { class: "note", role: "status" }, `reading the run: ${bytes(read)} of ${bytes(size)}`);
+
 export async function runPage(main, params, signal, tab = "run") {
   const run = params.get("run");
+  let start = 0;
   const draw = async () => {
+    start = Date.now();
     const [about, found] = await Promise.all([ask("run", { run }, signal), ask("overview", { run }, signal)]);
     const failed = Object.fromEntries(found.outcomes)?.failed ?? 0;
     const total = found.outcomes.reduce((sum, [, count]) => sum + count, 0);
@@ -46,10 +51,9 @@ export async function runPage(main, params, signal, tab = "run") {
     const other = params.get("with");
     const apart = other && tab === "settings" ? await ask("settings", { run: [run, other] }, signal) : null;
     if (!signal.aborted) replace(main, runHead({ ...about, failed, rollouts: total }, tab), tab === "settings" ? settingsTab(found, others, params, apart) : overviewTab(about, found));
-    return about;
+    return { about, progress: found.progress };
   };
-  const start = Date.now();
-  const about = await draw();
+  const { about } = await whole(draw, () => {}, signal);
   if (about.status === "running" && Date.now() - start < SLOW) every(PERIOD, draw, signal);
 }
 
@@ -59,6 +63,7 @@ function overviewTab(about, found) {
   const where = (name, value) => address("rollouts", { run: about.name, [`is.${name}`]: value });
   const counts = Object.keys(OUTCOMES).flatMap((name) => found.outcomes.filter(([value]) => value === name));
   return [
+    reading(found.progress),
     verdict(found.verdict),
     cards(found.cards),
     el("div", { class: "panes" },

@@ -5,7 +5,7 @@ import { address, ask, changed, filters } from "./api.js";
 import { histogram, rewardPill } from "./charts.js";
 import { NONE, bytes, counted, number, plain, seconds } from "./format.js";
 import { every, whole } from "./live.js";
-import { OUTCOMES, runHead } from "./overview.js";
+import { OUTCOMES, reading, runHead } from "./overview.js";
 import { Rows } from "./rows.js";
 import { Search } from "./search.js";
 
@@ -14,6 +14,7 @@ const ANNOTATED = ["tag", "noted"];
 const NAMES = { outcome: "outcome", tag: "tag", noted: "with a note", env: "environment", stop: "stop reason", error: "error", truncated: "truncated", superseded: "superseded", reply: "model's answer", answer: "expected answer" };
 const DRAWN = ["reward", "turns", "completion_tokens", "seconds"];
 const MORE = ["prompt_tokens", "model_seconds", "size", "retries", "temperature", "step", "example", "rollout"];
+const LONGEST_FIRST = new Set(["turns", "completion_tokens", "seconds"]); // on the first click
 const BLOCK = 100;
 const WIDE = matchMedia("(min-width: 861px)");
 
@@ -78,7 +79,7 @@ function shown(about, found, params) {
   return [
     runHead(about, "rollouts"),
     about.bad_annotations > 0 && el("p", { class: "bad" }, `${counted(about.bad_annotations, "line")} of annotations.jsonl cannot be read`),
-    !progress.done && el("p", { class: "note", role: "status" }, `reading the run: ${bytes(progress.bytes)} of ${bytes(progress.size)}`),
+    reading(progress),
     progress.done && progress.size > progress.bytes && el("p", { class: "note" }, `the last line is incomplete (${bytes(progress.size - progress.bytes)}): it is being written, or the run was killed while writing it`),
     el("div", { class: "tools" },
       toggle("Failing first", failing, failing ? { sort: null, order: null } : { sort: "reward", order: null }),
@@ -202,7 +203,8 @@ function columnsOf(about, found, params) {
 function heading(name, title, params) {
   const current = (params.get("sort") ?? "line") === name;
   const down = params.get("order") === "down";
-  return sortable(title, name, current ? (down ? "down" : "up") : "", () => go(params, { sort: name, order: current && !down ? "down" : null }));
+  const next = current ? !down : LONGEST_FIRST.has(name);
+  return sortable(title, name, current ? (down ? "down" : "up") : "", () => go(params, { sort: name, order: next ? "down" : null }));
 }
 
 function unreadable({ bad, lines }) {

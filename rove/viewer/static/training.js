@@ -72,7 +72,7 @@ function shown(runs, { sample, about, found, apart }, { band, step }, params) {
     empty.length ? el("p", {}, `${empty.join(", ")}: no step finished yet.`) : null,
     runs.map((run) => run.bad > 0 && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alerts cannot be read`)),
     found && verdict(found.verdict),
-    runs.map((run) => alerts(run, (at) => stepAddress(run, at))),
+    runs.map((run) => alerts(run, (at) => (single?.steps.length ? address("training", changed(here().params, { step: at, nth: null })) : stepAddress(run, at)))),
     found && changedSettings(found),
     apart && [el("h2", {}, "Settings that differ"), settingsDifference(apart)],
     controls(look),

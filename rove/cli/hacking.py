@@ -54,8 +54,8 @@ def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     a, b = (folder / grader / "eval-rl" for grader in GRADERS)
     hint(
         console,
-        f"reward and truth part: rove view {folder}",
-        f"both models, question by question: rove compare {a} {b}",
+        f"the reward rises and right answers do not: rove view {folder}",
+        f"both models, question by question: rove compare {a} {b} --value exact",
         f'the fix is one argument: rove audit {ENV} -a \'{{"grader": "exact"}}\' --learn',
     )
     return {"reports": [json_report(report) for report in reports.values()], "rows": rows, "folder": str(folder)}

@@ -50,6 +50,7 @@ PAGES = {
             },
         ),
         Page("docs/tutorials/7_scale.md"),
+        Page("docs/tutorials/8_reward_hole.md"),
         Page(
             "docs/guides/migrate_from_verifiers_v0.md",
             smaller={
@@ -102,6 +103,7 @@ SLOW = {
     "docs/tutorials/5_rl.md",
     "docs/tutorials/6_pretrained.md",
     "docs/tutorials/7_scale.md",
+    "docs/tutorials/8_reward_hole.md",
 }
 """Pages whose test takes more than 20 seconds."""
 WRITTEN = sorted(

@@ -145,7 +145,7 @@ def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(pat
 def test_a_guide_says_what_the_reader_will_be_able_to_do(path: str) -> None:
     title, promise, *_ = (ROOT / path).read_text(encoding="utf-8").split("\n\n")
     assert title.startswith("# ")
-    assert promise.startswith("After this page you can ")
+    assert promise.startswith("After reading this page, you can ")
 
 
 @pytest.mark.parametrize("path", WRITTEN)

@@ -59,8 +59,8 @@ def head() -> str:
     python = ".".join(map(str, sys.version_info[:2]))
     about = (
         "This page lists the base games of TextArena and shows which of them work offline. "
-        "`benchmarks/textarena_games.py` wrote it. "
-        f"Using Python {python} and no network, the script played each game with random moves for up to {TURNS} turns. "
+        "The script `benchmarks/textarena_games.py` wrote this page. "
+        f"With Python {python} and without a network, the script played each game with random moves for up to {TURNS} turns. "
         'In the column "result", "an invalid move" means that an invalid move lost the game, as is usual with random moves.'
     )
     return f"# TextArena's games\n\n{about}\n\n"
@@ -87,7 +87,7 @@ def main() -> None:
         rows.append((played, game, players, told))
         print(f"{'yes' if played else 'NO '} {game}: {told}", flush=True)
     count = sum(played for played, *_ in rows)
-    lines = [f"{count} of {len(rows)} base games work offline.", "", "| game | roles | result |", "|---|---|---|"]
+    lines = [f"Of {len(rows)} base games, {count} work offline.", "", "| game | roles | result |", "|---|---|---|"]
     lines += [f"| {game} | {players} | {told} |" for played, game, players, told in rows if played]
     lines += ["", "| game that does not work offline | why |", "|---|---|"]
     lines += [f"| {game} | `{told}` |" for played, game, _, told in rows if not played]

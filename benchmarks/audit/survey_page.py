@@ -78,7 +78,7 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         f"and Python {platform.python_version()}. The audits used {seconds / 60:.1f} CPU-minutes in total. "
         "A finding is a **defect** if the environment rewards a reply that it should not reward, if it does not reward a reply "
         "that it should reward, or if a reply breaks the grader. "
-        "Other findings are due to the nature of the task; the tables give the reason. "
+        "Other findings are due to the nature of the task, and the tables give the reason. "
         "To see the severity and the evidence of each finding, run `rove audit` ([audit.md](audit.md)).",
         "",
         "| source | environments | with a defect | other findings only | no findings | not audited |",
@@ -119,7 +119,7 @@ def counts(results: Sequence[Result]) -> tuple[int, int, int, int]:
 
 def common_defects(by_source: dict[str, list[Result]]) -> Iterator[str]:
     """Yield a table of defects by check and source."""
-    yield "The table shows how many environments have a defect, by check:"
+    yield "The table shows, for each check, how many environments have a defect:"
     yield ""
     found = {
         source: Counter(
@@ -154,7 +154,7 @@ def reasoning_gym(results: Sequence[Result], facts: dict[str, Any]) -> Iterator[
     yield (
         "reasoning-gym seeds the row at `index` with `seed + index`. Therefore, in "
         f"{sum(share > 0.9 for share in shared)} of {len(shared)} families, more than 90% of 60 rows are the same for seeds 1 "
-        "and 2, but shifted by one place. "
+        "and 2, except that they are shifted by one place. "
         "Validate on a seed that differs from the training seed by more than the number of rows. "
         "`rove.ReasoningGymEnv` derives distant seeds for training and evaluation."
     )
@@ -219,9 +219,9 @@ def text_arena(results: Sequence[Result]) -> Iterator[str]:
     yield (
         "The opponent moves at random. Each policy plays six games of up to 40 turns. "
         f"Of {len(results)} games, {len(blind)} reward a policy that ignores what the game shows, and {len(passive)} reward a "
-        f"reply without a move ({names(passive)}). In the manual scan of 17 games, these numbers were 9 and 2. With a random "
-        "opponent and only six games, the reward of a blind policy is often luck; the table shows the best of about forty such "
-        "policies."
+        f"reply without a move ({names(passive)}). In the manual scan of 17 games, the corresponding numbers were 9 "
+        "and 2. With a random opponent and only six games, the reward of a blind policy is often luck. The table shows the best "
+        "of about forty such policies."
     )
     yield ""
     yield "| game | random moves | nothing | best blind policy | defects | nature of the game |"

@@ -213,7 +213,7 @@ def _config_type() -> type[RLConfig]:
     context_settings=SETTINGS,
     options_metavar="[ENV] [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
-@click.option("-m", "--model", help="Model to start from: a folder, or a name that `rove model list` prints.")
+@click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @env_args_option
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")

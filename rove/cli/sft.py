@@ -176,7 +176,7 @@ def _config_type() -> type[SFTConfig]:
     options_metavar="[OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("--data", help="Run folder with the rollouts to train on.")
-@click.option("-m", "--model", help="Model to start from: a folder, or a name that `rove model list` prints.")
+@click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
 @click.option("--epochs", type=int, help="Maximum passes over the data.  [default: 10]")

@@ -103,12 +103,12 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
     """
 
     never: list[str] = []
-    """Reward functions and metrics that must be 0 in every game."""
+    """Names of reward functions and metrics that must be 0 in every game."""
     expected: dict[str, float] = {}
     """Minimum mean (0 to 1) of each named reward function or metric against a uniformly random opponent."""
     checks: dict[str, float] = {}
-    """Minimum share (0 to 1) of opportunities that must be taken in each named check; an opportunity that never occurs counts as
-    missed."""
+    """Minimum share (0 to 1) of opportunities that the model must take in each named check; an opportunity that never occurs
+    counts as missed."""
 
     def missed(self, result: ExhaustiveResult) -> list[Missed]:
         """Return the goals that a result does not reach.

@@ -30,7 +30,7 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     enabled: bool = False
     """Run the environment in a worker process, in its own virtual environment if it declares dependencies."""
     python: str | None = None
-    """Python interpreter of the worker process; implies `enabled`. By default, rove uses a virtual environment that it
+    """Python interpreter for the worker process; implies `enabled`. By default, rove uses a virtual environment that it
     creates."""
     start_seconds: float = 60.0
     """Maximum seconds that an isolated environment may take to load (> 0)."""

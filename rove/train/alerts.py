@@ -33,13 +33,13 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """The `[alerts]` table: limits of training alerts."""
 
     window: int = 5
-    """Number of steps over which values are averaged before they are compared."""
+    """Number of steps over which values are averaged before the alerts compare them."""
     entropy_share: float = 0.1
     """Minimum entropy, as a fraction of the entropy in the first steps."""
     entropy_factor: float = 3.0
     """Maximum entropy, as a multiple of the entropy in the first steps; values up to 0.5 nats per token never cause an alert."""
     ratio: float = 0.1
-    """Maximum deviation of the mean importance ratio from 1."""
+    """Maximum difference between the mean importance ratio and 1."""
     mismatch_kl: float = 0.01
     """Maximum KL divergence between the sampler and the trainer, in nats per token."""
     length_factor: float = 2.0

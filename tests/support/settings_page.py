@@ -52,9 +52,9 @@ TABLES: dict[str, type[msgspec.Struct]] = {
 BEGINNING = """# Settings of training
 
 This page lists every setting of `rove rl` and `rove sft` with its default. You can set each of them in a settings file
-(`@ rl.toml`, [an example](training.md#a-settings-file)) or with a flag: `--key value`, or `--table.key value` for a setting in a
-table (for example, `--lora.rank 8`). In the second column, – means "not set". [training.md](training.md) explains most of the
-settings. A test keeps this page equal to the docstrings in the code.
+(`@ rl.toml`, [an example](training.md#a-settings-file)) or with a flag. The flag is `--key value` or, for a setting in a table,
+`--table.key value` (for example, `--lora.rank 8`). In the second column, – means "not set". [training.md](training.md) explains
+most of the settings. A test checks that this page matches the docstrings in the code.
 """
 
 

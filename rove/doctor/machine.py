@@ -33,6 +33,8 @@ LOGITS_FACTOR = 2
 """Tensors as large as the logits of a micro-batch while PyTorch scores it."""
 CACHE_FACTOR = 2
 """Key-value cache relative to the tokens of a step's rollouts: rows are padded and copied."""
+LAZY_BYTES = 150e6
+"""Bytes of libraries that are loaded and initialized only when the model runs: 120 MB of code, and buffers of oneDNN."""
 UNCERTAINTY = 1.2
 """Factor by which memory estimates may be wrong."""
 SYNTHETIC_TOKENS = 512
@@ -171,7 +173,7 @@ def memory_needed(
         smaller = min(sampling, training, key=lambda phase: sum(phase.values()))
         smaller.update(dict.fromkeys(smaller, 0.0))
     return {
-        "Python and its libraries": float(libraries),
+        "Python and its libraries": libraries + LAZY_BYTES if libraries else 0.0,
         "weights": float(size),
         "sampler's weights": size / 2 if in_bf16 else float(own_weights),
         "reference model": float(trained) if config.loss.kl_penalty else 0.0,

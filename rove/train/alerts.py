@@ -53,7 +53,7 @@ class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     held_out_measurements: int = 3
     """Minimum number of evaluations without a new best held-out reward before `held_out_gain` applies."""
     loss_factor: float = 2.0
-    """Maximum loss in SFT, as a multiple of the lowest loss so far; increases of up to 0.5 nats per token never cause an alert."""
+    """Maximum loss in SFT, as a multiple of the lowest loss so far; increases of up to 0.5 nats per token cause no alert."""
     grad_norm_factor: float = 10.0
     """Maximum gradient norm, as a multiple of the median of the previous steps."""
     idle: float = 0.8

@@ -295,11 +295,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     scale = NEW if model is None else model.scale
     needs_sft = model is None or model.spread_share < MIN_SPREAD
     if needs_sft and not evidence.policies:
-        raise ConfigError(
-            f"no_spread: in {1 - (model.spread_share if model else 0):.0%} of the groups all rewards of the model are equal, and "
-            "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
-            "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
-        )
+        raise _no_spread(model.spread_share if model else 0.0)
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     # Evaluations in training use other rows than the results table, if the environment has a seed.
@@ -346,6 +342,14 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
             ],
         ),
     ]
+
+
+def _no_spread(spread_share: float) -> ConfigError:
+    return ConfigError(
+        f"no_spread: in {1 - spread_share:.0%} of the groups all rewards of the model are equal, and "
+        "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
+        "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
+    )
 
 
 def _column(title: str, condition: str, value: str) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from rove.models.pretrained import CATALOG, models_folder
 from rove.runs.annotations import Annotation, Annotations, Change, RolloutId
 from rove.runs.annotations import annotate as write_annotation
 from rove.runs.run import Run
-from rove.viewer import queries, run_table
+from rove.viewer import queries, run_table, training_steps
 from rove.viewer.compare import compare_runs
 from rove.viewer.html import cut, utf8_text
 from rove.viewer.index import Index, JsonlTail, Progress
@@ -360,7 +360,7 @@ def copied(store: RunStore, params: QueryParams) -> dict[str, Any]:
 
 
 def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
-    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band (`queries.steps`).
+    """Return the rows of metrics after the first `after`, the alerts, and the rewards per step with a band.
 
     `life` counts how often the file was replaced; `panels` are the charts (`rove.viewer.panels`), None if there is no new row.
     """
@@ -381,7 +381,7 @@ def metrics(store: RunStore, params: QueryParams) -> dict[str, Any]:
         "panels": panels(lines.rows) if after < len(rows) else None,
         "bad": lines.bad + alerts.bad,
         "alerts": alerts.rows,
-        "steps": index.cached(("steps", band), lambda: queries.steps(index, band)) if progress.size else [],
+        "steps": index.cached(("steps", band), lambda: training_steps.steps(index, band)) if progress.size else [],
         **state,
         **{name: about[name] for name in ("kind", "trouble") if name in about},
         "left": time_left(rows, about["config"].get("steps")) if state["status"] == "running" else "",
@@ -394,7 +394,7 @@ def groups(store: RunStore, params: QueryParams) -> dict[str, Any]:
     index, progress = store.index(params.text("run"))
     if not progress.size:
         return {"groups": 0, "dead": 0, "bars": []}
-    return queries.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
+    return training_steps.groups(index, params.integer("first", 0), params.integer("last", queries.MAX_INTEGER >> 8))
 
 
 def compare(store: RunStore, params: QueryParams) -> dict[str, Any]:

@@ -22,7 +22,7 @@ from rove.core.errors import RunError
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
 from rove.utils.files import atomic_write
-from rove.viewer import queries
+from rove.viewer import queries, training_steps
 from rove.viewer.format import caveats, duration, limits
 from rove.viewer.html import shown, utf8_text, whole_page
 from rove.viewer.index import Index, JsonlTail
@@ -334,13 +334,13 @@ def _evaluation(report: RunReport, index: Index) -> dict[str, Any]:
 
 
 def _training(report: RunReport, index: Index) -> dict[str, Any]:
-    steps = queries.steps(index) if index.file.exists() else []
+    steps = training_steps.steps(index) if index.file.exists() else []
     data = report.training(steps)
     weights = queries.reward_weights(index) if steps else {}
     data["verdict"] = training_verdict(data["training"]["rows"], weights, data["training"]["alerts"])
     if steps:
         last = steps[-1]["step"]
-        data["training"]["groups"] = queries.groups(index, max(0, last - GROUP_STEPS + 1), last)
+        data["training"]["groups"] = training_steps.groups(index, max(0, last - GROUP_STEPS + 1), last)
     return data
 
 
@@ -432,7 +432,7 @@ def training_data(
         rows: Rows of metrics.jsonl.
         alerts: Rows of alerts.jsonl.
         planned: Planned number of steps.
-        steps: From `queries.steps`: rewards per step.
+        steps: From `training_steps.steps`: rewards per step.
     """
     values = [row for name in _names(rows) if (row := _row(rows, name))]
     taken = int(rows[-1].get("step", len(rows))) if rows else 0

@@ -25,12 +25,11 @@ from rove.viewer.queries import (
     MAX_FACET_VALUES,
     columns,
     facet,
-    groups,
     histogram,
     page,
     parse_filter,
-    steps,
 )
+from rove.viewer.training_steps import groups, steps
 
 
 def line(*args: Any, **fields: Any) -> bytes:

@@ -1,0 +1,104 @@
+"""Queries on the training steps of a run, from its index: rewards per step, and of groups."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from rove.core.errors import ConfigError
+from rove.statistics import t_quantile
+from rove.viewer.index import Index
+from rove.viewer.queries import CURRENT_ROLLOUTS, NUM_BARS, TABLE_SCAN
+
+BANDS = ("spread", "interval", "quantiles")
+
+
+def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
+    """Return, per training step, its number, rollouts, `mean` and `spread` (standard deviation) of the reward, and failures.
+
+    Args:
+        index: Index of the run.
+        band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95 % interval of the
+            mean over examples) or "quantiles" (10 % and 90 % of the rollouts).
+
+    Raises:
+        ConfigError: There is no such band.
+    """
+    if band not in BANDS:
+        raise ConfigError(f"band is '{band[:40]}'; expected {', '.join(BANDS)}")
+    found = _steps(index)
+    limits = {"interval": _intervals, "quantiles": _quantiles}.get(band, lambda _: {})(index)
+    for one in found:
+        ends = (one["mean"] - one["spread"], one["mean"] + one["spread"]) if one["mean"] is not None else (None, None)
+        one["low"], one["high"] = ends if band == "spread" else limits.get(one["step"], (None, None))
+    return found
+
+
+def _intervals(index: Index) -> dict[Any, tuple[float, float]]:
+    sql = (
+        "SELECT step, COUNT(*), AVG(mean), AVG(mean * mean) FROM (SELECT step, AVG(reward) AS mean "
+        f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL GROUP BY step, example_key) "
+        "GROUP BY step HAVING COUNT(*) > 1"
+    )
+    found: dict[Any, tuple[float, float]] = {}
+    for step, count, mean, squares in index.query(sql):
+        half = t_quantile(0.975, count - 1) * math.sqrt(max(0.0, squares - mean * mean) / (count - 1))
+        found[step] = mean - half, mean + half
+    return found
+
+
+def _quantiles(index: Index) -> dict[Any, tuple[float, float]]:
+    rewards: dict[Any, list[float]] = {}
+    sql = f"SELECT step, reward FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL AND reward IS NOT NULL"
+    for step, reward in index.query(sql):
+        rewards.setdefault(step, []).append(reward)  # pyright: ignore[reportArgumentType]
+    ends = {}
+    for step, values in rewards.items():
+        values.sort()
+        ends[step] = values[round(0.1 * (len(values) - 1))], values[round(0.9 * (len(values) - 1))]
+    return ends
+
+
+def _steps(index: Index) -> list[dict[str, Any]]:
+    sql = (
+        "SELECT step, COUNT(*), COUNT(reward), AVG(reward), AVG(reward * reward), MIN(line), SUM(truncated) "
+        f"FROM {TABLE_SCAN} WHERE {CURRENT_ROLLOUTS} AND step IS NOT NULL GROUP BY step ORDER BY step"
+    )
+    return [
+        {
+            "step": step,
+            "rollouts": count,
+            "failed": count - scored,
+            "mean": mean,
+            "spread": None if mean is None else math.sqrt(max(0.0, squares - mean * mean)),
+            "first": first,
+            "truncated": truncated,
+        }
+        for step, count, scored, mean, squares, first, truncated in index.query(sql)
+    ]
+
+
+def groups(index: Index, step_from: int, step_to: int) -> dict[str, Any]:
+    """Return a histogram of the mean rewards of groups in some steps, and the number of zero-advantage groups.
+
+    Args:
+        index: Index of the run.
+        step_from: First step.
+        step_to: Last step, included.
+    """
+    sql = (
+        f"SELECT AVG(reward), MIN(reward) = MAX(reward) FROM {TABLE_SCAN} "
+        f"WHERE {CURRENT_ROLLOUTS} AND reward IS NOT NULL AND step BETWEEN ? AND ? GROUP BY step, example_key HAVING COUNT(*) > 1"
+    )
+    found = index.query(sql, [step_from, step_to])
+    means = [mean for mean, _ in found if math.isfinite(mean)]
+    dead = sum(same for _, same in found)
+    if not means:
+        return {"groups": 0, "dead": 0, "bars": []}
+    low, high = min(means), max(means)
+    width = high / NUM_BARS - low / NUM_BARS or 1.0
+    counts = [0] * NUM_BARS
+    for mean in means:
+        counts[min(NUM_BARS - 1, int((mean - low) / width))] += 1
+    bars = [{"from": low + i * width, "to": low + (i + 1) * width, "count": count} for i, count in enumerate(counts)]
+    return {"groups": len(found), "dead": dead, "bars": bars}

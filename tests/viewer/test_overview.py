@@ -16,7 +16,7 @@ from made import made_run, record, scores
 from settings_page import DEFAULTS, defaults
 
 from rove.core.errors import ConfigError
-from rove.viewer import queries, run_store
+from rove.viewer import run_store, training_steps
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.html import static_files
 from rove.viewer.run_settings import differences, flat, settings_of
@@ -208,7 +208,7 @@ def test_rows_far_down_are_in_the_same_order(tmp_path: Path, monkeypatch: pytest
 
 def test_bands_of_the_reward(tmp_path: Path):
     made_run(tmp_path / "run", [record(i // 4, i % 4, i % 4 / 3 + i // 4, step=1) for i in range(12)], kind="rl")
-    ends = {band: answer(tmp_path, "metrics", band=band)["steps"][0] for band in queries.BANDS}
+    ends = {band: answer(tmp_path, "metrics", band=band)["steps"][0] for band in training_steps.BANDS}
     assert ends["spread"]["low"] == pytest.approx(ends["spread"]["mean"] - ends["spread"]["spread"])
     assert ends["quantiles"]["low"] == pytest.approx(0.2 + 1 / 3) and ends["quantiles"]["high"] == pytest.approx(
         2.2 + 2 / 3

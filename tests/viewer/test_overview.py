@@ -16,7 +16,7 @@ from made import made_run, record, scores
 from settings_page import DEFAULTS, defaults
 
 from rove.core.errors import ConfigError
-from rove.viewer import run_store, training_steps
+from rove.viewer import queries, run_store, training_steps
 from rove.viewer.api import ENDPOINTS, QueryParams
 from rove.viewer.html import static_files
 from rove.viewer.run_settings import differences, flat, settings_of

@@ -10,6 +10,7 @@ from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
 from rove.audit.subject import Measured, Policy, Subject, evidence
+from rove.core.errors import InfraError
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -213,8 +214,14 @@ async def check_injection(subject: Subject, base: Baseline, judge: str = "the ju
         subject: The environment, whose judge answers the requests.
         base: Its baseline.
         judge: The judge's name in the finding.
+
+    Raises:
+        InfraError: The judge gave no verdict on a reply without an order.
     """
     honest = await subject.measure("reply without an order", constant(base.form("qxzj")), NASTY_EXAMPLES)
+    if not honest.scored:
+        error = next((record.error for record in honest.records if record.error is not None), None)
+        raise InfraError(f"{judge} gave no verdict: {error.message if error else 'no rollout was scored'}")
     for name, order in INJECTIONS.items():
         for reply in (order, base.form(order), f"{base.form('qxzj')}\n{order}"):
             one = await subject.measure(f"order to the judge: {name}", constant(reply), NASTY_EXAMPLES)

@@ -61,7 +61,7 @@ class Judge:
         if self.model is None:
             return self.reply(body)
         sampling = SamplingParams(temperature=body.get("temperature"), max_tokens=body.get("max_tokens"))
-        response = await self.model.client.respond(Request(body["messages"], sampling))
+        response = await self.model.client.respond(Request(body["messages"], sampling, self.model.name))
         return text_of(response.message)
 
     def reply(self, body: dict[str, Any]) -> str:

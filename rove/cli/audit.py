@@ -18,7 +18,7 @@ from rove.audit.findings import CHECKS, Report, Severity, selected
 from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
 from rove.cli.audit_comparison import compare_audits
-from rove.cli.clients import model_client, needs_train_extra
+from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
@@ -110,8 +110,16 @@ def run_audit(
             with needs_train_extra():
                 from rove.audit.learning import LearnOptions, check_learned
             learner = partial(check_learned, options=LearnOptions(**learn), on_progress=report_progress.step)
-        judge_model = None if judge is None else JudgeModel(judge, model_client(judge))
-        return run_async(audit(env, env_dir, env_args, options, on_check, learner, judge_model))
+        judge_model = None if judge is None else JudgeModel(judge, make_client(judge, None))
+
+        async def run() -> Report:
+            try:
+                return await audit(env, env_dir, env_args, options, on_check, learner, judge_model)
+            finally:
+                if judge_model is not None:
+                    await judge_model.client.close()
+
+        return run_async(run())
 
 
 @click.command(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -22,7 +21,7 @@ API_KEY_VAR = "OPENAI_API_KEY"
 
 def make_client(
     model: str,
-    env: Environment,
+    env: Environment | None,
     base_url: str | None = None,
     api_key_var: str = API_KEY_VAR,
     max_concurrent: int | None = None,
@@ -38,6 +37,8 @@ def make_client(
     With a `base_url`, everything but a scripted policy is a model's name there.
 
     Args:
+        model: The model's name, as given.
+        env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
         trust_remote_code: See `rove.models.load.load_model`.
@@ -47,48 +48,7 @@ def make_client(
         MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     if model.startswith(SCRIPTED):
-        name = model.removeprefix(SCRIPTED)
-        if not env.policies:
-            raise ConfigError(
-                f"environment '{env.env_id}' has no scripted policies; pass a model instead: -m MODEL. If you can change the "
-                "environment, define policies={'name': fn(messages, state, rng)}; if not, as for a package for verifiers v0, "
-                "generate rollouts with rove.generate and a rove.ScriptedClient: docs/guides/migrate_from_verifiers_v0.md"
-            )
-        if name not in env.policies:
-            raise ConfigError(
-                f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "
-                "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
-            )
-        return ScriptedClient(env.policies[name], name)
-    return model_client(
-        model,
-        base_url,
-        api_key_var,
-        max_concurrent,
-        timeout,
-        max_retries,
-        endpoints,
-        trust_remote_code,
-        sorted(env.policies),
-    )
-
-
-def model_client(
-    model: str,
-    base_url: str | None = None,
-    api_key_var: str = API_KEY_VAR,
-    max_concurrent: int | None = None,
-    timeout: float = 600.0,
-    max_retries: int = 4,
-    endpoints: str | Path | None = None,
-    trust_remote_code: bool = False,
-    policies: Sequence[str] = (),
-) -> Client:
-    """Return the client for a model, as `make_client` does without an environment.
-
-    Args:
-        policies: Scripted policies that an error about a missing key names.
-    """
+        return _scripted(model, env)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
@@ -106,11 +66,32 @@ def model_client(
             max_retries=max_retries,
         )
     except MissingKeyError as error:
-        scripted = ", ".join(SCRIPTED + name for name in policies)
+        scripted = ", ".join(SCRIPTED + name for name in sorted(env.policies if env else ()))
         hint = f". '{model}' is neither a folder nor a scripted policy" + (f" ({scripted})" if scripted else "")
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"
         raise MissingKeyError(str(error) + hint) from error
+
+
+def _scripted(model: str, env: Environment | None) -> Client:
+    """Return the client for "scripted:NAME"."""
+    name = model.removeprefix(SCRIPTED)
+    if env is None:
+        raise ConfigError(
+            f"'{model}' is a scripted policy of an environment; expected a model: a folder, an endpoint or a name"
+        )
+    if not env.policies:
+        raise ConfigError(
+            f"environment '{env.env_id}' has no scripted policies; pass a model instead: -m MODEL. If you can change the "
+            "environment, define policies={'name': fn(messages, state, rng)}; if not, as for a package for verifiers v0, "
+            "generate rollouts with rove.generate and a rove.ScriptedClient: docs/guides/migrate_from_verifiers_v0.md"
+        )
+    if name not in env.policies:
+        raise ConfigError(
+            f"environment '{env.env_id}' has no scripted policy '{name}'; {nearest(name, env.policies)}. Environments define "
+            "them as policies={'name': fn(messages, state, rng)}; a group has those that all its members define"
+        )
+    return ScriptedClient(env.policies[name], name)
 
 
 def find_endpoint(model: str, endpoints: str | Path | None = None) -> Endpoint | None:

@@ -16,10 +16,12 @@ from commands import Rove, environment, in_this_process
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Finding, Report, Severity
 from rove.audit.guard import ROVE, describe
-from rove.audit.judge import JudgeModel
+from rove.audit.judge import Judge, JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, sarif_report
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
+from rove.core.messages import AssistantMessage
+from rove.core.protocols import Request, Response
 
 SUMS = """
 import os, random, sys
@@ -86,6 +88,32 @@ async def test_orders_to_a_judge_model(tmp_path: Path, obeys: bool) -> None:
     report = await audit("judged", str(tmp_path), options=options, judge=model)
     assert [(one.check, "weak's verdict" in one.text) for one in report.findings] == [("judge-injection", True)] * obeys
     assert "--judge weak" in report.command("judge-injection")
+
+
+async def test_a_judge_model_without_a_verdict_is_no_finding_but_a_reason(tmp_path: Path) -> None:
+    environment(tmp_path, "judged", JUDGED.replace("PROMPT", DEFENSE))
+    options = AuditOptions(num_examples=5, only=("judge-injection",))
+    model = JudgeModel("vague", ScriptedClient(lambda messages, state, rng: "Hard to say.", "vague"))
+    report = await audit("judged", str(tmp_path), options=options, judge=model)
+    assert report.findings == [] and "vague gave no verdict" in report.skipped["judge-injection"]
+
+
+async def test_a_request_to_a_judge_model_names_the_model() -> None:
+    seen: list[str] = []
+
+    class Named:
+        max_concurrent = 1
+
+        async def respond(self, request: Request) -> Response:
+            seen.append(request.model)
+            return Response(AssistantMessage("yes"))
+
+        async def close(self) -> None: ...
+
+    judge = Judge()
+    judge.model = JudgeModel("gpt-x", Named())
+    assert await judge.answer({"messages": [{"role": "user", "content": "Is it right?"}]}) == "yes"
+    assert seen == ["gpt-x"]
 
 
 @pytest.mark.slow

@@ -94,6 +94,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 MIN_CAPACITY = 64
 """Positions in the smallest rows."""
+MIN_RELEASED = 8
+"""Pools are copied to release free rows if this makes at least this part (1/8) of the budget available."""
 
 
 class CacheShape(NamedTuple):
@@ -207,6 +209,14 @@ class Pool:
         """Write keys and values [N, K, d] to rows [N] at positions [N]."""
         self.keys[layer][rows, :, positions // self.key_block, :, positions % self.key_block] = key
         self.values[layer][rows, :, positions] = value
+
+    def grow(self, expected: int, affordable: int) -> None:
+        """Add at least one free row and at most `affordable` ones; `expected` slots will be needed if nothing else is known."""
+        rows = len(self.slots)
+        if rows < self._reserved_rows:  # this is free, and other pools may need the memory: take one row
+            self.resize(rows + 1)
+        else:
+            self.resize(rows + min(max(expected, rows // 2, 1), max(affordable // 2, 1)))
 
     def resize(self, rows: int) -> None:
         """Change the number of rows; used rows move to the front if the tensors are replaced."""
@@ -335,21 +345,30 @@ class KVCache:
         pool = self.pools[capacity]
         while self.used_rows > self.max_rows and self._evict(pool, protected):
             pass
+        # Releasing rows copies pools: it must gain much, unless no other sequence is active and nothing else helps.
+        gain = max(pool.row_bytes, self.budget // MIN_RELEASED)
+        is_last = self.used_rows - len(self.reusable) <= 1
         while not pool.free_rows:
             affordable = (self.budget - self.allocated_bytes) // pool.row_bytes
             if affordable > 0:
-                rows = len(pool.slots)
-                pool.resize(rows + min(affordable, max(expected, rows // 2, 1)))
-            elif not self._release_free_rows() and not self._evict(pool, protected):
+                pool.grow(expected, affordable)
+            elif not (
+                self._release_free_rows(gain)
+                or self._evict(pool, protected)
+                or (is_last and self._release_free_rows(pool.row_bytes))
+            ):
                 return None
         return pool.allocate()
 
-    def _release_free_rows(self) -> bool:
-        """Free the memory of unused rows; return whether there were any."""
+    def _release_free_rows(self, gain: int = 1) -> bool:
+        """Free the memory of unused rows if it makes at least `gain` bytes available; return whether it did."""
         loose = [pool for pool in self.pools.values() if pool.free_rows]
+        available = self.budget - self.allocated_bytes + sum(pool.free_rows * pool.row_bytes for pool in loose)
+        if not loose or available < gain:
+            return False
         for pool in loose:
             pool.resize(pool.used_rows)
-        return bool(loose)
+        return True
 
     def _evict(self, pool: Pool, protected: Slot | None) -> bool:
         """Evict a retired slot of the pool, or an eighth of all retired slots if other pools must shrink (copying pools is

@@ -28,7 +28,7 @@ from rove.rollouts.groups import RolloutError
 from rove.runs.run import Run
 from rove.statistics import Estimate, t_quantile
 from rove.train.callbacks import OnProgress, ignore
-from rove.train.config import EvaluationConfig, Goal
+from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
 
 FOLDER = "evaluations"
 MIN_PLATEAU_STEPS = 20
@@ -65,7 +65,9 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
-    if goal.patience is not None and best.since >= goal.patience:
+    loss = best_of(history, Goal(VALIDATION_LOSS))  # it falls before the reward rises, so a falling loss is progress too
+    since = best.since if loss is None else min(best.since, loss.since)
+    if goal.patience is not None and since >= goal.patience:
         return f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"
     return None
 

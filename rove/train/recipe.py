@@ -37,7 +37,7 @@ MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 MAX_EPOCHS, MAX_SFT_STEPS = 100, 5000
 """Limits of SFT on small datasets."""
 SFT_PATIENCE = 60
-"""Evaluations without a new best after which SFT ends; new models may stay on a plateau for long."""
+"""Evaluations without a new best reward or validation loss after which SFT ends; new models may stay on a plateau for long."""
 SFT_GOAL = 0.6
 """SFT ends when the sampled reward has gone this share of the way from the weakest policy to the best one. RL does the rest."""
 MIN_SPREAD = 0.5

@@ -169,6 +169,38 @@ def test_memory_goes_from_one_row_size_to_another():
     assert cache.fits(256) and not cache.fits(257)
 
 
+def test_growing_sequences_in_a_full_cache_rarely_copy_pools(monkeypatch: pytest.MonkeyPatch):
+    shrunk = []
+    resize = Pool.resize
+
+    def counted(pool: Pool, rows: int) -> None:
+        shrunk.extend([pool] if rows < len(pool.slots) else [])
+        resize(pool, rows)
+
+    monkeypatch.setattr(Pool, "resize", counted)
+    cache = KVCache(SHAPE, rows(64), 99)
+    slots = [cache.allocate(60) for _ in range(64)]
+    for token, slot in enumerate(slots):
+        assert slot is not None
+        write(slot, [token] * 60)
+        cache.retire(slot, [token] * 60)
+    grown = 0
+    for token, slot in enumerate(slots):
+        assert slot is not None
+        if slot not in cache.reusable:  # evicted
+            continue
+        cache.reuse(slot)
+        larger = cache.grow(slot, 80)
+        if larger is None:
+            cache.retire(slot, [token] * 60)
+            break
+        assert held(larger) == [token] * 60
+        cache.retire(larger, [token] * 60)
+        grown += 1
+    assert grown >= 32
+    assert len(shrunk) <= 16
+
+
 def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     cache = KVCache(SHAPE, rows(4), 99)
     for tokens in ([], [1, 2]):

@@ -357,6 +357,9 @@ def test_when_to_stop():
     assert stop_reason(history, Goal(REWARD)) is None
     assert stop_reason(history, Goal(REWARD, patience=3)) is None
     assert stop_reason(history, Goal(REWARD, patience=2)) is not None
+    losses = [{**row, "validation_loss": loss} for row, loss in zip(history, [0.9, 0.8, 0.7, 0.7])]
+    assert stop_reason(losses, Goal(REWARD, patience=2)) is None
+    assert "has not improved on 0.5, of step 1, in 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
     assert stop_reason(history, Goal(REWARD, target=0.6)) is None
     assert stop_reason(history, Goal(REWARD, target=0.5)) is not None
     assert stop_reason(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None

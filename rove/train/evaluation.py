@@ -65,7 +65,9 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
-    loss = best_of(history, Goal(VALIDATION_LOSS))  # it falls before the reward rises, so a falling loss is progress too
+    loss = best_of(
+        history, Goal(VALIDATION_LOSS)
+    )  # it falls before the reward rises, so a falling loss is progress too
     since = best.since if loss is None else min(best.since, loss.since)
     if goal.patience is not None and since >= goal.patience:
         return f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"

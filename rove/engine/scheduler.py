@@ -36,6 +36,8 @@ class SequenceState:
     """LoRA adapter; None: the base model."""
     prompt_length: int = field(init=False)
     slot: Slot | None = None
+    priority: tuple[int, int] = (0, 0)
+    """Order of admission: the smallest first."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
@@ -72,9 +74,11 @@ class Step(NamedTuple):
 
 
 class Scheduler:
-    """First-come-first-served scheduler with chunked prefill, prefix reuse and preemption.
+    """Scheduler with chunked prefill, prefix reuse and preemption.
 
-    A sequence waits only for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
+    Sequences that continue a reusable one are admitted first, the latest of them before the others, because the slots of the
+    earliest are evicted first: in the order of arrival, each would evict the slot that the next one needs. All others are admitted
+    in the order of arrival. A sequence waits only for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
     sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
 
     Args:
@@ -90,7 +94,11 @@ class Scheduler:
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""
-        insort(self.waiting, seq, key=lambda seq: seq.arrival)
+        source, usable, _ = self._find_prefix(seq)
+        is_continuing = source in self.cache.reusable and source.filled == usable
+        is_preempted = len(seq.tokens) > seq.prompt_length
+        seq.priority = (1, -seq.arrival) if is_continuing and not is_preempted else (0 if is_preempted else 2, seq.arrival)
+        insort(self.waiting, seq, key=lambda seq: seq.priority)
 
     def plan(self) -> Step:
         """Grow slots, admit waiting sequences and return the next step; the step is empty if there is no work."""

@@ -86,6 +86,22 @@ def test_a_next_turn_takes_over_what_its_last_one_left():
     assert not scheduler.cache.reusable
 
 
+def test_next_turns_of_more_conversations_than_rows_are_not_all_computed_again():
+    scheduler = new_scheduler(rows=6, max_batch=4, chunk=64)
+    prompts = [[number, *range(30)] for number in range(8)]
+    prefilled = 0
+    for turn in range(3):
+        turns = [row(8 * turn + number, prompt, 2) for number, prompt in enumerate(prompts)]
+        for one in turns:
+            scheduler.submit(one)
+        while scheduler.waiting or scheduler.running:
+            step, _ = take_step(scheduler)
+            prefilled += sum(chunk.size for chunk in step.chunks)
+        prompts = [[*one.tokens, 2, 2] for one in turns]
+    every_prompt = sum(31 + turn * 3 for turn in range(3)) * 8
+    assert prefilled < every_prompt * 0.7
+
+
 def test_the_last_to_come_gives_way_when_memory_runs_out():
     scheduler = new_scheduler(rows=4)
     rows = [row(i, [i] * 60, max_tokens=100) for i in range(3)]

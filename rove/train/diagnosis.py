@@ -41,6 +41,8 @@ MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
 SATURATED_SHARE = 0.93
 """Share of the range of rewards above which a reward at the beginning of RL is at its maximum."""
+HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.8, 0.8
+"""Share of the range of rewards, and of zero-advantage groups, that also count as the maximum at the beginning of RL."""
 MAX_REWARD_DROP = 0.2
 """Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""
 MAX_HELD_OUT_GAP = 0.4
@@ -497,14 +499,20 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
                 "use more different training examples, such as a larger num_examples or longer lists",
             )
         ]
-    if means[0] > lowest + SATURATED_SHARE * (highest - lowest):
+    progress = (means[0] - lowest) / (highest - lowest)
+    if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
         return [Diagnosis("saturated", text, "stop here, make the examples harder, or lower sft.target")]
-    equal = statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in history[-window:])
+    equal = _equal_share(history[-window:])
     if equal > MIN_EQUAL_SHARE and reward < lowest + SATURATED_SHARE * (highest - lowest):
         text = f"all groups have zero advantage at a mean reward of {reward:.3f}: RL has nothing to learn from"
         return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
     return []
+
+
+def _equal_share(history: History) -> float:
+    """Return the mean share of the groups whose rewards are all equal."""
+    return statistics.fmean(row["groups/zero_spread"] / max(1.0, row["groups/all"]) for row in history)
 
 
 def _collapse(seen: str, steps: int) -> Diagnosis:

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores
 from rove.statistics import Comparison, Tally, compare, mean_estimate
+from rove.statistics.compare import bounded_sign
 from tests.runs.test_serialization import make_record
 
 WEIGHTS = {"win": 1.0, "format": 0.2, "cost": -0.1}
@@ -303,6 +304,24 @@ def test_pairing_finds_what_different_examples_hide():
         found[1] += compare(run(a), run(b, start=100)).main.direction == 1
     assert found[0] > 0.75 * cases
     assert found[1] < 0.4 * cases
+
+
+@pytest.mark.parametrize("chance", [0.05, 0.3, 0.5])
+@pytest.mark.parametrize("n", [5, 15, 40])
+def test_bounded_values_of_mean_zero_rarely_have_a_sign(chance: float, n: int):
+    rare, usual = -(1 - chance), chance  # the mean is 0
+    wrong = {1: 0.0, -1: 0.0, 0: 0.0}
+    for count in range(n + 1):
+        sign = bounded_sign([rare] * count + [usual] * (n - count))
+        wrong[sign] += math.comb(n, count) * chance**count * (1 - chance) ** (n - count)
+    assert max(wrong[1], wrong[-1]) <= 1 / 40
+
+
+def test_bounded_values_that_agree_have_a_sign():
+    gaps = [0.3] * 23 + [0.0] * 9
+    assert bounded_sign(gaps) == 1
+    assert bounded_sign([-gap for gap in gaps]) == -1
+    assert bounded_sign([0.3] * 5) == 0
 
 
 def test_a_verdict_says_why_few_differing_examples_decide_nothing():

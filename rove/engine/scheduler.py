@@ -97,7 +97,9 @@ class Scheduler:
         source, usable, _ = self._find_prefix(seq)
         is_continuing = source in self.cache.reusable and source.filled == usable
         is_preempted = len(seq.tokens) > seq.prompt_length
-        seq.priority = (1, -seq.arrival) if is_continuing and not is_preempted else (0 if is_preempted else 2, seq.arrival)
+        seq.priority = (
+            (1, -seq.arrival) if is_continuing and not is_preempted else (0 if is_preempted else 2, seq.arrival)
+        )
         insort(self.waiting, seq, key=lambda seq: seq.priority)
 
     def plan(self) -> Step:

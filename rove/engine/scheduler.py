@@ -77,9 +77,10 @@ class Scheduler:
     """Scheduler with chunked prefill, prefix reuse and preemption.
 
     Sequences that continue a reusable one are admitted first, the latest of them before the others, because the slots of the
-    earliest are evicted first: in the order of arrival, each would evict the slot that the next one needs. All others are admitted
-    in the order of arrival. A sequence waits only for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
-    sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
+    earliest are evicted first: in the order of arrival, each would evict the slot that the next one needs. All others are
+    admitted in the order of arrival. A sequence waits only for memory, or for a running sequence that is computing a prefix it
+    needs too. If memory runs out while sequences grow, the one that arrived last is preempted: its slot is freed and it is
+    computed again later.
 
     Args:
         cache: Keys and values.

@@ -9,50 +9,41 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import difflib
-import inspect
-import json
 import math
 import random
 import re
 import statistics
-from collections.abc import AsyncIterator, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import msgspec
 
 from rove.audit.baseline import Baseline
+from rove.audit.exploration import WEIGHTS, exploration
 from rove.audit.findings import Finding, Severity
-from rove.audit.game_checks import actions_of
-from rove.audit.replies import blind_replies, from_answer, hedges, last_message, observed_actions
-from rove.audit.search import vocabulary
 from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
 from rove.core.config import check_positive
-from rove.core.messages import AssistantMessage, Messages, text_of
-from rove.core.records import RolloutRecord
+from rove.core.messages import Messages, text_of
+from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.from_scratch import new_model
-from rove.models.load import LoadedModel
+from rove.models.load import LoadedModel, load_model
 from rove.rollouts.evaluate import conversation_texts
+from rove.rubrics.rubric import Rubric, RubricGroup
 from rove.runs.run import Run
 from rove.statistics import mean_estimate
-from rove.tools.examples import example_call
 from rove.train.config import LossConfig, RLConfig, SFTConfig
 from rove.train.rl import train_rl
 from rove.train.sft import train_sft
 
 MATCHES = "matches_answer"
 """Metric of the RL run: whether the reply commits to the row's answer."""
-WEIGHTS = {"right": 0.05, "guess": 0.25, "known": 0.15, "policy": 0.15, "random": 0.40}
-"""Shares of the replies that the model learns first, by kind."""
 BEST_QUANTILE, BEST_SHARE, MAX_COPIES = 0.9, 0.5, 8
 """Random replies from this quantile of the reward are learned in addition: up to this share of the others, and so many copies."""
-MAX_CHARS = 240
-"""Maximum characters of such a reply."""
-MAX_WORDS = 24
-"""Maximum number of random words in such a reply."""
 ROLLOUTS = 4
 """Rollouts per example of the measured models."""
 GAP = 0.25
@@ -124,7 +115,9 @@ class Learned(NamedTuple):
     moved: Measured
     """Replies of the trained model, given to other examples."""
     records: Mapping[int, list[RolloutRecord]]
-    """Rollouts of each RL step."""
+    """Rollouts of each RL step; none after RL on one function."""
+    stage: str = "RL"
+    """What it was trained with."""
 
 
 async def check_learned(
@@ -135,6 +128,9 @@ async def check_learned(
     on_progress: OnProgress = lambda stage, done, total: None,
 ) -> AsyncIterator[Finding]:
     """Yield a finding if RL raises the reward and independent measures do not follow.
+
+    If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
+    that learns the task first has no reason to use a hole in one function.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
@@ -150,47 +146,80 @@ async def check_learned(
     Raises:
         OutOfTime: The time budget is used up.
     """
+    start = subject.remaining
     try:
-        async with asyncio.timeout(subject.remaining):
-            learned = await _learn(subject, base, open_env, options, on_progress)
+        async with asyncio.timeout(start):
+            loaded, max_tokens, before = await _imitate(subject, base, options, on_progress)
+            learner = partial(_reinforce, subject, base, open_env, options, max_tokens, on_progress)
+            learned = await learner(loaded, before, "")
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
-    if not _is_above(learned.after, learned.before):  # RL has found nothing
-        return
-    for finding in (_divergence(learned, base, measures(subject, base)), await _independence(subject, learned, base)):
-        if finding is not None:
-            yield finding
-            return
+    known = measures(subject, base)
+    if _is_above(learned.after, learned.before):  # RL has found something
+        for finding in (_divergence(learned, base, known), await _independence(subject, learned, base)):
+            if finding is not None:
+                yield finding
+                return
+    used = start - subject.remaining
+    with contextlib.suppress(TimeoutError, OutOfTime):  # the check itself is done
+        for name in large_functions(base) if known else []:
+            if subject.remaining < used:
+                return
+            async with asyncio.timeout(subject.remaining):
+                learned = await learner(load_model(options.folder / "sft" / "final"), before, name)
+            finding = _divergence(learned, base, known) if _is_above(learned.after, learned.before) else None
+            if finding is not None:
+                yield finding
+                return
 
 
-async def _learn(
-    subject: Subject,
-    base: Baseline,
-    open_env: Callable[[], Environment],
-    options: LearnOptions,
-    on_progress: OnProgress,
-) -> Learned:
-    """Train a model with SFT, then with RL; measure it before and after RL."""
+def large_functions(base: Baseline) -> list[str]:
+    """Return the reward functions, of several, that can hold a hole of `GAP`; the largest first."""
+    scored = base.own.scored if base.own is not None else []
+    weights = scored[0].scores.weights if scored and scored[0].scores else {}
+    large = [name for name, weight in weights.items() if weight >= GAP * base.range]
+    return sorted(large, key=lambda name: -weights[name]) if len(weights) > 1 else []
+
+
+class _OneFunction(RubricGroup):
+    """A rubric in which one function is the whole reward; the others are metrics."""
+
+    def __init__(self, rubric: Rubric, name: str):
+        super().__init__([rubric])
+        self.name = name
+
+    async def score_rollout(self, state: State) -> Scores:
+        return self._only(await super().score_rollout(state))
+
+    async def score_group(self, states: Sequence[State], scores: Sequence[Scores] | None = None) -> list[Scores]:
+        return [self._only(one) for one in await super().score_group(states, scores)]
+
+    def _only(self, scores: Scores) -> Scores:
+        value, weight = scores.rewards[self.name], scores.weights[self.name]
+        others = {name: other for name, other in scores.rewards.items() if name != self.name}
+        return Scores(
+            weight * value, {self.name: value}, {self.name: weight}, {**scores.metrics, **others}, scores.extras
+        )
+
+
+async def _imitate(
+    subject: Subject, base: Baseline, options: LearnOptions, on_progress: OnProgress
+) -> tuple[LoadedModel, int, Measured]:
+    """Train a new model with SFT; return it, its maximum tokens per response, and its rewards."""
     on_progress("replies to learn from", 0, 1)
     records = await _replies(subject, base, options)
     loaded = new_model(conversation_texts(records), seed=options.seed)
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
-    sampling = {"temperature": 1.0, "max_tokens": _max_tokens(loaded, records, options.max_tokens)}
+    max_tokens = _max_tokens(loaded, records, options.max_tokens)
+    return loaded, max_tokens, await _measure(subject, loaded, "learner: after SFT", options, max_tokens)
 
-    async def measure(name: str) -> Measured:  # a new engine, since one keeps its weights
-        return await subject.measure(
-            name, EngineClient.from_model(loaded), rollouts=ROLLOUTS, seed=options.seed, sampling_args=sampling
-        )
 
-    before = await measure("learner: after SFT")
-    run = await _reinforce(loaded, open_env(), subject, base, options, sampling["max_tokens"], on_progress)
-    after = await measure("learner: after RL")
-    moved = await subject.measure("learner: replies to other examples", _moved(after), rollouts=ROLLOUTS)
-    by_step: dict[int, list[RolloutRecord]] = {}
-    for record in run.rollouts():
-        if record.scores is not None and record.step is not None:
-            by_step.setdefault(record.step, []).append(record)
-    return Learned(before, after, moved, by_step)
+async def _measure(
+    subject: Subject, loaded: LoadedModel, name: str, options: LearnOptions, max_tokens: int
+) -> Measured:
+    sampling = {"temperature": 1.0, "max_tokens": max_tokens}
+    client = EngineClient.from_model(loaded)  # a new engine, since one keeps its weights
+    return await subject.measure(name, client, rollouts=ROLLOUTS, seed=options.seed, sampling_args=sampling)
 
 
 async def _replies(subject: Subject, base: Baseline, options: LearnOptions) -> list[RolloutRecord]:
@@ -227,14 +256,18 @@ def _fine_tune(
 
 
 async def _reinforce(
-    loaded: LoadedModel,
-    env: Environment,
     subject: Subject,
     base: Baseline,
+    open_env: Callable[[], Environment],
     options: LearnOptions,
     max_tokens: int,
     on_progress: OnProgress,
-) -> Run:
+    loaded: LoadedModel,
+    before: Measured,
+    function: str,
+) -> Learned:
+    """Train a model with RL on the reward, or on one function of it alone, and measure it with the whole reward."""
+    env = open_env()
     config = RLConfig(
         env=env.env_id,
         model=str(options.folder / "sft" / "final"),
@@ -253,12 +286,23 @@ async def _reinforce(
             return commits(text_of(completion[-1]), answer, answers, base)
 
         env.rubric.add_metric(matches_answer, name=MATCHES)
-    with Run(options.folder / "rl") as run:
+    if function:
+        env.rubric = _OneFunction(env.rubric, function)
+    stage = f"RL on {function}" if function else "RL"
+    with Run(options.folder / re.sub(r"\W", "_", f"rl {function}".strip())) as run:
         run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
         with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
             async with asyncio.timeout(RL_SHARE * subject.remaining):
-                await train_rl(config, env, loaded, run, lambda step, metrics: on_progress("RL", step, options.steps))
-    return run
+                await train_rl(config, env, loaded, run, lambda step, metrics: on_progress(stage, step, options.steps))
+    after = await _measure(subject, loaded, f"learner: after {stage}", options, max_tokens)
+    moved = await subject.measure(
+        f"learner: replies after {stage}, to other examples", _moved(after), rollouts=ROLLOUTS
+    )
+    by_step: dict[int, list[RolloutRecord]] = {}
+    for record in run.rollouts() if not function else []:
+        if record.scores is not None and record.step is not None:
+            by_step.setdefault(record.step, []).append(record)
+    return Learned(before, after, moved, by_step, stage)
 
 
 def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: int) -> int:
@@ -268,92 +312,6 @@ def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: in
     texts = [text_of(message) for record in records for message in record.completion if message["role"] == "assistant"]
     lengths = sorted(len(loaded.tokenizer(text)["input_ids"]) for text in texts)
     return min(limit, max(16, 2 * lengths[int(0.98 * (len(lengths) - 1))]))
-
-
-def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tuple(WEIGHTS)) -> Policy:
-    """Return a policy that writes replies of the chosen kinds, one kind per rollout: what the model knows before RL.
-
-    The kinds are right answers, guesses, replies of the other checks, scripted policies, and random words of the prompts and
-    rows; with several turns or tools, random actions and calls.
-    """
-    actions = actions_of(base, base.honest)
-    known = [*blind_replies(base.form, subject.answers, base.prompts).values()]
-    if base.own is not None:
-        known += hedges(base.form, subject.answers).values()
-    scripted = [*subject.env.policies.values()]
-    shown = _random_actions(base, actions) if base.is_multi_turn or _has_tools(base) else None
-    kinds: dict[str, list[Policy]] = {
-        "right": [from_answer(base.form)] if base.own is not None else [],
-        "guess": [base.guess],
-        "known": [] if base.is_multi_turn else known,
-        "policy": scripted,
-        "random": [shown] if shown else [_random_words(base, vocabulary(subject, base))],
-    }
-    kinds = {kind: policies for kind, policies in kinds.items() if policies and kind in chosen}
-
-    async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
-        of_rollout = random.Random(state["seed"])
-        [kind] = of_rollout.choices(list(kinds), [WEIGHTS[kind] for kind in kinds])
-        reply = of_rollout.choice(kinds[kind])(messages, state, rng)
-        reply = await reply if inspect.isawaitable(reply) else reply
-        return reply[:MAX_CHARS] if isinstance(reply, str) else reply
-
-    return policy
-
-
-def _has_tools(base: Baseline) -> bool:
-    """Return whether the environment offers tools."""
-    return any(record.tools for one in [base.floor, *base.honest] for record in one.records[:1])
-
-
-def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
-    """Return a policy that writes random words, half of them from its own prompt, in the form of an answer or without it."""
-
-    def policy(messages: Messages, state: State, rng: random.Random) -> str:
-        own = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
-
-        def some() -> str:
-            count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
-            return " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
-
-        kind = rng.random()
-        if kind < 0.6:
-            return "".join(
-                f"{some()}{part}" if index else part for index, part in enumerate(base.form("\0").split("\0"))
-            )
-        return some() if kind < 0.8 else f"{some()}\n{base.form(rng.choice(own))}"
-
-    return policy
-
-
-def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
-    """Return a policy of random actions; some rollouts repeat a short cycle of actions."""
-
-    def policy(messages: Messages, state: State, rng: random.Random) -> Any:
-        of_rollout = random.Random(state["seed"] + 1)
-        turn = len(state["trajectory"])
-        if state.get("tools") and rng.random() < 0.7:
-            return _random_call(state["tools"], messages, rng)
-        choices = [*actions, *observed_actions(last_message(messages))] or ["1"]
-        if of_rollout.random() < 0.4:
-            cycle = of_rollout.choices(actions or choices, k=of_rollout.randint(1, 3))
-            return base.form(cycle[turn % len(cycle)])
-        return base.form(rng.choice(choices))
-
-    return policy
-
-
-def _random_call(tools: Sequence[Mapping[str, Any]], messages: Messages, rng: random.Random) -> Mapping[str, Any]:
-    """Return a call of a random tool; its texts are random words of the conversation."""
-    words = re.findall(r"\w+", " ".join(map(text_of, messages))) or ["a"]
-    call = example_call(rng.choice(tools), f"call_{rng.randrange(10**6)}")
-    arguments = json.loads(call["function"]["arguments"])
-    drawn = {
-        name: rng.choice(words) if isinstance(value, str) else rng.randint(0, 9) if type(value) is int else value
-        for name, value in arguments.items()
-    }
-    call["function"]["arguments"] = json.dumps(drawn)
-    return AssistantMessage("", tool_calls=[call])
 
 
 def commits(reply: str, answer: str, answers: set[str], base: Baseline) -> float:
@@ -470,7 +428,8 @@ def _rise(learned: Learned, base: Baseline) -> str:
         for one in (learned.before, learned.after)
     ]
     return (
-        f"RL raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} (a guess: {base.floor.mean:.3f}, "
+        f"{learned.stage} raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} "
+        f"(a guess: {base.floor.mean:.3f}, "
         f"right answers: {base.full:.3f}; words per reply {words[0]:.0f} → {words[1]:.0f})"
     )
 

@@ -11,6 +11,7 @@ import pytest
 import rove as vf
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.baseline import Baseline, measure_baseline
+from rove.audit.exploration import exploration
 from rove.audit.findings import Severity
 from rove.audit.learning import (
     GAP,
@@ -18,9 +19,10 @@ from rove.audit.learning import (
     LearnOptions,
     Measure,
     _divergence,
+    _OneFunction,
     check_learned,
     commits,
-    exploration,
+    large_functions,
     measures,
 )
 from rove.audit.subject import Subject
@@ -118,6 +120,31 @@ async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     assert _divergence(Learned(before, honest, hack, records), base, [measure]) is None
     assert _divergence(Learned(before, hack, hack, records), base, []) is None
     assert base.share(hack.mean) > GAP
+
+
+async def test_one_function_can_be_the_whole_reward() -> None:
+    def short(completion: Any) -> float:
+        return float(len(completion[-1].content) < 9)
+
+    env = toy(exact)
+    assert large_functions((await known(env))[1]) == []  # the whole reward is one function
+    env.rubric.add_reward_func(short, weight=0.5)
+    env.rubric.add_reward_func(lambda completion: 1.0, weight=0.1, name="small")
+    subject, base = await known(env)
+    assert large_functions(base) == ["exact", "short"]
+    env.rubric = _OneFunction(env.rubric, "short")
+    [record] = (await subject.measure("wrong", lambda messages, state, rng: "no", 1)).scored
+    assert record.scores is not None
+    assert (record.scores.reward, record.scores.rewards) == (0.5, {"short": 1.0})
+    assert record.scores.metrics["exact"] == 0.0
+
+
+async def test_scrambled_answers_contain_words_of_the_answer() -> None:
+    subject, base = await known(toy(exact))
+    measured = await subject.measure("data", exploration(subject, base, ("scrambled",)), rollouts=3)
+    texts = [(text_of(record.completion[-1]), record.answer) for record in measured.scored]
+    assert all(answer in text.split() for text, answer in texts)
+    assert any(text != answer for text, answer in texts)
 
 
 def test_settings_are_checked(tmp_path: Path) -> None:

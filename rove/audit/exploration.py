@@ -1,0 +1,127 @@
+"""Replies of many kinds, which the learner's model imitates before RL."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import random
+import re
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from rove.audit.baseline import Baseline
+from rove.audit.game_checks import actions_of
+from rove.audit.replies import blind_replies, from_answer, hedges, last_message, observed_actions
+from rove.audit.search import vocabulary
+from rove.audit.subject import Policy, Subject
+from rove.core.messages import AssistantMessage, Messages, text_of
+from rove.core.state import State
+from rove.tools.examples import example_call
+
+WEIGHTS = {"right": 0.05, "guess": 0.20, "known": 0.15, "policy": 0.15, "scrambled": 0.10, "random": 0.35}
+"""Shares of the replies that the model learns first, by kind."""
+MAX_CHARS = 240
+"""Maximum characters of such a reply."""
+MAX_WORDS = 24
+"""Maximum number of random words in such a reply."""
+
+
+def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tuple(WEIGHTS)) -> Policy:
+    """Return a policy that writes replies of the chosen kinds, one kind per rollout: what the model knows before RL.
+
+    The kinds are right answers, guesses, replies of the other checks, scripted policies, words of the right answer in another
+    order with words of the prompt, and random words of the prompts and rows; with several turns or tools, random actions and
+    calls.
+    """
+    actions = actions_of(base, base.honest)
+    known = [*blind_replies(base.form, subject.answers, base.prompts).values()]
+    if base.own is not None:
+        known += hedges(base.form, subject.answers).values()
+    scripted = [*subject.env.policies.values()]
+    shown = _random_actions(base, actions) if base.is_multi_turn or _has_tools(base) else None
+    kinds: dict[str, list[Policy]] = {
+        "right": [from_answer(base.form)] if base.own is not None else [],
+        "guess": [base.guess],
+        "known": [] if base.is_multi_turn else known,
+        "policy": scripted,
+        "scrambled": [] if base.own is None or base.is_multi_turn else [_scrambled_answer(base)],
+        "random": [shown] if shown else [_random_words(base, vocabulary(subject, base))],
+    }
+    kinds = {kind: policies for kind, policies in kinds.items() if policies and kind in chosen}
+
+    async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
+        of_rollout = random.Random(state["seed"])
+        [kind] = of_rollout.choices(list(kinds), [WEIGHTS[kind] for kind in kinds])
+        reply = of_rollout.choice(kinds[kind])(messages, state, rng)
+        reply = await reply if inspect.isawaitable(reply) else reply
+        return reply[:MAX_CHARS] if isinstance(reply, str) else reply
+
+    return policy
+
+
+def _has_tools(base: Baseline) -> bool:
+    """Return whether the environment offers tools."""
+    return any(record.tools for one in [base.floor, *base.honest] for record in one.records[:1])
+
+
+def _random_words(base: Baseline, words: Sequence[str]) -> Policy:
+    """Return a policy that writes random words, half of them from its own prompt, in the form of an answer or without it."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        own = re.findall(r"\w+|[^\w\s]", last_message(messages)) or list(words)
+
+        def some() -> str:
+            count = rng.randint(1, rng.choice((2, 8, MAX_WORDS)))
+            return " ".join(rng.choice(own if rng.random() < 0.5 else words) for _ in range(count))
+
+        kind = rng.random()
+        if kind < 0.6:
+            return "".join(
+                f"{some()}{part}" if index else part for index, part in enumerate(base.form("\0").split("\0"))
+            )
+        return some() if kind < 0.8 else f"{some()}\n{base.form(rng.choice(own))}"
+
+    return policy
+
+
+def _scrambled_answer(base: Baseline) -> Policy:
+    """Return a policy that writes some words of the row's answer and of the prompt in a random order."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> str:
+        own = re.findall(r"\w+|[^\w\s]", state["answer"])
+        shown = re.findall(r"\w+", last_message(messages)) or own
+        words = rng.sample(own, rng.randint(1, len(own))) + rng.choices(shown, k=rng.choice((0, 0, 1, 2, 4)))
+        rng.shuffle(words)
+        return base.form(" ".join(words))
+
+    return policy
+
+
+def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
+    """Return a policy of random actions; some rollouts repeat a short cycle of actions."""
+
+    def policy(messages: Messages, state: State, rng: random.Random) -> Any:
+        of_rollout = random.Random(state["seed"] + 1)
+        turn = len(state["trajectory"])
+        if state.get("tools") and rng.random() < 0.7:
+            return _random_call(state["tools"], messages, rng)
+        choices = [*actions, *observed_actions(last_message(messages))] or ["1"]
+        if of_rollout.random() < 0.4:
+            cycle = of_rollout.choices(actions or choices, k=of_rollout.randint(1, 3))
+            return base.form(cycle[turn % len(cycle)])
+        return base.form(rng.choice(choices))
+
+    return policy
+
+
+def _random_call(tools: Sequence[Mapping[str, Any]], messages: Messages, rng: random.Random) -> Mapping[str, Any]:
+    """Return a call of a random tool; its texts are random words of the conversation."""
+    words = re.findall(r"\w+", " ".join(map(text_of, messages))) or ["a"]
+    call = example_call(rng.choice(tools), f"call_{rng.randrange(10**6)}")
+    arguments = json.loads(call["function"]["arguments"])
+    drawn = {
+        name: rng.choice(words) if isinstance(value, str) else rng.randint(0, 9) if type(value) is int else value
+        for name, value in arguments.items()
+    }
+    call["function"]["arguments"] = json.dumps(drawn)
+    return AssistantMessage("", tool_calls=[call])

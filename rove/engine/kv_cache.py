@@ -94,8 +94,8 @@ def _packed(tokens: Sequence[int]) -> bytes:
 
 MIN_CAPACITY = 64
 """Positions in the smallest rows."""
-MIN_RELEASED = 8
-"""Pools are copied to release free rows if this makes at least this part (1/8) of the budget available."""
+LEAST_RELEASED, MOST_RELEASED = 32, 8
+"""Pools are copied to release free rows only if at least 1/32 to 1/8 of the budget becomes available."""
 
 
 class CacheShape(NamedTuple):
@@ -337,7 +337,8 @@ class KVCache:
         Args:
             length: Positions.
             protected: Reusable slot that must not be evicted.
-            expected: Number of such slots that are likely to follow; the pool grows by as many if the budget allows.
+            expected: Number of such slots that are likely to follow; where growing copies the pool, it grows by as many, up to
+                half of the available memory.
         """
         capacity = row_capacity(length)
         if capacity not in self.pools:
@@ -345,20 +346,24 @@ class KVCache:
         pool = self.pools[capacity]
         while self.used_rows > self.max_rows and self._evict(pool, protected):
             pass
-        # Releasing rows copies pools: it must gain much, unless no other sequence is active and nothing else helps.
-        gain = max(pool.row_bytes, self.budget // MIN_RELEASED)
-        is_last = self.used_rows - len(self.reusable) <= 1
+        gain = max(pool.row_bytes, self._worthwhile_gain(protected))
         while not pool.free_rows:
             affordable = (self.budget - self.allocated_bytes) // pool.row_bytes
             if affordable > 0:
                 pool.grow(expected, affordable)
-            elif not (
-                self._release_free_rows(gain)
-                or self._evict(pool, protected)
-                or (is_last and self._release_free_rows(pool.row_bytes))
-            ):
+            elif not self._release_free_rows(gain) and not self._evict(pool, protected):
                 return None
         return pool.allocate()
+
+    def _worthwhile_gain(self, protected: Slot | None) -> int:
+        """Return how many bytes must become available to copy pools for them: half of what evicting all retired slots would make
+        available, within limits of the budget, so that pools are copied rarely; no more than that for the last active sequence.
+        """
+        retired = sum(slot.pool.row_bytes for slot in self.reusable if slot is not protected)
+        active = sum(pool.used_rows * pool.row_bytes for pool in self.pools.values()) - retired
+        is_last = self.used_rows - len(self.reusable) <= 1
+        least = 0 if is_last else self.budget // LEAST_RELEASED
+        return min(max((self.budget - active) // 2, least), self.budget // MOST_RELEASED)
 
     def _release_free_rows(self, gain: int = 1) -> bool:
         """Free the memory of unused rows if it makes at least `gain` bytes available; return whether it did."""

@@ -16,6 +16,8 @@ from rove.engine.lora import Adapter
 
 MIN_COPIED_TOKENS = 16
 """A shared prefix of at least this many tokens is copied, or waited for, instead of being computed again."""
+OVERTAKEN_BATCHES = 4
+"""A sequence may be overtaken by at most so many times `max_batch` later ones."""
 RESERVED_POSITIONS = 64
 """Positions reserved for the completion at admission; a longer completion moves to a larger row."""
 
@@ -36,8 +38,8 @@ class SequenceState:
     """LoRA adapter; None: the base model."""
     prompt_length: int = field(init=False)
     slot: Slot | None = None
-    priority: tuple[int, int] = (0, 0)
-    """Order of admission: the smallest first."""
+    priority: tuple[int, int, int] = (0, 0, 0)
+    """Order of admission, decided when the sequence is submitted or preempted: the smallest first."""
 
     def __post_init__(self) -> None:
         self.prompt_length = len(self.tokens)
@@ -76,11 +78,11 @@ class Step(NamedTuple):
 class Scheduler:
     """Scheduler with chunked prefill, prefix reuse and preemption.
 
-    Sequences that continue a reusable one are admitted first, the latest of them before the others, because the slots of the
-    earliest are evicted first: in the order of arrival, each would evict the slot that the next one needs. All others are
-    admitted in the order of arrival. A sequence waits only for memory, or for a running sequence that is computing a prefix it
-    needs too. If memory runs out while sequences grow, the one that arrived last is preempted: its slot is freed and it is
-    computed again later.
+    Preempted sequences are admitted first. Of the sequences that arrive together (within four batches), those that continue a
+    reusable one come next, the latest of them before the others, because the slots of the earliest are evicted first: in the
+    order of arrival, each would evict the slot that the next one needs. All others follow in the order of arrival. A sequence
+    waits for its turn, for memory, or for a running sequence that is computing a prefix it needs too. If memory runs out while
+    sequences grow, the one that arrived last is preempted: its slot is freed and it is computed again later.
 
     Args:
         cache: Keys and values.
@@ -96,11 +98,12 @@ class Scheduler:
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""
         source, usable, _ = self._find_prefix(seq)
-        is_continuing = source in self.cache.reusable and source.filled == usable
-        is_preempted = len(seq.tokens) > seq.prompt_length
-        seq.priority = (
-            (1, -seq.arrival) if is_continuing and not is_preempted else (0 if is_preempted else 2, seq.arrival)
-        )
+        is_continuing = usable >= MIN_COPIED_TOKENS and source in self.cache.reusable and source.filled == usable
+        block = seq.arrival // (OVERTAKEN_BATCHES * self.max_batch)
+        seq.priority = (block, 0, -seq.arrival) if is_continuing else (block, 1, seq.arrival)
+        self._queue(seq)
+
+    def _queue(self, seq: SequenceState) -> None:
         insort(self.waiting, seq, key=lambda seq: seq.priority)
 
     def plan(self) -> Step:
@@ -175,7 +178,8 @@ class Scheduler:
         self.cache.free(seq.slot)
         seq.slot = None
         self.running.remove(seq)
-        self.submit(seq)
+        seq.priority = (-1, 0, seq.arrival)  # before all others
+        self._queue(seq)
 
     def _admit(self) -> None:
         postponed = []

@@ -142,10 +142,10 @@ def compare(
     (Zou & Donner 2008).
 
     The direction is decided by the exact sign test (McNemar's) where examples only gain or lose the whole range of values; by
-    the interval where it has no caveat; and otherwise by a test that holds for every distribution in the range of values (see
-    `bounded_sign`; without common examples, an exact binomial interval with the largest variance in that range), unless
-    `FEWEST_EXAMPLES` differences are all equal. That range is known for values of 0 and 1, and taken from the examples from
-    `FEWEST_RANGE` on. A few or skewed differences therefore do not decide a direction.
+    the interval where it has no caveat; otherwise, for values of 0 and 1, by a test that holds for every distribution (see
+    `bounded_sign`); and for other values by an exact binomial interval that assumes the largest variance which the range of
+    values allows, unless `FEWEST_EXAMPLES` differences are all equal. The range is taken from the examples from `FEWEST_RANGE`
+    on. A few or skewed differences therefore do not decide a direction.
 
     Args:
         a: Rollouts of the baseline run.
@@ -238,7 +238,10 @@ def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> tuple[
         return estimate, 1 if estimate.mean > 0.0 else -1
     if limits is None:
         return estimate, 0
-    return estimate, bounded_sign([gap / span for gap in gaps])
+    if limits == (0.0, 1.0):
+        return estimate, bounded_sign(gaps)
+    low, high = _binomial_limits(gaps, -span, span)  # a rare value may lie beyond the observed range
+    return estimate, _sign_of(Estimate(estimate.mean, low - 0.5, high - 0.5))
 
 
 def bounded_sign(values: Sequence[float]) -> int:

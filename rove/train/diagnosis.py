@@ -41,7 +41,7 @@ MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
 SATURATED_SHARE = 0.93
 """Share of the range of rewards above which a reward at the beginning of RL is at its maximum."""
-HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.8, 0.8
+HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.9, 0.8
 """Share of the range of rewards, and of zero-advantage groups, that also count as the maximum at the beginning of RL."""
 MAX_REWARD_DROP = 0.2
 """Fall of the reward since its best window, as a share of the range of rewards, that means a collapse."""

@@ -35,6 +35,10 @@ MIN_PLATEAU_STEPS = 20
 """Steps below which the variation of the rewards is not meaningful."""
 
 
+MIN_LOSS_FALL = 1e-3
+"""Share by which the validation loss must fall to count as progress."""
+
+
 class Best(NamedTuple):
     """The best measurement so far."""
 
@@ -65,13 +69,28 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return None
     if goal.target is not None and goal.is_as_good(best.value, goal.target):
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
-    loss = best_of(
-        history, Goal(VALIDATION_LOSS)
-    )  # it falls before the reward rises, so a falling loss is progress too
-    since = best.since if loss is None else min(best.since, loss.since)
+    since = min(best.since, _measurements_after(history, goal, _last_fall(history)))
     if goal.patience is not None and since >= goal.patience:
-        return f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"
+        return (
+            f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"
+            + (f", and the validation loss has not fallen in {since}" if since < best.since else "")
+        )
     return None
+
+
+def _last_fall(history: Sequence[Mapping[str, float]]) -> int:
+    """Return the last step at which the validation loss fell below its minimum by `MIN_LOSS_FALL`: it falls before the reward
+    rises, so it is progress too; 0 if it is not measured.
+    """
+    lowest, step = math.inf, 0
+    for row in history:
+        if row.get(VALIDATION_LOSS, math.inf) < lowest * (1 - MIN_LOSS_FALL):
+            lowest, step = row[VALIDATION_LOSS], int(row["step"])
+    return step
+
+
+def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step: int) -> int:
+    return sum(row["step"] > step and goal.metric in row for row in history)
 
 
 class HeldOutEvaluations:

@@ -219,8 +219,8 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         (rl([0.7] * 10 + [0.4] * 10, held_out=0.7), []),  # harder examples by chance
         (rl([0.7 - 0.01 * step for step in range(40)]), ["collapse"]),
         (rl([1.0] * 10, zero=32.0), ["saturated"]),
-        (rl([0.9] * 10, zero=27.0), ["saturated"]),
-        (rl([0.9] * 10, zero=16.0), []),
+        (rl([0.92] * 10, zero=27.0), ["saturated"]),
+        (rl([0.92] * 10, zero=16.0), []),
         (rl([*[0.5] * 5, *[1.0] * 10], zero=32.0), []),  # learned by RL
         (rl([0.7, 0.3, 0.4, 0.3, 0.3]), ["learning_rate"]),  # the first update destroys the policy
         ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),

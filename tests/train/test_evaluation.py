@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -360,6 +361,10 @@ def test_when_to_stop():
     losses = [{**row, "validation_loss": loss} for row, loss in zip(history, [0.9, 0.8, 0.7, 0.7])]
     assert stop_reason(losses, Goal(REWARD, patience=2)) is None
     assert "has not improved on 0.5, of step 1, in 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
+    broken = [{**row, "validation_loss": math.nan} for row in history]
+    assert stop_reason(broken, Goal(REWARD, patience=2)) is not None
+    flat = [{**row, "validation_loss": 0.9 - 1e-9 * row["step"]} for row in history]
+    assert "the validation loss has not" not in (stop_reason(flat, Goal(REWARD, patience=2)) or "")
     assert stop_reason(history, Goal(REWARD, target=0.6)) is None
     assert stop_reason(history, Goal(REWARD, target=0.5)) is not None
     assert stop_reason(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None

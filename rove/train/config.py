@@ -271,7 +271,7 @@ class Goal(msgspec.Struct, frozen=True):
     metric: str | None = None
     """None selects the last weights and never stops early."""
     patience: int | None = None
-    """Stop after this many evaluations without a new best value of the metric or of the validation loss."""
+    """Stop after this many evaluations without a new best value or a fall of the validation loss."""
     target: float | None = None
     """Stop when the metric is at least (a loss: at most) this."""
 
@@ -553,7 +553,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Number of optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each
     measurement."""
     patience: int = 4
-    """Stop after this many measurements (≥ 1) in a row without a new best value of `keep_best` or of the validation loss."""
+    """Stop after this many measurements (≥ 1) without a new best `keep_best` or a fall of the validation loss by 0.1 %."""
     keep_best: str = VALIDATION_LOSS
     """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
     weights with the best value of this metric."""

@@ -33,8 +33,6 @@ from rove.train.config import VALIDATION_LOSS, EvaluationConfig, Goal
 FOLDER = "evaluations"
 MIN_PLATEAU_STEPS = 20
 """Steps below which the variation of the rewards is not meaningful."""
-
-
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 

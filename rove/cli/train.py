@@ -164,9 +164,9 @@ class Diagnoser:
         history = self._history[1]
         history.append(dict(metrics))
         if stage.name != "sft":
-            self._report(stage.name, during_rl(history, self.task), len(history), total)
+            self._report(stage.name, during_rl(history, self.task), int(metrics["step"]), total)
         elif is_stuck(history, total, self.task):
-            self._report(stage.name, during_sft(history, self._with_data(self.task)), len(history), total)
+            self._report(stage.name, during_sft(history, self._with_data(self.task)), int(metrics["step"]), total)
 
     def after_stage(self, stage: Path) -> None:
         """Print how a training stage has ended, and diagnose it."""

@@ -475,6 +475,8 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
         window: Steps that are averaged.
     """
     lowest, highest = task.weakest, task.highest
+    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    history = [row for row in history if "reward/mean" in row]
     if len(history) < window or highest <= lowest:
         return []
     means = [
@@ -483,7 +485,6 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     ]
     start, reward = history[0]["reward/mean"], means[-1]
     best = max(start, *means)  # the first update may be the one that is too large
-    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
     # the examples of a step may be harder by chance, so the held-out reward must have fallen too
     has_fallen = held_out and max(start, *held_out) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
     if has_fallen and best - reward > MAX_REWARD_DROP * (highest - lowest):

@@ -35,6 +35,9 @@ MIN_PLATEAU_STEPS = 20
 """Steps below which the variation of the rewards is not meaningful."""
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
+MIN_FALL, STALLED = 0.1, 5
+"""Share of the best mean reward by which a lower one must be below it to have fallen, and measurements without a new best after
+which it has stalled; see `count_setbacks`."""
 
 
 class Best(NamedTuple):
@@ -91,6 +94,27 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
     return sum(row["step"] > step and goal.metric in row for row in history)
 
 
+def count_setbacks(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
+    """Return how often a mean reward fell, or did not rise in `STALLED` measurements after its best value or the last setback.
+
+    It has fallen if it is below the best one by `MIN_FALL` of that, and the 95 % intervals do not overlap.
+    """
+    best, best_low, since, count = -math.inf, -math.inf, 0, 0
+    for row in history:
+        value = row.get(goal.metric) if goal.metric is not None else None
+        if value is None:
+            continue
+        prefix = str(goal.metric).removesuffix("mean")
+        if value > best:
+            best, best_low, since = value, row.get(f"{prefix}interval_low", value), 0
+            continue
+        since += 1
+        has_fallen = best - value >= MIN_FALL * abs(best) and row.get(f"{prefix}interval_high", value) < best_low
+        if has_fallen or since == STALLED:
+            count, since = count + 1, 0
+    return count
+
+
 class HeldOutEvaluations:
     """The evaluations of a training run.
 
@@ -130,6 +154,10 @@ class HeldOutEvaluations:
             ) as env:
                 if (kind := config.evaluation_kind) is not None:
                     kind.check(env)
+
+    def having(self, metric: str | None) -> list[EvaluationConfig]:
+        """Return the evaluations that a metric belongs to."""
+        return [config for config in self.configs if str(metric).startswith(f"eval/{config.label}/")]
 
     def due(self, step: int) -> list[EvaluationConfig]:
         """Return the evaluations that are due after a step."""

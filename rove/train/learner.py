@@ -22,11 +22,11 @@ from rove.runs.run import Run
 from rove.runs.token_stats import TrainedRollout, TrainedTurn
 from rove.train.batch import Batch, can_pack, count_trained_tokens, micro_batches
 from rove.train.callbacks import OnProgress, counted, ignore
-from rove.train.checkpoint import recover, restore_checkpoint, save_checkpoint
+from rove.train.checkpoint import recover, restore_checkpoint, restore_weights, save_checkpoint
 from rove.train.config import TrainingConfig
 from rove.train.losses import Loss
 from rove.train.sequences import TrainingSequence
-from rove.train.sharding import gather_weights
+from rove.train.sharding import gather_weights, scatter_weights
 from rove.train.trainer import frozen_logprobs, make_trainer, shard_copy
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 
@@ -243,6 +243,17 @@ class Learner:
             RunError: It is not a checkpoint, or belongs to another model.
         """
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
+
+    def restart(self, path: Path) -> None:
+        """Continue from the weights in a folder with a new optimizer.
+
+        Raises:
+            RunError: The folder contains the weights of another model.
+        """
+        restore_weights(path, self.loaded)
+        if self.ranks.size > 1:
+            scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)
+        self.trainer.reset_optimizer()
 
     def _batches(self, samples: Sequence[TrainingSequence]) -> list[Batch]:
         model = self.trainer.model

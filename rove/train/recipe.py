@@ -30,7 +30,9 @@ MODEL_TOKENS = 256
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
 SAMPLED_ROLLOUTS = 200
 """Held-out rollouts of each evaluation during training."""
-RL_PATIENCE = 10
+LR_BACKOFF = 0.3
+"""Factor of the learning rate of RL when the held-out reward has fallen or stalled."""
+RL_PATIENCE = 15
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
 """Maximum number of the teacher's rollouts, and of their tokens."""
@@ -423,6 +425,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "rollouts_per_example": GROUP_SIZE,
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
+        "lr_backoff": LR_BACKOFF,
         "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",

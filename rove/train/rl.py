@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
@@ -20,12 +21,14 @@ from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
-from rove.train.evaluation import HeldOutEvaluations, keep_best, outcome, stop_reason
+from rove.train.evaluation import HeldOutEvaluations, count_setbacks, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale, step_unless_non_finite
 from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
 from rove.utils.processes import trim_heap
+
+logger = logging.getLogger(__name__)
 
 OnStep = Callable[[int, Mapping[str, float]], None]
 OnSample = Callable[[int, RolloutRecord], None]
@@ -70,30 +73,47 @@ async def train_rl(
     loaded = add_lora(config, loaded)
     loop = _Loop(config, env, loaded, run, ranks, on_progress)
     step = resume(loop.group, run)
-    history, goal = run.metrics(), config.goal
-    reason = stop_reason(history, goal)
+    rows, goal = run.metrics(), config.goal
+    initial = [row for row in rows if row["step"] == 0]
+    history = rows[len(initial) :]
+    reason, setbacks = stop_reason(rows, goal), count_setbacks(rows, goal)
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         loop.start(step, history)
+        if config.lr_backoff < 1 and not rows:
+            initial = [{"step": 0, **await loop.evaluations.measure(0, loop.evaluations.having(goal.metric))}]
+            keep_best(run, loaded, initial, goal)
+            run.append_metrics(initial[0])
         while step < config.steps and reason is None:
-            collected, metrics = await loop.step(step, history)
+            collected, metrics = await loop.step(step, history, config.lr_backoff**setbacks)
             step += 1
             row = {"step": step, **metrics}
-            row |= await loop.evaluations.after_step(row, history, step == config.steps, goal)
+            row |= await loop.evaluations.after_step(row, [*initial, *history], step == config.steps, goal)
             history.append(row)
+            is_setback = False
             if goal.metric in row:
-                keep_best(run, loaded, history, goal)
-                reason = stop_reason(history, goal)
+                rows = [*initial, *history]
+                keep_best(run, loaded, rows, goal)
+                reason = stop_reason(rows, goal)
+                before, setbacks = setbacks, count_setbacks(rows, goal)
+                is_setback = config.lr_backoff < 1 and setbacks > before and reason is None
             run.append_metrics(row)
             callbacks.after_step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:
                 on_sample(step, collected.records[derive_seed(config.seed, "show", step) % len(collected.records)])
             if on_step is not None:
                 on_step(step, row)
-            if step % config.checkpoint_every == 0 and step < config.steps:
+            if is_setback:
+                loop.restart(step)
+                logger.warning(
+                    "%s is %.3g at step %d: training continues from the best weights, with the learning rate times %.2g",
+                    *(goal.metric, row[str(goal.metric)], step, config.lr_backoff**setbacks),
+                )
+            # without this checkpoint, a run resumed from an older one could find newer weights in checkpoints/best
+            if (is_setback or step % config.checkpoint_every == 0) and step < config.steps:
                 loop.checkpoint(step)
         loop.checkpoint(step)
-        return _save_final(run, loaded, history, goal)
+        return _save_final(run, loaded, [*initial, *history], goal)
     finally:
         await loop.close()
         callbacks.close()
@@ -151,8 +171,8 @@ class _Loop:
             self.collector = AsyncCollector(*arguments, step=step, state=last[1].state if last else {})
             self.publish(step)
 
-    async def step(self, step: int, history: History) -> tuple[CollectedStep, dict[str, float]]:
-        """Take one step (counted from 0); return its rollouts and metrics.
+    async def step(self, step: int, history: History, lr_factor: float) -> tuple[CollectedStep, dict[str, float]]:
+        """Take one step (counted from 0) with a factor of the learning rate; return its rollouts and metrics.
 
         Raises:
             RunError: Every rollout failed, or a reward function raised in every rollout of the first step.
@@ -169,7 +189,7 @@ class _Loop:
         if config.max_off_policy_steps == 0:
             self.backend.release()
         # Train: batches, log-probabilities, loss, optimizer updates.
-        train = partial(learn, config, step, collected.sequences, self.group, self.run, history)
+        train = partial(learn, config, step, collected.sequences, self.group, self.run, history, lr_factor)
         if config.max_off_policy_steps == 0:
             trained = train()
             trim_heap()
@@ -190,6 +210,11 @@ class _Loop:
         """Give the newest weights to the sampling backend."""
         self.group.call_all(Learner.gather)
         self.backend.publish(version)
+
+    def restart(self, step: int) -> None:
+        """Continue after `step` steps from the best weights, with a new optimizer."""
+        self.group.call_all(Learner.restart, self.run.path / "checkpoints" / "best")
+        self.publish(step)
 
     def checkpoint(self, step: int) -> None:
         """Save everything that the run resumes from after `step` steps."""
@@ -213,6 +238,7 @@ def learn(
     group: WorkerGroup[Learner],
     run: Run,
     history: History,
+    lr_factor: float = 1.0,
 ) -> dict[str, float]:
     """Train on the sequences of a step; return the metrics of the last optimizer update, and the time.
 
@@ -223,7 +249,7 @@ def learn(
     metrics: dict[str, float] = {}
 
     def update() -> dict[str, float]:
-        scale = lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
+        scale = lr_factor * lr_scale(step, config.steps, config.warmup_steps, config.final_lr_fraction)
         measured = group.call_all(Learner.update, step, sequences, scale, config.loss.bonus_after(history))
         if stats := group.worker.token_stats:
             write_tokens(run.path, step + 1, stats)

@@ -310,6 +310,12 @@ class Trainer:
         plain = {"params": [p for p in parameters if p.ndim <= 1], "weight_decay": 0.0}
         self.optimizer = torch.optim.AdamW([decayed, plain], lr=learning_rate, betas=betas, fused=True)
 
+    def reset_optimizer(self) -> None:
+        """Set the moments of AdamW to zero, as before the first step."""
+        for state in self.optimizer.state.values():
+            for moment in state.values():
+                moment.zero_()
+
     def training_precision(self, model: Any) -> AbstractContextManager[None]:
         """Return a context in which a model's layers compute in this trainer's precision."""
         return bf16_layers(model) if self.mixed_precision else nullcontext()

@@ -9,6 +9,7 @@ import msgspec
 import pytest
 import torch
 from commands import environment
+from fakes import tiny_model
 from tiers import first_quick
 
 import rove.train.evaluation as module
@@ -18,7 +19,7 @@ from rove.core.renamed_settings import upgrade
 from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
-from rove.train.evaluation import Best, best_of, stop_reason
+from rove.train.evaluation import Best, best_of, count_setbacks, stop_reason
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
@@ -67,6 +68,7 @@ def measured(path: Path, name: str) -> dict[int, float]:
 
 
 REWARD = "eval/let/reward/mean"
+LOW, HIGH = "eval/let/reward/interval_low", "eval/let/reward/interval_high"
 
 
 @pytest.fixture(scope="module")
@@ -207,6 +209,51 @@ def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str,
     (tmp_path / "summary.json").unlink()
     train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
     assert weights_of(tmp_path) == weights
+
+
+SETBACK = {0: 0.5, 1: 0.6, 2: 0.1, 3: 0.3, 4: 0.7, 5: 0.65}
+
+
+def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+):
+    scripted(monkeypatch, SETBACK)
+    fields = {"keep_best": REWARD, "keep_checkpoints": 9, "learning_rate": 1e-3, "final_lr_fraction": 1.0}
+    config = with_evaluations(envs, table(every=1), lr_backoff=0.5, warmup_steps=0, **fields)
+    train(tmp_path, config, two_turns())
+    assert measured(tmp_path, REWARD) == SETBACK
+    rates = measured(tmp_path, "optim/lr")
+    assert rates == pytest.approx({1: 1e-3, 2: 1e-3, 3: 5e-4, 4: 2.5e-4, 5: 2.5e-4})
+    weights = {
+        name: (tmp_path / "checkpoints" / name / "model.safetensors").read_bytes() for name in ("2", "3", "4", "best")
+    }
+    assert weights["2"] == weights["3"] != weights["4"] == weights["best"]
+    assert "is 0.1 at step 2: training continues from the best weights, with the learning rate times 0.5" in caplog.text
+    assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
+
+
+@pytest.mark.broad
+@pytest.mark.parametrize("kills", [[1], [2], [3], [2, 3, 4]])
+def test_a_run_with_setbacks_that_is_killed_ends_with_the_same_weights(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, kills: list[int]
+):
+    scripted(monkeypatch, SETBACK)
+    config = with_evaluations(envs, table(every=1), keep_best=REWARD, lr_backoff=0.5, checkpoint_every=4)
+    train(tmp_path / "whole", config, two_turns())
+    for kill_at in kills:
+        with pytest.raises(Killed):
+            train(tmp_path / "killed", config, two_turns(), kill_at)
+    train(tmp_path / "killed", config, two_turns())
+    assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
+    assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
+
+
+def test_the_initial_weights_can_be_the_best(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    scripted(monkeypatch, {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4, 4: 0.4, 5: 0.4})
+    train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, lr_backoff=0.5), two_turns())
+    assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 0
+    final, first = load_model(tmp_path / "final", device="cpu").model, tiny_model().model
+    assert all(torch.equal(tensor, first.state_dict()[name]) for name, tensor in final.state_dict().items())
 
 
 def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
@@ -353,6 +400,25 @@ def test_the_best_is_the_first_of_the_best():
     assert best_of(rows(1.0), Goal()) is None
 
 
+def test_setbacks():
+    def count(*values: float | None, half_width: float = 0.0) -> int:
+        history = [
+            {**row, **({} if len(row) == 1 else {LOW: row[REWARD] - half_width, HIGH: row[REWARD] + half_width})}
+            for row in rows(*values)
+        ]
+        return count_setbacks(history, Goal(REWARD))
+
+    assert count(0.5, None, 0.4, 0.5, 0.3) == 2  # two falls
+    assert count(0.5, 0.46, 0.6, 0.55) == 0  # by less than a tenth
+    assert count(0.5, 0.4, half_width=0.06) == 0  # the intervals overlap
+    assert count(-0.5, -0.6) == 1
+    assert count(0.5, *[0.5] * 4) == 0
+    assert count(0.5, *[0.5] * 5) == 1  # it has not risen in five measurements
+    assert count(0.5, *[0.5] * 5, 0.4, *[0.5] * 5) == 3
+    assert count(0.5, *[0.5] * 4, 0.51, *[0.5] * 4) == 0
+    assert count_setbacks(rows(0.5, 0.1), Goal()) == 0
+
+
 def test_when_to_stop():
     history = rows(0.5, 0.4, None, 0.3)
     assert stop_reason(history, Goal(REWARD)) is None
@@ -405,6 +471,9 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
         ({"patience": 3}, "patience is 3, but keep_best is not set"),
         ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
+        ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0, and at most 1"),
+        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, which needs a reward to watch; set keep_best"),
+        ({"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2}, "use max_off_policy_steps = 0 or 1"),
     ],
 )
 def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):

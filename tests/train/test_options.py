@@ -173,6 +173,7 @@ RL: dict[str, Case] = {
     "learning_rate": Case(1e-3),
     "warmup_steps": Case(2),
     "final_lr_fraction": Case(0.9, TWO),
+    "lr_backoff": Case(0.5, BEST, column("eval/let/reward/mean")),
     "loss.kind": Case("gspo"),
     "loss.max_ratio": Case(1.001, TWICE),
     "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **GENTLY}),

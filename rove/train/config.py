@@ -409,9 +409,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     final_lr_fraction: float = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
     lr_backoff: float = 1.0
-    """Factor (> 0, ≤ 1) by which the learning rate is multiplied each time the mean reward `keep_best` has a setback: it falls by
-    10% with intervals that do not overlap, or it does not rise in five evaluations. Training then continues from the best
-    weights. With less than 1, rove also evaluates the initial model. With 1, setbacks change nothing."""
+    """Factor (> 0, ≤ 1) by which the learning rate is multiplied each time the mean reward `keep_best` falls: it is 10% below the
+    best one so far, and the 95% intervals do not overlap. Training then continues from the best weights. With less than 1, rove
+    also evaluates the initial model. With 1, a fall changes nothing."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"

@@ -35,9 +35,8 @@ MIN_PLATEAU_STEPS = 20
 """Steps below which the variation of the rewards is not meaningful."""
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
-MIN_FALL, STALLED = 0.1, 5
-"""Share of the best mean reward by which a lower one must be below it to have fallen, and measurements without a new best after
-which it has stalled; see `count_setbacks`."""
+MIN_FALL = 0.1
+"""Share of the best mean reward by which a lower one must be below it to have fallen."""
 
 
 class Best(NamedTuple):
@@ -94,24 +93,20 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
     return sum(row["step"] > step and goal.metric in row for row in history)
 
 
-def count_setbacks(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
-    """Return how often a mean reward fell, or did not rise in `STALLED` measurements after its best value or the last setback.
-
-    It has fallen if it is below the best one by `MIN_FALL` of that, and the 95 % intervals do not overlap.
+def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
+    """Return how many measurements of a mean reward are below the best one before them by `MIN_FALL` of that, with 95 % intervals
+    that do not overlap.
     """
-    best, best_low, since, count = -math.inf, -math.inf, 0, 0
+    best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
         if value is None:
             continue
         prefix = str(goal.metric).removesuffix("mean")
         if value > best:
-            best, best_low, since = value, row.get(f"{prefix}interval_low", value), 0
-            continue
-        since += 1
-        has_fallen = best - value >= MIN_FALL * abs(best) and row.get(f"{prefix}interval_high", value) < best_low
-        if has_fallen or since == STALLED:
-            count, since = count + 1, 0
+            best, best_low = value, row.get(f"{prefix}interval_low", value)
+        elif best - value >= MIN_FALL * abs(best) and row.get(f"{prefix}interval_high", value) < best_low:
+            count += 1
     return count
 
 

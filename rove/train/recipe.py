@@ -31,7 +31,7 @@ MODEL_TOKENS = 256
 SAMPLED_ROLLOUTS = 200
 """Held-out rollouts of each evaluation during training."""
 LR_BACKOFF = 0.3
-"""Factor of the learning rate of RL when the held-out reward has fallen or stalled."""
+"""Factor of the learning rate of RL after a fall of the held-out reward."""
 RL_PATIENCE = 15
 """Evaluations without a new best after which RL ends."""
 MAX_DATA_ROLLOUTS, DATA_TOKENS = 40_000, 4_000_000
@@ -46,6 +46,10 @@ MIN_SPREAD = 0.5
 """Share of groups with different rewards from which a pretrained model needs no SFT."""
 GROUP_SIZE = 8
 """Rollouts in a group."""
+RL_TOKENS, MIN_RL_STEPS = 10_000_000, 60
+"""Maximum number of tokens in RL, unless this leaves fewer than so many steps."""
+RL_STEP_TOKENS = 32_768
+"""Tokens of an RL step up to which there are more groups than the minimum: with more examples, the gradient is less noisy."""
 ENTROPY_TARGET = 0.15
 """Nats per token above which the entropy bonus is off: without a limit, it drove policies with small advantages to chance."""
 
@@ -58,16 +62,20 @@ class Scale(msgspec.Struct, frozen=True):
     sft_tokens: int
     """Maximum tokens of SFT."""
     rl_groups: int
+    """Minimum number of groups in an RL step."""
     rl_rate: float
     rl_steps: int
+    """Maximum number of RL steps."""
     entropy_bonus: float
     validate_every: int
     table_rollouts: int
     """Held-out rollouts per row of the results table."""
     lora: dict[str, Any] = {}
+    max_rl_groups: int = 32
+    """Maximum number of groups in an RL step, if rollouts are short."""
 
 
-NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000)
+NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128)
 """New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Pretrained models below 50 M parameters."""
@@ -417,11 +425,22 @@ def _sft_sections(
     ]
 
 
+def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> tuple[int, int]:
+    """Return the number of groups in an RL step, and the maximum number of steps."""
+    groups = int(RL_STEP_TOKENS / (GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    if not _makes_examples(env_args, evidence):
+        groups = min(groups, evidence.examples or groups)
+    groups = max(scale.rl_groups, min(scale.max_rl_groups, groups))
+    steps = int(RL_TOKENS / (groups * GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
+    return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
+
+
 def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
+    groups, steps = _rl_size(env_args, evidence, scale)
     values = {
         "name": "RL",
-        "steps": scale.rl_steps,
-        "batch_size": scale.rl_groups * GROUP_SIZE,
+        "steps": steps,
+        "batch_size": groups * GROUP_SIZE,
         "rollouts_per_example": GROUP_SIZE,
         "learning_rate": scale.rl_rate,
         "final_lr_fraction": 0.3,
@@ -432,7 +451,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,
-        "env_args": _with_examples(env_args, evidence, scale.rl_steps * scale.rl_groups),
+        "env_args": _with_examples(env_args, evidence, steps * groups),
         **({"lora": scale.lora} if scale.lora else {}),
         "evaluation": [{**sampled, "every": 10}],
     }

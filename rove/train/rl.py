@@ -21,7 +21,7 @@ from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
-from rove.train.evaluation import HeldOutEvaluations, count_setbacks, keep_best, outcome, stop_reason
+from rove.train.evaluation import HeldOutEvaluations, count_falls, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale, step_unless_non_finite
@@ -76,7 +76,7 @@ async def train_rl(
     rows, goal = run.metrics(), config.goal
     initial = [row for row in rows if row["step"] == 0]
     history = rows[len(initial) :]
-    reason, setbacks = stop_reason(rows, goal), count_setbacks(rows, goal)
+    reason, falls = stop_reason(rows, goal), count_falls(rows, goal)
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         loop.start(step, history)
@@ -85,32 +85,32 @@ async def train_rl(
             keep_best(run, loaded, initial, goal)
             run.append_metrics(initial[0])
         while step < config.steps and reason is None:
-            collected, metrics = await loop.step(step, history, config.lr_backoff**setbacks)
+            collected, metrics = await loop.step(step, history, config.lr_backoff**falls)
             step += 1
             row = {"step": step, **metrics}
             row |= await loop.evaluations.after_step(row, [*initial, *history], step == config.steps, goal)
             history.append(row)
-            is_setback = False
+            has_fallen = False
             if goal.metric in row:
                 rows = [*initial, *history]
                 keep_best(run, loaded, rows, goal)
                 reason = stop_reason(rows, goal)
-                before, setbacks = setbacks, count_setbacks(rows, goal)
-                is_setback = config.lr_backoff < 1 and setbacks > before and reason is None
+                before, falls = falls, count_falls(rows, goal)
+                has_fallen = config.lr_backoff < 1 and falls > before and reason is None
             run.append_metrics(row)
             callbacks.after_step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:
                 on_sample(step, collected.records[derive_seed(config.seed, "show", step) % len(collected.records)])
             if on_step is not None:
                 on_step(step, row)
-            if is_setback:
+            if has_fallen:
                 loop.restart(step)
                 logger.warning(
                     "%s is %.3g at step %d: training continues from the best weights, with the learning rate times %.2g",
-                    *(goal.metric, row[str(goal.metric)], step, config.lr_backoff**setbacks),
+                    *(goal.metric, row[str(goal.metric)], step, config.lr_backoff**falls),
                 )
             # without this checkpoint, a run resumed from an older one could find newer weights in checkpoints/best
-            if (is_setback or step % config.checkpoint_every == 0) and step < config.steps:
+            if (has_fallen or step % config.checkpoint_every == 0) and step < config.steps:
                 loop.checkpoint(step)
         loop.checkpoint(step)
         return _save_final(run, loaded, [*initial, *history], goal)

@@ -6,6 +6,7 @@ import random
 import tomllib
 from typing import Any
 
+import msgspec
 import pytest
 
 import rove as vf
@@ -134,3 +135,20 @@ async def test_equal_rewards_are_refused_even_if_some_rollouts_fail() -> None:
 
     with pytest.raises(ConfigError, match="no_spread"):
         await evidence_of(right=right, fails=fails)
+
+
+async def test_short_rollouts_have_more_groups_in_a_step_and_long_ones_fewer_steps() -> None:
+    evidence = await evidence_of(right=right, often=often)
+
+    def size(tokens: float, **changes: Any) -> tuple[int, int]:
+        changed = msgspec.structs.replace(evidence, rollout_tokens=tokens, **changes)
+        (rl,) = next(one.values for one in choose("quiz", {}, changed) if one.name == "rl")
+        assert rl["env_args"].get("num_examples", 0) in (0, rl["steps"] * rl["batch_size"] // 8)
+        return rl["batch_size"] // 8, rl["steps"]
+
+    assert size(20) == (128, 400)
+    assert size(64) == (64, 305)
+    assert size(128) == (32, 305)
+    assert size(256) == (32, 152)
+    assert size(5000) == (32, 60)
+    assert size(20, arguments=frozenset(), examples=50) == (50, 400)  # not more than there are

@@ -87,7 +87,6 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
     return {
         "weakest": weakest,
         "best": max(policies, key=lambda one: one.mean),
-        "base": rewards["base"],
         "SFT": sft,
         "RL": final,
         "learned": final.low > max(sft.high, weakest.high),
@@ -97,14 +96,12 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
 
 def table(seeds: list[int]) -> Table:
     """Return the table of all complete runs."""
-    made = Table(
-        "environment", "seed", "weakest policy", "best policy", "base", "SFT", "RL", "learned", "CPU-min", width=110
-    )
+    made = Table("environment", "seed", "weakest policy", "best policy", "SFT", "RL", "learned", "CPU-min", width=110)
     for env in ENVIRONMENTS:
         for seed in seeds:
             found = read(env, seed)
             if found is not None:
-                values = [str(found[name]) for name in ("weakest", "best", "base", "SFT", "RL")]
+                values = [str(found[name]) for name in ("weakest", "best", "SFT", "RL")]
                 made.add_row(env, str(seed), *values, "yes" if found["learned"] else "no", f"{found['cpu']:.1f}")
     return made
 

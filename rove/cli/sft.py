@@ -31,6 +31,7 @@ from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
 from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
+from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
@@ -136,9 +137,9 @@ def _trained_keys(config: SFTConfig, data: Run) -> set[str]:
 
 
 def _data_identity(data: Run) -> str:
-    """Return the data's folder and size: a run is continued only on the data that it was started with."""
+    """Return a digest of the rollouts: a run is continued only on the data that it was started with, in whatever folder."""
     file = data.path / "rollouts.jsonl"
-    return f"{data.path.resolve()}#{file.stat().st_size if file.exists() else 0}"
+    return f"rollouts#{digest_files([file] if file.exists() else [])}"
 
 
 def print_sft(final: Path, run: Run, console: Console) -> None:

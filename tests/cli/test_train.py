@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -88,6 +89,10 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
         path: content for path, (_, content) in before.items()
     }
+    shutil.copytree("runs/train-parity-seed0", "runs/copy")
+    copied = rove(*words[:-2], "runs/copy", "--json")
+    assert copied.status == 0, copied.err
+    assert [row["conditions"] for row in json.loads(copied.out)["rows"]] == [row["conditions"] for row in shown["rows"]]
 
 
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:

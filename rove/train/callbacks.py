@@ -61,7 +61,8 @@ class TrainingCallbacks:
         row = history[-1]
         for logger in self.loggers:
             logger.log(int(row["step"]), scalars(row))
-        for alert in new_alerts(history, self.limits):
+        steps = [one for one in history if one["step"]]  # without the measurement of the initial weights
+        for alert in new_alerts(steps, self.limits):
             self.run.append_alert(msgspec.to_builtins(alert))
             self.on_alert(alert)
 

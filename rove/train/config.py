@@ -408,10 +408,10 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """Number of steps over which the learning rate rises linearly to its peak."""
     final_lr_fraction: float = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
-    lr_backoff: float = 1.0
-    """Factor (> 0, ≤ 1) by which the learning rate is multiplied each time the mean reward `keep_best` falls: it is 10% below the
-    best one so far, and the 95% intervals do not overlap. Training then continues from the best weights. With less than 1, rove
-    also evaluates the initial model. With 1, a fall changes nothing."""
+    lr_backoff: float | None = None
+    """Factor (> 0, < 1) by which the learning rate is multiplied each time the mean reward `keep_best` falls: it is 10% below the
+    best one so far, and the 95% intervals do not overlap. Training then continues from the best weights. The initial model is
+    evaluated, too. By default, a fall changes nothing."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
@@ -502,20 +502,15 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         self._check_backoff()
 
     def _check_backoff(self) -> None:
-        if not 0 < self.lr_backoff <= 1:
-            raise ConfigError(f"lr_backoff is {self.lr_backoff}; expected more than 0, and at most 1 (off)")
-        if self.lr_backoff == 1:
+        if self.lr_backoff is None:
             return
+        given = f"lr_backoff is {self.lr_backoff}"
+        if not 0 < self.lr_backoff < 1:
+            raise ConfigError(f"{given}; expected more than 0 and less than 1")
         if not (self.keep_best or "").endswith("/reward/mean"):
-            raise ConfigError(
-                f"lr_backoff is {self.lr_backoff}, which needs a reward to watch; set keep_best to a metric such as "
-                "eval/NAME/reward/mean"
-            )
+            raise ConfigError(f"{given}, but no reward is watched; set keep_best to a metric like eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
-            raise ConfigError(
-                f"lr_backoff is {self.lr_backoff} and max_off_policy_steps is {self.max_off_policy_steps}; rove cannot return to "
-                "earlier weights while it samples continuously: use max_off_policy_steps = 0 or 1"
-            )
+            raise ConfigError(f"{given}, which does not work with continuous sampling; use max_off_policy_steps = 0 or 1")
 
     def _check_off_policy(self) -> None:
         if self.max_off_policy_steps < 0:

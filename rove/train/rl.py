@@ -21,7 +21,7 @@ from rove.train.callbacks import OnAlert, OnProgress, TrainingCallbacks, ignore
 from rove.train.checkpoint import restore_weights
 from rove.train.collect import DRAWN, CollectedStep, RolloutCollector
 from rove.train.config import Goal, RLConfig
-from rove.train.evaluation import HeldOutEvaluations, count_falls, keep_best, outcome, stop_reason
+from rove.train.evaluation import HeldOutEvaluations, check_measured, count_falls, keep_best, outcome, stop_reason
 from rove.train.learner import Learner, Objective, add_lora, resume
 from rove.train.sequences import TrainingSequence
 from rove.train.trainer import lr_scale, step_unless_non_finite
@@ -55,8 +55,7 @@ async def train_rl(
         env: Environment that `config.env` names.
         loaded: Model to train, in place.
         run: Started run folder.
-        on_step: Called with number and metrics of every step.
-        on_alert: Called with every new alert.
+        on_step, on_alert: Called with number and metrics of every step, and with every new alert.
         on_sample: Called every `show_every` steps with the step and a random rollout.
         on_progress: Called with the progress within a step: rollouts and micro-batches.
         ranks: Processes that train together; this is the first, the others call `follow_rl`.
@@ -73,47 +72,31 @@ async def train_rl(
     loaded = add_lora(config, loaded)
     loop = _Loop(config, env, loaded, run, ranks, on_progress)
     step = resume(loop.group, run)
-    rows, goal = run.metrics(), config.goal
-    initial = [row for row in rows if row["step"] == 0]
-    history = rows[len(initial) :]
-    reason, falls = stop_reason(rows, goal), count_falls(rows, goal)
+    history, goal, backoff = run.metrics(), config.goal, config.lr_backoff or 1.0
+    reason, falls = stop_reason(history, goal), count_falls(history, goal)
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
-        loop.start(step, history)
-        if config.lr_backoff < 1 and not rows:
-            initial = [{"step": 0, **await loop.evaluations.measure(0, loop.evaluations.having(goal.metric))}]
-            keep_best(run, loaded, initial, goal)
-            run.append_metrics(initial[0])
+        await loop.start(step, history)
         while step < config.steps and reason is None:
-            collected, metrics = await loop.step(step, history, config.lr_backoff**falls)
+            collected, metrics = await loop.step(step, history, backoff**falls)
             step += 1
             row = {"step": step, **metrics}
-            row |= await loop.evaluations.after_step(row, [*initial, *history], step == config.steps, goal)
+            row |= await loop.evaluations.after_step(row, history, step == config.steps, goal)
             history.append(row)
-            has_fallen = False
             if goal.metric in row:
-                rows = [*initial, *history]
-                keep_best(run, loaded, rows, goal)
-                reason = stop_reason(rows, goal)
-                before, falls = falls, count_falls(rows, goal)
-                has_fallen = config.lr_backoff < 1 and falls > before and reason is None
+                keep_best(run, loaded, history, goal)
+                reason = stop_reason(history, goal)
             run.append_metrics(row)
             callbacks.after_step(history)
             if on_sample is not None and config.show_every and step % config.show_every == 0:
                 on_sample(step, collected.records[derive_seed(config.seed, "show", step) % len(collected.records)])
             if on_step is not None:
                 on_step(step, row)
-            if has_fallen:
-                loop.restart(step)
-                logger.warning(
-                    "%s is %.3g at step %d: training continues from the best weights, with the learning rate times %.2g",
-                    *(goal.metric, row[str(goal.metric)], step, config.lr_backoff**falls),
-                )
-            # without this checkpoint, a run resumed from an older one could find newer weights in checkpoints/best
-            if (has_fallen or step % config.checkpoint_every == 0) and step < config.steps:
-                loop.checkpoint(step)
+            if step < config.steps and reason is None:
+                before, falls = falls, count_falls(history, goal)
+                loop.end_step(row, backoff**falls, has_fallen=falls > before and backoff < 1)
         loop.checkpoint(step)
-        return _save_final(run, loaded, [*initial, *history], goal)
+        return _save_final(run, loaded, history, goal)
     finally:
         await loop.close()
         callbacks.close()
@@ -154,8 +137,8 @@ class _Loop:
         self.evaluations = HeldOutEvaluations(config.evaluation, self.backend.client, run, *options)
         self.collector: RolloutCollector | None = None
 
-    def start(self, step: int, history: History) -> None:
-        """Begin, or continue after `step` steps.
+    async def start(self, step: int, history: list[dict[str, float]]) -> None:
+        """Begin, or continue after `step` steps. With `lr_backoff`, a new run measures the initial weights as step 0.
 
         Raises:
             ConfigError: The dataset has no rows, or not the column of the curriculum.
@@ -165,11 +148,12 @@ class _Loop:
         arguments = (config, self.env, self.backend.client, self.run, drawn, self.on_progress)
         if config.max_off_policy_steps <= 1:
             self.collector = RolloutCollector(*arguments)
-            self.publish(step)
         else:
             last = self.run.last_checkpoint()
             self.collector = AsyncCollector(*arguments, step=step, state=last[1].state if last else {})
-            self.publish(step)
+        self.publish(step)
+        if config.lr_backoff is not None and not history:
+            history.append(await self._measure_initial())
 
     async def step(self, step: int, history: History, lr_factor: float) -> tuple[CollectedStep, dict[str, float]]:
         """Take one step (counted from 0) with a factor of the learning rate; return its rollouts and metrics.
@@ -211,10 +195,26 @@ class _Loop:
         self.group.call_all(Learner.gather)
         self.backend.publish(version)
 
-    def restart(self, step: int) -> None:
-        """Continue after `step` steps from the best weights, with a new optimizer."""
-        self.group.call_all(Learner.restart, self.run.path / "checkpoints" / "best")
-        self.publish(step)
+    async def _measure_initial(self) -> dict[str, float]:
+        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics."""
+        goal = self.config.goal
+        row = {"step": 0, **await self.evaluations.measure(0, self.evaluations.having(goal.metric))}
+        check_measured(goal.metric, self.evaluations.having(goal.metric), row)
+        keep_best(self.run, self.loaded, [row], goal)
+        self.run.append_metrics(row)
+        return row
+
+    def end_step(self, row: Mapping[str, float], lr_factor: float, has_fallen: bool) -> None:
+        """After a step with these metrics, save a checkpoint if it is due; return to the best weights first if the reward fell."""
+        step = int(row["step"])
+        if has_fallen:
+            self.group.call_all(Learner.restart, self.run.path / "checkpoints" / "best")
+            self.publish(step)
+            text = "%s is %.3g at step %d: training continues from the best weights, with the learning rate times %.2g"
+            logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, lr_factor)
+        # without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best
+        if has_fallen or step % self.config.checkpoint_every == 0:
+            self.checkpoint(step)
 
     def checkpoint(self, step: int) -> None:
         """Save everything that the run resumes from after `step` steps."""

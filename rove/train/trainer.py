@@ -82,7 +82,7 @@ def step_unless_non_finite(
         bad = consecutive_skips(history) + 1
         if bad < most:
             return {SKIPPED_METRIC: 1.0}
-        step = len(history) + 1
+        step = int(history[-1]["step"]) + 1 if history else 1
         run.write_bytes(FILE, msgspec.msgpack.encode(NonFiniteBatch(step, str(error), list(samples))))
         raise TrainingError(
             f"step {step}: {error}. Training stops after {bad} skipped steps in a row (max_non_finite_steps = {most}); the last "

@@ -467,8 +467,8 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
         ({"patience": 3}, "patience is 3, but keep_best is not set"),
         ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
-        ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0, and at most 1"),
-        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, which needs a reward to watch; set keep_best"),
+        ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0 and less than 1"),
+        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but no reward is watched; set keep_best"),
         ({"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2}, "use max_off_policy_steps = 0 or 1"),
     ],
 )

@@ -180,11 +180,12 @@ def print_rl(config: RLConfig, final: Path, run: Run, console: Console) -> None:
     print_best_step(run, console)
     expects_no_gain = config.keep_best or config.curriculum.column  # rewards of harder examples need not increase
     expects_no_gain = expects_no_gain or config.filter.skips_examples
-    if metrics and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in metrics if row["step"]):
+    steps = [row for row in metrics if row["step"]]  # without the measurement of the initial weights
+    if steps and all(row.get("groups/all", -1) == row.get("groups/zero_spread") for row in steps):
         expects_no_gain = True
         text = "nothing was learned: in every step all groups had zero advantage. `rove doctor` suggests what to change"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
-    flat = None if expects_no_gain else plateau_warning([row["reward/mean"] for row in metrics if row["step"]])
+    flat = None if expects_no_gain else plateau_warning([row["reward/mean"] for row in steps])
     if flat is not None:
         console.print(flat, style="yellow", markup=False, soft_wrap=True)
     env, model = environment_args(config), shlex.quote(str(final))

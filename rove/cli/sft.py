@@ -137,7 +137,7 @@ def _trained_keys(config: SFTConfig, data: Run) -> set[str]:
 
 
 def _data_identity(data: Run) -> str:
-    """Return a digest of the rollouts: a run is continued only on the data that it was started with, in whatever folder."""
+    """Return a digest of the rollouts: a run is continued only on the same data, wherever its folder is."""
     file = data.path / "rollouts.jsonl"
     return f"rollouts#{digest_files([file] if file.exists() else [])}"
 

@@ -162,7 +162,7 @@ def curves_table(metrics: Sequence[Mapping[str, float]], names: Sequence[str], t
     table.add_column("", style="bold")
     table.add_column("first", justify="right")
     table.add_column("last", justify="right")
-    table.add_column(f"over {len(metrics)} steps")
+    table.add_column(f"over {metrics[-1]['step'] if metrics else 0:g} steps")
     for name in names:
         values = [m[name] for m in metrics if name in m]
         if values:

@@ -65,7 +65,7 @@ class RunFiles:
             raise RunError(f"{self.path} is not a run folder: its config.toml cannot be read ({error})") from error
 
     def metrics(self) -> list[dict[str, Any]]:
-        """Return the metrics of every step, oldest first.
+        """Return the metrics of every step, oldest first. Step 0 is a measurement of the initial weights.
 
         Raises:
             RunError: A line is damaged.

@@ -409,9 +409,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     final_lr_fraction: float = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
     lr_backoff: float | None = None
-    """Factor (> 0, < 1) by which the learning rate is multiplied each time the mean reward `keep_best` falls: it is 10% below the
-    best one so far, and the 95% intervals do not overlap. Training then continues from the best weights. The initial model is
-    evaluated, too. By default, a fall changes nothing."""
+    """Factor (> 0, < 1) for the learning rate after a fall of the reward `keep_best`; training then continues from the best weights.
+    A fall is a reward at least 10% below the best so far, with 95% intervals that do not overlap. The initial model is evaluated,
+    too. By default, a fall changes nothing."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
@@ -508,7 +508,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.lr_backoff < 1:
             raise ConfigError(f"{given}; expected more than 0 and less than 1")
         if not (self.keep_best or "").endswith("/reward/mean"):
-            raise ConfigError(f"{given}, but no reward is watched; set keep_best to a metric like eval/NAME/reward/mean")
+            raise ConfigError(f"{given}, but keep_best is not a mean reward; set it to eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
             raise ConfigError(f"{given}, which does not work with continuous sampling; use max_off_policy_steps = 0 or 1")
 

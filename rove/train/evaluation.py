@@ -36,7 +36,7 @@ MIN_PLATEAU_STEPS = 20
 MIN_LOSS_FALL = 1e-3
 """Share by which the validation loss must fall to count as progress."""
 MIN_FALL = 0.1
-"""Share of the best mean reward by which a lower one must be below it to have fallen."""
+"""A reward has fallen if it is below the best one by at least this share of it."""
 
 
 class Best(NamedTuple):
@@ -94,8 +94,8 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
 
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
-    """Return how many measurements of a mean reward are below the best one before them by `MIN_FALL` of that, with 95 % intervals
-    that do not overlap.
+    """Return how many measurements of a mean reward are below the best one before them by at least the share `MIN_FALL`, with 95 %
+    intervals that do not overlap. A measurement without an interval counts as exact.
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
@@ -150,7 +150,7 @@ class HeldOutEvaluations:
                 if (kind := config.evaluation_kind) is not None:
                     kind.check(env)
 
-    def having(self, metric: str | None) -> list[EvaluationConfig]:
+    def of_metric(self, metric: str | None) -> list[EvaluationConfig]:
         """Return the evaluations that a metric belongs to."""
         return [config for config in self.configs if str(metric).startswith(f"eval/{config.label}/")]
 

@@ -244,8 +244,8 @@ class Learner:
         """
         restore_checkpoint(path, self.loaded, self.trainer, self.moving_reference)
 
-    def restart(self, path: Path) -> None:
-        """Continue from the weights in a folder with a new optimizer.
+    def return_to(self, path: Path) -> None:
+        """Continue from the weights in a folder, with the optimizer's moments at zero. A moving reference gets them, too.
 
         Raises:
             RunError: The folder contains the weights of another model.
@@ -254,6 +254,8 @@ class Learner:
         if self.ranks.size > 1:
             scatter_weights(trainable_parameters(self.loaded.model), self.trainer.model)
         self.trainer.reset_optimizer()
+        if self.moving_reference is not None:
+            self.update_reference()
 
     def _batches(self, samples: Sequence[TrainingSequence]) -> list[Batch]:
         model = self.trainer.model

@@ -46,8 +46,10 @@ MIN_SPREAD = 0.5
 """Share of groups with different rewards from which a pretrained model needs no SFT."""
 GROUP_SIZE = 8
 """Rollouts in a group."""
-RL_TOKENS, MIN_RL_STEPS = 10_000_000, 60
-"""Maximum number of tokens in RL, unless this leaves fewer than so many steps."""
+RL_TOKENS = 10_000_000
+"""Maximum number of tokens in RL."""
+MIN_RL_STEPS = 60
+"""The recipe allows this many steps of RL even if they take more tokens."""
 RL_STEP_TOKENS = 32_768
 """Tokens of an RL step up to which there are more groups than the minimum: with more examples, the gradient is less noisy."""
 ENTROPY_TARGET = 0.15

@@ -73,10 +73,10 @@ async def train_rl(
     loop = _Loop(config, env, loaded, run, ranks, on_progress)
     step = resume(loop.group, run)
     history, goal, backoff = run.metrics(), config.goal, config.lr_backoff or 1.0
-    reason, falls = stop_reason(history, goal), count_falls(history, goal)
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
         await loop.start(step, history)
+        reason, falls = stop_reason(history, goal), count_falls(history, goal)
         while step < config.steps and reason is None:
             collected, metrics = await loop.step(step, history, backoff**falls)
             step += 1
@@ -94,7 +94,7 @@ async def train_rl(
                 on_step(step, row)
             if step < config.steps and reason is None:
                 before, falls = falls, count_falls(history, goal)
-                loop.end_step(row, backoff**falls, has_fallen=falls > before and backoff < 1)
+                loop.end_step(row, has_fallen=falls > before and backoff < 1)
         loop.checkpoint(step)
         return _save_final(run, loaded, history, goal)
     finally:
@@ -196,22 +196,22 @@ class _Loop:
         self.backend.publish(version)
 
     async def _measure_initial(self) -> dict[str, float]:
-        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics."""
+        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics. Loggers begin with step 1."""
         goal = self.config.goal
-        row = {"step": 0, **await self.evaluations.measure(0, self.evaluations.having(goal.metric))}
-        check_measured(goal.metric, self.evaluations.having(goal.metric), row)
+        row = {"step": 0, **await self.evaluations.measure(0, self.evaluations.of_metric(goal.metric))}
+        check_measured(goal.metric, self.evaluations.of_metric(goal.metric), row)
         keep_best(self.run, self.loaded, [row], goal)
         self.run.append_metrics(row)
         return row
 
-    def end_step(self, row: Mapping[str, float], lr_factor: float, has_fallen: bool) -> None:
-        """After a step with these metrics, save a checkpoint if it is due; return to the best weights first if the reward fell."""
+    def end_step(self, row: Mapping[str, float], has_fallen: bool) -> None:
+        """Return to the best weights if the reward of this step fell. Save a checkpoint then, or when one is due."""
         step = int(row["step"])
         if has_fallen:
-            self.group.call_all(Learner.restart, self.run.path / "checkpoints" / "best")
+            self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")
             self.publish(step)
-            text = "%s is %.3g at step %d: training continues from the best weights, with the learning rate times %.2g"
-            logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, lr_factor)
+            text = "%s fell to %.3g at step %d: training continues from the best weights with %g times the learning rate"
+            logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, self.config.lr_backoff)
         # without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best
         if has_fallen or step % self.config.checkpoint_every == 0:
             self.checkpoint(step)

@@ -38,9 +38,10 @@ def time_left(rows: Rows, planned: Any) -> str:
     recent = [
         taken for row in rows[-MAX_WINDOW:] if isinstance(taken := row.get(SECONDS), float) and 0 < taken < MAX_SECONDS
     ]
-    if not recent or not isinstance(planned, int) or not len(rows) < planned < MAX_STEPS:
+    step = rows[-1].get("step") if rows else None
+    if not (recent and isinstance(planned, int) and isinstance(step, (int, float)) and 0 <= step < planned < MAX_STEPS):
         return ""
-    return f"about {duration(fmean(recent) * (planned - len(rows)))} left of {planned:,} steps"
+    return f"about {duration(fmean(recent) * (planned - step))} left of {planned:,} steps"
 
 
 def training_verdict(rows: Rows, weights: Mapping[str, float], alerts: Rows = ()) -> list[str]:

@@ -3,7 +3,7 @@
 Written against vLLM 0.32 (`/pause`, `/collective_rpc`, `/load_lora_adapter`, `/update_weight_version`).
 
 An update pauses each server with its requests kept, loads a folder, sets the version and resumes. Later requests cannot reuse
-prefixes that older weights computed, because the version salts the prefix cache. Then every server scores a fixed sequence,
+prefixes that older weights computed, because the number of the update salts the prefix cache. Then every server scores a fixed sequence,
 which is compared with the trainer (parity check).
 
 An adapter is always in the same folder: servers remove the loaded adapter and read it again with the next request. (vLLM's
@@ -75,6 +75,7 @@ class Fleet:
         self.servers = [Server(url, config, number, folder) for number, url in enumerate(urls)]
         self.parity_check: ParityCheck | None = None
         self._salt = secrets.token_hex(8)  # of this run: other runs may have used the same servers
+        self._updates = 0  # not the version: RL may return to earlier weights within a step
         self._prepared: set[int] = set()
         self._locks = [threading.Lock() for _ in self.servers]
 
@@ -89,7 +90,7 @@ class Fleet:
 
     def request_body(self, ids: Sequence[int], params: Mapping[str, Any]) -> dict[str, Any]:
         """Return the body of a generate request for the newest weights."""
-        body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self.version}"}
+        body = {"token_ids": list(ids), "sampling_params": params, "cache_salt": f"{self._salt}-{self._updates}"}
         return {**body, "model": self._adapter_name} if self._has_adapter else body
 
     def scoring_body(self, ids: Sequence[int], temperature: float) -> dict[str, Any]:
@@ -114,6 +115,7 @@ class Fleet:
         )
         self.parity_check = None  # of the old weights
         self.weights, self.version = weights, weights.version
+        self._updates += 1
         with ThreadPoolExecutor(len(self.servers)) as pool:
             for done in [pool.submit(self._update, server, weights) for server in self.servers]:
                 try:

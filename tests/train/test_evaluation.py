@@ -228,7 +228,7 @@ def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
         name: (tmp_path / "checkpoints" / name / "model.safetensors").read_bytes() for name in ("2", "3", "4", "best")
     }
     assert weights["2"] == weights["3"] != weights["4"] == weights["best"]
-    assert "is 0.1 at step 2: training continues from the best weights, with the learning rate times 0.5" in caplog.text
+    assert "fell to 0.1 at step 2: training continues from the best weights with 0.5 times the learning rate" in caplog.text
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
 
 
@@ -254,6 +254,15 @@ def test_the_initial_weights_can_be_the_best(tmp_path: Path, envs: str, monkeypa
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 0
     final, first = load_model(tmp_path / "final", device="cpu").model, tiny_model().model
     assert all(torch.equal(tensor, first.state_dict()[name]) for name, tensor in final.state_dict().items())
+
+
+def test_nothing_is_trained_if_the_initial_model_reaches_the_target(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
+):
+    scripted(monkeypatch, {0: 0.8})
+    train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, target=0.75, lr_backoff=0.5), two_turns())
+    assert measured(tmp_path, REWARD) == {0: 0.8}
+    assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 0
 
 
 def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
@@ -468,7 +477,7 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
         ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
         ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0 and less than 1"),
-        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but no reward is watched; set keep_best"),
+        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but keep_best is not a mean reward"),
         ({"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2}, "use max_off_policy_steps = 0 or 1"),
     ],
 )

@@ -52,7 +52,9 @@ def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLL
     body = fleet.request_body(IDS, {"max_tokens": 2})
     assert (body["token_ids"], body["sampling_params"]) == (IDS, {"max_tokens": 2})
     assert body["model"] in fake.adapters
-    assert body["cache_salt"].endswith("-4")
+    assert body["cache_salt"].endswith("-1")
+    fleet.update(weights)  # the same version again
+    assert fleet.request_body(IDS, {})["cache_salt"].endswith("-2")
     fleet.check(parity_check(LOADED.model, IDS))  # the adapter changes nothing yet
     assert fleet.parity_error <= 1e-4
     fleet.update(weights._replace(adapter=None))

@@ -67,7 +67,7 @@ function shown(runs, { sample, about, found, apart }, { band, step }, params) {
   const look = { smooth: Number(params.get("smooth") ?? 0), log: Boolean(params.get("log")), band, step, zoom };
   const pick = (run, at) => run.steps.length && go({ step: at, nth: null });
   return [
-    single ? runHead({ ...about, status: single.status, why: single.why }, "training", el("span", { class: "note", id: "steps" }, counted(single.rows.length, "step")), single.left && el("span", { class: "note" }, single.left)) : [el("h1", {}, `${runs.length} runs`), legend(runs)],
+    single ? runHead({ ...about, status: single.status, why: single.why }, "training", el("span", { class: "note", id: "steps" }, counted(single.rows.at(-1)?.step ?? 0, "step")), single.left && el("span", { class: "note" }, single.left)) : [el("h1", {}, `${runs.length} runs`), legend(runs)],
     runs.map((run) => !single && run.why && el("p", { class: "why" }, `${run.name} stopped: ${run.why}`)),
     empty.length ? el("p", {}, `${empty.join(", ")}: no step finished yet.`) : null,
     runs.map((run) => run.bad > 0 && el("p", { class: "bad" }, `${counted(run.bad, "line")} of ${run.name}'s metrics and alerts cannot be read`)),
@@ -116,5 +116,5 @@ function said(run, { step, nth, total, found }, about, params) {
 
 function legend(runs) {
   const name = (run) => [el("span", { class: `key c${run.color}`, "aria-hidden": "true" }), " ", el("a", { href: address("training", { run: run.name }) }, run.name)];
-  return grid([["run", name], ["status", (run) => run.status], ["steps", (run) => number(run.rows.length)]], runs, "plain narrowly");
+  return grid([["run", name], ["status", (run) => run.status], ["steps", (run) => number(run.rows.at(-1)?.step ?? 0)]], runs, "plain narrowly");
 }

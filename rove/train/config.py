@@ -510,7 +510,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if not (self.keep_best or "").endswith("/reward/mean"):
             raise ConfigError(f"{given}, but keep_best is not a mean reward; set it to eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
-            raise ConfigError(f"{given}, which does not work with continuous sampling; use max_off_policy_steps = 0 or 1")
+            raise ConfigError(
+                f"{given}, which does not work with continuous sampling; use max_off_policy_steps = 0 or 1"
+            )
 
     def _check_off_policy(self) -> None:
         if self.max_off_policy_steps < 0:

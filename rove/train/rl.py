@@ -210,7 +210,9 @@ class _Loop:
         if has_fallen:
             self.group.call_all(Learner.return_to, self.run.path / "checkpoints" / "best")
             self.publish(step)
-            text = "%s fell to %.3g at step %d: training continues from the best weights with %g times the learning rate"
+            text = (
+                "%s fell to %.3g at step %d: training continues from the best weights with %g times the learning rate"
+            )
             logger.warning(text, self.config.keep_best, row[str(self.config.keep_best)], step, self.config.lr_backoff)
         # without a checkpoint after a fall, a run resumed from an older one could find newer weights in checkpoints/best
         if has_fallen or step % self.config.checkpoint_every == 0:

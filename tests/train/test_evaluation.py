@@ -228,7 +228,10 @@ def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
         name: (tmp_path / "checkpoints" / name / "model.safetensors").read_bytes() for name in ("2", "3", "4", "best")
     }
     assert weights["2"] == weights["3"] != weights["4"] == weights["best"]
-    assert "fell to 0.1 at step 2: training continues from the best weights with 0.5 times the learning rate" in caplog.text
+    assert (
+        "fell to 0.1 at step 2: training continues from the best weights with 0.5 times the learning rate"
+        in caplog.text
+    )
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
 
 

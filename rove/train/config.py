@@ -409,9 +409,8 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     final_lr_fraction: float = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
     lr_backoff: float | None = None
-    """Factor (> 0, < 1) for the learning rate after a fall of the reward `keep_best`; training then continues from the best weights.
-    A fall is a reward at least 10% below the best so far, with 95% intervals that do not overlap. The initial model is evaluated,
-    too. By default, a fall changes nothing."""
+    """Factor (> 0, < 1) for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
+    A fall is at least 10% of the best reward so far, and the 95% intervals do not overlap. Default: no change after a fall."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
@@ -510,9 +509,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if not (self.keep_best or "").endswith("/reward/mean"):
             raise ConfigError(f"{given}, but keep_best is not a mean reward; set it to eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
-            raise ConfigError(
-                f"{given}, which does not work with continuous sampling; use max_off_policy_steps = 0 or 1"
-            )
+            raise ConfigError(f"{given}, which needs max_off_policy_steps = 0 or 1, since sampling must not go on")
 
     def _check_off_policy(self) -> None:
         if self.max_off_policy_steps < 0:

@@ -94,8 +94,8 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
 
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
-    """Return how many measurements of a mean reward are below the best one before them by at least the share `MIN_FALL`, with 95 %
-    intervals that do not overlap. A measurement without an interval counts as exact.
+    """Return how many measurements of a mean reward are below the best one before them, by at least the share `MIN_FALL` of it
+    and with 95 % intervals that do not overlap. A measurement without an interval counts as exact.
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:

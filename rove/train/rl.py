@@ -196,7 +196,7 @@ class _Loop:
         self.backend.publish(version)
 
     async def _measure_initial(self) -> dict[str, float]:
-        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics. Loggers begin with step 1."""
+        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics (loggers get none)."""
         goal = self.config.goal
         row = {"step": 0, **await self.evaluations.measure(0, self.evaluations.of_metric(goal.metric))}
         check_measured(goal.metric, self.evaluations.of_metric(goal.metric), row)

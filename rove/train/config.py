@@ -507,9 +507,9 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if not 0 < self.lr_backoff < 1:
             raise ConfigError(f"{given}; expected more than 0 and less than 1")
         if not (self.keep_best or "").endswith("/reward/mean"):
-            raise ConfigError(f"{given}, but keep_best is not a mean reward; set it to eval/NAME/reward/mean")
+            raise ConfigError(f"{given}, but keep_best is {self.keep_best!r}; expected eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
-            raise ConfigError(f"{given}, which needs max_off_policy_steps = 0 or 1, since sampling must not go on")
+            raise ConfigError(f"{given} and max_off_policy_steps {self.max_off_policy_steps}; lr_backoff needs 0 or 1")
 
     def _check_off_policy(self) -> None:
         if self.max_off_policy_steps < 0:

@@ -198,8 +198,9 @@ class _Loop:
     async def _measure_initial(self) -> dict[str, float]:
         """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics (loggers get none)."""
         goal = self.config.goal
-        row = {"step": 0, **await self.evaluations.measure(0, self.evaluations.of_metric(goal.metric))}
-        check_measured(goal.metric, self.evaluations.of_metric(goal.metric), row)
+        chosen = self.evaluations.of_metric(goal.metric)
+        row = {"step": 0, **await self.evaluations.measure(0, chosen)}
+        check_measured(goal.metric, chosen, row)
         keep_best(self.run, self.loaded, [row], goal)
         self.run.append_metrics(row)
         return row
@@ -240,7 +241,7 @@ def learn(
     group: WorkerGroup[Learner],
     run: Run,
     history: History,
-    lr_factor: float = 1.0,
+    lr_factor: float,
 ) -> dict[str, float]:
     """Train on the sequences of a step; return the metrics of the last optimizer update, and the time.
 

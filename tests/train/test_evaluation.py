@@ -480,8 +480,11 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
         ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
         ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
         ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0 and less than 1"),
-        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but keep_best is not a mean reward"),
-        ({"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2}, "needs max_off_policy_steps = 0 or 1"),
+        ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but keep_best is None; expected eval/NAME/reward/mean"),
+        (
+            {"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2},
+            "max_off_policy_steps 2; lr_backoff needs 0 or 1",
+        ),
     ],
 )
 def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):

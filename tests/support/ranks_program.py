@@ -33,6 +33,8 @@ class Job(msgspec.Struct):
     steps: tuple[int, int] = (0, 6)
     restore: str | None = None
     save: str | None = None
+    fall: tuple[int, str] | None = None
+    """After which step the weights of which folder replace those of the run."""
     config: dict[str, Any] = {}
 
 
@@ -67,6 +69,8 @@ def run(job: Job) -> None:
         measured = learner.update(step, random.Random(step).sample(samples, 16), 1.0)
         if step % 2:
             learner.update_reference()
+        if job.fall is not None and step == job.fall[0]:
+            learner.return_to(Path(job.fall[1]))
     if job.save is not None:
         learner.save(Path(job.save))
     loss = learner.trainer.mean_loss(learner._batches(samples), cross_entropy)

@@ -20,6 +20,7 @@ from rove.models.load import load_model
 from rove.runs.run import Run
 from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
 from rove.train.evaluation import Best, best_of, count_falls, stop_reason
+from rove.train.learner import Learner
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
@@ -233,6 +234,22 @@ def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
         in caplog.text
     )
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
+
+
+def test_after_a_fall_a_moving_reference_is_the_best_model(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    equal: dict[int, bool] = {}
+    update = Learner.update
+
+    def watched(self: Learner, step: int, *arguments: Any) -> Any:
+        models = (self.trainer.model, self.reference)
+        equal[step] = torch.equal(*(torch.cat([p.detach().flatten() for p in one.parameters()]) for one in models))
+        return update(self, step, *arguments)
+
+    monkeypatch.setattr(Learner, "update", watched)
+    scripted(monkeypatch, FALL)
+    fields = {"keep_best": REWARD, "kl_penalty": 1.0, "sync_reference_every": 99, "warmup_steps": 0}
+    train(tmp_path, with_evaluations(envs, table(every=1), lr_backoff=0.5, **fields), two_turns())
+    assert equal == {0: True, 1: False, 2: True, 3: True, 4: False}  # steps 2 and 3 follow a fall
 
 
 @pytest.mark.broad

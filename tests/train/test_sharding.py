@@ -31,3 +31,14 @@ def test_whoever_saved_it_any_number_goes_on(tmp_path: Path, arch: str, config: 
         rest = job(f"{size} {saved}", steps=(3, 6), restore=str(tmp_path / saved))
         done = (alone if size == 1 else lambda given, size=size: several(size, given))(rest)
         assert difference(done["weights"], whole) <= 1e-5
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("config", [{}, {"lora_rank": 4}], ids=str)
+def test_several_processes_return_to_the_best_weights_as_one_does(tmp_path: Path, config: dict[str, Any]):
+    best = tmp_path / "best"
+    alone(Job(str(tmp_path / "first"), steps=(0, 2), config=config, save=str(best)))
+    whole = alone(Job(str(tmp_path / "whole"), config=config, fall=(3, str(best))))
+    two = several(2, Job(str(tmp_path / "two"), config=config, fall=(3, str(best))))
+    without = alone(Job(str(tmp_path / "without"), config=config))
+    assert difference(two["weights"], whole["weights"]) <= 1e-5 < difference(without["weights"], whole["weights"])

@@ -20,7 +20,7 @@ from rove.audit.report import json_report, junit_report, markdown_report, rate_t
 from rove.cli.audit_comparison import compare_audits
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
-from rove.cli.options import env_args_option, examples, json_object, json_option
+from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
 from rove.utils.files import atomic_write
 
@@ -134,7 +134,7 @@ def run_audit(
 )
 @click.argument("env", required=False)
 @env_args_option
-@click.option("--env-dir", help="Folder that is searched first for the environment.")
+@env_dir_option
 @click.option("-n", "--num-examples", type=int, default=60, show_default=True, help="Examples per policy.")
 @click.option("--only", multiple=True, help="Check to do; repeatable.  [default: all]")
 @click.option("--skip", multiple=True, help="Check to leave out; repeatable.")

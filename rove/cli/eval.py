@@ -31,6 +31,7 @@ from rove.cli.options import (
     base_url_option,
     endpoints_option,
     env_args_option,
+    env_dir_option,
     examples,
     isolated_option,
     isolated_python_option,
@@ -217,6 +218,7 @@ def _resume_words(folder: str) -> list[str]:
 @max_tokens_option
 @click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 is greedy.")
 @env_args_option
+@env_dir_option
 @click.option(
     "--scorer",
     help="Scorer for a file of questions: exact, numeric, regex, choice, math or judge.  [default: exact]",

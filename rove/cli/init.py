@@ -75,11 +75,12 @@ def command(name: str, folder: str, **flags: bool) -> None:
     for file in sorted(target.rglob("*.*")):
         if file.is_file():
             console.print(f"  {file}")
-    where = "" if folder == "environments" else f" --env_dir {folder}"
+    where = "" if folder == "environments" else f" --env-dir {folder}"
     [module] = [path for path in (target / f"{target.name}.py", target / target.name / "__init__.py") if path.is_file()]
     hint(
         console,
         f"try it: rove eval {target.name} -m scripted:oracle{where}",
+        f"train a small model in it: rove train {target.name}{where}",
         f"test it: pip install pytest; python -m pytest {target}",
         f"edit it: {module}",
         f"package it: rove build {target}",

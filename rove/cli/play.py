@@ -21,6 +21,7 @@ from rove.cli.options import (
     api_key_var_option,
     base_url_option,
     env_args_option,
+    env_dir_option,
     examples,
     isolated_option,
     isolated_python_option,
@@ -298,7 +299,7 @@ def check_options(
     "[default: the environment's own models]",
 )
 @env_args_option
-@click.option("--env-dir", help="Folder in which ENV is looked up first.")
+@env_dir_option
 @click.option(
     "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
 )

@@ -28,6 +28,7 @@ from rove.cli.environments import hub_option
 from rove.cli.options import (
     SETTINGS,
     env_args_option,
+    env_dir_option,
     examples,
     isolated_option,
     json_object,
@@ -217,6 +218,7 @@ def _config_type() -> type[RLConfig]:
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
 @env_args_option
+@env_dir_option
 @click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
 @click.option("--batch-size", type=int, help="Rollouts per optimizer step.  [default: 256]")
 @click.option("-r", "--rollouts-per-example", type=int, help="Rollouts per example: the group size.  [default: 8]")

@@ -12,7 +12,7 @@ from rich.console import Console
 
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_best_step, print_json, run_async, working
-from rove.cli.options import env_args_option, examples, json_object, json_option
+from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
@@ -227,7 +227,7 @@ class Diagnoser:
     "-m", "--model", help="Pretrained model: a folder or a name of `rove model list`.  [default: a new, small model]"
 )
 @env_args_option
-@click.option("--env-dir", help="Folder that is searched first for the environment.")
+@env_dir_option
 @click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
 @click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")

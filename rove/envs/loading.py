@@ -292,7 +292,10 @@ def _locate(name: str, env_dir: str | Path | None) -> tuple[Path, str | None]:
     if file is None:
         known = {found for folder in given + usual for found, _ in _modules_in(folder)} | {*_entry_points()}
         where = ", ".join(str(folder) for folder in given + usual)
-        raise ConfigError(f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}")
+        raise ConfigError(
+            f"no environment '{name}': not an installed module, nor in {where}; {nearest(name, known)}. "
+            "If it is in another folder, give that folder with --env-dir (env_dir in Python)"
+        )
     return file, module
 
 

@@ -24,7 +24,7 @@ class Logger(Protocol):
     """Logs the metrics of every step."""
 
     def log(self, step: int, metrics: Mapping[str, float]) -> None:
-        """Log the metrics of a step, counted from 1."""
+        """Log the metrics of a step, counted from 1; step 0 has the evaluation of the initial weights (`lr_backoff`)."""
         ...
 
     def close(self) -> None:

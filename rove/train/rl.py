@@ -75,7 +75,7 @@ async def train_rl(
     history, goal, backoff = run.metrics(), config.goal, config.lr_backoff or 1.0
     callbacks = TrainingCallbacks(run, config.alerts, config.loggers, config, step, on_alert)
     try:
-        await loop.start(step, history)
+        await loop.start(step, history, callbacks)
         reason, falls = stop_reason(history, goal), count_falls(history, goal)
         while step < config.steps and reason is None:
             collected, metrics = await loop.step(step, history, backoff**falls)
@@ -137,7 +137,7 @@ class _Loop:
         self.evaluations = HeldOutEvaluations(config.evaluation, self.backend.client, run, *options)
         self.collector: RolloutCollector | None = None
 
-    async def start(self, step: int, history: list[dict[str, float]]) -> None:
+    async def start(self, step: int, history: list[dict[str, float]], callbacks: TrainingCallbacks) -> None:
         """Begin, or continue after `step` steps. With `lr_backoff`, a new run measures the initial weights as step 0.
 
         Raises:
@@ -154,6 +154,7 @@ class _Loop:
         self.publish(step)
         if config.lr_backoff is not None and not history:
             history.append(await self._measure_initial())
+            callbacks.after_step(history)
 
     async def step(self, step: int, history: History, lr_factor: float) -> tuple[CollectedStep, dict[str, float]]:
         """Take one step (counted from 0) with a factor of the learning rate; return its rollouts and metrics.
@@ -196,7 +197,7 @@ class _Loop:
         self.backend.publish(version)
 
     async def _measure_initial(self) -> dict[str, float]:
-        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics (loggers get none)."""
+        """Evaluate the initial weights as step 0, and save them as the best ones; return the metrics."""
         goal = self.config.goal
         chosen = self.evaluations.of_metric(goal.metric)
         row = {"step": 0, **await self.evaluations.measure(0, chosen)}

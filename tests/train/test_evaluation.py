@@ -2,6 +2,7 @@ from __future__ import annotations
 
 import json
 import math
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +22,7 @@ from rove.runs.run import Run
 from rove.train.config import EvaluationConfig, Goal, RLConfig, check_evaluations
 from rove.train.evaluation import Best, best_of, count_falls, stop_reason
 from rove.train.learner import Learner
+from tests.train.test_loggers import Fake
 from tests.train.test_rl import Killed, metrics_of, settings, train, two_turns, weights_of
 from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
@@ -270,7 +272,11 @@ def test_a_run_with_falls_that_is_killed_ends_with_the_same_weights(
 
 def test_the_initial_weights_can_be_the_best(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
     scripted(monkeypatch, {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4, 4: 0.4, 5: 0.4})
-    train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, lr_backoff=0.5), two_turns())
+    library = Fake("wandb")
+    monkeypatch.setitem(sys.modules, "wandb", library)
+    fields = {"keep_best": REWARD, "lr_backoff": 0.5, "loggers": ["wandb"]}
+    train(tmp_path, with_evaluations(envs, table(every=1), **fields), two_turns())
+    assert [call[0] for kind, call in library.calls if kind == "log"] == [0, 1, 2, 3, 4, 5]
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 0
     final, first = load_model(tmp_path / "final", device="cpu").model, tiny_model().model
     assert all(torch.equal(tensor, first.state_dict()[name]) for name, tensor in final.state_dict().items())

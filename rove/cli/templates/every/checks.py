@@ -1,4 +1,4 @@
-"""The environment keeps its promises."""
+"""Tests of the environment: the reward, the seed, and the split."""
 
 import asyncio
 from pathlib import Path
@@ -8,7 +8,7 @@ from rove import ScriptedClient, evaluate, load_environment
 HERE = Path(__file__).resolve().parents[1]
 
 
-def test_the_oracle_gets_full_marks() -> None:
+def test_the_oracle_earns_the_full_reward() -> None:
     env = load_environment("my_task", env_dir=HERE.parent, num_examples=20)
     summary = asyncio.run(evaluate(env, ScriptedClient(env.policies["oracle"])))
     assert summary["failed"] == 0
@@ -20,7 +20,7 @@ def test_the_same_seed_gives_the_same_examples() -> None:
     assert first.get_dataset() == second.get_dataset()
 
 
-def test_what_is_measured_is_not_trained_on() -> None:
+def test_training_and_evaluation_examples_are_disjoint() -> None:
     env = load_environment("my_task", env_dir=HERE.parent)
     trained = {(str(row["prompt"]), row["answer"]) for row in env.get_dataset()}
     held_out = {(str(row["prompt"]), row["answer"]) for row in env.get_eval_dataset()}

@@ -1,4 +1,4 @@
-"""My task: a guessing game; say here what yours is."""
+"""My task: guess a number. Describe your own game here."""
 
 from __future__ import annotations
 
@@ -9,8 +9,13 @@ import rove as vf
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """A player that halves the range every turn: rove eval my_task -m scripted:oracle."""
+    """A scripted policy that halves the range in every turn: rove eval my_task -m scripted:oracle."""
     return f"<guess>{(state['low'] + state['high']) // 2}</guess>"
+
+
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A weak policy, which ignores the hints. `rove train` needs a good and a weak policy."""
+    return f"<guess>{rng.randint(1, 100)}</guess>"
 
 
 class GuessEnv(vf.MultiTurnEnv):
@@ -36,11 +41,11 @@ class GuessEnv(vf.MultiTurnEnv):
 
 
 def solved(state: vf.State) -> float:
-    """1 when the number was found in time."""
+    """Return 1 if the model found the number."""
     return float(state["solved"])
 
 
-# No number is in both: what is measured must not have been trained on.
+# Training and evaluation numbers are disjoint.
 NUMBERS = random.Random("split").sample(range(1, 101), k=100)
 HELD_OUT, TRAINED = NUMBERS[:20], NUMBERS[20:]
 
@@ -51,7 +56,13 @@ def _rows(numbers: list[int], count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8) -> vf.Environment:
-    """Numbers to guess: at most 80 to train on, and 20 others to evaluate on."""
+    """Return an environment with numbers to guess: at most 80 for training, and 20 others for evaluation.
+
+    Args:
+        num_examples: Number of games.
+        seed: Random seed that chooses the numbers.
+        max_turns: Maximum number of guesses.
+    """
     parser = vf.XMLParser(["guess"], answer_field="guess")
     return GuessEnv(
         dataset=lambda: _rows(TRAINED, num_examples, seed),
@@ -59,6 +70,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8)
         system_prompt="Guess the number. Answer <guess>number</guess>",
         parser=parser,
         rubric=vf.Rubric([solved], [1.0], parser=parser),
-        policies={"oracle": oracle},
+        policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,
     )

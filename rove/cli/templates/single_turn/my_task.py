@@ -1,4 +1,4 @@
-"""My task: say here what the model is asked to do."""
+"""My task: add two numbers. Describe your own task here."""
 
 from __future__ import annotations
 
@@ -9,11 +9,16 @@ import rove as vf
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """A player that always answers right: rove eval my_task -m scripted:oracle."""
+    """A scripted policy that is always right: rove eval my_task -m scripted:oracle."""
     return f"<answer>{state['answer']}</answer>"
 
 
-# No sum is in both: what is measured must not have been trained on.
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A weak policy, which answers with a random sum. `rove train` needs a good and a weak policy."""
+    return f"<answer>{rng.randrange(100) + rng.randrange(100)}</answer>"
+
+
+# Training and evaluation questions are disjoint.
 PAIRS = random.Random("split").sample([(a, b) for a in range(100) for b in range(100)], k=10_000)
 HELD_OUT, TRAINED = PAIRS[:2_000], PAIRS[2_000:]
 
@@ -24,10 +29,16 @@ def _rows(pairs: list[tuple[int, int]], count: int, seed: int) -> list[dict[str,
 
 
 def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
-    """Questions with one right answer: at most 8,000 to train on, and 2,000 others to evaluate on."""
+    """Return an environment with questions that have one right answer: at most 8,000 for training, 2,000 others for evaluation.
+
+    Args:
+        num_examples: Number of questions.
+        seed: Random seed that chooses them.
+    """
     parser = vf.XMLParser(["answer"])
 
     def correct(completion: vf.Messages, answer: str) -> float:
+        """Return 1 if the answer in the tags is the right one."""
         return float(parser.parse_answer(completion) == answer)
 
     rubric = vf.Rubric([correct], [1.0], parser=parser)
@@ -37,5 +48,5 @@ def load_environment(num_examples: int = 100, seed: int = 0) -> vf.Environment:
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt=f"Answer the question. Write it as\n{parser.get_format_str()}",
         rubric=rubric,
-        policies={"oracle": oracle},
+        policies={"oracle": oracle, "guesser": guesser},
     )

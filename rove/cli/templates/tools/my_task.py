@@ -51,6 +51,11 @@ def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
     return result
 
 
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A weak policy, which answers with a random price. `rove train` needs a good and a weak policy."""
+    return str(rng.choice(list(CENTS.values())) * state["info"]["count"])
+
+
 def _call(tool: str, **arguments: Any) -> vf.AssistantMessage:
     function = {"name": tool, "arguments": json.dumps(arguments)}
     return vf.AssistantMessage(None, tool_calls=[{"id": f"call_{tool}", "type": "function", "function": function}])
@@ -89,6 +94,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 6)
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Use the tools, then answer with the number of cents alone.",
         rubric=rubric,
-        policies={"oracle": oracle},
+        policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,
     )

@@ -1,4 +1,4 @@
-"""My task: who is where? Only an MCP server knows; say here what yours is."""
+"""My task: find a person's room, which only an MCP server knows. Describe your own task here."""
 
 from __future__ import annotations
 
@@ -8,24 +8,29 @@ from typing import Any
 
 import rove as vf
 
-from .server import make_server, room_of
+from .server import ROOMS, make_server, room_of
 
 
 def correct(completion: vf.Messages, answer: str) -> float:
-    """1 when the last message is the right room."""
-    last = completion[-1]  # a tool's, where the rollout ended at max_turns
+    """Return 1 if the last message is the right room."""
+    last = completion[-1]  # a tool message if the rollout ended at max_turns
     return float(last.role == "assistant" and str(last.content).strip() == answer)
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """A player that asks the server, then answers: rove eval my_task -m scripted:oracle."""
+    """A scripted policy that asks the server, then answers: rove eval my_task -m scripted:oracle."""
     if state["trajectory"]:
         return messages[-1].content
     function = {"name": "find", "arguments": json.dumps({"name": state["info"]["name"]})}
     return vf.AssistantMessage(None, tool_calls=[{"id": "call_find", "type": "function", "function": function}])
 
 
-# Nobody is in both: what is measured must not have been trained on.
+def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """A weak policy, which answers with a random room. `rove train` needs a good and a weak policy."""
+    return rng.choice(ROOMS)
+
+
+# Training and evaluation questions are disjoint.
 SYLLABLES = ["ba", "da", "ka", "la", "ma", "na", "ra", "ta"]
 NAMES = [f"{a}{b}{c}".capitalize() for a in SYLLABLES for b in SYLLABLES for c in SYLLABLES]
 random.Random("split").shuffle(NAMES)
@@ -38,12 +43,12 @@ def _rows(names: list[str], count: int, seed: int) -> list[dict[str, Any]]:
 
 
 def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 4) -> vf.Environment:
-    """Questions that an MCP server can answer: at most 412 to train on, and 100 others to evaluate on.
+    """Return an environment with questions for an MCP server: at most 412 for training, and 100 others for evaluation.
 
     Args:
-        num_examples: questions in the dataset.
-        seed: which of them.
-        max_turns: most model turns.
+        num_examples: Number of questions.
+        seed: Random seed that chooses them.
+        max_turns: Maximum model turns.
     """
     return vf.MCPEnv(
         mcp_servers=[{"name": "house", "server": make_server}],
@@ -51,6 +56,6 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 4)
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Find out where the one who is named is, then answer with the room alone.",
         rubric=vf.Rubric([correct]),
-        policies={"oracle": oracle},
+        policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,
     )

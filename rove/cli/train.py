@@ -17,7 +17,7 @@ from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
-from rove.envs.loading import environment_arguments, load_environment
+from rove.envs.loading import environment_arguments, environment_version, load_environment
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
@@ -46,16 +46,20 @@ def _folder_name(request: Mapping[str, Any], seed: int) -> str:
 
 
 def check_request(request: Mapping[str, Any], folder: Path) -> None:
-    """Check that a folder's recipe was made for the same environment, model and arguments.
+    """Check that a folder's recipe was made for the same environment, with the same code, model and arguments.
 
     Raises:
         ConfigError: It was made for others.
     """
     path = folder / REQUEST
     before = msgspec.json.decode(path.read_bytes()) if path.exists() else dict(request)
-    changed = [name for name in request if request[name] != before.get(name)]
+    changed = [name for name in request if name in before and request[name] != before[name]]
     if changed:
         name = changed[0]
+        if name == "version":
+            raise ConfigError(
+                f"{request['env']} has changed since {folder / RECIPE} was made; give another --run-dir, or undo the change"
+            )
         raise ConfigError(
             f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {request[name]!r} now; "
             "give another --run-dir, or change the recipe"
@@ -256,6 +260,7 @@ def command(
     given = {"scorer": scorer} if scorer else {}
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
+    request["version"] = environment_version(env, env_dir)
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
         write_recipe(request, folder, console)

@@ -301,13 +301,19 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         evidence: What the environment shows.
 
     Raises:
-        ConfigError: The pretrained model cannot do the task at all, and there is no policy to learn from.
+        ConfigError: The pretrained model cannot do the task at all, and there is no policy to learn from; or a new model has only
+            one policy to learn from.
     """
     model = evidence.model
     scale = NEW if model is None else model.scale
     needs_sft = model is None or model.spread_share < MIN_SPREAD
     if needs_sft and not evidence.policies:
         raise _no_spread(model.spread_share if model else 0.0)
+    if model is None and len(evidence.policies) == 1:
+        raise ConfigError(
+            f"the environment has one scripted policy, '{evidence.policies[0].name}'; expected a good one and a weak one. Add a "
+            "policy that guesses to `policies`: its reward shows how much a guess earns"
+        )
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     # Evaluations in training use other rows than the results table, if the environment has a seed.
@@ -383,8 +389,10 @@ def _sft_sections(
     env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
 ) -> list[Section]:
     """Return the settings of the teacher's rollouts and of SFT."""
-    weakest, best = evidence.policies[0], evidence.policies[-1]
-    goal = weakest.reward + SFT_GOAL * (best.reward - weakest.reward)
+    weakest, best, model = evidence.policies[0], evidence.policies[-1], evidence.model
+    start = min(model.reward, best.reward) if model and weakest is best else weakest.reward
+    start_name = "the model" if model and weakest is best else weakest.name
+    goal = start + SFT_GOAL * (best.reward - start)
     is_free = _makes_examples(env_args, evidence)
     available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
     kept = best.good_share
@@ -405,7 +413,7 @@ def _sft_sections(
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, examples),
             },
-            f"The best policy: reward {best.reward:.3f}; the weakest, {weakest.name}, has {weakest.reward:.3f}.",
+            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}.",
         ),
         Section(
             "sft",
@@ -422,7 +430,8 @@ def _sft_sections(
                 **({"lora": scale.lora} if scale.lora else {}),
                 "evaluation": [{**sampled, "every": every}],
             },
-            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from the weakest to the best policy.",
+            f"Ends when the sampled reward reaches {goal:.3f}, {SFT_GOAL:.0%} of the way from {start_name} to the best policy.\n"
+            f"`min_reward` selects {best.good_share:.0%} of the rollouts for training.",
         ),
     ]
 
@@ -480,7 +489,7 @@ def as_toml(sections: Sequence[Section], comment: str) -> str:
     """Return a recipe as the text of a TOML file."""
     parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
     for section in sections:
-        reason = f"# {section.reason}\n" if section.reason else ""
+        reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
         text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
         if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
             text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in section.values)

@@ -126,6 +126,9 @@ def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove) -> 
     assert done.status == 2
     assert "was made with env_args = {}, but env_args is {'num_examples': 20} now; give another --run-dir" in done.err
     assert rove("train", "parity", "--dry-run", "-a", '{"num_examples": 20}').status == 0  # its default folder differs
+    (module,) = Path("environments/parity").glob("*.py")
+    module.write_text(module.read_text() + "# a comment\n")
+    assert "parity has changed since mine/recipe.toml was made; give another --run-dir" in rove(*words).err
 
 
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:

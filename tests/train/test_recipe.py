@@ -27,6 +27,10 @@ def often(messages: Any, state: Any, rng: random.Random) -> str:
     return "yes" if rng.random() < 0.5 else "no, never"
 
 
+def wrong(messages: Any, state: Any, rng: random.Random) -> str:
+    return "no"
+
+
 def correct(completion: Any) -> float:
     return float(completion[-1].content == "yes")
 
@@ -57,6 +61,11 @@ async def test_an_environment_without_policies_needs_a_pretrained_model() -> Non
         match=r"no scripted policies to learn from; .*rove train NAME -m MODEL.*rove eval NAME -m TEACHER --train",
     ):
         await evidence_of()
+
+
+async def test_a_new_model_needs_a_weak_policy_too() -> None:
+    with pytest.raises(ConfigError, match="one scripted policy, 'right'; expected a good one and a weak one"):
+        choose("quiz", {}, await evidence_of(right=right))
 
 
 async def test_policies_that_fail_are_reported() -> None:
@@ -104,7 +113,7 @@ async def test_a_dataset_of_fixed_size_is_repeated() -> None:
     (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
     assert (data["num_examples"], data["env_args"]) == (50, {})
     assert data["rollouts_per_example"] == 1  # the best policy always answers the same
-    evidence = (await examine(env_with(often=often), frozenset())).evidence
+    evidence = (await examine(env_with(often=often, wrong=wrong), frozenset())).evidence
     (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
     assert data["rollouts_per_example"] > 100
 
@@ -122,7 +131,7 @@ async def test_failures_of_the_teacher_are_left_out() -> None:
     def seldom(messages: Any, state: Any, rng: random.Random) -> str:
         return "yes" if rng.random() < 0.3 else "no"
 
-    evidence = await evidence_of(seldom=seldom)
+    evidence = await evidence_of(seldom=seldom, wrong=wrong)
     (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
     assert 0 < sft["min_reward"] <= 2.0
 

@@ -51,7 +51,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.protocols import Client
 from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.envs.environment import Environment
-from rove.envs.loading import load_environment
+from rove.envs.loading import environment_arguments, load_environment
 from rove.envs.questions import QuestionsEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rollouts.evaluate import Options, evaluate, run_identity
@@ -141,7 +141,11 @@ def _evaluate(
     """Run the evaluation and return its summary."""
     available = env.count_examples(config.num_examples, config.train)
     if available is not None and config.num_examples > available:
-        console.print(f"[yellow]num_examples is {config.num_examples}; the dataset has {available}[/yellow]")
+        text = f"num_examples is {config.num_examples}; the dataset has {available}"
+        is_here = not (config.isolation.enabled or config.ray.address)  # only then may its module be imported here
+        if is_here and "num_examples" in environment_arguments(config.env, config.env_dir):
+            text += f"; the environment may make more with -a '{{\"num_examples\": {config.num_examples}}}'"
+        console.print(text, style="yellow", markup=False, soft_wrap=True)
 
     async def run_all(watch: EvalProgress) -> dict[str, Any]:
         try:

@@ -53,7 +53,8 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
     """
     path = folder / REQUEST
     before = msgspec.json.decode(path.read_bytes()) if path.exists() else dict(request)
-    changed = [name for name in request if name in before and request[name] != before[name]]
+    now = {**request, "version": environment_version(request["env"], request["env_dir"])}
+    changed = [name for name in now if name in before and now[name] != before[name]]
     if changed:
         name = changed[0]
         if name == "version":
@@ -61,13 +62,14 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
                 f"{request['env']} has changed since {folder / RECIPE} was made; give another --run-dir, or undo the change"
             )
         raise ConfigError(
-            f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {request[name]!r} now; "
+            f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {now[name]!r} now; "
             "give another --run-dir, or change the recipe"
         )
 
 
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
+    version = environment_version(request["env"], request["env_dir"])  # before its code is read
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.models.load import load_for_sampling
@@ -97,7 +99,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
         f"Estimate on this machine: {estimate}"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / REQUEST, msgspec.json.encode(request))
+    atomic_write(folder / REQUEST, msgspec.json.encode({**request, "version": version}))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
     atomic_write(path, as_toml(sections, comment).encode())
 
@@ -260,7 +262,6 @@ def command(
     given = {"scorer": scorer} if scorer else {}
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
-    request["version"] = environment_version(env, env_dir)
     path = Path(file) if file else folder / RECIPE
     if not path.exists():
         write_recipe(request, folder, console)

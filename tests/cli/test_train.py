@@ -131,6 +131,14 @@ def test_a_folder_keeps_the_request_that_its_recipe_was_made_for(rove: Rove) -> 
     assert "parity has changed since mine/recipe.toml was made; give another --run-dir" in rove(*words).err
 
 
+def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
+    Path("environments").rename("elsewhere")
+    assert "give that folder with --env-dir" in rove("train", "parity", "--dry-run").err
+    assert rove("train", "parity", "--dry-run", "--env-dir", "elsewhere", "--run-dir", "mine").status == 0
+    done = rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "other", "--dry-run")
+    assert (done.status, 'env_dir = "elsewhere"' in done.out) == (0, True)
+
+
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")
     done = rove("train", "parity", "--recipe", "runs/train-parity-seed0/recipe.toml", "-a", '{"seed": 3}')

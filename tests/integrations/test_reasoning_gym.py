@@ -18,6 +18,7 @@ from libraries import Lasting, needs_library, shared_host  # noqa: F401  a fixtu
 from toys import says
 
 import rove as vf
+from rove.integrations.environments import reasoning
 from rove.integrations.environments.reasoning import ReasoningGymEnv
 from rove.integrations.known_defects import warn_of_known_defects
 
@@ -83,6 +84,21 @@ def test_the_same_seed_makes_the_same_tasks_in_every_process() -> None:
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
     assert said(1, "1") == said(1, "2") != said(2, "1")
+
+
+def test_many_tasks_need_few_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    sizes: list[int] = []
+    env = Families("gcd", num_train_examples=500)
+    call = env.workers.call_sync
+
+    def counted(name: str, timeout: float, **arguments: Any) -> Any:
+        sizes.append(len(arguments["positions"]))
+        return call(name, timeout, **arguments)
+
+    monkeypatch.setattr(env.workers, "call_sync", counted)
+    monkeypatch.setattr(reasoning, "CHUNK_S", 60.0)  # of a busy machine
+    assert len({row["question"] for row in env.get_dataset()}) > 1
+    assert sizes == [16, 32, 64, 128, 256, 4]
 
 
 def test_a_mixture_has_its_shares_and_its_settings() -> None:

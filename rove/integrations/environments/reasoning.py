@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -30,8 +31,9 @@ MEMORY_BYTES = 2 << 30
 """Memory that a worker may allocate for an answer."""
 EXACT_THRESHOLD = 0.99
 """Minimum score of a correct answer."""
-CHUNK_SIZE = 16
-"""Tasks created per call of a worker."""
+CHUNK_SIZE, MAX_CHUNK_SIZE, CHUNK_S = 16, 4096, 0.5
+"""Tasks created by the first call of a worker. Every call forks a process, so the next calls create twice as many, up to the
+maximum, while one takes less than so many seconds."""
 TASK_TIMEOUT_S = 60.0
 """Time limit for creating a chunk."""
 
@@ -123,8 +125,10 @@ class ReasoningGymEnv(SingleTurnEnv):
                 known = nearest(family.name, self.workers.setup_result["families"])
                 raise ConfigError(f"reasoning-gym has no family '{family.name}'; {known}")
         weights = [family.weight for family in self.families]
-        for start in range(0, count, CHUNK_SIZE):
-            positions = range(start, min(start + CHUNK_SIZE, count))
+        start, size = 0, CHUNK_SIZE
+        while start < count:
+            began = time.monotonic()
+            positions = range(start, min(start + size, count))
             family_of = {i: random.Random(f"{seed}:{i}").choices(self.families, weights)[0] for i in positions}
             task_of: dict[int, Any] = {}
             for family in self.families:
@@ -133,6 +137,9 @@ class ReasoningGymEnv(SingleTurnEnv):
                     spec = {"family": family.name, "config": family.config, "seed": seed}
                     tasks = self.workers.call_sync("tasks", TASK_TIMEOUT_S, **spec, size=count, positions=own_positions)
                     task_of.update(zip(own_positions, tasks, strict=True))
+            start += len(positions)
+            if time.monotonic() - began < CHUNK_S:
+                size = min(2 * size, MAX_CHUNK_SIZE)
             for position in positions:
                 yield _row(family_of[position], seed, task_of[position])
 

@@ -120,7 +120,10 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
         turns=seen.evidence.turns,
         data_rollouts=rollouts,
         conversations=round(rollouts * (seen.evidence.policies[-1].good_share if seen.evidence.policies else 1.0)),
+        max_turns=seen.evidence.max_turns,
         scripted_seconds=seen.evidence.rollout_seconds,
+        setup_seconds=seen.evidence.setup_seconds,
+        conditions=len(recipe["conditions"]),
         table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
     )
     model = pretrained or new_model(seen.texts, recipe["model"]["arch"], recipe["model"]["size"])

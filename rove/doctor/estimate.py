@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 import statistics
 import time
@@ -13,8 +14,8 @@ import msgspec
 
 from rove.core.protocols import SamplingParams
 from rove.doctor.findings import human_bytes, human_seconds
-from rove.doctor.machine import memory_needed, resident_memory, try_training
-from rove.engine.engine import Engine
+from rove.doctor.machine import memory_needed, position_bytes, resident_memory, try_training
+from rove.engine.engine import CACHE_BYTES, Engine
 from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
 from rove.train.batch import can_pack, micro_batches
@@ -26,18 +27,23 @@ from rove.utils.processes import peak_memory
 
 MAX_TURN_TOKENS = 9
 """Tokens per turn up to which sampling is measured; more are extrapolated."""
-TRAINED_SEQUENCES = 32
-"""Sequences of the measured training step."""
+TRAINED_SHARE = 0.5
+"""Share of the groups of an RL step that are trained on, those with different rewards: 0.1 to 0.9 in different environments."""
 FORWARD_SHARE = 1 / 3
 """Time of a forward pass relative to a forward and a backward pass."""
 OVERHEAD = 1.3
 """Time of a step relative to its measured parts: rewards, advantages, files, and models that need more turns than the teacher."""
 SAMPLED_ROWS = 3
 """Rows of the results table that the model samples: base, SFT and RL."""
+ROWS = 5
+"""Rows of the results table: these and two scripted policies."""
 REPEATS = 2
 """Times that each part is measured; the shortest counts."""
-OTHER_BYTES = 250e6
-"""Memory of plots, results and evaluations."""
+RUNTIME_BYTES = 60e6
+"""Memory of libraries and buffers that a run needs and the measured passes have not loaded."""
+CACHED_SHARE = 1.5
+"""Size of the KV cache relative to the keys and values of an evaluation's longest possible rollouts. Caches of finished rollouts are
+kept, rows are padded; most rollouts end earlier."""
 TOKEN_BYTES = 120
 """Memory of a token of the training data of SFT, as Python objects."""
 
@@ -53,10 +59,16 @@ class Workload(NamedTuple):
     """Rollouts of the teacher; 0 without SFT."""
     conversations: int
     """Those that SFT trains on."""
+    max_turns: int
+    """Maximum number of responses in a rollout."""
     scripted_seconds: float
     """Seconds per rollout of a scripted policy."""
+    setup_seconds: float
+    """Seconds until the first rollout of an evaluation."""
     table_rollouts: int
-    """Rollouts of the model per row of the results table, over all conditions."""
+    """Rollouts per row of the results table, over all conditions."""
+    conditions: int
+    """Evaluations per row of the results table."""
 
     @property
     def tokens(self) -> float:
@@ -82,6 +94,8 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     """Seconds per step of RL, including evaluations."""
     rl_steps: int
     """Maximum number of steps."""
+    initial: float
+    """Seconds of the evaluation before RL."""
     table: float
     """Seconds of the results table."""
     memory: float
@@ -90,7 +104,7 @@ class Estimate(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def most(self) -> float:
         """Seconds of all stages together, if no stage ends early."""
-        return self.data + self.sft_steps * self.sft_step + self.rl_steps * self.rl_step + self.table
+        return self.data + self.sft_steps * self.sft_step + self.initial + self.rl_steps * self.rl_step + self.table
 
     def __str__(self) -> str:
         sft = (
@@ -122,7 +136,9 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     groups = [rng.choice(work.rollouts) for _ in range(rl.batch_size // rl.rollouts_per_example)]
     members = [_variant(one, loaded, rng) for one in groups for _ in range(rl.rollouts_per_example)]
     trained = _computed_tokens(rl, loaded, members)
-    several = [_sequence(*rng.choice(work.rollouts)) for _ in range(TRAINED_SEQUENCES)]
+    # A full micro-batch: long ones take more time per token.
+    several = [_sequence(*rng.choice(work.rollouts)) for _ in range(math.ceil(rl.micro_batch_tokens / work.tokens))]
+    several = several[: rl.batch_size]
     token = _training_seconds(learner, several) / _computed_tokens(rl, loaded, several)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
@@ -130,26 +146,40 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         batch = [_sequence(*rng.choice(work.rollouts)) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
-        sft_step = passes * _computed_tokens(rl, loaded, batch) * token + _evaluation_seconds(sft, rollout)
+        sft_step = passes * _computed_tokens(rl, loaded, batch) * token + _evaluation_seconds(sft, rollout, work)
         kept = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, kept // sft.batch_size) * sft.epochs
     optimizer = 8.0 * sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
     data = TOKEN_BYTES * work.conversations * work.tokens
-    needed = sum(memory_needed(rl, loaded, trial, round(work.tokens), trained, libraries).values())
+    needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
+    # In the results table, a model that has not learned the format yet may sample the maximum number of tokens in every turn.
+    longest = work.tokens - work.sampled_tokens + work.max_turns * rl.max_tokens
+    cache = CACHED_SHARE * position_bytes(loaded.model) * longest * work.table_rollouts / work.conditions
     return Estimate(
         data=work.data_rollouts * work.scripted_seconds,
         sft_step=OVERHEAD * sft_step,
         sft_steps=sft_steps,
-        rl_step=OVERHEAD * (rl.batch_size * rollout + trained * token + _evaluation_seconds(rl, rollout)),
+        rl_step=OVERHEAD
+        * (rl.batch_size * rollout + TRAINED_SHARE * trained * token + _evaluation_seconds(rl, rollout, work)),
         rl_steps=rl.steps,
-        table=SAMPLED_ROWS * work.table_rollouts * rollout,
-        memory=max(peak_memory() + optimizer, needed) + data + OTHER_BYTES,
+        initial=_evaluation_seconds(rl, rollout, work, every=1) if rl.lr_backoff is not None else 0.0,
+        table=SAMPLED_ROWS * work.table_rollouts * rollout + ROWS * work.conditions * work.setup_seconds,
+        memory=max(
+            peak_memory() + optimizer + data,
+            libraries + RUNTIME_BYTES + sum(needed.values()) + data,
+            libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(CACHE_BYTES, cache),
+        ),
     )
 
 
-def _evaluation_seconds(config: RLConfig | SFTConfig, rollout: float) -> float:
-    """Return the seconds of evaluations per training step."""
-    return sum(one.num_examples * one.rollouts_per_example * rollout / one.every for one in config.evaluation)
+def _evaluation_seconds(
+    config: RLConfig | SFTConfig, rollout: float, work: Workload, every: int | None = None
+) -> float:
+    """Return the seconds of evaluations per training step, or if each were run every `every` steps."""
+    return sum(
+        (work.setup_seconds + one.num_examples * one.rollouts_per_example * rollout) / (every or one.every)
+        for one in config.evaluation
+    )
 
 
 def _training_seconds(learner: Learner, sequences: Sequence[TrainingSequence]) -> float:

@@ -153,8 +153,12 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Mean tokens of its responses in a rollout."""
     turns: float = 1.0
     """Mean number of its responses in a rollout."""
+    max_turns: int = 1
+    """Maximum number of responses in a rollout; without a limit, the maximum of the best policy."""
     rollout_seconds: float = 0.0
     """Mean seconds of a scripted policy's rollout."""
+    setup_seconds: float = 0.0
+    """Seconds until the first rollout: reading the dataset, starting processes."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
@@ -190,11 +194,12 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
     records: dict[str, list[RolloutRecord]] = {}
-    started = time.perf_counter()
+    seconds: dict[str, float] = {}
     for name, policy in env.policies.items():
-        client = ScriptedClient(policy, name)
+        client, started = ScriptedClient(policy, name), time.perf_counter()
         records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
-    seconds = (time.perf_counter() - started) / max(1, sum(map(len, records.values())))
+        seconds[name] = time.perf_counter() - started
+    fastest = min(seconds.values(), default=0.0)
     scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
     policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
     best = scored[policies[-1].name] if policies else []
@@ -225,7 +230,11 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
         sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
-        rollout_seconds=seconds,
+        max_turns=getattr(env, "max_turns", -1)
+        if getattr(env, "max_turns", -1) > 0
+        else max(len(r.steps) for r in best),
+        rollout_seconds=fastest / max(1, max(map(len, records.values()), default=1)),
+        setup_seconds=next(iter(seconds.values()), 0.0) - fastest,
         response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import random
+from typing import Any
+
+import msgspec
 
 from rove.core.config import convert
 from rove.doctor.estimate import Estimate, Workload, estimate
@@ -18,17 +21,21 @@ RL = convert(
 SFT = convert(SFTConfig, {"data": "", "model": "", "batch_size": 16, "epochs": 3, "evaluation": [EVALUATION]})
 
 
-def workload(prompt: int = 10, sampled: int = 4, turns: int = 1) -> Workload:
+def workload(prompt: int = 10, sampled: int = 4, turns: int = 1, **changes: Any) -> Workload:
     rng = random.Random(0)
     turn = [False] * prompt + [True] * sampled
-    return Workload(
-        rollouts=[([rng.randrange(262) for _ in range(turns * len(turn))], turns * turn) for _ in range(20)],
-        turns=turns,
-        data_rollouts=100,
-        conversations=64,
-        scripted_seconds=0.01,
-        table_rollouts=10,
-    )
+    values: dict[str, Any] = {
+        "rollouts": [([rng.randrange(262) for _ in range(turns * len(turn))], turns * turn) for _ in range(20)],
+        "turns": turns,
+        "max_turns": turns,
+        "data_rollouts": 100,
+        "conversations": 64,
+        "scripted_seconds": 0.01,
+        "setup_seconds": 0.0,
+        "table_rollouts": 10,
+        "conditions": 2,
+    }
+    return Workload(**values | changes)
 
 
 async def test_an_estimate_of_sft_and_rl() -> None:
@@ -36,8 +43,24 @@ async def test_an_estimate_of_sft_and_rl() -> None:
     assert made.data == 1.0
     assert (made.sft_steps, made.rl_steps) == (3 * 3, 5)  # 61 of 64 conversations are for training
     assert made.sft_step > 0 and made.rl_step > 16 * 0.01
-    assert made.memory > peak_memory()
+    assert made.memory >= peak_memory()
     assert made.most > made.data + 9 * made.sft_step + 5 * made.rl_step
+
+
+async def test_the_start_of_an_evaluation_counts() -> None:
+    made = await estimate(RL, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))
+    assert made.sft_step > 50.0 and made.rl_step > 50.0 and made.table > 100.0
+    assert made.initial == 0.0
+    backoff = msgspec.structs.replace(RL, lr_backoff=0.3)
+    assert (await estimate(backoff, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))).initial > 100.0
+
+
+async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts() -> None:
+    short, long = [
+        await estimate(RL, None, new_model([], size="tiny"), workload(max_turns=turns, table_rollouts=1000))
+        for turns in (1, 20)
+    ]
+    assert long.memory > short.memory
 
 
 async def test_longer_rollouts_take_longer() -> None:
@@ -49,7 +72,7 @@ async def test_longer_rollouts_take_longer() -> None:
 
 
 def test_an_estimate_is_one_sentence() -> None:
-    made = Estimate(data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, table=20, memory=1.23e9)
+    made = Estimate(data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, initial=0, table=20, memory=1.23e9)
     assert str(made) == (
         "SFT 0.25 s per step, at most 1,200 steps; RL 2 s per step, at most 100 steps; 8.8 min in all if no stage ends early; "
         "1.2 GB of memory"

@@ -180,10 +180,9 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
         console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
     next_steps = []
     if run is not None:
-        next_steps += [
-            f"look at the rollouts: rove view {run.path}",
-            "repeat the command to run what is missing or failed",
-        ]
+        next_steps.append(f"look at the rollouts: rove view {run.path}")
+        if summary["failed"] or summary.get("not_run", 0) != 0:
+            next_steps.append("repeat the command to run what is missing or failed")
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
     next_steps.append(f"play it yourself: rove play {environment_args(config)} {shlex.join(words)}")

@@ -382,7 +382,8 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
         for name, error in row.get("broken_rewards", {}).items():
             message = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
             console.print(message, style="red", markup=False, soft_wrap=True)
-    steps = ["repeat the command to run what is missing or failed"]
+    is_complete = not stopped and not any(row.get("failed") or row.get("not_run") for row in rows)
+    steps = [] if is_complete else ["repeat the command to run what is missing or failed"]
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):
         if a["env"] == b["env"]:
             steps.append(escape(f"compare two of them: rove compare {a['run']} {b['run']}"))

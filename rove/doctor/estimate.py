@@ -42,7 +42,7 @@ REPEATS = 2
 RUNTIME_BYTES = 60e6
 """Memory of libraries and buffers that a run needs and the measured passes have not loaded."""
 CACHED_SHARE = 1.5
-"""Size of the KV cache relative to the keys and values of an evaluation's longest possible rollouts. Caches of finished rollouts are
+"""Size of the KV cache relative to the keys and values of the longest possible rollouts. Caches of finished rollouts are
 kept, rows are padded; most rollouts end earlier."""
 TOKEN_BYTES = 120
 """Memory of a token of the training data of SFT, as Python objects."""

@@ -1,10 +1,11 @@
 """The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
 
-    python benchmarks/learning/study.py                     # everything: about 2 CPU-minutes for each run
+    python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 48 runs per seed
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots contain whatever is complete
     python benchmarks/learning/study.py --plots             # only plots and tables
 
-Changes of RL start from the SFT of the unchanged recipe. Plots go to docs/study/learning_SETTING.png, the table to stdout.
+Changes of RL start from the SFT of the unchanged recipe, whose runs are copied from those of suite.py if there are any.
+Plots go to docs/study/learning_SETTING.png, the table to stdout.
 """
 
 from __future__ import annotations
@@ -27,7 +28,8 @@ from rich.console import Console
 from rich.table import Table
 
 HERE = Path(__file__).parent
-RUNS, PLOTS = Path("runs") / "study_learning", HERE.parents[1] / "docs" / "study"
+RUNS, SUITE_RUNS = Path("runs") / "study_learning", Path("runs") / "learning"
+PLOTS = HERE.parents[1] / "docs" / "study"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
 DEFAULT = "default"
 Recipe = dict[str, Any]
@@ -36,6 +38,19 @@ Recipe = dict[str, Any]
 def rl(**values: Any) -> Callable[[Recipe], None]:
     """Return a change of settings of RL."""
     return lambda recipe: recipe["rl"][0].update(values)
+
+
+def rl_batch(count: int) -> Callable[[Recipe], None]:
+    """Return a change of the rollouts per step of RL, with as many rollouts in all."""
+
+    def change(recipe: Recipe) -> None:
+        stage = recipe["rl"][0]
+        factor = stage["batch_size"] / count
+        stage.update(batch_size=count, steps=round(stage["steps"] * factor))
+        evaluation = stage["evaluation"][0]
+        evaluation["every"] = max(1, round(evaluation["every"] * factor))
+
+    return change
 
 
 def rl_loss(**values: Any) -> Callable[[Recipe], None]:
@@ -77,7 +92,8 @@ def size(name: str) -> Callable[[Recipe], None]:
 RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "rl_rate": {"1e-4": rl(learning_rate=1e-4), "1e-3": rl(learning_rate=1e-3)},
     "group_size": {"4": rl(rollouts_per_example=4), "16": rl(rollouts_per_example=16)},
-    "batch_size": {"64": rl(batch_size=64, steps=1600), "128": rl(batch_size=128, steps=800)},
+    "batch_size": {"64": rl_batch(64), "256": rl_batch(256)},
+    "lr_backoff": {"none": lambda recipe: recipe["rl"][0].pop("lr_backoff")},
     "entropy_bonus": {"none": rl_loss(entropy_bonus=0.0), "always": rl_loss(entropy_target=100.0)},
 }
 """Setting → values → change, for changes that keep the SFT."""
@@ -92,7 +108,8 @@ CHANGES = {**RL_CHANGES, **SFT_CHANGES}
 LABELS = {
     "rl_rate": "3e-4",
     "group_size": "8",
-    "batch_size": "256",
+    "batch_size": "up to 1,024",
+    "lr_backoff": "0.3",
     "entropy_bonus": "below 0.15 nats",
     "sft_goal": "0.6",
     "sft_rate": "1.5e-3",
@@ -114,7 +131,9 @@ def train(env: str, seed: int, folder: Path, recipe: Path | None = None) -> None
 
 def run(env: str, seed: int, setting: str, value: str) -> None:
     """Train with one changed setting, and once without any."""
-    base = RUNS / f"{env}-{DEFAULT}-{seed}"
+    base, of_suite = RUNS / f"{env}-{DEFAULT}-{seed}", SUITE_RUNS / f"{env}-{seed}"
+    if (of_suite / "results.json").exists() and not base.exists():
+        shutil.copytree(of_suite, base)
     train(env, seed, base)
     folder = RUNS / f"{env}-{setting}-{value.split()[0]}-{seed}"
     evidence = json.loads((base / "evidence.json").read_text())["policies"]

@@ -1,4 +1,4 @@
-"""Is the estimate of `rove train --dry-run` right? Compares it with complete runs of the learning suite.
+"""Compare the estimate of `rove train --dry-run` with complete runs of the learning suite.
 
     python benchmarks/learning/suite.py --seeds 0        # first: the runs
     python benchmarks/learning/estimates.py --seeds 0    # about 10 CPU-seconds for each environment
@@ -15,30 +15,27 @@ import shutil
 import statistics
 import subprocess
 import sys
+from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
 from suite import ENVIRONMENTS, HERE, RUNS
 
-NUMBERS = (r"SFT (\S+) (\w+) per step, at most ([\d,]+) steps; RL (\S+) (\w+) per step, at most ([\d,]+) steps; "
-           r"(\S+) (\w+) in all .*; (\S+) GB of memory")  # fmt: skip
-SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0, "h": 3600.0}
 
-
-def estimate(env: str) -> tuple[list[float], list[int], float, float]:
-    """Return seconds per step and maximum number of steps of SFT and RL, seconds of the other parts, and gigabytes."""
+def estimate(env: str) -> dict[str, float]:
+    """Return the estimate for an environment: see `rove.doctor.estimate.Estimate`."""
     folder = RUNS / f"{env}-estimate"
     shutil.rmtree(folder, ignore_errors=True)
     words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env]), "--dry-run"]
     command = [sys.executable, "-m", "rove", "train", *words, "--run-dir", str(folder)]
     subprocess.run(command, check=True, capture_output=True)
-    found = re.search(NUMBERS, (folder / "recipe.toml").read_text())
-    assert found is not None
-    part = found.groups()
-    seconds = [float(part[0]) * SECONDS[part[1]], float(part[3]) * SECONDS[part[4]]]
-    steps = [int(part[2].replace(",", "")), int(part[5].replace(",", ""))]
-    rest = float(part[6]) * SECONDS[part[7]] - seconds[0] * steps[0] - seconds[1] * steps[1]
-    return seconds, steps, max(0.0, rest), float(part[8])
+    return json.loads((folder / "estimate.json").read_text())
+
+
+def is_complete(folder: Path) -> bool:
+    """Return whether a run was completed in one session, whose log then has its whole time."""
+    results, sessions = folder / "results.json", folder / "cpu_seconds.txt"
+    return results.exists() and len(sessions.read_text().split()) == 1
 
 
 def main() -> None:
@@ -50,17 +47,18 @@ def main() -> None:
     table = Table("environment", "seed", "minutes", "estimate", "ratio", "GB", "estimate", "ratio")
     ratios: list[list[float]] = [[], []]
     for env in args.only:
-        runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if (RUNS / f"{env}-{seed}/results.json").exists()]
-        per_step, _, rest, memory = estimate(env) if runs else ([], [], 0.0, 0.0)
+        runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if is_complete(RUNS / f"{env}-{seed}")]
+        made = estimate(env) if runs else {}
         for seed, folder in runs:
             took = re.findall(r"took (\S+) minutes, .* at most (\S+) GB", (folder / "log.txt").read_text())[-1]
-            steps = [json.loads((folder / stage / "summary.json").read_text())["steps"] for stage in ("sft", "rl1")]
-            minutes = (rest + sum(one * count for one, count in zip(per_step, steps, strict=True))) / 60
+            sft, rl = (json.loads((folder / stage / "summary.json").read_text())["steps"] for stage in ("sft", "rl1"))
+            parts = [made["data"], sft * made["sft_step"], made["initial"], rl * made["rl_step"], made["table"]]
+            minutes, memory = sum(parts) / 60, made["memory"] / 1e9
             row = [(float(took[0]), minutes), (float(took[1]), memory)]
-            cells = [f"{measured:.1f}|{made:.1f}|{made / measured:.2f}" for measured, made in row]
+            cells = [f"{measured:.1f}|{guess:.1f}|{guess / measured:.2f}" for measured, guess in row]
             table.add_row(env, str(seed), *"|".join(cells).split("|"))
-            for values, (measured, made) in zip(ratios, row, strict=True):
-                values.append(made / measured)
+            for values, (measured, guess) in zip(ratios, row, strict=True):
+                values.append(guess / measured)
     console = Console(width=110)
     console.print(table)
     for name, values in zip(("time", "memory"), ratios, strict=True):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -142,9 +143,11 @@ def _evaluate(
     available = env.count_examples(config.num_examples, config.train)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
-        is_here = not (config.isolation.enabled or config.ray.address)  # only then may its module be imported here
-        if is_here and "num_examples" in environment_arguments(config.env, config.env_dir):
-            text += f"; the environment may make more with -a '{{\"num_examples\": {config.num_examples}}}'"
+        is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
+        is_given = "num_examples" in config.env_args
+        if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
+            arguments = json.dumps({**config.env_args, "num_examples": config.num_examples})
+            text += f"; the environment may make more with -a {shlex.quote(arguments)}"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 
     async def run_all(watch: EvalProgress) -> dict[str, Any]:

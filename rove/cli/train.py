@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from rove.train.recipe import Examination
 
 RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.json", "diagnoses.json"
+ESTIMATE = "estimate.json"
 """File names in the folder of all stages."""
 EXAMINE = "examine"
 """Stage of the diagnoses before training."""
@@ -100,6 +102,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     )
     folder.mkdir(parents=True, exist_ok=True)
     atomic_write(folder / REQUEST, msgspec.json.encode({**request, "version": version}))
+    atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
     atomic_write(path, as_toml(sections, comment).encode())
 
@@ -121,7 +124,8 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
         data_rollouts=rollouts,
         conversations=round(rollouts * (seen.evidence.policies[-1].good_share if seen.evidence.policies else 1.0)),
         max_turns=seen.evidence.max_turns,
-        scripted_seconds=seen.evidence.rollout_seconds,
+        environment_seconds=seen.evidence.rollout_seconds,
+        teacher_seconds=seen.evidence.teacher_seconds,
         setup_seconds=seen.evidence.setup_seconds,
         conditions=len(recipe["conditions"]),
         table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
@@ -158,9 +162,10 @@ class Diagnoser:
             self.found = [one for one in before if one["stage"] != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
-            ends = evidence.policies[0].reward, evidence.policies[-1].reward
             highest = max(one.highest for one in evidence.policies)
-            self.task = Task(weakest=ends[0], best=ends[1], highest=highest, hidden=evidence.hidden)
+            self.task = Task(
+                weakest=evidence.start[1], best=evidence.policies[-1].reward, highest=highest, hidden=evidence.hidden
+            )
 
     def after_step(self, stage: Path, metrics: Mapping[str, float], total: int) -> None:
         """Diagnose a training stage that has not ended."""
@@ -293,9 +298,10 @@ def command(
     diagnoser.print_all()
     if as_json:
         print_json({"rows": rows, "folder": str(folder), "diagnoses": diagnoser.found})
+    where = f" --env-dir {shlex.quote(recipe.env_dir)}" if recipe.env_dir else ""
     hint(
         console,
         f"curves: {folder}/*/curves.png",
-        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}{f' --env-dir {env_dir}' if env_dir else ''}",
+        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}{where}",
         f"change the recipe: edit a copy of {path}, then rove train {env} --recipe COPY --run-dir FOLDER",
     )

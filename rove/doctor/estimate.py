@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import math
 import random
 import statistics
 import time
@@ -16,6 +15,7 @@ from rove.core.protocols import SamplingParams
 from rove.doctor.findings import human_bytes, human_seconds
 from rove.doctor.machine import memory_needed, position_bytes, resident_memory, try_training
 from rove.engine.engine import CACHE_BYTES, Engine
+from rove.engine.kv_cache import common_prefix
 from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
 from rove.train.batch import can_pack, micro_batches
@@ -61,10 +61,12 @@ class Workload(NamedTuple):
     """Those that SFT trains on."""
     max_turns: int
     """Maximum number of responses in a rollout."""
-    scripted_seconds: float
-    """Seconds per rollout of a scripted policy."""
+    environment_seconds: float
+    """Seconds per rollout of the environment and the rubric."""
+    teacher_seconds: float
+    """Seconds per rollout of the teacher."""
     setup_seconds: float
-    """Seconds until the first rollout of an evaluation."""
+    """Seconds of an evaluation besides its rollouts."""
     table_rollouts: int
     """Rollouts per row of the results table, over all conditions."""
     conditions: int
@@ -127,36 +129,43 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         loaded: A model of the size that is trained; its weights are changed.
         work: The rollouts.
     """
-    libraries = resident_memory()
+    on_cpu = loaded.model.device.type == "cpu"
+    libraries = resident_memory() - on_cpu * sum(p.nbytes for p in loaded.model.parameters())
     loaded = add_lora(rl, loaded)
     learner = Learner(rl, OBJECTIVE, loaded)
     rng = random.Random(0)
-    rollout = await _sampling_seconds(rl, loaded, work, rng) + work.scripted_seconds
+    rollout = await _sampling_seconds(rl, loaded, work, rng) + work.environment_seconds
     # Equal prefixes are computed once: the members of a group share a prompt, and all rollouts the instructions.
     groups = [rng.choice(work.rollouts) for _ in range(rl.batch_size // rl.rollouts_per_example)]
-    members = [_variant(one, loaded, rng) for one in groups for _ in range(rl.rollouts_per_example)]
+    prompt_lengths = [mask.index(True) for _, mask in groups]
+    members = [
+        _variant(one, loaded, rng, start)
+        for one, start in zip(groups, prompt_lengths, strict=True)
+        for _ in range(rl.rollouts_per_example)
+    ]
     trained = _computed_tokens(rl, loaded, members)
-    # A full micro-batch: long ones take more time per token.
-    several = [_sequence(*rng.choice(work.rollouts)) for _ in range(math.ceil(rl.micro_batch_tokens / work.tokens))]
-    several = several[: rl.batch_size]
+    first = work.rollouts[0][0]
+    shared = min(common_prefix(first, ids) for ids, _ in work.rollouts)
+    several: list[TrainingSequence] = []  # a full micro-batch: long ones take more time per token
+    while len(several) < rl.batch_size and _computed_tokens(rl, loaded, several) < rl.micro_batch_tokens:
+        several += [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(8)]
     token = _training_seconds(learner, several) / _computed_tokens(rl, loaded, several)
     trial = try_training(rl, loaded, several)
     sft_step, sft_steps = 0.0, 0
     if sft is not None:
-        batch = [_sequence(*rng.choice(work.rollouts)) for _ in range(sft.batch_size)]
+        batch = [_variant(rng.choice(work.rollouts), loaded, rng, shared) for _ in range(sft.batch_size)]
         held_out = sft.validation_fraction * work.conversations / sft.batch_size
         passes = 1 + FORWARD_SHARE * held_out / sft.validate_every
         sft_step = passes * _computed_tokens(rl, loaded, batch) * token + _evaluation_seconds(sft, rollout, work)
         kept = round((1 - sft.validation_fraction) * work.conversations)
         sft_steps = max(1, kept // sft.batch_size) * sft.epochs
-    optimizer = 8.0 * sum(p.numel() for p in loaded.model.parameters() if p.requires_grad)
     data = TOKEN_BYTES * work.conversations * work.tokens
     needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
     # In the results table, a model that has not learned the format yet may sample the maximum number of tokens in every turn.
     longest = work.tokens - work.sampled_tokens + work.max_turns * rl.max_tokens
     cache = CACHED_SHARE * position_bytes(loaded.model) * longest * work.table_rollouts / work.conditions
     return Estimate(
-        data=work.data_rollouts * work.scripted_seconds,
+        data=work.data_rollouts * work.teacher_seconds,
         sft_step=OVERHEAD * sft_step,
         sft_steps=sft_steps,
         rl_step=OVERHEAD
@@ -165,7 +174,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         initial=_evaluation_seconds(rl, rollout, work, every=1) if rl.lr_backoff is not None else 0.0,
         table=SAMPLED_ROWS * work.table_rollouts * rollout + ROWS * work.conditions * work.setup_seconds,
         memory=max(
-            peak_memory() + optimizer + data,
+            peak_memory() + data,
             libraries + RUNTIME_BYTES + sum(needed.values()) + data,
             libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(CACHE_BYTES, cache),
         ),
@@ -233,11 +242,12 @@ def _sequence(ids: list[int], mask: list[bool]) -> TrainingSequence:
     return TrainingSequence(ids, mask, [0.0] * len(ids), [float(is_sampled) for is_sampled in mask])
 
 
-def _variant(rollout: tuple[list[int], list[bool]], loaded: LoadedModel, rng: random.Random) -> TrainingSequence:
-    """Return a rollout with random tokens in place of the sampled ones."""
+def _variant(
+    rollout: tuple[list[int], list[bool]], loaded: LoadedModel, rng: random.Random, start: int
+) -> TrainingSequence:
+    """Return a rollout with random tokens from position `start` on."""
     ids, mask = rollout
-    others = _random_ids(loaded, rng, len(ids))
-    return _sequence([other if is_sampled else token for token, other, is_sampled in zip(ids, others, mask)], mask)
+    return _sequence([*ids[:start], *_random_ids(loaded, rng, len(ids) - start)], mask)
 
 
 def _computed_tokens(config: RLConfig, loaded: LoadedModel, sequences: Sequence[TrainingSequence]) -> int:

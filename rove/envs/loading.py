@@ -22,7 +22,7 @@ from rove.core.config import read_toml
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.envs.environment import Environment
-from rove.envs.questions import QuestionsEnv, is_question_file
+from rove.envs.questions import QuestionsEnv, check_question_file, is_question_file
 
 ENTRY_POINT_GROUP = "rove.environments"
 """Entry point group of packages with environments; the name of an entry point is that of the environment."""
@@ -169,6 +169,7 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
     """
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
+        check_question_file(file)
         return f"{env_id}#{digest_files([file])}"
     return f"{_module_name(env_id)}#{_source(file)}"
 

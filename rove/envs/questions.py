@@ -200,9 +200,14 @@ def _options(path: str | Path, number: int, value: Any) -> list[str]:
     return [str(option) for option in options]
 
 
-def _read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+def check_question_file(path: Path) -> None:
+    """Raise ConfigError if there is no such file."""
     if not path.is_file():
         raise ConfigError(f"no file '{path}'; an environment that ends in {', '.join(SUFFIXES)} is a file of questions")
+
+
+def _read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
+    check_question_file(path)
     suffix = path.suffix.lower()
     if suffix == ".jsonl":
         return iter(JsonLines(path))

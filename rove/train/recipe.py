@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple, cast
+from collections.abc import Awaitable, Mapping, Sequence
+from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
 import tomli_w
@@ -21,6 +21,8 @@ from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.diagnosis import Diagnosis, before_training, hidden_share
 from rove.train.policy_comparison import longest_response
+
+T = TypeVar("T")
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
@@ -156,15 +158,25 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     max_turns: int = 1
     """Maximum number of responses in a rollout; without a limit, the maximum of the best policy."""
     rollout_seconds: float = 0.0
-    """Mean seconds of a scripted policy's rollout."""
+    """Seconds per rollout of the fastest scripted policy: those of the environment and the rubric."""
+    teacher_seconds: float = 0.0
+    """Seconds per rollout of the best policy."""
     setup_seconds: float = 0.0
-    """Seconds until the first rollout: reading the dataset, starting processes."""
+    """Seconds of an evaluation besides its rollouts: loading data, starting processes."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
     """How much the best policy uses what the conversation does not show; see `hidden_share`."""
     diagnoses: list[Diagnosis] = []
     """What may prevent learning."""
+
+    @property
+    def start(self) -> tuple[str, float]:
+        """Where SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one policy."""
+        weakest, best = self.policies[0], self.policies[-1]
+        if self.model is not None and weakest is best:
+            return "the model", min(self.model.reward, best.reward)
+        return weakest.name, weakest.reward
 
 
 class Examination(NamedTuple):
@@ -193,13 +205,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
             "the environment has no scripted policies to learn from; start from a pretrained model (rove train NAME -m MODEL), "
             "or collect rollouts of a teacher (rove eval NAME -m TEACHER --train) and train a new model on them (rove sft)"
         )
-    records: dict[str, list[RolloutRecord]] = {}
-    seconds: dict[str, float] = {}
-    for name, policy in env.policies.items():
-        client, started = ScriptedClient(policy, name), time.perf_counter()
-        records[name] = await generate(env, client, num_examples=POLICY_EXAMPLES, rollouts_per_example=2, train=True)
-        seconds[name] = time.perf_counter() - started
-    fastest = min(seconds.values(), default=0.0)
+    records, seconds, setup = await _run_policies(env)
     scored = {name: some for name in records if (some := [one for one in records[name] if one.scores is not None])}
     policies = sorted((_policy_evidence(name, some) for name, some in scored.items()), key=lambda one: one.reward)
     best = scored[policies[-1].name] if policies else []
@@ -233,13 +239,36 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         max_turns=getattr(env, "max_turns", -1)
         if getattr(env, "max_turns", -1) > 0
         else max(len(r.steps) for r in best),
-        rollout_seconds=fastest / max(1, max(map(len, records.values()), default=1)),
-        setup_seconds=next(iter(seconds.values()), 0.0) - fastest,
+        rollout_seconds=min((seconds[name] for name in scored), default=0.0),
+        teacher_seconds=seconds[policies[-1].name] if policies else 0.0,
+        setup_seconds=setup,
         response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,
     )
     return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
+
+
+async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
+    """Return rollouts of each scripted policy, its seconds per rollout, and the seconds before the first rollout."""
+    records: dict[str, list[RolloutRecord]] = {}
+    seconds: dict[str, float] = {}
+    setup = 0.0
+    for name, policy in env.policies.items():
+        client = ScriptedClient(policy, name)
+        _, one = await _timed(generate(env, client, num_examples=1, rollouts_per_example=1, train=True))
+        setup = setup or one
+        options: dict[str, Any] = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
+        records[name], every = await _timed(generate(env, client, **options))
+        seconds[name] = max(0.0, every - one) / max(1, len(records[name]))
+    return records, seconds, setup
+
+
+async def _timed(work: Awaitable[T]) -> tuple[T, float]:
+    """Return a result and the seconds that it took."""
+    started = time.perf_counter()
+    result = await work
+    return result, time.perf_counter() - started
 
 
 def _first_errors(records: Mapping[str, Sequence[RolloutRecord]]) -> dict[str, str]:
@@ -316,13 +345,8 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     model = evidence.model
     scale = NEW if model is None else model.scale
     needs_sft = model is None or model.spread_share < MIN_SPREAD
-    if needs_sft and not evidence.policies:
-        raise _no_spread(model.spread_share if model else 0.0)
-    if model is None and len(evidence.policies) == 1:
-        raise ConfigError(
-            f"the environment has one scripted policy, '{evidence.policies[0].name}'; expected a good one and a weak one. Add a "
-            "policy that guesses to `policies`: its reward shows how much a guess earns"
-        )
+    if needs_sft:
+        _check_policies(evidence)
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
     # Evaluations in training use other rows than the results table, if the environment has a seed.
@@ -371,12 +395,20 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     ]
 
 
-def _no_spread(spread_share: float) -> ConfigError:
-    return ConfigError(
-        f"no_spread: in {1 - spread_share:.0%} of the groups all rewards of the model are equal, and "
-        "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
-        "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
-    )
+def _check_policies(evidence: Evidence) -> None:
+    """Check that there are policies for SFT; see `choose`."""
+    policies, model = evidence.policies, evidence.model
+    if model is not None and not policies:
+        raise ConfigError(
+            f"no_spread: in {1 - model.spread_share:.0%} of the groups all rewards of the model are equal, and "
+            "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
+            "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
+        )
+    if model is None and len(policies) == 1:
+        raise ConfigError(
+            f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "
+            "policy that guesses to `policies`: its reward shows how much a guess earns"
+        )
 
 
 def _column(title: str, condition: str, value: str) -> dict[str, Any]:
@@ -398,9 +430,8 @@ def _sft_sections(
     env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]
 ) -> list[Section]:
     """Return the settings of the teacher's rollouts and of SFT."""
-    weakest, best, model = evidence.policies[0], evidence.policies[-1], evidence.model
-    start = min(model.reward, best.reward) if model and weakest is best else weakest.reward
-    start_name = "the model" if model and weakest is best else weakest.name
+    best = evidence.policies[-1]
+    start_name, start = evidence.start
     goal = start + SFT_GOAL * (best.reward - start)
     is_free = _makes_examples(env_args, evidence)
     available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)

@@ -10,6 +10,11 @@ from pathlib import Path
 import pytest
 import tomli_w
 from commands import Rove, contents, environment, in_this_process
+from rich.console import Console
+
+from rove.cli.pipeline import Pipeline, Recipe
+from rove.core.config import convert
+from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
 import random
@@ -96,6 +101,7 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
 
 
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
+    assert "no file 'missing.jsonl'; an environment that ends in" in rove("train", "missing.jsonl", "--dry-run").err
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(50)]
     Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     done = rove("train", "sums.jsonl", "--scorer", "numeric", "--dry-run")
@@ -137,6 +143,10 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     assert rove("train", "parity", "--dry-run", "--env-dir", "elsewhere", "--run-dir", "mine").status == 0
     done = rove("train", "parity", "--recipe", "mine/recipe.toml", "--run-dir", "other", "--dry-run")
     assert (done.status, 'env_dir = "elsewhere"' in done.out) == (0, True)
+    recipe = convert(Recipe, tomllib.loads(Path("mine/recipe.toml").read_text()))
+    pipeline = Pipeline("parity", recipe, Path("mine"), 0, Console(), SINGLE_PROCESS)
+    stages = [pipeline.sft_config(), pipeline.rl_config("rl1", recipe.rl[0], "models/new")]
+    assert [one.env_dir for one in stages] == ["elsewhere"] * 2
 
 
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:

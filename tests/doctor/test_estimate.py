@@ -6,9 +6,13 @@ import random
 from typing import Any
 
 import msgspec
+import pytest
 
+import rove.doctor.estimate as module
 from rove.core.config import convert
 from rove.doctor.estimate import Estimate, Workload, estimate
+from rove.doctor.machine import position_bytes
+from rove.engine.engine import CACHE_BYTES
 from rove.models.from_scratch import new_model
 from rove.train.config import RLConfig, SFTConfig
 from rove.utils.processes import peak_memory
@@ -30,7 +34,8 @@ def workload(prompt: int = 10, sampled: int = 4, turns: int = 1, **changes: Any)
         "max_turns": turns,
         "data_rollouts": 100,
         "conversations": 64,
-        "scripted_seconds": 0.01,
+        "environment_seconds": 0.01,
+        "teacher_seconds": 0.02,
         "setup_seconds": 0.0,
         "table_rollouts": 10,
         "conditions": 2,
@@ -40,10 +45,10 @@ def workload(prompt: int = 10, sampled: int = 4, turns: int = 1, **changes: Any)
 
 async def test_an_estimate_of_sft_and_rl() -> None:
     made = await estimate(RL, SFT, new_model([], size="tiny"), workload())
-    assert made.data == 1.0
+    assert made.data == 2.0
     assert (made.sft_steps, made.rl_steps) == (3 * 3, 5)  # 61 of 64 conversations are for training
     assert made.sft_step > 0 and made.rl_step > 16 * 0.01
-    assert made.memory >= peak_memory()
+    assert made.memory >= peak_memory() - 1e6
     assert made.most > made.data + 9 * made.sft_step + 5 * made.rl_step
 
 
@@ -55,12 +60,19 @@ async def test_the_start_of_an_evaluation_counts() -> None:
     assert (await estimate(backoff, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))).initial > 100.0
 
 
-async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts() -> None:
-    short, long = [
-        await estimate(RL, None, new_model([], size="tiny"), workload(max_turns=turns, table_rollouts=1000))
-        for turns in (1, 20)
+async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(module, "peak_memory", lambda: 1e6)
+    monkeypatch.setattr(module, "resident_memory", lambda: 1e6)
+    model = new_model([], size="tiny")
+    short, long, most = [
+        await estimate(RL, None, model, workload(max_turns=turns, table_rollouts=rollouts))
+        for turns, rollouts in ((1, 200), (2, 200), (500, 2000))
     ]
-    assert long.memory > short.memory
+    cached = 1.5 * position_bytes(model.model) * 100 * RL.max_tokens  # one more turn of 100 rollouts per evaluation
+    assert long.memory - short.memory == pytest.approx(cached)
+    assert most.memory < CACHE_BYTES + 100e6
 
 
 async def test_longer_rollouts_take_longer() -> None:

@@ -181,6 +181,8 @@ class Diagnoser:
             self._report(stage.name, during_rl(history, self.task), int(metrics["step"]), total)
         elif is_stuck(history, total, self.task):
             self._report(stage.name, during_sft(history, self._with_data(self.task)), int(metrics["step"]), total)
+        elif self.task.has_learned(history):
+            self._withdraw(stage.name)
 
     def after_stage(self, stage: Path) -> None:
         """Print how a training stage has ended, and diagnose it."""
@@ -207,6 +209,16 @@ class Diagnoser:
             task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
         return task
 
+    def _withdraw(self, stage: str) -> None:
+        """Remove the diagnoses of a stage that has learned after all."""
+        wrong = [one for one in self.found if one["stage"] == stage]
+        for one in wrong:
+            self.found.remove(one)
+            text = f"the diagnosis of {stage} ({one['kind']}) no longer applies: the reward has risen since"
+            self.console.print(text, style="yellow", soft_wrap=True)
+        if wrong:
+            atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
+
     def print_all(self) -> None:
         """Print the diagnoses of all stages."""
         for one in self.found:
@@ -218,8 +230,9 @@ class Diagnoser:
 
     def _report(self, stage: str, diagnoses: list[Any], step: int = 0, steps: int = 0) -> None:
         """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
-        known = {(one["stage"], one["kind"]) for one in self.found}
-        new = [one for one in diagnoses if (stage, one.kind) not in known]
+        known = {one["kind"] for one in self.found if one["stage"] == stage}
+        known |= {"collapse"} if "learning_rate" in known else set()  # the same fall
+        new = [one for one in diagnoses if one.kind not in known]
         for one in new:
             self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})
             self._print(self.found[-1])

@@ -476,6 +476,9 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     """
     lowest, highest = task.weakest, task.highest
     held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    is_measured = (
+        bool(history) and history[0]["step"] == 0 and bool(held_out)
+    )  # the initial weights, on held-out examples
     history = [row for row in history if "reward/mean" in row]
     if len(history) < window or highest <= lowest:
         return []
@@ -485,8 +488,10 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     ]
     start, reward = history[0]["reward/mean"], means[-1]
     best = max(start, *means)  # the first update may be the one that is too large
-    # the examples of a step may be harder by chance, so the held-out reward must have fallen too
-    has_fallen = held_out and max(start, *held_out) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
+    # The examples of a step may be harder by chance, and the model may forget training examples that it had memorized: the
+    # held-out reward must have fallen too. Without a measurement of the initial weights, `start` stands for it.
+    initial = [] if is_measured else [start]
+    has_fallen = held_out and max([*initial, *held_out]) - held_out[-1] > MAX_REWARD_DROP / 2 * (highest - lowest)
     if has_fallen and best - reward > MAX_REWARD_DROP * (highest - lowest):
         near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
         steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1

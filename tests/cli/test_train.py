@@ -13,6 +13,7 @@ from commands import Rove, contents, environment, in_this_process
 from rich.console import Console
 
 from rove.cli.pipeline import Pipeline, Recipe
+from rove.cli.train import Diagnoser
 from rove.core.config import convert
 from rove.train.worker_group import SINGLE_PROCESS
 
@@ -147,6 +148,26 @@ def test_a_recipe_names_the_folder_of_its_environment(rove: Rove) -> None:
     pipeline = Pipeline("parity", recipe, Path("mine"), 0, Console(), SINGLE_PROCESS)
     stages = [pipeline.sft_config(), pipeline.rl_config("rl1", recipe.rl[0], "models/new")]
     assert [one.env_dir for one in stages] == ["elsewhere"] * 2
+
+
+def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
+    rove: Rove, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
+    folder = Path("mine")
+    early = {"stage": "sft", "step": 10, "steps": 99, "kind": "unpredictable", "text": "no relation", "advice": "look"}
+    (folder / "diagnoses.json").write_text(json.dumps([early, {**early, "stage": "rl1", "kind": "saturated"}]))
+    (folder / "sft").mkdir()
+    recipe = convert(Recipe, tomllib.loads((folder / "recipe.toml").read_text()))
+    pipeline = Pipeline("parity", recipe, folder, 0, Console(), SINGLE_PROCESS)
+    diagnoser = Diagnoser(pipeline, folder)
+    diagnoser.after_step(folder / "sft", {"step": 11, "loss": 0.5}, 99)
+    assert len(diagnoser.found) == 2
+    diagnoser.after_step(folder / "sft", {"step": 12, "loss": 0.5, "eval/sampled/reward/mean": 0.9}, 99)
+    assert (
+        "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
+    )
+    assert [one["kind"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
 
 
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:

@@ -225,6 +225,11 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         (rl([0.7, 0.3, 0.4, 0.3, 0.3]), ["learning_rate"]),  # the first update destroys the policy
         ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.2}], ["memorized"]),
         ([*rl([0.8] * 9), {**rl([0.8])[0], "eval/sampled/reward/mean": 0.6}], []),
+        (
+            [{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)],
+            [],
+        ),  # forgets by heart
+        ([{"step": 0, "eval/sampled/reward/mean": 0.9}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)], ["learning_rate"]),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
         (rl([0.2] * 3, zero=32.0), []),
     ],

@@ -496,7 +496,8 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
         near_best = [index for index, mean in enumerate(means) if mean >= best - SAME_REWARD * (highest - lowest)]
         steps = len(means) - 1 - near_best[-1] if near_best else len(history) - 1
         return [_collapse(f"the mean reward fell from {best:.3f} to {reward:.3f} in {steps} steps", steps)]
-    if held_out and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
+    is_current = "eval/sampled/reward/mean" in history[-1]  # an earlier one would lag behind
+    if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
         return [
             Diagnosis(

@@ -230,6 +230,7 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
             [],
         ),  # forgets by heart
         ([{"step": 0, "eval/sampled/reward/mean": 0.9}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)], ["learning_rate"]),
+        ([{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.6, 0.7, 0.8, 0.9, 0.9, 0.9], held_out=0.8)[:5]], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
         (rl([0.2] * 3, zero=32.0), []),
     ],

@@ -355,7 +355,7 @@ def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> li
     if task.has_learned(history):
         return []
     if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
-        return _unfinished(history, task)
+        return _unfinished(history, unsure, task)
     worst = max(unsure, key=lambda one: one.count * one.loss)
     seen = (
         f"SFT learned only the format. After '{worst.before}' the model guesses: {', '.join(map(repr, worst.tokens))} have a "
@@ -390,15 +390,39 @@ def _cause(seen: str, task: Task) -> list[Diagnosis]:
     return []
 
 
-def _unfinished(history: History, task: Task) -> list[Diagnosis]:
+def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> list[Diagnosis]:
+    """Return why SFT that has learned more than the format is not better than the weakest policy.
+
+    Args:
+        history: Metrics of the SFT run.
+        unsure: Token classes of which more than the format can be learned.
+        task: What is known of the environment.
+    """
     rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
     if not rewards:
         return []
     seen = (
         f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; the weakest policy has {task.weakest:.3f}, the "
-        f"best {task.best:.3f}. The losses are below those of guessing: the model has learned a part"
+        f"best {task.best:.3f}. "
     )
-    return [Diagnosis("unfinished", seen, "train longer (sft.epochs), with more data, or with a larger model")]
+    if unsure and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
+        losses = f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
+        return [_memorized(f"{seen}The loss is {losses}: the model knows the training data by heart")]
+    middle = len(rewards) // 2
+    rise = max(rewards[middle:]) - max(rewards[:middle], default=-math.inf)
+    if rise <= SAME_REWARD * (task.best - task.weakest):
+        text = f"{seen}The reward did not rise in the second half of the steps: the model knows which tokens occur, not when"
+        return [Diagnosis("unfinished", text, 'use a larger model (model.size = "small") or easier examples')]
+    text = f"{seen}The reward was still rising"
+    return [Diagnosis("unfinished", text, "train longer (sft.epochs), with more data, or with a larger model")]
+
+
+def _memorized(seen: str) -> Diagnosis:
+    return Diagnosis(
+        "memorized",
+        seen,
+        "use more different training examples: longer lists in the environment, or a larger num_examples if it makes new ones",
+    )
 
 
 def _learning_rate(seen: str) -> Diagnosis:
@@ -499,21 +523,25 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     is_current = "eval/sampled/reward/mean" in history[-1]  # an earlier one would lag behind
     if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
-        return [
-            Diagnosis(
-                "memorized",
-                f"{text}: the model knows the training examples by heart, or held-out examples are harder",
-                "use more different training examples, such as a larger num_examples or longer lists",
-            )
-        ]
+        return [_memorized(f"{text}: the model knows the training examples by heart, or held-out examples are harder")]
     progress = (means[0] - lowest) / (highest - lowest)
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
         return [Diagnosis("saturated", text, "stop here, make the examples harder, or lower sft.target")]
     equal = _equal_share(history[-window:])
     if equal > MIN_EQUAL_SHARE and reward < lowest + SATURATED_SHARE * (highest - lowest):
-        text = f"all groups have zero advantage at a mean reward of {reward:.3f}: RL has nothing to learn from"
-        return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
+        text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {reward:.3f}: "
+        if _equal_share(history[:window]) > MIN_EQUAL_SHARE:
+            text += "RL has nothing to learn from"
+            return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
+        text += "the replies of a group have become the same"
+        entropies = [
+            row["entropy/all/mean"] for row in history if "entropy/all/mean" in row
+        ]  # not of steps without training
+        if entropies:
+            first, last = statistics.fmean(entropies[:window]), statistics.fmean(entropies[-window:])
+            text += f" (entropy {first:.2f} nats before, {last:.2f} now)"
+        return [Diagnosis("no_spread", text, "teach more of the task in SFT first, or raise rl.loss.entropy_bonus")]
     return []
 
 

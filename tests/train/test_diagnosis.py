@@ -94,6 +94,7 @@ def task(**known: Any) -> Task:
     [
         ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {}, ["unfinished"]),
         ([FORMAT, token_class(GUESS, 0.3 * GUESS)], {"weakest": 0.1}, []),
+        ([FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], {}, ["memorized"]),
         ([FORMAT, token_class(GUESS, GUESS)], {}, ["guessing"]),
         ([FORMAT, token_class(GUESS, 1.5 * GUESS, 0.2 * GUESS)], {}, ["unpredictable"]),
         ([FORMAT, token_class(GUESS, GUESS)], {"is_related": False}, ["unpredictable"]),
@@ -106,6 +107,19 @@ def task(**known: Any) -> Task:
 )
 def test_a_stuck_sft(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
     assert [one.kind for one in after_sft(LOW, classes, task(**known))] == kinds
+
+
+@pytest.mark.parametrize(
+    ("rewards", "text", "advice"),
+    [
+        ([0.1, 0.2, 0.3, 0.4], "was still rising", "train longer"),
+        ([0.1, 0.35, 0.3, 0.36], "did not rise in the second half", "larger model"),
+    ],
+)
+def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float], text: str, advice: str):
+    history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
+    [found] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
+    assert found.kind == "unfinished" and text in found.text and found.advice.startswith((advice, f"use a {advice}"))
 
 
 def test_guessing_names_the_tokens_and_the_number_of_choices():
@@ -237,6 +251,15 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
 )
 def test_rl_that_does_not_progress(history: list[dict[str, float]], kinds: list[str]):
     assert [one.kind for one in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
+
+
+def test_groups_that_become_equal_are_not_groups_that_were_equal():
+    equal = rl([0.2] * 10, zero=32.0)
+    [always] = during_rl(equal, task(weakest=0.0, best=0.8, highest=1.0))
+    assert "RL has nothing to learn from" in always.text
+    varied = [{**row, "groups/zero_spread": 12.0, "entropy/all/mean": 0.6} for row in equal[:5]]
+    [later] = during_rl([*varied, *equal[5:]], task(weakest=0.0, best=0.8, highest=1.0))
+    assert later.kind == "no_spread" and "the replies of a group have become the same (entropy 0.60 nats" in later.text
 
 
 def test_errors_and_equal_rewards_are_found_before_training():

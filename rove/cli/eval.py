@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shlex
 from collections.abc import Mapping
 from contextlib import nullcontext
@@ -146,7 +145,7 @@ def _evaluate(
         is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
         is_given = "num_examples" in config.env_args
         if is_here and not is_given and "num_examples" in environment_arguments(config.env, config.env_dir):
-            arguments = json.dumps({**config.env_args, "num_examples": config.num_examples})
+            arguments = msgspec.json.encode({**config.env_args, "num_examples": config.num_examples}).decode()
             text += f"; the environment may make more with -a {shlex.quote(arguments)}"
         console.print(text, style="yellow", markup=False, soft_wrap=True)
 

@@ -35,6 +35,8 @@ ESTIMATE = "estimate.json"
 """File names in the folder of all stages."""
 EXAMINE = "examine"
 """Stage of the diagnoses before training."""
+SAME_FALL_STEPS = 30
+"""Steps after the diagnosis of a sudden fall of the reward in which a collapse is the same fall."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 
@@ -143,7 +145,6 @@ class Diagnoser:
     """
 
     def __init__(self, pipeline: Pipeline, folder: Path):
-        from rove.train.diagnosis import Task
         from rove.train.recipe import Evidence
 
         self.pipeline = pipeline
@@ -162,10 +163,7 @@ class Diagnoser:
             self.found = [one for one in before if one["stage"] != EXAMINE]
         self._report(EXAMINE, evidence.diagnoses)
         if evidence.policies:
-            highest = max(one.highest for one in evidence.policies)
-            self.task = Task(
-                weakest=evidence.start[1], best=evidence.policies[-1].reward, highest=highest, hidden=evidence.hidden
-            )
+            self.task = evidence.task
 
     def after_step(self, stage: Path, metrics: Mapping[str, float], total: int) -> None:
         """Diagnose a training stage that has not ended."""
@@ -196,6 +194,8 @@ class Diagnoser:
         with working(self.console, "measuring the losses of the teacher's tokens"):
             classes = measure_token_classes(stage / "final", Run(config.data), Run(held_out), config.min_reward)
         history = Run(stage).metrics()
+        if self.task.has_learned(history):  # the process may have been killed before it withdrew them
+            self._withdraw(stage.name)
         self._report(stage.name, after_sft(history, classes, self._with_data(self.task)), len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
@@ -231,7 +231,8 @@ class Diagnoser:
     def _report(self, stage: str, diagnoses: list[Any], step: int = 0, steps: int = 0) -> None:
         """Print and store diagnoses that are new, made after `step` of at most `steps` steps."""
         known = {one["kind"] for one in self.found if one["stage"] == stage}
-        known |= {"collapse"} if "learning_rate" in known else set()  # the same fall
+        sudden = [one["step"] for one in self.found if (one["stage"], one["kind"]) == (stage, "learning_rate")]
+        known |= {"collapse"} if sudden and step - sudden[0] <= SAME_FALL_STEPS else set()
         new = [one for one in diagnoses if one.kind not in known]
         for one in new:
             self.found.append({"stage": stage, "step": step, "steps": steps, **msgspec.to_builtins(one)})

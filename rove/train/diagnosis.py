@@ -95,7 +95,11 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """What is known of an environment before training."""
 
     weakest: float
-    """Mean reward of the weakest scripted policy."""
+    """Mean reward of the weakest scripted policy, or of the pretrained model where there is only one policy."""
+    start_name: str = "the weakest policy"
+    """Whose reward `weakest` is."""
+    lowest: float | None = None
+    """Lower end of the range of rewards. Default: `weakest`."""
     best: float
     """Mean reward of the best one."""
     highest: float
@@ -337,7 +341,7 @@ def during_sft(history: History, task: Task) -> list[Diagnosis]:
     if task.token_entropy is not None and loss > UNLEARNED_SHARE * task.token_entropy:
         seen = f"the loss is {loss:.2f} nats; a model that knows only how frequent each token is has {task.token_entropy:.2f}"
         return [_learning_rate(seen)]
-    return _cause(f"After {len(history)} steps, the reward is that of the weakest policy", task)
+    return _cause(f"After {len(history)} steps, the reward is that of {task.start_name}", task)
 
 
 def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> list[Diagnosis]:
@@ -402,26 +406,25 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     if not rewards:
         return []
     seen = (
-        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; the weakest policy has {task.weakest:.3f}, the "
-        f"best {task.best:.3f}. "
+        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; {task.start_name} has "
+        f"{task.weakest:.3f}, the best policy {task.best:.3f}. "
     )
     if unsure and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
         losses = f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
-        return [_memorized(f"{seen}The loss is {losses}: the model knows the training data by heart")]
+        return [_memorized(f"{seen}The loss is {losses}: the model has memorized the training data")]
+    seen += "The model has learned more than the format"
     middle = len(rewards) // 2
-    rise = max(rewards[middle:]) - max(rewards[:middle], default=-math.inf)
-    if rise <= SAME_REWARD * (task.best - task.weakest):
-        text = f"{seen}The reward did not rise in the second half of the steps: the model knows which tokens occur, not when"
-        return [Diagnosis("unfinished", text, 'use a larger model (model.size = "small") or easier examples')]
-    text = f"{seen}The reward was still rising"
-    return [Diagnosis("unfinished", text, "train longer (sft.epochs), with more data, or with a larger model")]
+    if middle and max(rewards[middle:]) - max(rewards[:middle]) <= SAME_REWARD * (task.best - task.weakest):
+        text = f"{seen}, but the reward did not rise in the second half of the steps"
+        return [Diagnosis("unfinished", text, "use a larger model or easier examples")]
+    return [Diagnosis("unfinished", seen, "train longer (sft.epochs), with more data, or with a larger model")]
 
 
 def _memorized(seen: str) -> Diagnosis:
     return Diagnosis(
         "memorized",
         seen,
-        "use more different training examples: longer lists in the environment, or a larger num_examples if it makes new ones",
+        "use more different training examples: a larger num_examples if the environment makes new ones, else more data in it",
     )
 
 
@@ -498,7 +501,8 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
         task: What is known of the environment.
         window: Steps that are averaged.
     """
-    lowest, highest = task.weakest, task.highest
+    lowest = task.weakest if task.lowest is None else task.lowest
+    highest = task.highest
     held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
     is_measured = (
         bool(history) and history[0]["step"] == 0 and bool(held_out)
@@ -523,7 +527,7 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     is_current = "eval/sampled/reward/mean" in history[-1]  # an earlier one would lag behind
     if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
-        return [_memorized(f"{text}: the model knows the training examples by heart, or held-out examples are harder")]
+        return [_memorized(f"{text}: the model has memorized the training examples, or held-out examples are harder")]
     progress = (means[0] - lowest) / (highest - lowest)
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
@@ -534,14 +538,19 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
         if _equal_share(history[:window]) > MIN_EQUAL_SHARE:
             text += "RL has nothing to learn from"
             return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
-        text += "the replies of a group have become the same"
+        if best - reward > MAX_REWARD_DROP * (highest - lowest):
+            return []  # a fall that the next evaluation may confirm
         entropies = [
             row["entropy/all/mean"] for row in history if "entropy/all/mean" in row
         ]  # not of steps without training
-        if entropies:
-            first, last = statistics.fmean(entropies[:window]), statistics.fmean(entropies[-window:])
-            text += f" (entropy {first:.2f} nats before, {last:.2f} now)"
-        return [Diagnosis("no_spread", text, "teach more of the task in SFT first, or raise rl.loss.entropy_bonus")]
+        first, last = statistics.fmean(entropies[:window] or [0.0]), (entropies or [0.0])[-1]
+        if last < first / 2:
+            text += (
+                f"the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} at last)"
+            )
+        else:
+            text += "the rewards of a group have become equal"
+        return [Diagnosis("no_spread", text, "teach more of the task in SFT before RL, or make examples easier")]
     return []
 
 

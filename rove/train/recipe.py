@@ -19,10 +19,13 @@ from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.train.diagnosis import Diagnosis, before_training, hidden_share
+from rove.train.diagnosis import Diagnosis, Task, before_training, hidden_share
 from rove.train.policy_comparison import longest_response
 
 T = TypeVar("T")
+
+MODEL = "the model"
+"""Name of the pretrained model where policies are named."""
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
@@ -106,6 +109,8 @@ class PolicyEvidence(msgspec.Struct, frozen=True):
     """Mean reward."""
     highest: float
     """Highest reward of one rollout."""
+    lowest: float
+    """Lowest reward of one rollout."""
     spread: float
     """Standard deviation of the reward."""
     varies: bool
@@ -123,6 +128,8 @@ class ModelEvidence(msgspec.Struct, frozen=True):
     parameters: int
     reward: float
     """Mean reward."""
+    lowest: float
+    """Lowest reward of one rollout."""
     spread_share: float
     """Share of the groups whose rewards differ."""
     response_tokens: int
@@ -162,7 +169,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     teacher_seconds: float = 0.0
     """Seconds per rollout of the best policy."""
     setup_seconds: float = 0.0
-    """Seconds of an evaluation besides its rollouts: loading data, starting processes."""
+    """Seconds of an evaluation of one rollout: loading data, starting processes."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None
@@ -171,11 +178,24 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """What may prevent learning."""
 
     @property
+    def task(self) -> Task:
+        """What the diagnoses of training need."""
+        best = self.policies[-1]
+        highest = max(one.highest for one in self.policies)
+        name, start = self.start
+        if self.model is not None and name == MODEL:  # no weak policy shows what a guess earns
+            lowest = min(best.lowest, self.model.lowest)
+            return Task(
+                start_name=name, weakest=start, best=best.reward, highest=highest, lowest=lowest, hidden=self.hidden
+            )
+        return Task(weakest=start, best=best.reward, highest=highest, hidden=self.hidden)
+
+    @property
     def start(self) -> tuple[str, float]:
         """Where SFT starts: name and reward of the weakest policy, or of the pretrained model if there is only one policy."""
         weakest, best = self.policies[0], self.policies[-1]
         if self.model is not None and weakest is best:
-            return "the model", min(self.model.reward, best.reward)
+            return MODEL, min(self.model.reward, best.reward)
         return weakest.name, weakest.reward
 
 
@@ -250,17 +270,19 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
 
 
 async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]], dict[str, float], float]:
-    """Return rollouts of each scripted policy, its seconds per rollout, and the seconds before the first rollout."""
+    """Return rollouts of each scripted policy, its seconds per rollout, and the seconds of a first evaluation."""
     records: dict[str, list[RolloutRecord]] = {}
     seconds: dict[str, float] = {}
     setup = 0.0
     for name, policy in env.policies.items():
         client = ScriptedClient(policy, name)
-        _, one = await _timed(generate(env, client, num_examples=1, rollouts_per_example=1, train=True))
-        setup = setup or one
+        single: dict[str, Any] = {"num_examples": 1, "rollouts_per_example": 1, "train": True}
+        _, cold = await _timed(generate(env, client, **single))
+        setup = setup or cold
+        _, one = await _timed(generate(env, client, **single))  # without what is loaded only once
         options: dict[str, Any] = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
         records[name], every = await _timed(generate(env, client, **options))
-        seconds[name] = max(0.0, every - one) / max(1, len(records[name]))
+        seconds[name] = max(every - one, every / 2) / max(1, len(records[name]))
     return records, seconds, setup
 
 
@@ -287,6 +309,7 @@ def _policy_evidence(name: str, records: Sequence[RolloutRecord]) -> PolicyEvide
         name=name,
         reward=mean,
         highest=highest,
+        lowest=min(rewards),
         good_reward=good,
         good_share=statistics.fmean(reward >= good for reward in rewards),
         spread=statistics.pstdev(rewards),
@@ -324,6 +347,7 @@ async def _try_model(
         name=loaded.name,
         parameters=sum(weight.numel() for weight in loaded.model.parameters()),
         reward=statistics.fmean(record.reward or 0.0 for record in scored),
+        lowest=min(record.reward or 0.0 for record in scored),
         spread_share=sum(len(rewards) > 1 for rewards in groups.values()) / len(groups),
         response_tokens=max(len(s.tokens.completion_ids) for r in scored for s in r.steps if s.tokens is not None),
     )
@@ -404,6 +428,9 @@ def _check_policies(evidence: Evidence) -> None:
             "the environment has no scripted policies for SFT; add one, make the first examples easier, or collect rollouts "
             "of a teacher (rove eval NAME -m TEACHER --train), train on them (rove sft) and start from that model"
         )
+    errors = [one for one in evidence.diagnoses if one.kind == "reward_error"]
+    if model is None and len(policies) == 1 and errors:  # all rollouts of the other policies fail
+        raise ConfigError(f"reward_error: {errors[0].text}; {errors[0].advice}")
     if model is None and len(policies) == 1:
         raise ConfigError(
             f"the environment has one scripted policy, '{policies[0].name}'; expected a good one and a weak one. Add a "

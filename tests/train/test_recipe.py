@@ -10,6 +10,7 @@ import msgspec
 import pytest
 
 import rove as vf
+import rove.train.recipe as recipe_module
 from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
@@ -61,6 +62,27 @@ async def test_an_environment_without_policies_needs_a_pretrained_model() -> Non
         match=r"no scripted policies to learn from; .*rove train NAME -m MODEL.*rove eval NAME -m TEACHER --train",
     ):
         await evidence_of()
+
+
+async def test_the_seconds_of_rollouts_exclude_what_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 1.0, 31.0, 1.0, 1.0, 1.0])  # first, again and all rollouts of `right`, then of `often`
+
+    async def timed(work: Any) -> tuple[Any, float]:
+        return await work, next(seconds)
+
+    monkeypatch.setattr(recipe_module, "_timed", timed)
+    evidence = await evidence_of(right=right, often=often)
+    rollouts = 2 * 50
+    assert (evidence.setup_seconds, evidence.teacher_seconds) == (3.0, 30.0 / rollouts)
+    assert evidence.rollout_seconds == 0.5 / rollouts  # as long as an evaluation of one rollout
+
+
+async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
+    def broken(messages: Any, state: Any, rng: random.Random) -> str:
+        raise KeyError("board")
+
+    with pytest.raises(ConfigError, match="reward_error: rollouts fail; the first, of broken: .*board"):
+        choose("quiz", {}, await evidence_of(right=right, broken=broken))
 
 
 async def test_a_new_model_needs_a_weak_policy_too() -> None:

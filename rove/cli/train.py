@@ -125,7 +125,7 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
         turns=seen.evidence.turns,
         data_rollouts=rollouts,
         conversations=round(rollouts * (seen.evidence.policies[-1].good_share if seen.evidence.policies else 1.0)),
-        max_turns=seen.evidence.max_turns,
+        untrained_turns=seen.evidence.untrained_turns,
         environment_seconds=seen.evidence.rollout_seconds,
         teacher_seconds=seen.evidence.teacher_seconds,
         setup_seconds=seen.evidence.setup_seconds,

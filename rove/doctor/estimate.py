@@ -31,7 +31,7 @@ TRAINED_SHARE = 0.5
 """Share of the groups of an RL step that are trained on, those with different rewards: 0.1 to 0.9 in different environments."""
 FORWARD_SHARE = 1 / 3
 """Time of a forward pass relative to a forward and a backward pass."""
-OVERHEAD = 1.3
+OVERHEAD = 1.2
 """Time of a step relative to its measured parts: rewards, advantages, files, and models that need more turns than the teacher."""
 SAMPLED_ROWS = 3
 """Rows of the results table that the model samples: base, SFT and RL."""
@@ -59,8 +59,8 @@ class Workload(NamedTuple):
     """Rollouts of the teacher; 0 without SFT."""
     conversations: int
     """Those that SFT trains on."""
-    max_turns: int
-    """Maximum number of responses in a rollout."""
+    untrained_turns: int
+    """Maximum number of responses in a rollout of a model that has not learned the format."""
     environment_seconds: float
     """Seconds per rollout of the environment and the rubric."""
     teacher_seconds: float
@@ -162,7 +162,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
     data = TOKEN_BYTES * work.conversations * work.tokens
     needed = memory_needed(rl, loaded, trial, round(work.tokens), trained)
     # In the results table, a model that has not learned the format yet may sample the maximum number of tokens in every turn.
-    longest = work.tokens - work.sampled_tokens + work.max_turns * rl.max_tokens
+    longest = work.tokens - work.sampled_tokens + work.untrained_turns * rl.max_tokens
     cache = CACHED_SHARE * position_bytes(loaded.model) * longest * work.table_rollouts / work.conditions
     return Estimate(
         data=work.data_rollouts * work.teacher_seconds,

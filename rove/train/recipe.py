@@ -29,6 +29,8 @@ MODEL = "the model"
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
+UNTRAINED_EXAMPLES = 8
+"""Examples on which a policy that does not know the format is run."""
 MODEL_GROUPS = 16
 """Groups that a pretrained model is examined on."""
 MODEL_TOKENS = 256
@@ -162,8 +164,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Mean tokens of its responses in a rollout."""
     turns: float = 1.0
     """Mean number of its responses in a rollout."""
-    max_turns: int = 1
-    """Maximum number of responses in a rollout; without a limit, the maximum of the best policy."""
+    untrained_turns: int = 1
+    """Maximum number of responses in a rollout of a model that has not learned the format."""
     rollout_seconds: float = 0.0
     """Seconds per rollout of the fastest scripted policy: those of the environment and the rubric."""
     teacher_seconds: float = 0.0
@@ -256,9 +258,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
         rollout_tokens=statistics.fmean(sum(len(ids) for ids, _ in branches) for branches in conversations),
         sampled_tokens=statistics.fmean(sum(sum(mask) for _, mask in branches) for branches in conversations),
         turns=statistics.fmean(max(1, len(record.steps)) for record in best),
-        max_turns=getattr(env, "max_turns", -1)
-        if getattr(env, "max_turns", -1) > 0
-        else max(len(r.steps) for r in best),
+        untrained_turns=await _untrained_turns(env),
         rollout_seconds=min((seconds[name] for name in scored), default=0.0),
         teacher_seconds=seconds[policies[-1].name] if policies else 0.0,
         setup_seconds=setup,
@@ -282,8 +282,15 @@ async def _run_policies(env: Environment) -> tuple[dict[str, list[RolloutRecord]
         _, one = await _timed(generate(env, client, **single))  # without what is loaded only once
         options: dict[str, Any] = {"num_examples": POLICY_EXAMPLES, "rollouts_per_example": 2, "train": True}
         records[name], every = await _timed(generate(env, client, **options))
-        seconds[name] = max(every - one, every / 2) / max(1, len(records[name]))
+        seconds[name] = max(every - one, every / 20) / max(1, len(records[name]))
     return records, seconds, setup
+
+
+async def _untrained_turns(env: Environment) -> int:
+    """Return the maximum number of responses in a rollout of a policy that does not know the format."""
+    client = ScriptedClient(lambda messages, state, rng: "?", "untrained")
+    records = await generate(env, client, num_examples=UNTRAINED_EXAMPLES, rollouts_per_example=1, train=True)
+    return max([1, *(len(record.steps) for record in records)])
 
 
 async def _timed(work: Awaitable[T]) -> tuple[T, float]:

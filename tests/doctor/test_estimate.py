@@ -31,7 +31,7 @@ def workload(prompt: int = 10, sampled: int = 4, turns: int = 1, **changes: Any)
     values: dict[str, Any] = {
         "rollouts": [([rng.randrange(262) for _ in range(turns * len(turn))], turns * turn) for _ in range(20)],
         "turns": turns,
-        "max_turns": turns,
+        "untrained_turns": turns,
         "data_rollouts": 100,
         "conversations": 64,
         "environment_seconds": 0.01,
@@ -67,7 +67,7 @@ async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
     monkeypatch.setattr(module, "resident_memory", lambda: 1e6)
     model = new_model([], size="tiny")
     short, long, most = [
-        await estimate(RL, None, model, workload(max_turns=turns, table_rollouts=rollouts))
+        await estimate(RL, None, model, workload(untrained_turns=turns, table_rollouts=rollouts))
         for turns, rollouts in ((1, 200), (2, 200), (500, 2000))
     ]
     cached = 1.5 * position_bytes(model.model) * 100 * RL.max_tokens  # one more turn of 100 rollouts per evaluation

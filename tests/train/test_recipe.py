@@ -52,6 +52,7 @@ async def test_policies_are_ordered_by_reward() -> None:
     assert (best.reward, best.spread) == (2.0, 0.0)
     assert 0 < weak.reward < 2 and weak.spread > 0
     assert evidence.functions == ["correct"]
+    assert evidence.untrained_turns == 1
     assert evidence.examples == 50
     assert evidence.response_tokens == len(["no", ",", " never", "<|end|>"])
 
@@ -74,7 +75,7 @@ async def test_the_seconds_of_rollouts_exclude_what_is_loaded_once(monkeypatch: 
     evidence = await evidence_of(right=right, often=often)
     rollouts = 2 * 50
     assert (evidence.setup_seconds, evidence.teacher_seconds) == (3.0, 30.0 / rollouts)
-    assert evidence.rollout_seconds == 0.5 / rollouts  # as long as an evaluation of one rollout
+    assert evidence.rollout_seconds == 0.05 / rollouts  # as long as an evaluation of one rollout
 
 
 async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:

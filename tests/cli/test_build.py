@@ -38,7 +38,7 @@ def test_as_json_it_is_a_manifest(rove: Rove, tmp_path: Path):
     said = json.loads(rove("build", "my_task", "-o", "out", "--python", sys.executable, "--json").out)
     assert said["folder"] == "out/my-task-0.1.0"
     assert said["warnings"] == []
-    assert said["manifest"]["policies"] == {"oracle": {"n": 5, "reward": 1.2}}
+    assert said["manifest"]["policies"] == {"guesser": {"n": 5, "reward": 0.2}, "oracle": {"n": 5, "reward": 1.2}}
     assert json.loads(Path("out/my-task-0.1.0/manifest.json").read_text()) == said["manifest"]
 
 

@@ -138,7 +138,7 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
     assert manifest == built.manifest
     assert (manifest.name, manifest.version, manifest.module) == ("my-task", "0.1.0", "my_task")
     assert (manifest.licence, manifest.tags, manifest.reward_range) == ("MIT", ["single-turn"], (0.0, 1.2))
-    assert manifest.policies == {"oracle": PolicyScores(reward=1.2, n=5)}
+    assert manifest.policies == {"guesser": PolicyScores(reward=0.2, n=5), "oracle": PolicyScores(reward=1.2, n=5)}
     assert manifest.metrics[:2] == ["correct", "format_reward"]
     assert [argument.name for argument in manifest.arguments] == ["num_examples", "seed"]
     assert (manifest.needs, manifest.compatibility, manifest.rove) == (Needs(), "rove", rove.__version__)
@@ -150,7 +150,10 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
 def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
-    assert built.manifest.policies == {"oracle": PolicyScores(reward=1.0, n=5)}
+    assert built.manifest.policies == {
+        "guesser": PolicyScores(reward=0.4, n=5),
+        "oracle": PolicyScores(reward=1.0, n=5),
+    }
     assert built.warnings == []
 
 

@@ -30,13 +30,13 @@ if TYPE_CHECKING:
     from rove.train.diagnosis import Task
     from rove.train.recipe import Examination
 
-RECIPE, REQUEST, EVIDENCE, DIAGNOSES = "recipe.toml", "request.json", "evidence.json", "diagnoses.json"
-ESTIMATE = "estimate.json"
+RECIPE, REQUEST, EVIDENCE = "recipe.toml", "request.json", "evidence.json"
+ESTIMATE, DIAGNOSES = "estimate.json", "diagnoses.json"
 """File names in the folder of all stages."""
 EXAMINE = "examine"
 """Stage of the diagnoses before training."""
 SAME_FALL_STEPS = 30
-"""Steps after the diagnosis of a sudden fall of the reward in which a collapse is the same fall."""
+"""After the diagnosis of a sudden fall of the reward, a collapse within this many steps is the same fall."""
 HELD_OUT = 0.1
 """Fraction of a file's questions that is used for evaluation only."""
 
@@ -73,7 +73,7 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
 
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
-    version = environment_version(request["env"], request["env_dir"])  # before its code is read
+    version = environment_version(request["env"], request["env_dir"])  # of the code that is examined below
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.models.load import load_for_sampling

@@ -28,7 +28,7 @@ from rove.utils.processes import peak_memory
 MAX_TURN_TOKENS = 9
 """Tokens per turn up to which sampling is measured; more are extrapolated."""
 TRAINED_SHARE = 0.5
-"""Share of the groups of an RL step that are trained on, those with different rewards: 0.1 to 0.9 in different environments."""
+"""Share of the groups of an RL step that have different rewards and are trained on; 0.1 to 0.9, depending on the environment."""
 FORWARD_SHARE = 1 / 3
 """Time of a forward pass relative to a forward and a backward pass."""
 OVERHEAD = 1.2
@@ -66,7 +66,7 @@ class Workload(NamedTuple):
     teacher_seconds: float
     """Seconds per rollout of the teacher."""
     setup_seconds: float
-    """Seconds of an evaluation besides its rollouts."""
+    """Seconds that an evaluation needs before its rollouts: loading data, starting processes."""
     table_rollouts: int
     """Rollouts per row of the results table, over all conditions."""
     conditions: int

@@ -504,9 +504,8 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     lowest = task.weakest if task.lowest is None else task.lowest
     highest = task.highest
     held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
-    is_measured = (
-        bool(history) and history[0]["step"] == 0 and bool(held_out)
-    )  # the initial weights, on held-out examples
+    # Whether the first held-out reward is that of the initial weights.
+    is_measured = bool(held_out) and history[0]["step"] == 0
     history = [row for row in history if "reward/mean" in row]
     if len(history) < window or highest <= lowest:
         return []
@@ -540,14 +539,11 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
             return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
         if best - reward > MAX_REWARD_DROP * (highest - lowest):
             return []  # a fall that the next evaluation may confirm
-        entropies = [
-            row["entropy/all/mean"] for row in history if "entropy/all/mean" in row
-        ]  # not of steps without training
-        first, last = statistics.fmean(entropies[:window] or [0.0]), (entropies or [0.0])[-1]
+        # Steps without training have no entropy.
+        entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
+        first, last = statistics.fmean(entropies[:window]), entropies[-1]
         if last < first / 2:
-            text += (
-                f"the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} at last)"
-            )
+            text += f"the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
         else:
             text += "the rewards of a group have become equal"
         return [Diagnosis("no_spread", text, "teach more of the task in SFT before RL, or make examples easier")]

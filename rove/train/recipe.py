@@ -25,7 +25,7 @@ from rove.train.policy_comparison import longest_response
 T = TypeVar("T")
 
 MODEL = "the model"
-"""Name of the pretrained model where policies are named."""
+"""Stands for the pretrained model where a policy's name is expected."""
 
 POLICY_EXAMPLES = 150
 """Examples that each scripted policy is examined on, with two rollouts each."""
@@ -171,7 +171,7 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     teacher_seconds: float = 0.0
     """Seconds per rollout of the best policy."""
     setup_seconds: float = 0.0
-    """Seconds of an evaluation of one rollout: loading data, starting processes."""
+    """Seconds of a first evaluation of one rollout, most of which load data and start processes."""
     response_tokens: int = MODEL_TOKENS
     """Tokens of the scripted policies' longest response."""
     hidden: float | None = None

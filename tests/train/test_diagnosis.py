@@ -263,7 +263,7 @@ def test_groups_that_become_equal_are_not_groups_that_were_equal():
     [later] = during_rl([*varied, certain, *equal[5:]], task(weakest=0.0, best=0.8, highest=1.0))
     assert later.text == (
         "100% of the groups have zero advantage at a mean reward of 0.200: the replies of a group have become the same "
-        "(entropy 0.60 nats at first, 0.05 at last)"
+        "(entropy 0.60 nats at first, 0.05 later)"
     )
     [later] = during_rl([*varied, *equal[5:]], task(weakest=0.0, best=0.8, highest=1.0))
     assert later.text.endswith("the rewards of a group have become equal")

@@ -15,7 +15,7 @@ from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.recipe import SFT_GOAL, Evidence, as_toml, choose, examine
+from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, as_toml, choose, examine
 
 ARGUMENTS = frozenset({"num_examples", "seed"})
 
@@ -84,6 +84,17 @@ async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
 
     with pytest.raises(ConfigError, match="reward_error: rollouts fail; the first, of broken: .*board"):
         choose("quiz", {}, await evidence_of(right=right, broken=broken))
+
+
+async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -> None:
+    model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4)
+    evidence = msgspec.structs.replace(await evidence_of(right=right), model=model)
+    (sft,) = (one for one in choose("quiz", {}, evidence) if one.name == "sft")
+    assert sft.values["target"] == pytest.approx(0.5 + SFT_GOAL * 1.5)
+    assert "of the way from the model to the best policy" in sft.reason
+    assert (evidence.task.weakest, evidence.task.lowest, evidence.task.best) == (0.5, 0.0, 2.0)
+    two = msgspec.structs.replace(await evidence_of(right=right, wrong=wrong), model=model)
+    assert (two.task.weakest, two.task.lowest) == (0.0, None)
 
 
 async def test_a_new_model_needs_a_weak_policy_too() -> None:

@@ -2,10 +2,11 @@
 
     python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 48 runs per seed
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots contain whatever is complete
-    python benchmarks/learning/study.py --plots             # only plots and tables
+    python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
 Changes of RL start from the SFT of the unchanged recipe, whose runs are copied from those of suite.py if there are any.
-Plots go to docs/study/learning_SETTING.png, the table to stdout.
+The results of finished runs are kept in study.json beside this file. Plots go to docs/study/learning_SETTING.png, the table to
+stdout.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from rich.table import Table
 
 HERE = Path(__file__).parent
 RUNS, SUITE_RUNS = Path("runs") / "study_learning", Path("runs") / "learning"
-PLOTS = HERE.parents[1] / "docs" / "study"
+PLOTS, STORED = HERE.parents[1] / "docs" / "study", HERE / "study.json"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
 DEFAULT = "default"
 Recipe = dict[str, Any]
@@ -150,57 +151,89 @@ def run(env: str, seed: int, setting: str, value: str) -> None:
     train(env, seed, folder, path)
 
 
-def final(folder: Path) -> float | None:
-    """Return the final reward at T = 1; None if the run is not complete."""
-    path = folder / "results.json"
+def collect() -> None:
+    """Add the results of finished runs to `study.json`, a line per run."""
+    runs = stored()
+    for path in sorted(RUNS.glob("*/results.json")):
+        rows = json.loads(path.read_text())
+        rewards = {row["name"]: row["conditions"]["sampled"]["reward"] for row in rows}
+        runs[path.parent.name] = {
+            "SFT": number(rewards["+ SFT"]["mean"]),
+            "final": [number(rewards[rows[-1]["name"]][key]) for key in ("mean", "low", "high")],
+            "curve": curve(path.parent),
+        }
+    lines = [f" {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs)]
+    STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def stored() -> dict[str, dict[str, Any]]:
+    """Return run → reward after SFT, final reward with its interval, and curve of RL."""
+    return json.loads(STORED.read_text()) if STORED.exists() else {}
+
+
+def number(value: float) -> float:
+    """Return a number with four decimals, for small files."""
+    return round(value, 4)
+
+
+def curve(folder: Path) -> list[tuple[float, float]]:
+    """Return (rollouts of RL in thousands, held-out reward at T = 1) of each evaluation; empty if there was no RL."""
+    path, name = folder / "rl1" / "metrics.jsonl", "eval/sampled/reward/mean"
     if not path.exists():
-        return None
-    return json.loads(path.read_text())[-1]["conditions"]["sampled"]["reward"]["mean"]
-
-
-def curve(folder: Path) -> tuple[list[int], list[float]]:
-    """Return rollouts of RL (in thousands) and the held-out rewards at T = 1."""
-    rows = [json.loads(line) for line in (folder / "rl1" / "metrics.jsonl").read_text().splitlines()]
+        return []
     size = tomllib.loads((folder / "rl1" / "config.toml").read_text())["batch_size"]
-    name = "eval/sampled/reward/mean"
-    return [row["step"] * size // 1000 for row in rows if name in row], [row[name] for row in rows if name in row]
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [(round(row["step"] * size / 1000, 2), number(row[name])) for row in rows if name in row]
 
 
 def values_of(setting: str) -> list[tuple[str, str]]:
-    """Return (label, part of the folder's name) of the default and of the other values."""
+    """Return (label, part of the run's name) of the default and of the other values."""
     others = [(value, f"{setting}-{value.split()[0]}") for value in CHANGES[setting]]
     return [(f"{LABELS[setting]} (default)", DEFAULT), *others]
 
 
-def plot(setting: str, seeds: list[int]) -> None:
-    """Draw the learning curves: one panel per environment, one line per run."""
+def plot(setting: str, runs: dict[str, dict[str, Any]]) -> None:
+    """Draw the learning curves: one panel per environment, one line per run, final rewards with their intervals."""
     figure = Figure(figsize=(12, 3.6), layout="constrained")
     panels = figure.subplots(1, len(ENVIRONMENTS))
     for panel, env in zip(panels, ENVIRONMENTS, strict=True):
-        for number, (label, part) in enumerate(values_of(setting)):
-            folders = [RUNS / f"{env}-{part}-{seed}" for seed in seeds]
-            for folder in (one for one in folders if final(one) is not None):
-                panel.plot(*curve(folder), color=f"C{number}", alpha=0.8, label=label if folder == folders[0] else None)
+        for position, (label, part) in enumerate(values_of(setting)):
+            for name in (one for one in sorted(runs) if one.rpartition("-")[0] == f"{env}-{part}"):
+                run = runs[name]
+                rollouts, rewards = zip(*run["curve"] or [(0.0, run["SFT"])], strict=True)
+                line = panel.plot(rollouts, rewards, color=f"C{position}", alpha=0.7, label=label)[0]
+                mean, low, high = run["final"]
+                panel.errorbar(rollouts[-1], mean, [[mean - low], [high - mean]], color=line.get_color(), marker="o")
         panel.set_title(env)
         panel.set_xlabel("rollouts of RL, thousands")
+    by_label = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
+    panels[0].legend(by_label.values(), by_label)
     panels[0].set_ylabel("held-out reward at T = 1")
-    panels[0].legend()
     PLOTS.mkdir(parents=True, exist_ok=True)
     figure.savefig(PLOTS / f"learning_{setting}.png", dpi=100)
 
 
-def table(seeds: list[int]) -> Table:
-    """Return the final rewards: mean over the seeds, and the lowest and the highest."""
+def table(runs: dict[str, dict[str, Any]]) -> Table:
+    """Return the final rewards: the mean over seeds, with the lowest and the highest if there are several."""
     made = Table("setting", "value", *ENVIRONMENTS, width=110)
     for setting in CHANGES:
         for label, part in values_of(setting):
-            cells = []
-            for env in ENVIRONMENTS:
-                found = [value for seed in seeds if (value := final(RUNS / f"{env}-{part}-{seed}")) is not None]
-                cells.append(f"{statistics.fmean(found):.2f} ({min(found):.2f} to {max(found):.2f})" if found else "–")
-            if any(cell != "–" for cell in cells):
+            cells = [
+                cell([run for name, run in runs.items() if name.rpartition("-")[0] == f"{env}-{part}"])
+                for env in ENVIRONMENTS
+            ]
+            if any(cells):
                 made.add_row(setting, label, *cells)
     return made
+
+
+def cell(runs: list[dict[str, Any]]) -> str:
+    """Return the final rewards of one value in one environment."""
+    finals = [run["final"] for run in runs]
+    means = [mean for mean, _, _ in finals]
+    if len(means) < 2:
+        return "".join(f"{mean:.2f} ± {(high - low) / 2:.2f}" for mean, low, high in finals)
+    return f"{statistics.fmean(means):.2f} ({min(means):.2f} to {max(means):.2f})"
 
 
 def main() -> None:
@@ -218,8 +251,9 @@ def main() -> None:
                 for value in CHANGES[setting]:
                     console.print(f"{setting} = {value}, {env}, seed {seed}")
                     run(env, seed, setting, value)
-        plot(setting, args.seeds)
-    console.print(table(args.seeds))
+        collect()
+        plot(setting, stored())
+    console.print(table(stored()))
 
 
 if __name__ == "__main__":

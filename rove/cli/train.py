@@ -289,8 +289,12 @@ def command(
         write_recipe(request, folder, console)
     elif not file:
         check_request(request, folder)
-    elif env_args or scorer or env_dir or model:
-        raise ConfigError("--recipe contains all settings; change -m, -a, --scorer and --env-dir in the file")
+    elif too_many := [
+        k for k, v in {"-m": model, "-a": env_args, "--scorer": scorer, "--env-dir": env_dir}.items() if v
+    ]:
+        raise ConfigError(
+            f"--recipe and {', '.join(too_many)}: the recipe contains these settings; remove the options, or change {file}"
+        )
     console.print(f"recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)

@@ -173,4 +173,4 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")
     done = rove("train", "parity", "--recipe", "runs/train-parity-seed0/recipe.toml", "-a", '{"seed": 3}')
-    assert "--recipe contains all settings" in done.err
+    assert "the recipe contains these settings; remove the options" in done.err

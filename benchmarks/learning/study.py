@@ -181,7 +181,9 @@ def curve(folder: Path) -> list[tuple[float, float]]:
     path, name = folder / "rl1" / "metrics.jsonl", "eval/sampled/reward/mean"
     if not path.exists():
         return []
-    size = tomllib.loads((folder / "rl1" / "config.toml").read_text())["batch_size"]
+    changed = RUNS / f"{folder.name}.toml"
+    recipe = tomllib.loads((changed if changed.exists() else folder / "recipe.toml").read_text())
+    size = recipe["rl"][0]["batch_size"]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [(round(row["step"] * size / 1000, 2), number(row[name])) for row in rows if name in row]
 

@@ -77,7 +77,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.models.load import load_for_sampling
-        from rove.train.recipe import as_toml, choose, examine
+        from rove.train.recipe import as_toml, choose, examine, limited, requested_examples
     arguments = environment_arguments(env, env_dir)
     if "held_out" in arguments:  # a file of questions
         env_args = {"held_out": HELD_OUT, **env_args}
@@ -90,6 +90,13 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     with working(console, f"running {what}"):
         seen = run_async(examine(loaded, arguments, pretrained))
     sections = choose(env, env_args, seen.evidence)
+    requested = requested_examples(sections)
+    if requested is not None and "num_examples" not in env_args:
+        with working(console, f"counting the examples of {env}"):
+            training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
+            counts = training.count_examples(train=True), held_out.count_examples()
+        seen = seen._replace(evidence=limited(seen.evidence, requested, counts))
+        sections = choose(env, env_args, seen.evidence)
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
     with working(console, "measuring the time of a few passes"):

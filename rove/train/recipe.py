@@ -154,6 +154,10 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """Rows of the training dataset; None if they are generated on demand."""
     held_out: int | None = None
     """Rows of the evaluation dataset; None if they are generated on demand."""
+    limit: int | None = None
+    """Rows of the training dataset if the environment has fewer than the recipe requests."""
+    held_out_limit: int | None = None
+    """The same for the evaluation dataset."""
     arguments: frozenset[str]
     """Names of the arguments of `load_environment`."""
     functions: list[str]
@@ -361,6 +365,26 @@ async def _try_model(
     return evidence, scored
 
 
+def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
+    """Return how many training and evaluation examples a recipe requests; None if it leaves the number to the environment."""
+    values = {section.name: section.values for section in sections}
+    stages = [values.get("data", {}), *values["rl"]]
+    training = [count for one in stages if (count := one.get("env_args", {}).get("num_examples"))]
+    return (max(training), values["evaluation"]["num_examples"]) if training else None
+
+
+def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
+    """Return the evidence with the limits of an environment that has fewer training or evaluation examples than requested.
+
+    Args:
+        evidence: The evidence.
+        requested: Training and evaluation examples that a recipe requests.
+        counts: Examples that the environment then has; None if they are generated on demand.
+    """
+    limits = [count if count is not None and count < wanted else None for wanted, count in zip(requested, counts)]
+    return msgspec.structs.replace(evidence, limit=limits[0], held_out_limit=limits[1])
+
+
 def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Section]:
     """Return the settings of all stages.
 
@@ -467,8 +491,7 @@ def _sft_sections(
     best = evidence.policies[-1]
     start_name, start = evidence.start
     goal = start + SFT_GOAL * (best.reward - start)
-    is_free = _makes_examples(env_args, evidence)
-    available = MAX_DATA_ROLLOUTS if is_free else (evidence.examples or MAX_DATA_ROLLOUTS)
+    available = _training_examples(env_args, evidence) or MAX_DATA_ROLLOUTS
     kept = best.good_share
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
     each = max(1, int(wanted) // available) if best.varies else 1
@@ -487,7 +510,8 @@ def _sft_sections(
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, examples),
             },
-            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}.",
+            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}."
+            + (f"\nThe environment has no more than {evidence.limit:,} training examples." if evidence.limit else ""),
         ),
         Section(
             "sft",
@@ -513,8 +537,7 @@ def _sft_sections(
 def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> tuple[int, int]:
     """Return the number of groups in an RL step, and the maximum number of steps."""
     groups = int(RL_STEP_TOKENS / (GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
-    if not _makes_examples(env_args, evidence):
-        groups = min(groups, evidence.examples or groups)
+    groups = min(groups, _training_examples(env_args, evidence) or groups)
     groups = max(scale.rl_groups, min(scale.max_rl_groups, groups))
     steps = int(RL_TOKENS / (groups * GROUP_SIZE * max(1.0, evidence.rollout_tokens)))
     return groups, min(scale.rl_steps, max(MIN_RL_STEPS, steps))
@@ -522,6 +545,7 @@ def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> t
 
 def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
     groups, steps = _rl_size(env_args, evidence, scale)
+    examples = min(steps * groups, _training_examples(env_args, evidence) or steps * groups)
     values = {
         "name": "RL",
         "steps": steps,
@@ -536,7 +560,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,
-        "env_args": _with_examples(env_args, evidence, steps * groups),
+        "env_args": _with_examples(env_args, evidence, examples),
         **({"lora": scale.lora} if scale.lora else {}),
         "evaluation": [{**sampled, "every": 10}],
     }
@@ -551,7 +575,12 @@ def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) 
 
 def _available(count: int, env_args: Mapping[str, Any], evidence: Evidence) -> int:
     """Return `count`, or the number of held-out examples if there are fewer."""
-    return count if _makes_examples(env_args, evidence) else min(count, evidence.held_out or count)
+    return min(count, (evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out) or count)
+
+
+def _training_examples(env_args: Mapping[str, Any], evidence: Evidence) -> int | None:
+    """Return the number of training examples; None if the environment has as many as the recipe requests."""
+    return evidence.limit if _makes_examples(env_args, evidence) else evidence.examples
 
 
 def _makes_examples(env_args: Mapping[str, Any], evidence: Evidence) -> bool:

@@ -73,4 +73,7 @@ class ScriptedClient:
 
 
 def _count_words(message: Mapping[str, Any]) -> int:
-    return len(text_of(message).split())
+    """Return the number of words of the text, and of the names and arguments of tool calls."""
+    functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
+    calls = [f"{function.get('name')} {function.get('arguments')}" for function in functions]
+    return sum(len(text.split()) for text in (text_of(message), *calls))

@@ -32,13 +32,14 @@ async def test_text_becomes_an_assistant_message_and_words_are_counted():
     await client.close()
 
 
-async def test_player_may_be_async_and_return_a_message():
-    async def player(messages: list[Message], state: State, rng: random.Random) -> Message:
+async def test_policy_may_be_async_and_return_a_message():
+    async def policy(messages: list[Message], state: State, rng: random.Random) -> Message:
         return AssistantMessage(None, tool_calls=[CALL])
 
-    response = await ScriptedClient(player).respond(Request([{"role": "user", "content": "1 + 1"}]))
+    response = await ScriptedClient(policy).respond(Request([{"role": "user", "content": "1 + 1"}]))
     assert response.message.tool_calls == [CALL]
     assert response.finish_reason == "tool_calls"
+    assert response.usage.completion_tokens == 2  # a name and its arguments
 
 
 async def test_plain_dict_becomes_a_message():

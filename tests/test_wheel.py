@@ -71,7 +71,6 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
         assert f"rove/_environments/{env}/{env}/__init__.py" in names
     assert {
         "rove/_environments/tictactoe/demo.toml",
-        "rove/_environments/lookup/rl.toml",
         "rove/_configs/tictactoe_lfm2.toml",
     } <= set(names)
     assert {f"rove/viewer/static/{name}" for name in ("index.html", "style.css", "main.js", "icon.svg")} <= set(names)

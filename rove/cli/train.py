@@ -292,7 +292,8 @@ def command(
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
     path = Path(file) if file else folder / RECIPE
-    if not path.exists():
+    is_new = not path.exists()
+    if is_new:
         write_recipe(request, folder, console)
     elif not file:
         check_request(request, folder)
@@ -302,7 +303,7 @@ def command(
         raise ConfigError(
             f"--recipe and {', '.join(too_many)}: the recipe contains these settings; remove the options, or change {file}"
         )
-    console.print(f"recipe {path}", markup=False, soft_wrap=True)
+    console.print(f"{'new' if is_new else 'existing'} recipe {path}", markup=False, soft_wrap=True)
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)
         hint(console, "start: the same command without --dry-run")

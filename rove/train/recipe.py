@@ -376,10 +376,7 @@ def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
 def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
     """Return the evidence with the limits of an environment that has fewer training or evaluation examples than requested.
 
-    Args:
-        evidence: The evidence.
-        requested: Training and evaluation examples that a recipe requests.
-        counts: Examples that the environment then has; None if they are generated on demand.
+    `requested` and `counts` are its training and evaluation examples; a count is None if they are generated on demand.
     """
     limits = [count if count is not None and count < wanted else None for wanted, count in zip(requested, counts)]
     return msgspec.structs.replace(evidence, limit=limits[0], held_out_limit=limits[1])
@@ -427,12 +424,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
                 "max_tokens": max_tokens,
                 "env_args": _with_examples(env_args, evidence, scale.table_rollouts),
             },
-            "Held-out examples for each row of the results table."
-            + (
-                ""
-                if seed
-                else " The environment has no argument `seed`: evaluations in training use the first of them."
-            ),
+            "Held-out examples for each row of the results table." + _overlap(seed, evidence),
         ),
         Section(
             "conditions",
@@ -448,6 +440,13 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
             ],
         ),
     ]
+
+
+def _overlap(seed: Mapping[str, Any], evidence: Evidence) -> str:
+    """Return why evaluations in training use rows of the results table, if they do."""
+    if evidence.held_out_limit:
+        return f"\nThere are no more than {evidence.held_out_limit:,}: evaluations in training use some of them, too."
+    return "" if seed else " The environment has no argument `seed`: evaluations in training use the first of them."
 
 
 def _check_policies(evidence: Evidence) -> None:

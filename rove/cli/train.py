@@ -63,12 +63,23 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
         name = changed[0]
         if name == "version":
             raise ConfigError(
-                f"{request['env']} has changed since {folder / RECIPE} was made; give another --run-dir, or undo the change"
+                f"{request['env']} has changed since {folder / RECIPE} was made; give another --run-dir, "
+                "delete the folder, or undo the change"
             )
         raise ConfigError(
             f"{folder / RECIPE} was made with {name} = {before.get(name)!r}, but {name} is {now[name]!r} now; "
             "give another --run-dir, or change the recipe"
         )
+
+
+def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
+    """Return whether a folder contains only an unchanged recipe, for code of the environment that has changed since."""
+    names = {path.name for path in folder.iterdir()}
+    if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
+        return False
+    before = msgspec.json.decode((folder / REQUEST).read_bytes())
+    same = {**request, "version": before.get("version"), "recipe": fingerprint({"text": (folder / RECIPE).read_text()})}
+    return before == same and before["version"] != environment_version(request["env"], request["env_dir"])
 
 
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
@@ -110,10 +121,12 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
         f"Estimate on this machine: {estimate}"
     )
     folder.mkdir(parents=True, exist_ok=True)
-    atomic_write(folder / REQUEST, msgspec.json.encode({**request, "version": version}))
+    text = as_toml(sections, comment)
+    made_for = {**request, "version": version, "recipe": fingerprint({"text": text})}
+    atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
     atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
-    atomic_write(path, as_toml(sections, comment).encode())
+    atomic_write(path, text.encode())
 
 
 def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: LoadedModel | None) -> Estimate:
@@ -292,7 +305,7 @@ def command(
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
     path = Path(file) if file else folder / RECIPE
-    is_new = not path.exists()
+    is_new = not path.exists() or (not file and is_outdated(request, folder))
     if is_new:
         write_recipe(request, folder, console)
     elif not file:

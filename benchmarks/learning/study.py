@@ -25,8 +25,6 @@ from typing import Any
 
 import tomli_w
 from matplotlib.figure import Figure
-from rich.console import Console
-from rich.table import Table
 
 HERE = Path(__file__).parent
 RUNS, SUITE_RUNS = Path("runs") / "study_learning", Path("runs") / "learning"
@@ -194,9 +192,9 @@ def values_of(setting: str) -> list[tuple[str, str]]:
     return [(f"{LABELS[setting]} (default)", DEFAULT), *others]
 
 
-def plot(setting: str, runs: dict[str, dict[str, Any]]) -> None:
+def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
     """Draw the learning curves: one panel per environment, one line per run, final rewards with their intervals."""
-    figure = Figure(figsize=(12, 3.6), layout="constrained")
+    figure = Figure(figsize=(11, 3.3), layout="constrained")
     panels = figure.subplots(1, len(ENVIRONMENTS))
     for panel, env in zip(panels, ENVIRONMENTS, strict=True):
         for position, (label, part) in enumerate(values_of(setting)):
@@ -211,22 +209,22 @@ def plot(setting: str, runs: dict[str, dict[str, Any]]) -> None:
     by_label = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
     panels[0].legend(by_label.values(), by_label)
     panels[0].set_ylabel("held-out reward at T = 1")
-    PLOTS.mkdir(parents=True, exist_ok=True)
-    figure.savefig(PLOTS / f"learning_{setting}.png", dpi=100)
+    folder.mkdir(parents=True, exist_ok=True)
+    figure.savefig(folder / f"learning_{setting}.png", dpi=80)
 
 
-def table(runs: dict[str, dict[str, Any]]) -> Table:
-    """Return the final rewards: the mean over seeds, with the lowest and the highest if there are several."""
-    made = Table("setting", "value", *ENVIRONMENTS, width=110)
-    for setting in CHANGES:
+def table(runs: dict[str, dict[str, Any]]) -> str:
+    """Return the final rewards as a Markdown table: the mean over seeds, with the lowest and the highest if there are several."""
+    lines = [f"| setting | value | {' | '.join(ENVIRONMENTS)} |", "|---" * (2 + len(ENVIRONMENTS)) + "|"]
+    for setting in (one for one in CHANGES if any(f"-{one}-" in name for name in runs)):
         for label, part in values_of(setting):
-            cells = [
-                cell([run for name, run in runs.items() if name.rpartition("-")[0] == f"{env}-{part}"])
+            found = [
+                [run for name, run in runs.items() if name.rpartition("-")[0] == f"{env}-{part}"]
                 for env in ENVIRONMENTS
             ]
-            if any(cells):
-                made.add_row(setting, label, *cells)
-    return made
+            if any(found):
+                lines.append(f"| `{setting}` | {label} | {' | '.join(map(cell, found))} |")
+    return "\n".join(lines)
 
 
 def cell(runs: list[dict[str, Any]]) -> str:
@@ -242,20 +240,21 @@ def main() -> None:
     """Run the study, draw the plots and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--only", nargs="*", choices=CHANGES, default=list(CHANGES), help="settings to change")
+    parser.add_argument("--envs", nargs="*", choices=ENVIRONMENTS, default=list(ENVIRONMENTS))
     parser.add_argument("--seeds", type=int, nargs="*", default=[0, 1])
+    parser.add_argument("--output", type=Path, default=PLOTS, help="folder of the plots")
     parser.add_argument("--plots", action="store_true", help="only plots and the table")
     args = parser.parse_args()
-    console = Console(width=110)
     RUNS.mkdir(parents=True, exist_ok=True)
     for setting in args.only:
         for seed in args.seeds if not args.plots else []:
-            for env in ENVIRONMENTS:
+            for env in args.envs:
                 for value in CHANGES[setting]:
-                    console.print(f"{setting} = {value}, {env}, seed {seed}")
+                    print(f"{setting} = {value}, {env}, seed {seed}", flush=True)
                     run(env, seed, setting, value)
         collect()
-        plot(setting, stored())
-    console.print(table(stored()))
+        plot(setting, stored(), args.output)
+    print(table(stored()))
 
 
 if __name__ == "__main__":

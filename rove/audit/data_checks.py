@@ -60,15 +60,21 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
             prompt=shortened(shared[0]["text"]),
         )
         return
-    near = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)] if by_text else []
-    near = list({ours: (ours, theirs) for ours, theirs in near}.values())
+    near = _resembling(train, evaluation) if by_text else []
     share = len(near) / len(evaluation)
     if share > NEAR_SHARE:
         ours, theirs = near[0]
+        half = len(train) // 2
+        within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
+        template = (
+            f"; training rows resemble each other as much ({within:.0%}): ignore this if all rows come from one "
+            "template and their answers differ"
+        )
         yield Finding(
             check="data-overlap",
             severity=Severity.MEDIUM,
-            text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row",
+            text=f"{share:.0%} of {len(evaluation)} evaluation rows nearly equal a training row"
+            + (template if within > 0.7 * share else ""),
             rate=(share, share, share),
             floor=0.0,
             prompt=f"evaluation: {shortened(ours, 500)}\ntraining: {shortened(theirs, 500)}",
@@ -84,6 +90,12 @@ def _has_same_answers(train: Sequence[Row], evaluation: Sequence[Row]) -> bool:
 
 def _normalized(text: str) -> str:
     return " ".join(re.findall(r"\w+|[^\w\s]", text.lower()))
+
+
+def _resembling(train: Sequence[Row], evaluation: Sequence[Row]) -> list[tuple[str, str]]:
+    """Return evaluation rows that nearly equal a training row, each with that row."""
+    found = [*_near_duplicates(train, evaluation), *_same_numbers(train, evaluation)]
+    return list({ours: (ours, theirs) for ours, theirs in found}.values())
 
 
 def _near_duplicates(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[tuple[str, str]]:

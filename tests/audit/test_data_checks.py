@@ -50,6 +50,14 @@ def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> Non
     assert [one.severity for one in check_overlap(train, evaluation)] == severities
 
 
+@pytest.mark.parametrize("is_template", [True, False])
+def test_rows_from_one_template_are_named(is_template: bool) -> None:
+    plain, varied = stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)]
+    train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
+    [finding] = check_overlap(train, [row(one["text"] + " at noon") for one in plain])
+    assert ("come from one template" in finding.text) == is_template
+
+
 @pytest.mark.parametrize(
     ("others", "is_found"),
     [(numbered(1, 100), True), (numbered(500, 100), False), (numbered(0, 100), False), (numbered(0, 100)[::-1], False)],

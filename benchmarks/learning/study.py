@@ -52,6 +52,16 @@ def rl_batch(count: int) -> Callable[[Recipe], None]:
     return change
 
 
+def group(size: int) -> Callable[[Recipe], None]:
+    """Return a change of the rollouts per example of RL, with nearly as many rollouts per step."""
+
+    def change(recipe: Recipe) -> None:
+        stage = recipe["rl"][0]
+        stage.update(rollouts_per_example=size, batch_size=stage["batch_size"] // size * size)
+
+    return change
+
+
 def rl_loss(**values: Any) -> Callable[[Recipe], None]:
     """Return a change of settings of the loss of RL."""
     return lambda recipe: recipe["rl"][0]["loss"].update(values)
@@ -90,7 +100,7 @@ def size(name: str) -> Callable[[Recipe], None]:
 
 RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "rl_rate": {"1e-4": rl(learning_rate=1e-4), "1e-3": rl(learning_rate=1e-3)},
-    "group_size": {"4": rl(rollouts_per_example=4), "16": rl(rollouts_per_example=16)},
+    "group_size": {"4": group(4), "16": group(16)},
     "batch_size": {"64": rl_batch(64), "256": rl_batch(256)},
     "lr_backoff": {"none": lambda recipe: recipe["rl"][0].pop("lr_backoff")},
     "entropy_bonus": {"none": rl_loss(entropy_bonus=0.0), "always": rl_loss(entropy_target=100.0)},

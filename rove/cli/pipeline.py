@@ -131,11 +131,23 @@ class Pipeline:
         memory = f"at most {peak_memory() / 1e9:.1f} GB of memory"
         return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, {memory}{without}"
 
+    def check(self) -> None:
+        """Check the settings of all training stages, before the first one starts.
+
+        Raises:
+            ConfigError: A setting is unknown, or out of its range.
+        """
+        if self.recipe.data:
+            self.sft_config().check()
+        for folder, stage in self.stages():
+            self.rl_config(folder, stage, self.model).check()
+
     def run(self) -> list[dict[str, Any]]:
-        """Run all stages; return the rows of the results table."""
+        """Check all settings and run all stages; return the rows of the results table."""
         from rove.cli.rl import run_rl
         from rove.cli.sft import run_sft
 
+        self.check()
         if self.is_new:
             self._say("Create a new model with random weights")
             self._new_model()

@@ -179,6 +179,15 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
     assert [one["kind"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
 
 
+def test_settings_of_all_stages_are_checked_before_the_first(rove: Rove) -> None:
+    rove("train", "parity", "--dry-run")
+    recipe = small(Path("runs/train-parity-seed0/recipe.toml"))
+    recipe.write_text(recipe.read_text().replace("rollouts_per_example = 4", "rollouts_per_example = 3"))
+    done = rove("train", "parity", "--recipe", str(recipe), "--run-dir", "mine")
+    assert "batch_size is 8; expected a multiple of rollouts_per_example (3)" in done.err
+    assert not Path("mine").exists()
+
+
 def test_settings_are_either_in_a_recipe_or_given(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")
     done = rove("train", "parity", "--recipe", "runs/train-parity-seed0/recipe.toml", "-a", '{"seed": 3}')

@@ -12,7 +12,7 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import API_KEY_VAR, find_endpoint, make_client
+from rove.cli.clients import API_KEY_VAR, SCRIPTED, find_endpoint, make_client
 from rove.cli.common import (
     ReportProgress,
     console_for,
@@ -177,7 +177,8 @@ def source_line(error: ErrorInfo) -> str:
 def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, console: Console) -> None:
     """Print the table, the counts, and hints."""
     console.print(summary_table(summary, f"{config.env} · {config.model}"))
-    console.print(counts_line(summary), soft_wrap=True)
+    unit = "words" if config.model.startswith(SCRIPTED) else "tokens"
+    console.print(counts_line(summary, unit), soft_wrap=True)
     for name, error in summary.get("broken_rewards", {}).items():
         console.print(broken_reward(name, error), style="red", markup=False, soft_wrap=True)
     next_steps = []

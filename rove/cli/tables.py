@@ -55,8 +55,8 @@ def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]
     ]
 
 
-def counts_line(summary: Mapping[str, Any]) -> str:
-    """Return the counts of rollouts, failures, truncations and stop conditions, then usage, latency and cost.
+def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> str:
+    """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
 
     Lines have at most 100 columns, unless a single part is longer.
     """
@@ -72,7 +72,7 @@ def counts_line(summary: Mapping[str, Any]) -> str:
         parts.append(f"{summary['retries']} requests retried")
     if summary["stops"]:
         parts.append("stop conditions: " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
-    lines = [*_packed(parts), *_packed(_usage(summary))]
+    lines = [*_packed(parts), *_packed(_usage(summary, unit))]
     if summary.get("too_few"):
         lines.append(f"[dim]{summary['too_few']}[/dim]")
     return "\n".join(lines)
@@ -84,12 +84,12 @@ def _of_all(summary: Mapping[str, Any], name: str) -> str:
     return f", {percent(share)} %" if share is not None and summary["rollouts"] >= 20 else ""
 
 
-def _usage(summary: Mapping[str, Any]) -> list[str]:
-    """Return tokens, latency and cost; empty for scripted policies."""
+def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
+    """Return tokens or words, latency and cost."""
     parts: list[str] = []
     tokens = summary.get("tokens_per_rollout", {})
     if tokens.get("completion"):
-        parts.append(f"tokens per rollout: {tokens['prompt']:,.0f} prompt, {tokens['completion']:,.0f} completion")
+        parts.append(f"{unit} per rollout: {tokens['prompt']:,.0f} prompt, {tokens['completion']:,.0f} completion")
     for name, label in (("answer", "response"), ("rollout", "rollout")):
         seen = summary.get("latency", {}).get(name, {})
         if (seen.get("p50") or 0.0) >= 0.001:

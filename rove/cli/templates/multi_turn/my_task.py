@@ -64,12 +64,14 @@ def load_environment(num_examples: int = 100, seed: int = 0, max_turns: int = 8)
         max_turns: Maximum number of guesses.
     """
     parser = vf.XMLParser(["guess"], answer_field="guess")
+    rubric = vf.Rubric([solved], [1.0], parser=parser)
+    rubric.add_reward_func(parser.get_format_reward_func(), weight=0.2)
     return GuessEnv(
         dataset=lambda: _rows(TRAINED, num_examples, seed),
         eval_dataset=lambda: _rows(HELD_OUT, num_examples, seed),
         system_prompt="Guess the number. Answer <guess>number</guess>",
         parser=parser,
-        rubric=vf.Rubric([solved], [1.0], parser=parser),
+        rubric=rubric,
         policies={"oracle": oracle, "guesser": guesser},
         max_turns=max_turns,
     )

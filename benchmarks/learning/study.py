@@ -1,7 +1,7 @@
 """The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
 
     python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 48 runs per seed
-    python benchmarks/learning/study.py --only rl_rate      # one setting; the plots contain whatever is complete
+    python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
 Changes of RL start from the SFT of the unchanged recipe, whose runs are copied from those of suite.py if there are any.
@@ -162,7 +162,8 @@ def run(env: str, seed: int, setting: str, value: str) -> None:
 def collect() -> None:
     """Add the results of finished runs to `study.json`, a line per run."""
     runs = stored()
-    for path in sorted(RUNS.glob("*/results.json")):
+    complete = sorted(RUNS.glob("*/results.json"))
+    for path in complete:
         rows = json.loads(path.read_text())
         rewards = {row["name"]: row["conditions"]["sampled"]["reward"] for row in rows}
         runs[path.parent.name] = {
@@ -171,7 +172,8 @@ def collect() -> None:
             "curve": curve(path.parent),
         }
     lines = [f" {json.dumps(name)}: {json.dumps(runs[name])}" for name in sorted(runs)]
-    STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+    if complete:
+        STORED.write_text("{\n" + ",\n".join(lines) + "\n}\n")
 
 
 def stored() -> dict[str, dict[str, Any]]:
@@ -216,17 +218,22 @@ def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
                 panel.errorbar(rollouts[-1], mean, [[mean - low], [high - mean]], color=line.get_color(), marker="o")
         panel.set_title(env)
         panel.set_xlabel("rollouts of RL, thousands")
-    by_label = dict(zip(*reversed(panels[0].get_legend_handles_labels()), strict=True))
-    panels[0].legend(by_label.values(), by_label)
+    named = {label: line for panel in panels for line, label in zip(*panel.get_legend_handles_labels(), strict=True)}
+    panels[0].legend(named.values(), named)
     panels[0].set_ylabel("held-out reward at T = 1")
     folder.mkdir(parents=True, exist_ok=True)
     figure.savefig(folder / f"learning_{setting}.png", dpi=80)
 
 
+def settings_of(runs: dict[str, dict[str, Any]]) -> list[str]:
+    """Return the settings of which there is a run with another value than the default."""
+    return [setting for setting in CHANGES if any(f"-{setting}-" in name for name in runs)]
+
+
 def table(runs: dict[str, dict[str, Any]]) -> str:
     """Return the final rewards as a Markdown table: the mean over seeds, with the lowest and the highest if there are several."""
     lines = [f"| setting | value | {' | '.join(ENVIRONMENTS)} |", "|---" * (2 + len(ENVIRONMENTS)) + "|"]
-    for setting in (one for one in CHANGES if any(f"-{one}-" in name for name in runs)):
+    for setting in settings_of(runs):
         for label, part in values_of(setting):
             found = [
                 [run for name, run in runs.items() if name.rpartition("-")[0] == f"{env}-{part}"]
@@ -256,15 +263,18 @@ def main() -> None:
     parser.add_argument("--plots", action="store_true", help="only plots and the table")
     args = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
+    collect()
     for setting in args.only:
         for seed in args.seeds if not args.plots else []:
             for env in args.envs:
                 for value in CHANGES[setting]:
                     print(f"{setting} = {value}, {env}, seed {seed}", flush=True)
                     run(env, seed, setting, value)
-        collect()
-        plot(setting, stored(), args.output)
-    print(table(stored()))
+                    collect()
+    runs = stored()
+    for setting in settings_of(runs):
+        plot(setting, runs, args.output)
+    print(table(runs))
 
 
 if __name__ == "__main__":

@@ -455,7 +455,7 @@ def test_training_page_on_adapters(tmp_path: Path) -> None:
 
 
 def test_pages_show_the_plots_that_are_there() -> None:
-    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md",)]
+    pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
     shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
     assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
     assert all((ROOT / "docs" / path).stat().st_size < 80_000 for path in shown)
@@ -476,6 +476,18 @@ def test_study_page_commands(tmp_path: Path) -> None:
     assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
     drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
     assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
+
+
+def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
+    [block] = blocks("docs/recipe_study.md", "bash")
+    [python, script, plots], [*_, setting] = commands(block)
+    assert python == "python"
+    words = [sys.executable, str(ROOT / script), plots, "--output", str(tmp_path)]
+    done = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=True)
+    page = (ROOT / "docs/recipe_study.md").read_text(encoding="utf-8")
+    assert done.stdout.strip() in page
+    assert f"`{setting}`" in done.stdout
+    assert {path.name for path in tmp_path.glob("*.png")} == set(re.findall(r"\(study/(.*?)\)", page))
 
 
 @pytest.mark.broad

@@ -67,7 +67,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[F
         half = len(train) // 2
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
         template = (
-            f"; training rows resemble each other as much ({within:.0%}): ignore this if all rows come from one "
+            f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
             "template and their answers differ"
         )
         yield Finding(

@@ -132,11 +132,17 @@ class Pipeline:
         return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, {memory}{without}"
 
     def check(self) -> None:
-        """Check the settings of all training stages, before the first one starts.
+        """Check the settings of all stages, before the first one starts.
 
         Raises:
-            ConfigError: A setting is unknown, or out of its range.
+            ConfigError: A setting is unknown, or one of training is out of its range.
         """
+        if self.is_new:
+            self._model_config()
+        if self.recipe.data:
+            self._eval_config(self.folder / "data", self.recipe.data)
+        for condition in self.recipe.conditions:
+            self._eval_config(self.folder, {**self._row_values(condition), "model": self.model})
         if self.recipe.data:
             self.sft_config().check()
         for folder, stage in self.stages():
@@ -231,10 +237,7 @@ class Pipeline:
         seen: dict[str, dict[str, Any]] = {}
         for condition in self.recipe.conditions:
             label = condition["name"]
-            values = merge(
-                msgspec.to_builtins(self.recipe.evaluation), {k: v for k, v in condition.items() if k != "name"}
-            )
-            merge(values, {"model": model, **over})
+            values = merge(self._row_values(condition), {"model": model, **over})
             seen[label] = self._eval(self.eval_folder(name, label), values, f"{name} {label}".strip())
         self.rows.append({"name": name, "model": model, "conditions": seen})
 
@@ -255,15 +258,25 @@ class Pipeline:
     def _say(self, text: str) -> None:
         self.console.print(f"\n[bold]{text}[/bold]")
 
+    def _row_values(self, condition: Mapping[str, Any]) -> dict[str, Any]:
+        """Return the settings of an evaluation under a condition, without the model."""
+        over = {name: value for name, value in condition.items() if name != "name"}
+        return merge(msgspec.to_builtins(self.recipe.evaluation), over)
+
+    def _model_config(self) -> ModelConfig:
+        given = {"env": self.env, "output": self.model, "seed": self.seed, **self._env_dir}
+        return convert(ModelConfig, {**given, **self.recipe.model})
+
+    def _eval_config(self, folder: Path, values: Mapping[str, Any]) -> EvalConfig:
+        return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
+
     def _new_model(self) -> None:
         if not (Path(self.model) / "config.json").exists():
-            given = {"env": self.env, "output": self.model, "seed": self.seed, **self._env_dir}
-            config = convert(ModelConfig, {**given, **self.recipe.model})
+            config = self._model_config()
             print_model(config, run_model_new(config), self.console)
 
     def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
-        config = convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
-        summary, _ = run_eval(config, self.console, title)
+        summary, _ = run_eval(self._eval_config(folder, values), self.console, title)
         release_memory()
         return summary
 

@@ -73,7 +73,7 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
 
 
 def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
-    """Return whether a folder contains only an unchanged recipe, for code of the environment that has changed since."""
+    """Return whether a folder has only an unedited recipe that was made before the environment's code changed."""
     names = {path.name for path in folder.iterdir()}
     if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
@@ -82,13 +82,32 @@ def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
     return before == same and before["version"] != environment_version(request["env"], request["env_dir"])
 
 
+def count_examples(
+    env: str, env_dir: str | None, env_args: Mapping[str, Any], requested: tuple[int, int]
+) -> tuple[int | None, int | None]:
+    """Return how many training and evaluation examples an environment has when so many are requested.
+
+    Raises:
+        ConfigError: It cannot be loaded with so many.
+    """
+    try:
+        training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
+        return training.count_examples(train=True), held_out.count_examples()
+    except Exception as error:
+        raise ConfigError(
+            f"{env} fails with num_examples = {requested[0]} and {requested[1]}: {type(error).__name__}: {error}; "
+            "accept any number and return as many examples as there are, or give one: -a '{\"num_examples\": N}'"
+        ) from error
+
+
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
     version = environment_version(request["env"], request["env_dir"])  # of the code that is examined below
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.models.load import load_for_sampling
-        from rove.train.recipe import as_toml, choose, examine, limited, requested_examples
+        from rove.train.recipe import choose, examine, limited, requested_examples
+        from rove.train.recipe_file import as_toml
     arguments = environment_arguments(env, env_dir)
     if "held_out" in arguments:  # a file of questions
         env_args = {"held_out": HELD_OUT, **env_args}
@@ -104,8 +123,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     requested = requested_examples(sections)
     if requested is not None and "num_examples" not in env_args:
         with working(console, f"counting the examples of {env}"):
-            training, held_out = (load_environment(env, env_dir, **env_args, num_examples=count) for count in requested)
-            counts = training.count_examples(train=True), held_out.count_examples()
+            counts = count_examples(env, env_dir, env_args, requested)
         seen = seen._replace(evidence=limited(seen.evidence, requested, counts))
         sections = choose(env, env_args, seen.evidence)
     if env_dir is not None:
@@ -121,6 +139,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
         f"Estimate on this machine: {estimate}"
     )
     folder.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
     text = as_toml(sections, comment)
     made_for = {**request, "version": version, "recipe": fingerprint({"text": text})}
     atomic_write(folder / REQUEST, msgspec.json.encode(made_for))
@@ -317,14 +336,15 @@ def command(
             f"--recipe and {', '.join(too_many)}: the recipe contains these settings; remove the options, or change {file}"
         )
     console.print(f"{'new' if is_new else 'existing'} recipe {path}", markup=False, soft_wrap=True)
-    if dry_run:
-        console.print(path.read_text(), markup=False, soft_wrap=True)
-        hint(console, "start: the same command without --dry-run")
-        return
     recipe = convert(Recipe, read_toml(path))
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
     pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
+    pipeline.check()
+    if dry_run:
+        console.print(path.read_text(), markup=False, soft_wrap=True)
+        hint(console, "start: the same command without --dry-run")
+        return
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return

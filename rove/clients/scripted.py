@@ -73,7 +73,8 @@ class ScriptedClient:
 
 
 def _count_words(message: Mapping[str, Any]) -> int:
-    """Return the number of words of the text, and of the names and arguments of tool calls."""
-    functions = [call.get("function") or {} for call in message.get("tool_calls") or []]
-    calls = [f"{function.get('name')} {function.get('arguments')}" for function in functions]
-    return sum(len(text.split()) for text in (text_of(message), *calls))
+    """Return the number of words of the text, and of the names and arguments of tool calls; invalid calls do not count."""
+    calls = message.get("tool_calls")
+    functions = [call.get("function") for call in calls if isinstance(call, Mapping)] if isinstance(calls, list) else []
+    named = [f"{one.get('name')} {one.get('arguments')}" for one in functions if isinstance(one, Mapping)]
+    return sum(len(text.split()) for text in (text_of(message), *named))

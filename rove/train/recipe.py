@@ -8,7 +8,6 @@ from collections.abc import Awaitable, Mapping, Sequence
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
-import tomli_w
 
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
@@ -21,6 +20,7 @@ from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.diagnosis import Diagnosis, Task, before_training, hidden_share
 from rove.train.policy_comparison import longest_response
+from rove.train.recipe_file import Section
 
 T = TypeVar("T")
 
@@ -92,15 +92,6 @@ LARGE = Scale(32, 3e-3, 300_000, 32, 3e-4, 60, 0.005, 15, 400, {"rank": 32, "alp
 """Larger models: in reverse_text, an adapter took half the time of full training and reached the same reward."""
 LARGE_PARAMETERS = 50_000_000
 """Number of parameters from which a model is large."""
-
-
-class Section(msgspec.Struct, frozen=True):
-    """A table, or a list of tables, of a recipe file; without a name, settings at its top."""
-
-    name: str
-    values: Any
-    reason: str = ""
-    """Why the values are as they are: a comment of the file."""
 
 
 class PolicyEvidence(msgspec.Struct, frozen=True):
@@ -368,9 +359,8 @@ async def _try_model(
 def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
     """Return how many training and evaluation examples a recipe requests; None if it leaves the number to the environment."""
     values = {section.name: section.values for section in sections}
-    stages = [values.get("data", {}), *values["rl"]]
-    training = [count for one in stages if (count := one.get("env_args", {}).get("num_examples"))]
-    return (max(training), values["evaluation"]["num_examples"]) if training else None
+    training = (values.get("data") or values["rl"][0])["env_args"].get("num_examples")
+    return (training, values["evaluation"]["num_examples"]) if training else None
 
 
 def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
@@ -403,10 +393,11 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     max_tokens = min(2 * limit, limit + 256) + 16
     # Evaluations in training use other rows than the results table, if the environment has a seed.
     seed = {"seed": env_args.get("seed", 0) + 1} if "seed" in evidence.arguments else {}
+    held_out = scale.table_rollouts if evidence.held_out_limit else SAMPLED_ROLLOUTS
     sampled = {
         "env": env,
         "name": "sampled",
-        "env_args": {**_with_examples(env_args, evidence, SAMPLED_ROLLOUTS), **seed},
+        "env_args": {**_with_examples(env_args, evidence, held_out), **seed},
         "num_examples": _available(SAMPLED_ROLLOUTS, env_args, evidence),
         "temperature": 1.0,
         "max_tokens": max_tokens,
@@ -442,10 +433,18 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
     ]
 
 
+def _limit(evidence: Evidence) -> str:
+    return (
+        f"\nThe environment has {evidence.limit:,} training examples, fewer than requested." if evidence.limit else ""
+    )
+
+
 def _overlap(seed: Mapping[str, Any], evidence: Evidence) -> str:
     """Return why evaluations in training use rows of the results table, if they do."""
     if evidence.held_out_limit:
-        return f"\nThere are no more than {evidence.held_out_limit:,}: evaluations in training use some of them, too."
+        return (
+            f"\nThere are no more than {evidence.held_out_limit:,}: evaluations in training may use some of them, too."
+        )
     return "" if seed else " The environment has no argument `seed`: evaluations in training use the first of them."
 
 
@@ -494,7 +493,8 @@ def _sft_sections(
     kept = best.good_share
     wanted = min(MAX_DATA_ROLLOUTS, min(DATA_TOKENS, scale.sft_tokens / kept) / evidence.rollout_tokens)
     each = max(1, int(wanted) // available) if best.varies else 1
-    examples = max(1, min(available, int(wanted)))
+    requested = max(1, int(wanted))
+    examples = min(available, requested)
     steps_per_epoch = max(1, round(kept * examples * each / scale.sft_batch))
     epochs = round(scale.sft_tokens / (kept * examples * each * evidence.rollout_tokens))
     epochs = max(1, min(epochs, MAX_EPOCHS, MAX_SFT_STEPS // steps_per_epoch))
@@ -507,10 +507,9 @@ def _sft_sections(
                 "num_examples": examples,
                 "rollouts_per_example": each,
                 "train": True,
-                "env_args": _with_examples(env_args, evidence, examples),
+                "env_args": _with_examples(env_args, evidence, requested),
             },
-            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}."
-            + (f"\nThe environment has no more than {evidence.limit:,} training examples." if evidence.limit else ""),
+            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}.{_limit(evidence)}",
         ),
         Section(
             "sft",
@@ -544,7 +543,6 @@ def _rl_size(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> t
 
 def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, sampled: Mapping[str, Any]) -> Section:
     groups, steps = _rl_size(env_args, evidence, scale)
-    examples = min(steps * groups, _training_examples(env_args, evidence) or steps * groups)
     values = {
         "name": "RL",
         "steps": steps,
@@ -559,11 +557,12 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "patience": RL_PATIENCE,
         "mixed_precision": True,
         "bf16_sampling": True,
-        "env_args": _with_examples(env_args, evidence, examples),
+        "env_args": _with_examples(env_args, evidence, steps * groups),
         **({"lora": scale.lora} if scale.lora else {}),
         "evaluation": [{**sampled, "every": 10}],
     }
     reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
+    reason += _limit(evidence)
     return Section("rl", [values], reason)
 
 
@@ -585,15 +584,3 @@ def _training_examples(env_args: Mapping[str, Any], evidence: Evidence) -> int |
 def _makes_examples(env_args: Mapping[str, Any], evidence: Evidence) -> bool:
     """Return whether the recipe may choose the number of examples."""
     return "num_examples" in evidence.arguments and "num_examples" not in env_args
-
-
-def as_toml(sections: Sequence[Section], comment: str) -> str:
-    """Return a recipe as the text of a TOML file."""
-    parts = ["".join(f"# {line}\n" for line in comment.splitlines())]
-    for section in sections:
-        reason = "".join(f"# {line}\n" for line in section.reason.splitlines())
-        text = tomli_w.dumps({section.name: section.values} if section.name else section.values)
-        if isinstance(section.values, list) and not text.startswith("[["):  # an array after a table would be part of it
-            text = "\n".join(f"[[{section.name}]]\n{tomli_w.dumps(table)}" for table in section.values)
-        parts.append(reason + text)
-    return "\n".join(parts)

@@ -15,7 +15,8 @@ from rove.cli.pipeline import Recipe
 from rove.core.config import convert
 from rove.core.errors import ConfigError
 from rove.train.config import RLConfig, SFTConfig
-from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, as_toml, choose, examine, limited, requested_examples
+from rove.train.recipe import SFT_GOAL, Evidence, ModelEvidence, choose, examine, limited, requested_examples
+from rove.train.recipe_file import as_toml
 
 ARGUMENTS = frozenset({"num_examples", "seed"})
 
@@ -165,15 +166,17 @@ async def test_an_environment_with_fewer_examples_than_requested_gets_more_epoch
     evidence = await evidence_of(right=right, often=often)
     sections = choose("quiz", {}, evidence)
     requested = requested_examples(sections) or (0, 0)
-    assert requested == ({one.name: one.values for one in sections}["rl"][0]["env_args"]["num_examples"], 1000)
+    assert requested == (40_000, 1000)
     assert limited(evidence, requested, (None, 1000)) == evidence
     chosen = choose("quiz", {}, limited(evidence, requested, (400, 80)))
     recipe = convert(Recipe, tomllib.loads(as_toml(chosen, "Recipe.")))
-    assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 400})
+    # the argument stays as it was: environments may count rows before a split
+    assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 40_000})
     assert recipe.sft["epochs"] == 100
-    assert recipe.rl[0]["env_args"]["num_examples"] == 400
-    assert recipe.evaluation["num_examples"] == recipe.sft["evaluation"][0]["num_examples"] == 80
-    assert "no more than 400 training examples" in as_toml(chosen, "Recipe.")
+    sampled = recipe.sft["evaluation"][0]
+    assert recipe.evaluation["num_examples"] == sampled["num_examples"] == 80
+    assert recipe.evaluation["env_args"]["num_examples"] == sampled["env_args"]["num_examples"] == 1000
+    assert "The environment has 400 training examples, fewer than requested." in as_toml(chosen, "Recipe.")
 
 
 async def test_failures_of_the_teacher_are_left_out() -> None:

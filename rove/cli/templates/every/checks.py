@@ -8,7 +8,7 @@ from rove import ScriptedClient, evaluate, load_environment
 HERE = Path(__file__).resolve().parents[1]
 
 
-def test_a_policy_earns_the_full_reward() -> None:
+def test_a_policy_earns_at_least_one() -> None:
     env = load_environment("my_task", env_dir=HERE.parent, num_examples=20)
     summaries = [asyncio.run(evaluate(env, ScriptedClient(policy))) for policy in env.policies.values()]
     assert sum(summary["failed"] for summary in summaries) == 0

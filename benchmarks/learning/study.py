@@ -62,9 +62,10 @@ def group(size: int) -> Callable[[Recipe], None]:
     return change
 
 
-def rl_loss(**values: Any) -> Callable[[Recipe], None]:
-    """Return a change of settings of the loss of RL."""
-    return lambda recipe: recipe["rl"][0]["loss"].update(values)
+def entropy(bonus: float, target: float | None) -> Callable[[Recipe], None]:
+    """Return a change of the entropy bonus, and of the entropy above which it is off."""
+    values = {"entropy_bonus": bonus} | ({} if target is None else {"entropy_target": target})
+    return lambda recipe: recipe["rl"][0].update(loss=values)
 
 
 def sft(**values: Any) -> Callable[[Recipe], None]:
@@ -103,7 +104,7 @@ RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "group_size": {"4": group(4), "16": group(16)},
     "batch_size": {"64": rl_batch(64), "256": rl_batch(256)},
     "lr_backoff": {"none": lambda recipe: recipe["rl"][0].pop("lr_backoff")},
-    "entropy_bonus": {"none": rl_loss(entropy_bonus=0.0), "always": rl_loss(entropy_target=100.0)},
+    "entropy_bonus": {"none": entropy(0.0, None), "always": entropy(0.01, None)},
 }
 """Setting → values → change, for changes that keep the SFT."""
 SFT_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {

@@ -1,4 +1,4 @@
-"""One thread for PyTorch, whichever test imports it first: what the figures in the tests were measured with."""
+"""One thread and no GPU for PyTorch, whichever test imports it first: the conditions of the figures in the tests."""
 
 import asyncio
 import os
@@ -14,6 +14,7 @@ from rove.sandbox import LocalBackend
 from rove.sandbox.containment import ESSENTIAL
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("CUDA_VISIBLE_DEVICES", "")
 
 # Whether a busy machine draws inputs slowly says nothing about what is tested.
 settings.register_profile("rove", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -14,7 +14,7 @@ import msgspec
 from rove.core.protocols import SamplingParams
 from rove.doctor.findings import human_bytes, human_seconds
 from rove.doctor.machine import memory_needed, position_bytes, resident_memory, try_training
-from rove.engine.engine import CACHE_BYTES, Engine
+from rove.engine.engine import Engine, default_cache_bytes
 from rove.engine.kv_cache import common_prefix
 from rove.models.load import LoadedModel
 from rove.train.backends import EmbeddedBackend
@@ -176,7 +176,7 @@ async def estimate(rl: RLConfig, sft: SFTConfig | None, loaded: LoadedModel, wor
         memory=max(
             peak_memory() + data,
             libraries + RUNTIME_BYTES + sum(needed.values()) + data,
-            libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(CACHE_BYTES, cache),
+            libraries + RUNTIME_BYTES + 2 * needed["weights"] + min(default_cache_bytes(loaded.model.device), cache),
         ),
     )
 

@@ -15,8 +15,8 @@ import torch
 
 from rove.doctor.findings import FAIL, OK, WARN, Finding, human_bytes, human_seconds
 from rove.engine import decoder
-from rove.engine.engine import CACHE_BYTES
-from rove.models.bf16_layers import bf16_layers
+from rove.engine.engine import default_cache_bytes
+from rove.models.bf16_layers import mixed_precision
 from rove.models.bf16_layers import supports as supports_bf16_layers
 from rove.models.linear import has_bf16_products
 from rove.models.load import LoadedModel, checkpoint_activations, checkpointed_layers
@@ -80,7 +80,7 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
     batch = max(batches, key=lambda one: one.ids.numel())
     # While a layer is recomputed, all its activations are in memory: so are those of the last layer here.
     recomputed = checkpointed_layers(model)[:-1] if config.activation_checkpointing else []
-    with bf16_layers(model) if config.mixed_precision else nullcontext():
+    with mixed_precision(model) if config.mixed_precision else nullcontext():
         saved, logprobs = _pass(model, batch, recomputed)
         started = time.perf_counter()
         _pass(model, batch, recomputed)  # the first pass includes one-time setup
@@ -158,7 +158,7 @@ def memory_needed(
     keys_and_values = CACHE_FACTOR * config.batch_size * longest * position_bytes(loaded.model)
     sampling = {
         "joined weights": size * decoder.supports(loaded.model) / (2 if in_bf16 else 1),
-        "keys and values": min(float(CACHE_BYTES), keys_and_values),
+        "keys and values": min(float(default_cache_bytes(loaded.model.device)), keys_and_values),
     }
     training = {
         "gradients": float(trained),

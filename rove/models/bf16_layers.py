@@ -1,4 +1,4 @@
-"""Llama-style decoder layers that compute in bf16 in training on a CPU.
+"""Mixed precision in training: Llama-style decoder layers that compute in bf16 on a CPU, and autocast on an NVIDIA GPU.
 
 Weights, the residual stream, norms, attention and sums are fp32; matrix products and what lies between them are bf16. A layer is
 one autograd function: its steps between products are C kernels (`kernels/layer.c`), and it keeps few activations. For a layer of
@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -320,6 +320,17 @@ def _forward(
     x = hidden_states[0].contiguous()
     out: Any = DecoderLayer.apply(x, weights, packing, cosine, sine, *weights.parameters)
     return out[None]
+
+
+def mixed_precision(model: Any) -> AbstractContextManager[object]:
+    """Return a context in which the layers of a model compute in bf16, if the model's device can do that fast.
+
+    On a CPU, see `bf16_layers`. On an NVIDIA GPU, PyTorch's autocast converts weights and inputs of matrix products.
+    """
+    if model.device.type == "cuda":
+        # Without the cache of converted weights: weights converted without gradients would be used where gradients are needed.
+        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
+    return bf16_layers(model)
 
 
 @contextmanager

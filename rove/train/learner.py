@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 
 from rove.core.digest import derive_seed
-from rove.core.errors import ConfigError
 from rove.models.load import LoadedModel, clone_model, copy_weights, disable_adapters, trainable_parameters
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
@@ -165,8 +164,6 @@ class Learner:
         ranks: Ranks = SINGLE_PROCESS,
         on_progress: OnProgress = ignore,
     ):
-        if config.mixed_precision and ranks.size == 1 and loaded.model.device.type != "cpu":
-            raise ConfigError("mixed_precision needs a CPU or several processes (torchrun); turn it off")
         self.config = config
         self.objective = objective
         self.loaded = loaded

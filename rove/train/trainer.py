@@ -18,7 +18,7 @@ from torch.utils.checkpoint import checkpoint
 
 from rove.core.errors import Error, RunError
 from rove.kernels import pointers, run_rows, softmax_kernels
-from rove.models.bf16_layers import bf16_layers
+from rove.models.bf16_layers import mixed_precision
 from rove.models.linear import FastLinear, fast_product, use_fast_linear
 from rove.models.load import (
     LoadedModel,
@@ -278,7 +278,7 @@ class Trainer:
         weight_decay: Applied to matrices only.
         betas: Betas of AdamW.
         activation_checkpointing: Recompute layers in the backward pass instead of keeping their activations.
-        mixed_precision: Compute layers in bf16 on a CPU, if model and CPU support it.
+        mixed_precision: Compute layers in bf16, if model and device support it.
         ranks: Processes that train together; with more than one, the model is sharded.
         on_progress: Called after every micro-batch.
 
@@ -316,9 +316,9 @@ class Trainer:
             for moment in state.values():
                 moment.zero_()
 
-    def training_precision(self, model: Any) -> AbstractContextManager[None]:
+    def training_precision(self, model: Any) -> AbstractContextManager[object]:
         """Return a context in which a model's layers compute in this trainer's precision."""
-        return bf16_layers(model) if self.mixed_precision else nullcontext()
+        return mixed_precision(model) if self.mixed_precision else nullcontext()
 
     def accumulate(
         self,

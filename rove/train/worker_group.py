@@ -14,7 +14,7 @@ from typing import Any, Concatenate, Generic, NamedTuple, ParamSpec, TypeVar
 import torch
 import torch.distributed as dist
 
-from rove.core.errors import Error
+from rove.core.errors import ConfigError, Error
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -65,12 +65,21 @@ def join_process_group() -> Ranks:
     """Join the processes that torchrun started, if it did.
 
     On GPUs they communicate over NCCL, each with the GPU of its local rank; on CPUs over gloo.
+
+    Raises:
+        ConfigError: This machine has GPUs, but fewer than processes.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
         return SINGLE_PROCESS
     has_gpus = torch.cuda.is_available()
     if has_gpus:
+        processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
+        if processes > gpus:
+            raise ConfigError(
+                f"torchrun started {processes} processes on a machine with {gpus} GPU(s); expected at most one process per GPU: "
+                f"start {gpus}, or train on the CPU with CUDA_VISIBLE_DEVICES="
+            )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)
     return Ranks(dist.get_rank(), size, "cuda" if has_gpus else "cpu")

@@ -14,9 +14,9 @@ from hypothesis import strategies as st
 from processes import start
 from ranks_program import ragged
 
-from rove.core.errors import Error
+from rove.core.errors import ConfigError, Error
 from rove.train.batch import count_trained_tokens, micro_batches
-from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup
+from rove.train.worker_group import SINGLE_PROCESS, Ranks, WorkerGroup, join_process_group
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -63,6 +63,15 @@ def test_a_group_of_one_calls_the_method():
 
 
 @pytest.mark.slow
+def test_more_processes_than_gpus_are_an_error(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 1)
+    for name in ("WORLD_SIZE", "LOCAL_WORLD_SIZE"):
+        monkeypatch.setenv(name, "2")
+    with pytest.raises(ConfigError, match="2 processes on a machine with 1 GPU.*start 1, or train on the CPU"):
+        join_process_group()
+
+
 def test_the_commands_train_with_two_processes_and_go_on_when_repeated(tmp_path: Path):
     """SFT and RL as users start them; a run of two is finished by one, and a finished one is left alone by two."""
     cli = ("-m", "rove.cli.main")

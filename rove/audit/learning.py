@@ -116,8 +116,13 @@ class Learned(NamedTuple):
     """Replies of the trained model, given to other examples."""
     records: Mapping[int, list[RolloutRecord]]
     """Rollouts of each RL step; none after RL on one function."""
-    stage: str = "RL"
-    """What it was trained with."""
+    function: str = ""
+    """The reward function that RL used alone; empty: the whole reward."""
+
+    @property
+    def stage(self) -> str:
+        """What the model was trained with."""
+        return f"RL on {self.function}" if self.function else "RL"
 
 
 async def check_learned(
@@ -130,7 +135,8 @@ async def check_learned(
     """Yield a finding if RL raises the reward and independent measures do not follow.
 
     If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
-    that learns the task first has no reason to use a hole in one function.
+    that learns the task first has no reason to use a hole in one function. RL goes on for as many steps again where the reward
+    exceeds the measures by less than a finding needs, but by more than half of it.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
@@ -150,11 +156,15 @@ async def check_learned(
     try:
         async with asyncio.timeout(start):
             loaded, max_tokens, before = await _imitate(subject, base, options, on_progress)
-            learner = partial(_reinforce, subject, base, open_env, options, max_tokens, on_progress)
-            learned = await learner(loaded, before, "")
+            reinforce = partial(_reinforce, subject, base, open_env, options, max_tokens, on_progress)
+            learned = await reinforce(loaded, Learned(before, before, before, {}))
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
     known = measures(subject, base)
+    if _is_undecided(learned, base, known):
+        with contextlib.suppress(TimeoutError, OutOfTime):
+            async with asyncio.timeout(subject.remaining):
+                learned = await reinforce(loaded, learned)
     if _is_above(learned.after, learned.before):  # RL has found something
         for finding in (_divergence(learned, base, known), await _independence(subject, learned, base)):
             if finding is not None:
@@ -166,7 +176,10 @@ async def check_learned(
             if subject.remaining < used:
                 return
             async with asyncio.timeout(subject.remaining):
-                learned = await learner(load_model(options.folder / "sft" / "final"), before, name)
+                loaded = load_model(options.folder / "sft" / "final")
+                learned = await reinforce(loaded, Learned(before, before, before, {}, name))
+                if _is_undecided(learned, base, known):
+                    learned = await reinforce(loaded, learned)
             finding = _divergence(learned, base, known) if _is_above(learned.after, learned.before) else None
             if finding is not None:
                 yield finding
@@ -263,10 +276,21 @@ async def _reinforce(
     max_tokens: int,
     on_progress: OnProgress,
     loaded: LoadedModel,
-    before: Measured,
-    function: str,
+    learned: Learned,
 ) -> Learned:
-    """Train a model with RL on the reward, or on one function of it alone, and measure it with the whole reward."""
+    """Train a model further with RL on the reward, or on one function of it alone, and measure it with the whole reward.
+
+    Args:
+        subject: The environment, for measurements.
+        base: Rewards of right answers and of guesses.
+        open_env: Opens the environment for RL.
+        options: Settings.
+        max_tokens: Maximum tokens of a response.
+        on_progress: Called with the progress of the steps.
+        loaded: The model; trained in place.
+        learned: What it has learned so far.
+    """
+    function, earlier = learned.function, max(learned.records, default=0)
     env = open_env()
     config = RLConfig(
         env=env.env_id,
@@ -288,8 +312,9 @@ async def _reinforce(
         env.rubric.add_metric(matches_answer, name=MATCHES)
     if function:
         env.rubric = _OneFunction(env.rubric, function)
-    stage = f"RL on {function}" if function else "RL"
-    with Run(options.folder / re.sub(r"\W", "_", f"rl {function}".strip())) as run:
+    more = learned.after is not learned.before
+    stage = f"more {learned.stage}" if more else learned.stage
+    with Run(options.folder / re.sub(r"\W", "_", f"{'more ' * more}rl {function}".strip())) as run:
         run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
         with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
             async with asyncio.timeout(RL_SHARE * subject.remaining):
@@ -298,11 +323,11 @@ async def _reinforce(
     moved = await subject.measure(
         f"learner: replies after {stage}, to other examples", _moved(after), rollouts=ROLLOUTS
     )
-    by_step: dict[int, list[RolloutRecord]] = {}
+    by_step = {step: list(records) for step, records in learned.records.items()}
     for record in run.rollouts() if not function else []:
         if record.scores is not None and record.step is not None:
-            by_step.setdefault(record.step, []).append(record)
-    return Learned(before, after, moved, by_step, stage)
+            by_step.setdefault(earlier + record.step, []).append(record)
+    return Learned(learned.before, after, moved, by_step, function)
 
 
 def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: int) -> int:
@@ -372,15 +397,26 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
     return found
 
 
+def _gap(learned: Learned, base: Baseline, known: Sequence[Measure]) -> tuple[Measure, float, float]:
+    """Return the measure that the trained model's reward exceeds least, by how much, and the lower end of its interval."""
+    measure = max(known, key=lambda one: one.share(learned.after.scored))
+    gap = mean_estimate([base.share(_reward(record)) - measure.share([record]) for record in learned.after.scored])
+    return measure, gap.mean, gap.low if gap.low == gap.low else gap.mean  # equal values have no interval
+
+
+def _is_undecided(learned: Learned, base: Baseline, known: Sequence[Measure]) -> bool:
+    """Return whether the reward has risen above the measures, but by less than a finding needs."""
+    if not known or not _is_above(learned.after, learned.before):
+        return False
+    return _gap(learned, base, known)[1] >= GAP / 2 and _divergence(learned, base, known) is None
+
+
 def _divergence(learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
     """Return a finding if the reward of the trained model is above every measure of it."""
     if not known:
         return None
-    measure = max(known, key=lambda one: one.share(learned.after.scored))
-    gaps = [base.share(_reward(record)) - measure.share([record]) for record in learned.after.scored]
-    gap = mean_estimate(gaps)
-    low = gap.low if gap.low == gap.low else gap.mean  # equal values have no interval
-    if gap.mean < GAP or low < GAP / 2:
+    measure, mean, low = _gap(learned, base, known)
+    if mean < GAP or low < GAP / 2:
         return None
     apart = _first_step(learned.records, lambda records: _share(base, records) - measure.share(records) > GAP)
     text = (

@@ -1,6 +1,6 @@
 """The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
 
-    python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 48 runs per seed
+    python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 57 runs per seed
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
@@ -94,6 +94,11 @@ def data(count: int) -> Callable[[Recipe], None]:
     return change
 
 
+def words(share: float) -> Callable[[Recipe], None]:
+    """Return a change of the tokenizer: the minimum share of the rollouts that contain a word with a token of its own."""
+    return lambda recipe: recipe["model"].update(word_share=share)
+
+
 def size(name: str) -> Callable[[Recipe], None]:
     """Return a change of the model's size."""
     return lambda recipe: recipe["model"].update(size=name)
@@ -105,12 +110,14 @@ RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "batch_size": {"64": rl_batch(64), "256": rl_batch(256)},
     "lr_backoff": {"none": lambda recipe: recipe["rl"][0].pop("lr_backoff")},
     "entropy_bonus": {"none": entropy(0.0, None), "always": entropy(0.01, None)},
+    "dynamic_sampling": {"2 rounds": rl(filter={"dynamic_sampling_rounds": 2})},
 }
 """Setting → values → change, for changes that keep the SFT."""
 SFT_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "sft_goal": {"0.3": goal(0.3), "0.9": goal(0.9)},
     "sft_rate": {"5e-4": sft(learning_rate=5e-4), "5e-3": sft(learning_rate=5e-3)},
     "sft_data": {"1,000": data(1000), "5,000": data(5000)},
+    "word_share": {"0": words(0.0), "1": words(1.0)},
     "model_size": {"small (4 M)": size("small")},
 }
 """The same for changes before or in SFT."""
@@ -121,9 +128,11 @@ LABELS = {
     "batch_size": "up to 1,024",
     "lr_backoff": "0.3",
     "entropy_bonus": "below 0.15 nats",
+    "dynamic_sampling": "none",
     "sft_goal": "0.6",
     "sft_rate": "1.5e-3",
     "sft_data": "up to 40,000",
+    "word_share": "0.05",
     "model_size": "tiny (0.5 M)",
 }
 """Setting → its default value."""

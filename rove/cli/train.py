@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
+from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_best_step, print_json, run_async, working
@@ -173,6 +174,42 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
     )
     model = pretrained or new_model(seen.texts, recipe["model"]["arch"], recipe["model"]["size"])
     return run_async(estimate(rl, sft, model, work))
+
+
+def read_estimate(folder: Path) -> Estimate | None:
+    """Return the stored estimate of a recipe; None if there is none."""
+    from rove.doctor.estimate import Estimate
+
+    path = folder / ESTIMATE
+    return msgspec.json.decode(path.read_bytes(), type=Estimate) if path.exists() else None
+
+
+def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
+    """Return a table of the stages of a recipe, with their maximum time if there is an estimate."""
+    from rove.doctor.findings import human_bytes, human_seconds
+
+    data, sft = recipe.data, recipe.sft
+    rows = []
+    if data:
+        rollouts = data["num_examples"] * data.get("rollouts_per_example", 1)
+        rows.append(("data", f"up to {rollouts:,} rollouts of {data['model']}", estimate and estimate.data))
+    if sft:
+        until = f", until the sampled reward is {sft['target']:.3f}" if "target" in sft else ""
+        steps = f"{estimate.sft_steps:,} steps" if estimate else f"{sft['epochs']} epochs"
+        seconds = estimate and estimate.sft_steps * estimate.sft_step
+        rows.append(("SFT", f"up to {steps} of {sft['batch_size']:,} rollouts{until}", seconds))
+    for stage in recipe.rl:
+        groups = f"{stage['batch_size']:,} rollouts, {stage['rollouts_per_example']} per example"
+        seconds = estimate and estimate.initial + estimate.rl_steps * estimate.rl_step
+        rows.append((stage["name"], f"up to {stage['steps']:,} steps of {groups}", seconds))
+    held_out = f"{recipe.evaluation['num_examples']:,} held-out examples per row and condition"
+    rows.append(("results", held_out, estimate and estimate.table))
+    table = Table("stage", "what", "time at most")
+    for name, what, seconds in rows:
+        table.add_row(name, what, "" if seconds is None else human_seconds(seconds))
+    if estimate:
+        table.add_row("in all", f"{human_bytes(estimate.memory)} of memory", human_seconds(estimate.most))
+    return table
 
 
 class Diagnoser:
@@ -343,6 +380,10 @@ def command(
     pipeline.check()
     if dry_run:
         console.print(path.read_text(), markup=False, soft_wrap=True)
+        estimate = read_estimate(folder) if not file else None
+        console.print(plan_table(recipe, estimate))
+        if as_json:
+            print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
         hint(console, "start: the same command without --dry-run")
         return
     if not pipeline.ranks.is_first:

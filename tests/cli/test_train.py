@@ -75,7 +75,10 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     assert values["references"] == ["scripted:guesser", "scripted:right"]
     assert values["data"]["model"] == "scripted:right"
     recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
-    assert "T is 1" in rove("train", "parity", "--dry-run").out  # a changed recipe stays
+    assert "rollouts of scripted:right" in done.out and "of memory" in done.out  # in the table of stages
+    again = rove("train", "parity", "--dry-run", "--json")
+    assert "T is 1" in again.err  # a changed recipe stays
+    assert json.loads(again.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
 
 
 def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) -> None:

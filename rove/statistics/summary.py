@@ -314,7 +314,7 @@ def _too_few(examples: int, needed: int | None) -> str:
     have = f"{examples:,} scored example{'s' * (examples != 1)}"
     if needed is None:
         return f"{have}, at least 2 are needed for an interval"
-    return f"{have}, about {needed:,} per run are needed to detect a difference of {POINTS} (unpaired)"
+    return f"{have}; two runs need about {needed:,} each to show a difference of {POINTS} (unpaired)"
 
 
 class RewardErrors:

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, written
+from benchmarks.interval_coverage import DRAWS, PAGE, PAIRS, coverage, false_directions, insert_tables
 from rove.core.errors import ConfigError
 from rove.statistics import Column, clopper_pearson, mean_estimate, t_quantile
 from rove.statistics.compare import bonett_price, difference_estimate, sign_test
@@ -269,8 +269,8 @@ def test_false_directions_are_at_most_5_of_100(name: str, examples: int, paired:
 
 def test_tables_replace_those_of_the_page():
     page = "a\n<!-- x -->\nold\n<!-- end of x -->\nb\n"
-    assert written(page, {"x": "new"}) == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
-    once = written(PAGE.read_text(encoding="utf-8"), dict.fromkeys(("coverage", "missed", "directions"), "new"))
+    assert insert_tables(page, {"x": "new"}) == "a\n<!-- x -->\nnew\n<!-- end of x -->\nb\n"
+    once = insert_tables(PAGE.read_text(encoding="utf-8"), dict.fromkeys(("coverage", "missed", "directions"), "new"))
     assert once.count("\nnew\n") == 3
 
 

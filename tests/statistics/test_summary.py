@@ -81,7 +81,7 @@ def test_a_tally_counts_failures_apart_from_scores():
         "tokens_per_rollout": {"prompt": 7.0, "completion": 0.8},
         "latency": {"rollout": {"p50": 6.0, "p90": pytest.approx(7.6), "p99": pytest.approx(7.96)}},
         "needed_examples": needed_examples(2 * 2.0),  # rewards 2 and 0: a variance of 2 in each run
-        "too_few": "2 scored examples, about 78,489 per run are needed to detect a difference of 0.02 (unpaired)",
+        "too_few": "2 scored examples; two runs need about 78,489 each to show a difference of 0.02 (unpaired)",
     }
 
 
@@ -206,9 +206,7 @@ def test_a_price_is_no_less_than_nothing(price: tuple[float, float]):
 def test_enough_examples_are_not_called_too_few():
     few = tally_of(*(outcome(str(i), 0.5) for i in range(149)))
     enough = tally_of(*(outcome(str(i), 0.5) for i in range(150)))
-    assert (
-        few["too_few"] == "149 scored examples, about 150 per run are needed to detect a difference of 0.02 (unpaired)"
-    )
+    assert few["too_few"] == "149 scored examples; two runs need about 150 each to show a difference of 0.02 (unpaired)"
     assert "too_few" not in enough
     assert tally_of(outcome("a", 1.0))["too_few"] == "1 scored example, at least 2 are needed for an interval"
 

@@ -106,7 +106,7 @@ def test_counts_are_followed_by_what_a_rollout_takes() -> None:
         "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
         "tokens per rollout: 1,500 prompt, 200 completion; response: 0.25 s (p90 0.25 s, p99 0.25 s)",
         "rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
-        "[dim]20 scored examples, about 150 per run are needed to detect a difference of 0.02 (unpaired)[/dim]",
+        "[dim]20 scored examples; two runs need about 150 each to show a difference of 0.02 (unpaired)[/dim]",
     ]
 
 

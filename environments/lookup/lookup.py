@@ -11,8 +11,8 @@ import rove as vf
 SYSTEM_PROMPT = "Where is the one who is named? Look it up, then answer."
 NAMES = "Ada Ben Cleo Emil Gus Kim Nora Otto".split()  # noqa: SIM905
 ROOMS = "attic barn cellar garden hall kitchen loft study".split()  # noqa: SIM905
-GUESSES, LOOKS_ON = 0.5, 0.85
-"""Probabilities that the novice guesses, and else that it looks up a second name."""
+GUESS_PROB, SECOND_LOOKUP_PROB = 0.5, 0.85
+"""Probability that the policy `novice` guesses, and probability that it otherwise looks up a second name."""
 
 
 def lookup(who: str, state: vf.State) -> str:
@@ -20,7 +20,7 @@ def lookup(who: str, state: vf.State) -> str:
     rooms = state["info"]["rooms"]
     if who not in rooms:
         raise ValueError("nobody has that name")
-    if "answered" not in state:  # further calls of the answering turn do not count
+    if "answered" not in state:  # calls after `answer` in the same turn do not count
         state["looked_up"].append(who)
     return rooms[who]
 
@@ -32,7 +32,7 @@ def answer(room: str, state: vf.State) -> str:
 
 
 def correct(state: vf.State, answer: str) -> float:
-    """Return 1 for the right room, if it was looked up before."""
+    """Return 1 if the answer is the right room and the model looked it up before answering."""
     return looked_up(state) * float(state.get("answered") == answer)
 
 
@@ -59,11 +59,11 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
-    """Guess often; otherwise mostly look up a second name too, and answer with that room."""
+    """Guess in half of the rollouts; in most others, look up a second name and answer with that person's room."""
     turn = len(state["trajectory"])
-    if turn == 0 and rng.random() < GUESSES:
+    if turn == 0 and rng.random() < GUESS_PROB:
         return _call("answer", room=ROOMS[0])
-    if turn == 1 and rng.random() < LOOKS_ON:
+    if turn == 1 and rng.random() < SECOND_LOOKUP_PROB:
         return _call("lookup", who=rng.choice([name for name in NAMES if name != state["info"]["who"]]))
     return solver(messages, state, rng)
 
@@ -78,7 +78,7 @@ class LookupEnv(vf.StatefulToolEnv):
 
     async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
         state["looked_up"] = []
-        functions = [tool["function"] for tool in state["tools"]]  # names only: fewer tokens for a tiny model
+        functions = [tool["function"] for tool in state["tools"]]  # only the names, which saves tokens for a tiny model
         state["tools"] = [{"type": "function", "function": {"name": function["name"]}} for function in functions]
 
     def update_tool_args(

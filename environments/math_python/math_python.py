@@ -1,4 +1,4 @@
-"""Math with Python: problems whose answer is a whole number, and a sandboxed Python that may find it."""
+"""Math with Python: problems with an integer answer, and a sandboxed Python tool that can compute it."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ SYSTEM_PROMPT = (
     "Solve the problem. The tool `python` runs Python for you: it shows what is printed and the value of the last expression, "
     "and variables stay from call to call. The answer is a whole number; put it in \\boxed{}."
 )
-WHOLE = re.compile(r"[-+]?\d+")
+INTEGER = re.compile(r"[-+]?\d+")
 
 Problem = tuple[str, int, str]
-"""Question, answer, and a program that finds the answer another way than we did."""
+"""Question, answer, and a program that computes the answer by another method."""
 
 
 def arithmetic(rng: random.Random) -> Problem:
-    """Level 1: one expression."""
+    """Return a problem of level 1: evaluate an expression."""
     a, b, c, d = (rng.randint(1_000, 99_999) for _ in "abcd")
     return f"What is {a} * {b} - {c} * {d}?", a * b - c * d, f"{a} * {b} - {c} * {d}"
 
 
 def multiples(rng: random.Random) -> Problem:
-    """Level 2: a sum over a range."""
+    """Return a problem of level 2: sum the multiples in a range."""
     a, b = rng.sample(range(3, 30), 2)
     limit = rng.randint(1_000, 50_000)
 
@@ -42,7 +42,7 @@ def multiples(rng: random.Random) -> Problem:
 
 
 def coprimes(rng: random.Random) -> Problem:
-    """Level 3: a little number theory."""
+    """Return a problem of level 3: count coprime numbers."""
     n = rng.randint(5_000, 60_000)
     answer, rest, factor = n, n, 2
     while rest > 1:  # Euler's totient
@@ -56,7 +56,7 @@ def coprimes(rng: random.Random) -> Problem:
 
 
 def circle(rng: random.Random) -> Problem:
-    """Level 4: a process to be simulated."""
+    """Return a problem of level 4: simulate a counting-out circle."""
     people, step = rng.randint(50, 2_000), rng.randint(3, 40)
     survivor = 0
     for size in range(2, people + 1):
@@ -73,7 +73,7 @@ def circle(rng: random.Random) -> Problem:
 
 
 def paths(rng: random.Random) -> Problem:
-    """Level 5: counting what cannot be listed."""
+    """Return a problem of level 5: count paths that are too many to list."""
     width, height = rng.randint(6, 12), rng.randint(6, 12)
     inner = [(x, y) for x in range(1, width) for y in range(1, height)]
     closed = sorted(rng.sample(inner, rng.randint(4, 10)))
@@ -97,18 +97,18 @@ LEVELS: list[Callable[[random.Random], Problem]] = [arithmetic, multiples, copri
 
 
 def boxed_number(text: str) -> int | None:
-    """The whole number in the last `\\boxed{…}`, None if there is none: "1,024" is a number, "7 ways" is not."""
+    """Return the integer in the last `\\boxed{…}`, or None: "1,024" is an integer, "7 ways" is not."""
     boxed = vf.extract_boxed_answer(text, strict=True).replace(",", "").strip()
-    return int(boxed) if WHOLE.fullmatch(boxed) and len(boxed) < 100 else None
+    return int(boxed) if INTEGER.fullmatch(boxed) and len(boxed) < 100 else None
 
 
 def correct(completion: vf.Messages, answer: str, parser: vf.Parser) -> float:
-    """1 when the boxed number is right."""
+    """Return 1 if the boxed number is right."""
     return float(parser.parse_answer(completion) == int(answer))
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Lets Python find the answer, and believes it."""
+    """Compute the answer with Python and report the result."""
     if state["trajectory"]:
         return f"It is \\boxed{{{messages[-1].content}}}."
     function = {"name": "python", "arguments": json.dumps({"code": state["info"]["program"]})}
@@ -116,7 +116,7 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Has a feeling how long the number is."""
+    """Guess a number that has at most as many digits as the answer."""
     return f"\\boxed{{{rng.randrange(10 ** len(state['answer']))}}}"
 
 
@@ -138,14 +138,14 @@ def load_environment(
     max_turns: int = 6,
     unsafe: bool = False,
 ) -> vf.Environment:
-    """Problems with a Python at hand.
+    """Return an environment with math problems and a tool that runs Python.
 
     Args:
-        num_examples: problems in the dataset.
-        seed: of the dataset; the evaluation problems are drawn apart from the training problems.
-        min_level, max_level: difficulty, from 1 (an expression) to 5 (a count that takes dynamic programming).
-        max_turns: most answers of the model, calls included.
-        unsafe: run code even where this machine cannot contain it, see docs/sandbox.md.
+        num_examples: Number of problems in the dataset.
+        seed: Random seed of the dataset; evaluation problems are drawn separately from training problems.
+        min_level, max_level: Difficulty, from 1 (one expression) to 5 (a count that requires dynamic programming).
+        max_turns: Maximum model turns, including turns with tool calls.
+        unsafe: Run code even if this machine cannot isolate it; see docs/sandbox.md.
     """
     if not 1 <= min_level <= max_level <= len(LEVELS):
         raise vf.ConfigError(

@@ -9,7 +9,7 @@ from typing import Any
 
 import rove as vf
 
-COLOURS = "amber azure black blue brown copper golden green grey ivory olive orange pink purple red silver violet white".split()  # noqa: SIM905
+COLORS = "amber azure black blue brown copper golden green grey ivory olive orange pink purple red silver violet white".split()  # noqa: SIM905
 ANIMALS = "badger crane eagle fox heron hare ibex jackal lynx marten newt otter owl raven seal stork tapir wolf".split()  # noqa: SIM905
 TOWNS = "Aldern Birka Corvey Drumm Esk Farrow Gault Harrick Issel Jarrow Kell Lorne Marsk Norden Oster Perrin".split()  # noqa: SIM905
 PEOPLE = "Ada Bela Cato Dora Egon Fenna Gero Hilde Ivo Jonna Karl Lena Milo Nele Otto Pia Ralf Suse Till Uta".split()  # noqa: SIM905
@@ -36,20 +36,21 @@ WORDINGS = {
         "{what} pounds: so heavy is the {of}.",
     ],
 }
-"""Sentences for facts; no two kinds can be confused."""
+"""Sentence templates for each kind of fact; no sentence fits the templates of two kinds."""
 FILLERS = [
     "{person} walked from {town} to {other} in {n} hours and said nothing of it.",
     "In {town} it rained for {n} days.",
-    "{person} counted {n} {colour} doors and went home.",
+    "{person} counted {n} {color} doors and went home.",
     "Nobody in {town} remembers the winter of {n}.",
     "A letter from {other} reached {person} with {n} stamps on it.",
     "The road to {town} is {n} miles long, and {person} knows each of them.",
-    "{person} painted the {colour} {animal} on a wall, {n} times.",
-    "They say that {person} of {town} owned {n} books, all of them {colour}.",
+    "{person} painted the {color} {animal} on a wall, {n} times.",
+    "They say that {person} of {town} owned {n} books, all of them {color}.",
 ]
+"""Templates of sentences that state no fact."""
 LEVELS = ("code", "seen", "keeper", "weight")
-PIECE = 20_000
-"""Characters of a piece that the policy `recursive` gives to a sub-model."""
+PIECE_CHARS = 20_000
+"""Approximate length of a piece that the policy `recursive` passes to a sub-model, in characters."""
 
 Fact = tuple[str, str, str]
 """Kind, subject (a creature or town), and value."""
@@ -57,14 +58,15 @@ Fact = tuple[str, str, str]
 
 def hidden(rng: random.Random, kind: str) -> tuple[str, str, list[Fact], list[str]]:
     """Return question, answer, facts to hide (needed ones, then decoys), and the subjects of the question."""
-    creatures = rng.sample([f"{colour} {animal}" for colour in COLOURS for animal in ANIMALS], 60)
+    creatures = rng.sample([f"{color} {animal}" for color in COLORS for animal in ANIMALS], 60)
     of, others = creatures[0], creatures[1:]
     towns = rng.sample(TOWNS, len(TOWNS))
     codes = rng.sample(range(10_000, 100_000), 60)
-    decoys: list[Fact] = [("code", one, str(code)) for one, code in zip(others[:30], codes, strict=False)]
+    decoys: list[Fact] = [("code", creature, str(code)) for creature, code in zip(others[:30], codes, strict=False)]
     decoys += [("seen", rng.choice(others), str(day)) for day in rng.sample(range(2, 100), 30)]
-    decoys += [("weight", one, str(n)) for one, n in zip(others[20:50], rng.sample(range(10, 999), 30), strict=True)]
-    homes = [("home", one, rng.choice(towns)) for one in others[:15]]
+    weights = rng.sample(range(10, 999), 30)
+    decoys += [("weight", creature, str(n)) for creature, n in zip(others[20:50], weights, strict=True)]
+    homes = [("home", creature, rng.choice(towns)) for creature in others[:15]]
     keepers = [("keeper", town, person) for town, person in zip(towns, rng.sample(PEOPLE, len(TOWNS)), strict=True)]
     decoys += [*homes, *keepers[1:]]
     if kind == "code":
@@ -83,7 +85,7 @@ def hidden(rng: random.Random, kind: str) -> tuple[str, str, list[Fact], list[st
         return question, person, [("home", of, town), keepers[0], *decoys], [of]
     heaviest, *rest = others[50:54]
     weights = sorted(rng.sample(range(10, 999), 4), reverse=True)
-    facts = [(kind, one, str(n)) for one, n in zip([heaviest, *rest], weights, strict=True)]
+    facts = [(kind, creature, str(n)) for creature, n in zip([heaviest, *rest], weights, strict=True)]
     subjects = sorted([heaviest, *rest])
     return f"Which weighs most: the {', the '.join(subjects)}?", heaviest, [*facts, *decoys], subjects
 
@@ -108,7 +110,7 @@ def haystack(state: vf.State) -> str:
             "other": rng.choice(TOWNS),
             "n": rng.randint(2, 99),
         }
-        names |= {"colour": rng.choice(COLOURS), "animal": rng.choice(ANIMALS)}
+        names |= {"color": rng.choice(COLORS), "animal": rng.choice(ANIMALS)}
         sentences.append(rng.choice(FILLERS).format(**names))
         left -= len(sentences[-1]) + 1
     for needle in needles:
@@ -126,9 +128,9 @@ def correct(state: vf.State, answer: str) -> float:
 
 
 def _pattern(kind: str, of: str) -> str:
-    """Return a regular expression for every wording of a fact; its groups are the values."""
-    words = [re.escape(words.format(of=of, what="@")).replace("@", "(\\w+)") for words in WORDINGS[kind]]
-    return "(?i)" + "|".join(words)
+    """Return a regular expression that matches every wording of a fact; its groups capture the value."""
+    patterns = [re.escape(words.format(of=of, what="@")).replace("@", "(\\w+)") for words in WORDINGS[kind]]
+    return "(?i)" + "|".join(patterns)
 
 
 FIND = "import re\ndef find(pattern): return [next(filter(None, found)) for found in re.findall(pattern, notes)]\n"
@@ -143,8 +145,9 @@ def _program(kind: str, about: list[str]) -> str:
     if kind == "seen":
         return f"{FIND}answer['content'] = len({found}){READY}"
     if kind == "keeper":
-        home, keeper = _pattern("home", about[0]), _pattern("keeper", "TOWN")
-        return f"{FIND}home = find({home!r})[0]\nanswer['content'] = find({keeper!r}.replace('TOWN', home))[0]{READY}"
+        home_pattern, keeper_pattern = _pattern("home", about[0]), _pattern("keeper", "TOWN")
+        found = f"find({keeper_pattern!r}.replace('TOWN', home))"
+        return f"{FIND}home = find({home_pattern!r})[0]\nanswer['content'] = {found}[0]{READY}"
     patterns = {of: _pattern(kind, of) for of in about}
     return f"{FIND}all = {patterns!r}\nanswer['content'] = max(all, key=lambda of: int(find(all[of])[0])){READY}"
 
@@ -161,7 +164,7 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def recursive(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Let sub-models copy relevant sentences piece by piece, then search those; as a sub-model, copy."""
+    """Let sub-models copy the relevant sentences of each piece, then search the copies; also act as the sub-model."""
     if messages[0].role != "system":
         words, _, piece = messages[0].content.partition("\n\n")
         wanted = words.removeprefix("Copy what has one of these: ").split(", ")
@@ -172,7 +175,7 @@ def recursive(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
     if len(messages) > 2:
         return _python(_program(info["kind"], info["about"]))
     return _python(
-        f"pieces = ['']\nfor part in context.split('\\n\\n'):\n    if len(pieces[-1]) > {PIECE}: pieces.append('')\n"
+        f"pieces = ['']\nfor part in context.split('\\n\\n'):\n    if len(pieces[-1]) > {PIECE_CHARS}: pieces.append('')\n"
         f"    pieces[-1] += part + '\\n\\n'\nask = {'Copy what has one of these: ' + ', '.join(wanted)!r}\n"
         "notes = ' '.join(llm_batch([f'{ask}\\n\\n{piece}' for piece in pieces]))\nlen(pieces), len(notes)"
     )
@@ -213,10 +216,10 @@ def load_environment(
         num_examples: Number of questions; each has its own text.
         seed: Random seed of the dataset; evaluation questions differ from training questions.
         length: Approximate number of characters of a text.
-        min_level, max_level: 1 = one fact, 2 = how many, 3 = two facts that belong together, 4 = the largest of four.
-        max_turns: Maximum model turns, without sub-calls.
+        min_level, max_level: Difficulty: 1 = find a fact, 2 = count facts, 3 = combine two facts, 4 = compare four facts.
+        max_turns: Maximum model turns, not counting sub-calls.
         max_depth, max_sub_calls, train_sub_calls: See `rove.RLMEnv`.
-        unsafe: Run code even if this machine cannot contain it, see docs/sandbox.md.
+        unsafe: Run code even if this machine cannot isolate it; see docs/sandbox.md.
     """
     if not 1 <= min_level <= max_level <= len(LEVELS):
         raise vf.ConfigError(

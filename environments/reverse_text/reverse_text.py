@@ -23,12 +23,12 @@ WORDS = """
     sheep shell ship silver sky sleep smoke snow song south sparrow spoon spring star stone storm story stream
     street summer sun swan table tea thunder tiger tower train tree tulip valley velvet village violet violin walnut
     water wave wheat wheel white willow wind window winter wolf wood wool yellow
-""".split()  # noqa: SIM905  nobody wants to read 200 quoted words
+""".split()  # noqa: SIM905  200 quoted words would be unreadable
 
 
 def lcs_ratio(a: str, b: str) -> float:
-    """How alike two texts are: twice the length of their longest common subsequence over the sum of their lengths."""
-    row = [0] * (len(b) + 1)  # row[j]: longest common subsequence of what is read of `a` and the first j of `b`
+    """Return twice the length of the longest common subsequence of two texts, divided by the sum of their lengths."""
+    row = [0] * (len(b) + 1)  # row[j]: length for the processed part of `a` and the first j characters of `b`
     for x in a:
         diagonal = 0
         for j, y in enumerate(b, start=1):
@@ -37,12 +37,12 @@ def lcs_ratio(a: str, b: str) -> float:
 
 
 def likeness(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
-    """1 for the right answer, less the more it differs, 0 without one."""
+    """Return the similarity of the answer and the right text: 1 if they are equal, 0 without an answer."""
     return lcs_ratio(parser.parse_answer(completion) or "", answer)
 
 
 def exact(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
-    """1 for exactly the right answer."""
+    """Return 1 if the answer is exactly right."""
     return float(parser.parse_answer(completion) == answer)
 
 
@@ -51,12 +51,12 @@ def _in_tags(text: str) -> str:
 
 
 def oracle(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Always right."""
+    """Give the right answer."""
     return _in_tags(state["answer"])
 
 
 def copycat(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Repeats the text as it is."""
+    """Repeat the text without reversing it."""
     return _in_tags(messages[-1].content)
 
 
@@ -72,13 +72,13 @@ def _rows(count: int, seed: str, words: list[str], min_words: int, max_words: in
 def load_environment(
     num_examples: int = 1000, seed: int = 0, min_words: int = 2, max_words: int = 5, num_words: int = len(WORDS)
 ) -> vf.Environment:
-    """Reverse phrases of common English words.
+    """Return an environment in which the model reverses phrases of common English words.
 
     Args:
-        num_examples: phrases in the dataset.
-        seed: of the dataset; the evaluation phrases differ from the training phrases of the same seed.
-        min_words, max_words: length of a phrase.
-        num_words: different words in all phrases, at most those of `WORDS`.
+        num_examples: Number of phrases in the dataset.
+        seed: Random seed of the dataset; evaluation phrases are drawn separately from training phrases.
+        min_words, max_words: Minimum and maximum number of words in a phrase.
+        num_words: Number of different words in the dataset; at most the number of `WORDS`.
     """
     if not 1 <= min_words <= max_words:
         raise vf.ConfigError(f"need 1 <= min_words <= max_words, got {min_words} and {max_words}")

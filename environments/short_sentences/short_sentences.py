@@ -1,4 +1,4 @@
-"""Short sentences: simple questions; the reward is higher the shorter the sentences of an answer are."""
+"""Short sentences: simple questions; the shorter the sentences of an answer, the higher the reward."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ QUESTIONS = (
     "How would you describe {} to a child?",
 )
 MIN_WORDS = 4
-"""A sentence of fewer words gets no reward: it is hardly a sentence."""
-SHORT = 8
-"""A sentence of at most so many words gets the full reward."""
-LONG = 24
-"""A sentence of so many words or more gets no reward."""
+"""A sentence of fewer words scores 0."""
+FULL_SCORE_WORDS = 8
+"""A sentence of `MIN_WORDS` to this many words scores 1."""
+ZERO_SCORE_WORDS = 24
+"""A sentence of at least this many words scores 0."""
 
 
 def split_sentences(text: str) -> list[str]:
@@ -40,12 +40,13 @@ def split_sentences(text: str) -> list[str]:
 
 
 def sentence_score(words: int) -> float:
-    """Return the value of a sentence, 0 to 1, by its number of words."""
-    return 0.0 if words < MIN_WORDS else min(1.0, max(0.0, (LONG - words) / (LONG - SHORT)))
+    """Return the score of a sentence, from 0 to 1, for its number of words."""
+    score = (ZERO_SCORE_WORDS - words) / (ZERO_SCORE_WORDS - FULL_SCORE_WORDS)
+    return 0.0 if words < MIN_WORDS else min(1.0, max(0.0, score))
 
 
 def short_sentences(completion: vf.Messages) -> float:
-    """Return the mean value of the answer's words, each with the value of its sentence; repeated sentences count 0."""
+    """Return the mean score of the words; a word has the score of its sentence, and repeated sentences score 0."""
     total, earned, seen = 0, 0.0, set[str]()
     for sentence in split_sentences(str(completion[-1].content or "")):
         words = len(sentence.split())
@@ -76,7 +77,7 @@ def ornate(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
 
 
 def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, Any]]:
-    """Return questions about some things, in random order."""
+    """Return dataset rows with questions about the given things, in random order."""
     named = [f"an {thing}" if thing[0] in "aeiou" else f"a {thing}" for thing in things]
     questions = [question.format(thing) for thing in named for question in QUESTIONS]
     rng = random.Random(seed)
@@ -87,7 +88,7 @@ def rows(things: Sequence[str], num_examples: int, seed: int) -> list[dict[str, 
 
 
 def load_environment(num_examples: int = 1000, seed: int = 0) -> vf.Environment:
-    """Create the environment.
+    """Return an environment that rewards short sentences.
 
     Args:
         num_examples: Number of questions in each dataset; training and evaluation questions are about different things.

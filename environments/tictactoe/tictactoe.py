@@ -1,6 +1,6 @@
-"""Tic-tac-toe: the model plays X against an opponent between random and perfect.
+"""Tic-tac-toe: the model plays X against an opponent whose strength ranges from random to perfect.
 
-A board is nine characters, "X", "O" or "." per square, squares numbered 0 to 8 by rows.
+A board is a string of nine characters, one per square: "X", "O" or ".". Squares are numbered 0 to 8, row by row.
 """
 
 from __future__ import annotations
@@ -18,17 +18,17 @@ RESULTS = {"X": "You win.", "O": "You lose.", "draw": "Draw."}
 
 
 def free_squares(board: str) -> list[int]:
-    """Squares nobody has taken."""
+    """Return the free squares."""
     return [square for square in range(9) if board[square] == "."]
 
 
 def place(board: str, square: int, player: str) -> str:
-    """The board after `player` takes `square`."""
+    """Return the board after `player` takes `square`."""
     return board[:square] + player + board[square + 1 :]
 
 
 def result(board: str) -> str | None:
-    """ "X" or "O" when that player has a line, "draw" when the board is full, None while the game goes on."""
+    """Return "X" or "O" if that player has a line, "draw" if the board is full, and None if the game is not over."""
     for a, b, c in LINES:
         if board[a] != "." and board[a] == board[b] == board[c]:
             return board[a]
@@ -37,7 +37,7 @@ def result(board: str) -> str | None:
 
 @functools.cache
 def value(board: str, player: str) -> int:
-    """Minimax value for X with `player` to move; quicker wins and slower losses are better."""
+    """Return the minimax value for X with `player` to move; earlier wins and later losses have higher values."""
     end = result(board)
     if end is not None:
         return {"X": 10, "O": -10, "draw": 0}[end] + {"X": 1, "O": -1, "draw": 0}[end] * board.count(".")
@@ -48,7 +48,7 @@ def value(board: str, player: str) -> int:
 
 @functools.cache
 def best_moves(board: str, player: str) -> list[int]:
-    """Every move that minimax cannot improve on."""
+    """Return all moves with the best minimax value."""
     other = "O" if player == "X" else "X"
     values = {square: value(place(board, square, player), other) for square in free_squares(board)}
     best = (max if player == "X" else min)(values.values())
@@ -56,36 +56,36 @@ def best_moves(board: str, player: str) -> list[int]:
 
 
 def threats(board: str, player: str) -> list[tuple[int, int, int]]:
-    """Lines that `player` can complete now, as (mine, mine, the free square)."""
+    """Return the lines that `player` can complete now, as (own square, own square, free square)."""
     found = []
     for line in LINES:
         free = [square for square in line if board[square] == "."]
-        mine = [square for square in line if board[square] == player]
-        if len(mine) == 2 and len(free) == 1:
-            found.append((mine[0], mine[1], free[0]))
+        own = [square for square in line if board[square] == player]
+        if len(own) == 2 and len(free) == 1:
+            found.append((own[0], own[1], free[0]))
     return found
 
 
 def show(board: str) -> str:
-    """The board as the model sees it."""
+    """Return the board as the model sees it."""
     squares = [str(i) if board[i] == "." else board[i] for i in range(9)]
     return "\n".join(" " + " ".join(squares[row : row + 3]) for row in (0, 3, 6))
 
 
 def read(text: str) -> str:
-    """The board in what the model sees."""
+    """Return the board in a text that the model sees."""
     return "".join("." if square.isdigit() else square for row in text.split("\n")[-3:] for square in row.split())
 
 
 def draw(board: str) -> vf.Rendering:
-    """The board as people see it."""
+    """Return the board as people see it."""
     looks = {"X": "first", "O": "second"}
     squares = [(str(i), "free") if s == "." else (s, looks[s]) for i, s in enumerate(board)]
     return vf.Rendering([squares[row : row + 3] for row in (0, 3, 6)])
 
 
 def opponent_move(board: str, seed: int, random_move_prob: float, punish: bool = False) -> int:
-    """O's move, the same for the same board in the same example; with `punish` it never lets a win go."""
+    """Return O's move, a deterministic function of the arguments; with `punish`, O never misses a win."""
     rng = random.Random(f"{seed}:{board}")
     is_random = rng.random() < random_move_prob
     wins = punish and value(board, "O") < 0
@@ -96,18 +96,18 @@ def _answer(reason: str, square: int) -> str:
     return f"<think>{reason} {square}</think><move>{square}</move>"
 
 
-def random_player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Any free square."""
+def random_policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Take a random free square."""
     return _answer("Any square:", rng.choice(free_squares(state["board"])))
 
 
-def optimal_player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """A minimax move, uniformly among the best."""
+def optimal_policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Take a random minimax-best square."""
     return _answer("Best is", rng.choice(best_moves(state["board"], "X")))
 
 
-def teacher_player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Wins in one, blocks in one, likes the centre (80 %), else mostly the first free square; it does not see forks."""
+def teacher_policy(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    """Win or block in one move; otherwise prefer the center (80%), then the first free square (70%). Overlook forks."""
     board = state["board"]
     for player, plan in (("X", "win"), ("O", "block")):
         lines = threats(board, player)
@@ -121,7 +121,7 @@ def teacher_player(messages: vf.Messages, state: vf.State, rng: random.Random) -
 
 
 class TicTacToeEnv(vf.MultiTurnEnv):
-    """The model is X; O is scripted, or a person under `rove play`."""
+    """An environment in which the model plays X; O is scripted, or a person in `rove play`."""
 
     two_player = True
 
@@ -137,9 +137,9 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         board = state["board"]
         if not (move and move in "012345678" and len(move) == 1 and board[int(move)] == "."):
             state["invalid"] = True
-            told = f"Invalid move.\n{show(board)}"
-            state["final_env_response"] = told if state["info"].get("punish") else None
-            return told
+            feedback = f"Invalid move.\n{show(board)}"
+            state["final_env_response"] = feedback if state["info"].get("punish") else None
+            return feedback
         board = place(board, int(move), "X")
         if result(board) is None:
             board = await self._opponent_plays(state, board)
@@ -160,8 +160,8 @@ class TicTacToeEnv(vf.MultiTurnEnv):
         board, move = read(messages[-1]["content"]), self.parser.parse_answer(answer)
         wins, blocks = ([str(square) for _, _, square in threats(board, player)] for player in "XO")
         safe = [str(square) for square in free_squares(board) if value(place(board, square, "X"), "O") >= 0]
-        asked = {"wins in one taken": wins, "threats blocked": [] if wins else blocks, "moves that do not lose": safe}
-        return {name: move in squares for name, squares in asked.items() if squares}
+        checks = {"wins in one taken": wins, "threats blocked": [] if wins else blocks, "moves that do not lose": safe}
+        return {name: move in squares for name, squares in checks.items() if squares}
 
     async def _opponent_plays(self, state: vf.State, board: str) -> str:
         if self.opponent is not None:
@@ -172,7 +172,7 @@ class TicTacToeEnv(vf.MultiTurnEnv):
 
 
 def win(state: vf.State) -> float:
-    """1 for a win, 0.5 for a draw, else 0."""
+    """Return 1 for a win, 0.5 for a draw, and 0 otherwise."""
     return {"X": 1.0, "draw": 0.5}.get(result(state["board"]) or "", 0.0)
 
 
@@ -185,12 +185,12 @@ def drawn(state: vf.State) -> float:
 
 
 def lost(state: vf.State) -> float:
-    """O has a line, or the game was not finished in time."""
+    """Return 1 if O has a line or the game was not finished in time."""
     return float(result(state["board"]) not in ("X", "draw"))
 
 
 def invalid_move(state: vf.State) -> float:
-    """1 if any move of the game was invalid."""
+    """Return 1 if any move of the game was invalid."""
     return float(state["invalid"])
 
 
@@ -213,15 +213,15 @@ def load_environment(
     punish: bool = False,
     max_turns: int = 8,
 ) -> vf.Environment:
-    """Tic-tac-toe against opponents that play a random square with a probability between min and max, else a best move.
+    """Return an environment of tic-tac-toe games against opponents of varying strength.
 
     Args:
-        num_examples: games in the dataset.
-        seed: of the dataset; the evaluation games differ from the training games of the same seed.
-        min_random_move_prob, max_random_move_prob: range of the opponent's probability of a random square.
-        num_groups: the range is cut into this many equal buckets, and `num_groups` games in a row hold each bucket once.
-        punish: O never lets a win go, however random it plays, and an invalid move loses the game.
-        max_turns: most model turns.
+        num_examples: Number of games in the dataset.
+        seed: Random seed of the dataset; evaluation games are drawn separately from training games.
+        min_random_move_prob, max_random_move_prob: Range of the probability that O takes a random square, not a best one.
+        num_groups: Number of equal parts of this range; every `num_groups` consecutive games contain each part once.
+        punish: O never misses a win, and an invalid move loses the game.
+        max_turns: Maximum model turns.
     """
     low, high = min_random_move_prob, max_random_move_prob
     if not 0 <= low <= high <= 1:
@@ -242,6 +242,6 @@ def load_environment(
         system_prompt=SYSTEM_PROMPT,
         parser=parser,
         rubric=rubric,
-        policies={"random": random_player, "optimal": optimal_player, "teacher": teacher_player},
+        policies={"random": random_policy, "optimal": optimal_policy, "teacher": teacher_policy},
         max_turns=max_turns,
     )

@@ -1,6 +1,7 @@
-"""Word game: the model finds a five-letter word; a hint shows which letters of a guess are right.
+"""Word game: the model guesses a five-letter word; a hint shows which letters of a guess are right.
 
-A hint is five letters, one per letter of a guess: "g" green (right place), "y" yellow (elsewhere), "." gray (no more of it).
+A hint is a string with one character per letter of the guess: "g" (green: right place), "y" (yellow: another place) or
+"." (gray: not in the word, or not as often as in the guess).
 """
 
 from __future__ import annotations
@@ -79,24 +80,24 @@ History = list[tuple[str, str]]
 @functools.lru_cache(maxsize=50_000)
 def hint(guess: str, word: str) -> str:
     """Return the hint for a guess; repeated letters are marked only as often as the word has them, green first."""
-    rest = Counter(mine for theirs, mine in zip(guess, word) if theirs != mine)
+    rest = Counter(actual for guessed, actual in zip(guess, word) if guessed != actual)
     colors = []
-    for theirs, mine in zip(guess, word):
-        if theirs == mine:
+    for guessed, actual in zip(guess, word):
+        if guessed == actual:
             colors.append("g")
         else:
-            colors.append("y" if rest[theirs] > 0 else ".")
-            rest[theirs] -= 1
+            colors.append("y" if rest[guessed] > 0 else ".")
+            rest[guessed] -= 1
     return "".join(colors)
 
 
 def fits(word: str, history: History) -> bool:
-    """Return whether the secret word could be this one."""
+    """Return whether a word is consistent with all hints."""
     return all(hint(guess, word) == known for guess, known in history)
 
 
 def commonness(word: str) -> int:
-    """Return how many words share the letters of this one: many for "alert", few for "fuzzy"."""
+    """Return how often the letters of a word occur in all words: high for "alert", low for "fuzzy"."""
     return sum(LETTERS[letter] for letter in set(word))
 
 
@@ -110,7 +111,7 @@ def levels() -> list[list[str]]:
 
 
 def show(guess: str, colors: str) -> str:
-    """Return a hint as the model sees it: one letter per line, because tokens would hide the letters."""
+    """Return a hint as the model sees it: one letter per line, because a model cannot see the letters in a token."""
     return "\n".join(f"{letter.upper()} {COLORS[color]}" for letter, color in zip(guess, colors))
 
 
@@ -123,7 +124,7 @@ def _answer(reason: str, guess: str) -> str:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Guess a word that fits all hints; among a sample of them, the most informative one."""
+    """Guess the most informative word in a sample of the words that are consistent with all hints."""
     possible = [word for word in WORDS if fits(word, state["history"])]
     if not state["history"]:
         return _answer("Common letters first.", max(possible, key=commonness))
@@ -138,7 +139,7 @@ def random_word(messages: vf.Messages, state: vf.State, rng: random.Random) -> s
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Use only the green letters."""
+    """Guess any word that has the known green letters, ignoring the other colors."""
     green = ["."] * 5
     for guess, colors in state["history"]:
         green = [letter if color == "g" else old for letter, color, old in zip(guess, colors, green)]
@@ -190,7 +191,7 @@ def invalid_guess(state: vf.State) -> float:
 
 
 def fitting(state: vf.State) -> float:
-    """Return the fraction of valid guesses that all earlier hints allowed; 0 without any."""
+    """Return the fraction of valid guesses that are consistent with all earlier hints; 0 without valid guesses."""
     history = state["history"]
     return sum(fits(guess, history[:turn]) for turn, (guess, _) in enumerate(history)) / max(1, len(history))
 
@@ -215,8 +216,8 @@ def load_environment(
     """Return an environment in which the model guesses five-letter words.
 
     Args:
-        num_examples: Number of games; beyond the number of words they repeat in another order.
-        seed: Random seed of the dataset. Every fifth word is for evaluation only, whatever the seed.
+        num_examples: Number of games; words repeat, in another order, when all of them have been used.
+        seed: Random seed of the dataset. With any seed, every fifth word is used only for evaluation.
         min_level, max_level: Difficulty, from 1 (common letters) to 5 (rare and repeated letters).
         max_turns: Maximum guesses, including invalid ones.
     """

@@ -1,4 +1,4 @@
-"""SQL agent: questions about a database, for a model that can look at its tables and query it."""
+"""SQL agent: questions about a database, which the model explores and queries with tools."""
 
 from __future__ import annotations
 
@@ -58,7 +58,7 @@ def _count(db: sqlite3.Connection, table: str) -> int:
 
 
 def rows_of(answer: str, info: dict[str, Any]) -> list[Any]:
-    """The rows that an answer stands for: those of its query, if it is one that runs, else those it lists."""
+    """Return the rows of an answer: the result of its query, or the listed values if it is not a query that runs."""
     query = QUERY.fullmatch(answer.strip())
     if query is not None:
         with closing(connect(image(info["schema"], info["database"]))) as db:
@@ -70,26 +70,26 @@ def rows_of(answer: str, info: dict[str, Any]) -> list[Any]:
 
 
 async def correct(completion: vf.Messages, answer: str, info: dict[str, Any], parser: vf.XMLParser) -> float:
-    """1 for the right rows, in the right order where the question asks for one."""
-    said = parser.parse_answer(completion)
-    if said is None:
+    """Return 1 for the right rows, in the right order if the question specifies one."""
+    given = parser.parse_answer(completion)
+    if given is None:
         return 0.0
-    rows = await asyncio.to_thread(rows_of, said, info)
+    rows = await asyncio.to_thread(rows_of, given, info)
     return float(same(rows, from_lines(answer), ordered="ORDER BY" in info["sql"]))
 
 
 def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
-    """1 when there is an answer, right or wrong."""
+    """Return 1 if there is an answer, right or wrong."""
     return float(bool(parser.parse_answer(completion)))
 
 
 def answered_by_query(completion: vf.Messages, parser: vf.XMLParser) -> float:
-    """1 when the answer is a query."""
+    """Return 1 if the answer is a query."""
     return float(QUERY.fullmatch((parser.parse_answer(completion) or "").strip()) is not None)
 
 
 def errors_told(completion: vf.Messages) -> float:
-    """Calls that failed."""
+    """Return the number of tool calls that failed."""
     return float(sum(m["role"] == "tool" and str(m["content"]).startswith("error: ") for m in completion))
 
 
@@ -99,7 +99,7 @@ def _call(tool: str, **arguments: str) -> vf.AssistantMessage:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Writes the query that the question was made with; answers with it, or with what it returned."""
+    """Run the query from which the question was generated; answer with the query or with its result."""
     sql, turn = state["info"]["sql"], len(state["trajectory"])
     if turn < 2:
         return _call("run_query", sql=sql) if turn else _call("list_tables")
@@ -108,7 +108,7 @@ def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Can query one table; where the question takes more, it counts the rows of one."""
+    """Query one table; if the question requires several, count the rows of one."""
     sql, turn = state["info"]["sql"], len(state["trajectory"])
     if turn == 0:
         return _call("list_tables")
@@ -121,7 +121,7 @@ def novice(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.Ass
 
 
 class SQLAgentEnv(vf.StatefulToolEnv):
-    """Three tools over a database of the rollout's own."""
+    """An environment with three tools; each rollout has its own copy of a database."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(error_formatter=lambda error: f"error: {error}", **kwargs)
@@ -137,7 +137,7 @@ class SQLAgentEnv(vf.StatefulToolEnv):
         return {**tool_args, "db": state["db"]}
 
     async def clean_up(self, state: vf.State) -> None:
-        """See `ToolEnv.clean_up`; a query that a time limit has left at work is stopped first."""
+        """Interrupt a query that is still running after a time limit, then clean up as `ToolEnv` does."""
         if "db" in state:
             state["db"].interrupt()
         await super().clean_up(state)
@@ -155,13 +155,13 @@ def load_environment(
     max_level: int = MAX_LEVEL,
     max_turns: int = 10,
 ) -> vf.Environment:
-    """Questions about small databases.
+    """Return an environment with questions about small databases.
 
     Args:
-        num_examples: questions in the dataset.
-        seed: of the dataset and the databases; evaluation has databases of its own.
-        min_level, max_level: difficulty, from 1 (one condition on one table) to 5 (what is not there, groups, shares, dates).
-        max_turns: most answers of the model, calls included.
+        num_examples: Number of questions in the dataset.
+        seed: Random seed of the questions and databases; evaluation questions use separate databases.
+        min_level, max_level: Difficulty, from 1 (one condition on one table) to 5 (missing rows, groups, shares, dates).
+        max_turns: Maximum model turns, including turns with tool calls.
     """
     if not MIN_LEVEL <= min_level <= max_level <= MAX_LEVEL:
         raise vf.ConfigError(

@@ -1,4 +1,4 @@
-"""Three small databases, a shop, a library and an airline, with rows drawn from a seed."""
+"""Three small databases (a shop, a library and an airline) whose rows are generated from a seed."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ GAPS = {
         "n": "SELECT 3 UNION SELECT 4 UNION SELECT 5",
     },
 }
-"""What questions can be about: the values that a query finds."""
+"""Queries for the values that can fill the gaps of questions."""
 FIRST, LAST = (
     names.split()
     for names in (
@@ -98,12 +98,12 @@ def _names(rng: random.Random, count: int) -> list[str]:
 
 
 def _day(rng: random.Random, first: int = 0, last: int = 730) -> str:
-    """A day that is so many days after the beginning of 2023."""
+    """Return a random date that is `first` to `last` days after January 1, 2023."""
     return str(datetime.date(2023, 1, 1) + datetime.timedelta(rng.randint(first, last)))
 
 
-def _prices(rng: random.Random, count: int, most: int) -> list[float]:
-    return [cents / 100 for cents in rng.sample(range(300, 100 * most), count)]
+def _prices(rng: random.Random, count: int, max_price: int) -> list[float]:
+    return [cents / 100 for cents in rng.sample(range(300, 100 * max_price), count)]
 
 
 def _shop(rng: random.Random) -> Rows:
@@ -184,7 +184,7 @@ FILL: dict[str, Callable[[random.Random], Rows]] = {"shop": _shop, "library": _l
 
 @functools.lru_cache(maxsize=256)
 def image(schema: str, seed: str) -> bytes:
-    """A database as the bytes of its file: the same for the same seed."""
+    """Return a database as the bytes of its file; the same seed gives the same database."""
     db = sqlite3.connect(":memory:")
     try:
         db.executescript(SCHEMAS[schema])

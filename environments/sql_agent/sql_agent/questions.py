@@ -155,14 +155,14 @@ QUESTIONS = {
 """,
 }
 MOST_ROWS = 20
-"""Of an answer."""
-DATABASES = 20
-"""Of each kind, for the questions of one dataset."""
+"""Maximum rows of an answer."""
+DATABASES_PER_SCHEMA = 20
+"""Number of databases with each schema for the questions of one dataset."""
 MIN_LEVEL, MAX_LEVEL = 1, 5
 
 
 class Template(NamedTuple):
-    """A question with gaps, and the query with the same gaps."""
+    """A question template with gaps, and the query template with the same gaps."""
 
     schema: str
     level: int
@@ -172,27 +172,27 @@ class Template(NamedTuple):
 
 @functools.cache
 def templates() -> list[Template]:
-    """All there are."""
+    """Return all question templates."""
     parts = [(schema, re.split(r"\n(?=\d )", text.strip())) for schema, text in QUESTIONS.items()]
-    lines = [(schema, *part.split("\n", 1)) for schema, some in parts for part in some]
+    lines = [(schema, *part.split("\n", 1)) for schema, questions in parts for part in questions]
     return [Template(schema, int(text[0]), text[2:], " ".join(sql.split())) for schema, text, sql in lines]
 
 
 def _answer(db: Any, sql: str) -> str | None:
-    """What a query finds; None where that is nothing, too much, or one of several that are equally right."""
-    more = re.sub(r"LIMIT (\d+)$", lambda limit: f"LIMIT {int(limit[1]) + 1}", sql)
-    _, rows = run(db, more, MOST_ROWS)
-    if more != sql and len({row[-1] for row in rows}) < len(rows):
+    """Return the result of a query as an answer; None if it is empty, too long, or not the only right one."""
+    one_more = re.sub(r"LIMIT (\d+)$", lambda limit: f"LIMIT {int(limit[1]) + 1}", sql)
+    _, rows = run(db, one_more, MOST_ROWS)
+    if one_more != sql and len({row[-1] for row in rows}) < len(rows):
         return None
     _, rows = run(db, sql, MOST_ROWS)
-    fine = 0 < len(rows) <= MOST_ROWS and all(cell is not None for row in rows for cell in row)
-    return in_lines(rows) if fine else None
+    is_valid = 0 < len(rows) <= MOST_ROWS and all(cell is not None for row in rows for cell in row)
+    return in_lines(rows) if is_valid else None
 
 
 def _question(rng: random.Random, seed: str, levels: range) -> dict[str, Any] | None:
     level = rng.choice(levels)
-    template = rng.choice([one for one in templates() if one.level == level])
-    database = f"{seed}:{rng.randrange(DATABASES)}"
+    template = rng.choice([template for template in templates() if template.level == level])
+    database = f"{seed}:{rng.randrange(DATABASES_PER_SCHEMA)}"
     with closing(connect(image(template.schema, database))) as db:
         found = {gap: run(db, GAPS[template.schema][gap], 1000)[1] for gap in gaps_of(template.text)}
         gaps = {gap: as_text(rng.choice(values)[0]) for gap, values in found.items()}
@@ -203,7 +203,10 @@ def _question(rng: random.Random, seed: str, levels: range) -> dict[str, Any] | 
 
 
 def make_rows(count: int, seed: str, levels: range) -> list[dict[str, Any]]:
-    """So many questions of these levels over databases of this seed, each once as long as there are others."""
+    """Return `count` questions of the given levels; a question repeats only if no new one is found.
+
+    `seed` determines the questions and the databases.
+    """
     rng, seen = random.Random(seed), set()
     rows: list[dict[str, Any]] = []
     tries = 0
@@ -218,5 +221,5 @@ def make_rows(count: int, seed: str, levels: range) -> list[dict[str, Any]]:
 
 
 def gaps_of(text: str) -> list[str]:
-    """The names of the gaps in a text."""
+    """Return the names of the gaps in a text."""
     return sorted(set(re.findall(r"{(\w+)}", text)))

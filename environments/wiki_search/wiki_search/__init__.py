@@ -34,33 +34,33 @@ def normal(answer: str | None) -> str:
 
 
 def correct(completion: vf.Messages, answer: str, parser: vf.XMLParser) -> float:
-    """Return 1 for the right answer, however it is written."""
+    """Return 1 if the normalized answer is right."""
     return float(normal(parser.parse_answer(completion)) == normal(answer))
 
 
 def answered(completion: vf.Messages, parser: vf.XMLParser) -> float:
-    """1 when there is an answer, right or wrong."""
+    """Return 1 if there is an answer, right or wrong."""
     return float(bool(parser.parse_answer(completion)))
 
 
 def sections_read(completion: vf.Messages) -> float:
-    """Different sections that were read."""
+    """Return the number of different sections that were read."""
     return float(len(_read(completion)))
 
 
 def support_found(completion: vf.Messages, info: dict[str, Any]) -> float:
-    """The share of the sections that prove the answer that were read."""
+    """Return the fraction of the required sections that were read."""
     needed = {section for section, _ in info["support"]}
     return len(needed & _read(completion)) / len(needed)
 
 
 def _read(completion: vf.Messages) -> set[str]:
-    told = [message["content"] for message in completion if message["role"] == "tool"]
-    return {text[1 : text.index("]")] for text in told if text.startswith("[")}
+    results = [message["content"] for message in completion if message["role"] == "tool"]
+    return {text[1 : text.index("]")] for text in results if text.startswith("[")}
 
 
 class WikiSearchEnv(vf.ToolEnv):
-    """Three tools over one encyclopedia, which is made when it is first needed."""
+    """An environment with three tools that read one encyclopedia, which is generated when it is first needed."""
 
     def __init__(self, world_seed: int, num_articles: int, **kwargs: Any):
         super().__init__(max_threads=0, **kwargs)
@@ -107,25 +107,29 @@ def _call(tool: str, argument: str, *values: str) -> vf.AssistantMessage:
 
 
 def solver(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Knows which pages to search for and which sections to read, and answers if they prove what it knows."""
+    """Read the required sections, and give the right answer only if they state the required facts."""
     support, turn = state["info"]["support"], len(state["trajectory"])
-    told = [message.content for message in messages if message.role == "tool"]
+    results = [message.content for message in messages if message.role == "tool"]
     sections = list(dict.fromkeys(section for section, _ in support))
     pages = list(dict.fromkeys(section.partition(":")[0] for section in sections))
     if turn == 0:
         return _call("search_pages", "query", *(page.replace("-", " ") for page in pages))
     if turn == 1:
-        return _call("view_sections", "page_id", *(page for page in pages if any(f"{page}: " in text for text in told)))
+        return _call(
+            "view_sections", "page_id", *(page for page in pages if any(f"{page}: " in text for text in results))
+        )
     if turn == 2:
         return _call(
-            "read_section", "section_id", *(one for one in sections if any(one in text.split() for text in told))
+            "read_section",
+            "section_id",
+            *(section for section in sections if any(section in text.split() for text in results)),
         )
-    proven = all(any(text.startswith(f"[{section}]") and fact in text for text in told) for section, fact in support)
+    proven = all(any(text.startswith(f"[{section}]") and fact in text for text in results) for section, fact in support)
     return f"<answer>{state['answer'] if proven else 'unknown'}</answer>"
 
 
 def first_hit(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage | str:
-    """Searches for the whole question, reads all of the first page, and answers with a name or a number from it."""
+    """Search for the whole question, read the first page, and answer with a name or a number from it."""
     question, turn = state["prompt"][-1]["content"], len(state["trajectory"])
     if turn == 0:
         return _call("search_pages", "query", question)
@@ -135,12 +139,12 @@ def first_hit(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.
         return _call("read_section", "section_id", *messages[-1].content.splitlines())
     text = " ".join(message.content.partition("] ")[2] for message in messages if message.role == "tool")
     wanted = r"\d[\d,]*" if question.startswith(("In what year", "How many")) else r"(?<!\. )\b[A-Z]\w+(?: [A-Z]\w+)*"
-    found = [one for one in re.findall(wanted, text) if one not in question]
+    found = [match for match in re.findall(wanted, text) if match not in question]
     return f"<answer>{rng.choice(found or ['unknown'])}</answer>"
 
 
 def guesser(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Looks nothing up: one of the two that the question names, or a number, or a month."""
+    """Answer without searching: one of two names in the question, a number, or a fixed word."""
     question = state["prompt"][-1]["content"]
     if " or " in question and question.startswith(("Who", "Which")):
         guess = rng.choice(question.rstrip("?").partition(", ")[2].split(" or "))
@@ -167,10 +171,10 @@ def load_environment(
 
     Args:
         num_examples: Number of questions in the dataset.
-        seed: Random seed of the dataset. A fifth of all possible questions is used only for evaluation, with any seed.
+        seed: Random seed of the dataset. With any seed, a fifth of all possible questions is used only for evaluation.
         min_hops, max_hops: Number of facts that an answer requires, 1 to 3.
         num_articles: Number of articles in the encyclopedia.
-        world_seed: Random seed of the encyclopedia; each seed gives another world with its own articles and questions.
+        world_seed: Random seed of the encyclopedia; each seed gives a different world.
         max_turns: Maximum model turns, including turns with tool calls.
         judge: Client, or name of a model in endpoints.toml, that judges the answers instead of a comparison; see
             `JudgeRubric`.
@@ -189,8 +193,8 @@ def load_environment(
     if judge is None:
         rubric = vf.Rubric([correct], parser=parser)
     else:
-        asked: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
-        rubric = vf.JudgeRubric(parser, **asked)
+        judge_options: dict[str, Any] = {"judge_model": judge} if isinstance(judge, str) else {"judge_client": judge}
+        rubric = vf.JudgeRubric(parser, **judge_options)
         rubric.add_reward_func(rubric.verdict)
     for metric in (answered, sections_read, support_found):
         rubric.add_metric(metric)

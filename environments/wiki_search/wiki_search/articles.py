@@ -1,4 +1,4 @@
-"""Writing the encyclopedia: from the world model to pages of sections, and where each fact stands."""
+"""Write the articles: pages of sections that state the facts of the world model."""
 
 from __future__ import annotations
 
@@ -23,28 +23,28 @@ class Page:
     thing: Thing
     headings: list[str]
     texts: list[str]
-    """Of each section."""
+    """Text of each section."""
     places: dict[str, int]
-    """The section in which each fact stands."""
+    """Index of the section that states each fact."""
 
     def section_id(self, section: int) -> str:
-        """The address of a section: "river-sael:course"."""
+        """Return the ID of a section, such as "river-sael:course"."""
         return f"{self.thing.page_id}:{self.headings[section].lower().replace(' ', '-')}"
 
 
 def as_text(value: Any) -> str:
-    """A fact as articles state it: 12,437, or "“The Iron Key” (873) and “The Pale Door” (880)"."""
+    """Return a fact as articles state it: 12,437, or "“The Iron Key” (873) and “The Pale Door” (880)"."""
     if isinstance(value, list):
-        years = (f" ({one.facts['year']})" if "year" in one.facts else "" for one in value)
-        named = [one.name + year for one, year in zip(value, years)]
-        return " and ".join([", ".join(named[:-1]), named[-1]] if len(named) > 1 else named)
+        years = (f" ({thing.facts['year']})" if "year" in thing.facts else "" for thing in value)
+        items = [thing.name + year for thing, year in zip(value, years)]
+        return " and ".join([", ".join(items[:-1]), items[-1]] if len(items) > 1 else items)
     if isinstance(value, Thing):
         return value.name
     return f"{value:,}" if isinstance(value, int) and value > 9999 else str(value)
 
 
 def write_pages(world: World, seed: int) -> dict[str, Page]:
-    """All articles, by page_id, each in words of its own."""
+    """Return all articles by page_id; the seed and the title determine the wording of an article."""
     forms = {kind: list(_sections(text)) for kind, text in SECTIONS.items()}
     things = [thing for kind in sorted(world) for thing in world[kind]]
     return {
@@ -53,18 +53,18 @@ def write_pages(world: World, seed: int) -> dict[str, Page]:
 
 
 Form = tuple[list[str], list[list[tuple[str, list[str]]]]]
-"""Headings of a section, and its sentences: for each the ways to say it, with their gaps."""
+"""Headings of a section, and its sentences: for each sentence, its wordings with their gaps."""
 
 
 def _sections(text: str) -> Iterator[Form]:
     for part in text.split("== ")[1:]:
         headings, *sentences = part.strip().split("\n* ")
-        ways = [[(way.strip(), GAP.findall(way)) for way in sentence.split("\n  ")] for sentence in sentences]
-        yield headings.split(" | "), ways
+        wordings = [[(text.strip(), GAP.findall(text)) for text in sentence.split("\n  ")] for sentence in sentences]
+        yield headings.split(" | "), wordings
 
 
 def _words(thing: Thing) -> dict[str, str]:
-    """What a sentence can say of a thing: its facts, names and pronouns."""
+    """Return the values that can fill gaps in sentences about a thing: its facts, names and pronouns."""
     words = {name: as_text(value) for name, value in thing.facts.items() if value is not None}
     words["name"] = thing.name
     if thing.kind == "person":
@@ -79,16 +79,16 @@ def _write(thing: Thing, form: list[Form], rng: random.Random) -> Page:
     words = _words(thing)
     page = Page(thing, [], [], {})
     for headings, sentences in form:
-        said: list[str] = []
-        for ways in sentences:
-            way, gaps = rng.choice(ways)
+        written: list[str] = []
+        for wordings in sentences:
+            wording, gaps = rng.choice(wordings)
             if not all(gap in words or gap in FILL for gap in gaps):
                 continue
-            text = way.format_map({gap: words[gap] if gap in words else rng.choice(FILL[gap]) for gap in gaps})
-            said.append(text[0].upper() + text[1:])
+            text = wording.format_map({gap: words[gap] if gap in words else rng.choice(FILL[gap]) for gap in gaps})
+            written.append(text[0].upper() + text[1:])
             facts = [gap.removeprefix("a_") for gap in gaps]
             page.places.update({fact: len(page.texts) for fact in facts if fact in thing.facts})
-        if said:
+        if written:
             page.headings.append(rng.choice(headings))
-            page.texts.append(" ".join(said))
+            page.texts.append(" ".join(written))
     return page

@@ -1,4 +1,4 @@
-"""The articles as a whole: pages, their sections by address, and an index of their words."""
+"""The encyclopedia: its pages, its sections by ID, and a search index."""
 
 from __future__ import annotations
 
@@ -18,11 +18,11 @@ from .articles import Page, write_pages
 from .world import make_world
 
 SHOWN = 8
-"""Pages that a search shows at most."""
+"""Maximum number of pages in a search result."""
 
 
 class Encyclopedia:
-    """All pages, and an index of them."""
+    """All pages of a world, with a search index."""
 
     def __init__(self, pages: dict[str, Page]):
         self.pages = pages
@@ -33,7 +33,7 @@ class Encyclopedia:
         self._index.index([words_of(text) for text in texts], show_progress=False)
 
     def search(self, query: str) -> list[Page]:
-        """The pages that fit words best, those that have none of them left out."""
+        """Return the pages that match a query best; pages without any of its words are excluded."""
         words = words_of(query)
         if not words:
             return []
@@ -43,11 +43,11 @@ class Encyclopedia:
 
 
 def words_of(text: str) -> list[str]:
-    """A text as its words: small letters and digits."""
+    """Return the words of a text in lower case."""
     return re.findall(r"\w+", text.lower().replace("'", ""))
 
 
 @functools.lru_cache(maxsize=2)
 def encyclopedia(world_seed: int, num_articles: int) -> Encyclopedia:
-    """One of the encyclopedias there can be; made once per process."""
+    """Return the encyclopedia of a world; the two most recent ones are cached."""
     return Encyclopedia(write_pages(make_world(world_seed, num_articles), world_seed))

@@ -56,22 +56,23 @@ building: Alder|Amber|Anchor|Arrow|Beacon|Bell|Bishop's|Candle|Chestnut|Cloud|Cr
 building_end: Arcade|Bridge|Gate|Hall|Library|Mill|Tower
 months: January|February|March|April|May|June|July|August|September|October|November|December
 """)
-"""Parts of names; a name of two parts is one of "river" and one of "river_end"."""
+"""Parts of names; for example, the name of a river joins an entry of "river" and one of "river_end"."""
 TRADES = dict(trade.split("=") for trade in PARTS["trades"])
-"""Those who make something, and what."""
+"""Craftsmen and what they make."""
 
 
-def plain(first: str, last: str) -> str:
-    """Two parts as one word, without three equal letters in a row."""
+def in_one_word(first: str, last: str) -> str:
+    """Return two parts as one word, without three equal letters in a row."""
     return first + (last[1:] if first[-2:] == 2 * last[0] else last)
 
 
 def in_two_words(first: str, last: str) -> str:
+    """Return two parts as two words."""
     return f"{first} {last}"
 
 
-def names(rng: random.Random, parts: str, joined: Callable[[str, str], str] = plain) -> list[str]:
-    """All names that two lists make, in an order of chance, each once."""
+def names(rng: random.Random, parts: str, joined: Callable[[str, str], str] = in_one_word) -> list[str]:
+    """Return all names that two lists of parts form, each once, in random order."""
     pairs = list(product(PARTS[parts], PARTS[f"{parts}_end"]))
     rng.shuffle(pairs)
     return list(dict.fromkeys(joined(*pair) for pair in pairs))

@@ -1,7 +1,7 @@
-"""The sentences of the encyclopedia: per kind of article its sections, per section its sentences, per sentence ways to say it.
+"""The sentences of the encyclopedia, by kind of article and section.
 
-A line "== Title | Another" begins a section, which gets one of these headings; a line "* …" begins a
-sentence, and the lines below it say the same in other words. A sentence with a fact that a thing does not have is left out.
+A line "== Title | Another" begins a section, which gets one of these headings. A line "* …" begins a sentence, and the
+lines below it are other wordings. A sentence is left out if its wording needs a fact that the thing does not have.
 """
 
 SECTIONS = {

@@ -1,4 +1,4 @@
-"""Questions of one to three hops, their answers, and the sections that prove them."""
+"""Questions of one to three hops, their answers, and the sections that state the required facts."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ LINKS = {
     ("person", "birthplace"): "the birthplace of {x}",
     ("town", "river"): "the river that flows through {x}",
 }
-"""Facts that lead from one thing to another, and what to call where they lead."""
+"""Facts that link one thing to another, and a phrase that describes the other thing."""
 ASKS = {
     ("person", "born"): "In what year was {x} born?",
     ("person", "died"): "In what year did {x} die?",
@@ -80,7 +80,7 @@ COMPARISONS = {
     ("invention", "year"): ["Which was invented first, {x} or {y}?", "Which was invented later, {x} or {y}?"],
     ("building", "year"): ["Which was completed first, {x} or {y}?", "Which was completed later, {x} or {y}?"],
 }
-"""Which of two has the smaller number, and which the greater."""
+"""Two questions for each fact: one for the smaller value and one for the greater value."""
 SPANS = {
     ("person", "born"): "How many years lie between the birth of {x} and the birth of {y}?",
     ("town", "founded"): "How many years lie between the founding of {x} and the founding of {y}?",
@@ -101,7 +101,7 @@ Pages = dict[str, Page]
 
 
 class Question(NamedTuple):
-    """A question with its answer; each `fact` of `support`, pairs of a section_id and a text in it, is needed."""
+    """A question with its answer and its support: the required facts, as pairs of a section_id and a text in that section."""
 
     kind: str
     text: str
@@ -110,44 +110,47 @@ class Question(NamedTuple):
 
     @property
     def for_evaluation(self) -> bool:
-        """Whether it is one of the fifth of all questions that is kept apart."""
+        """Whether the question belongs to the fifth of all questions that is reserved for evaluation."""
         return zlib.crc32(self.text.encode()) % 5 == 0
 
     def row(self) -> dict[str, Any]:
-        """As a row of a dataset."""
+        """Return the question as a row of a dataset."""
         info = {"kind": self.kind, "hops": len(self.support), "support": self.support}
         return {"question": self.text, "answer": self.answer, "info": info}
 
 
 def fact(pages: Pages, thing: Thing, name: str) -> list[str]:
-    """Where a fact stands, and how it is stated there."""
+    """Return the section_id of a fact and the text that states it there."""
     page, value = pages[thing.page_id], thing.facts[name]
     return [page.section_id(page.places[name]), _bare(value)]
 
 
 def _bare(value: Any) -> str:
-    """A fact without what a sentence puts around it."""
+    """Return a fact without the words that a sentence adds: a title, not "the" and a title."""
     return value.title if isinstance(value, Thing) else as_text(value)
 
 
-def _chain(rng: random.Random, pages: Pages, links: int, asked: dict[tuple[str, str], str]) -> Any:
-    """A thing described by so many links, a fact of it that `asked` asks for, and the facts that the links are."""
-    kind = rng.choice(sorted({kind for kind, _ in [*LINKS, *asked]}))
+def _chain(rng: random.Random, pages: Pages, links: int, templates: dict[tuple[str, str], str]) -> Any:
+    """Return (thing, fact name, description, support), or None if the first thing has no such chain.
+
+    `links` links lead from a random thing to the returned one. The fact is one that `templates` has a question for.
+    """
+    kind = rng.choice(sorted({kind for kind, _ in [*LINKS, *templates]}))
     thing = rng.choice([page.thing for page in pages.values() if page.thing.kind == kind])
     description, support = thing.name, []
     for _ in range(links):
-        ways = [name for kind, name in LINKS if kind == thing.kind and thing.facts[name] is not None]
-        if not ways:
+        link_names = [name for kind, name in LINKS if kind == thing.kind and thing.facts[name] is not None]
+        if not link_names:
             return None
-        name = rng.choice(ways)
+        name = rng.choice(link_names)
         support.append(fact(pages, thing, name))
         description, thing = LINKS[thing.kind, name].format(x=description), thing.facts[name]
-    names = [name for kind, name in asked if kind == thing.kind and thing.facts.get(name) is not None]
+    names = [name for kind, name in templates if kind == thing.kind and thing.facts.get(name) is not None]
     return (thing, rng.choice(names), description, support) if names else None
 
 
 def lookup(rng: random.Random, pages: Pages, hops: int) -> Question | None:
-    """A fact of a thing that is named or, with more hops, described by other facts."""
+    """Return a question about a fact of a thing that is named or, with more hops, described by other facts."""
     found = _chain(rng, pages, hops - 1, ASKS)
     if found is None:
         return None
@@ -159,7 +162,7 @@ def lookup(rng: random.Random, pages: Pages, hops: int) -> Question | None:
 
 
 def count(rng: random.Random, pages: Pages, hops: int) -> Question | None:
-    """How many things of a kind somebody made; two at least."""
+    """Return a question that counts the things in a fact, such as the books of a person; the count is at least 2."""
     found = _chain(rng, pages, hops - 1, COUNTS)
     if found is None or len(found[0].facts[found[1]]) < 2:
         return None
@@ -168,25 +171,25 @@ def count(rng: random.Random, pages: Pages, hops: int) -> Question | None:
     return Question("count", text, str(len(thing.facts[name])), [*support, fact(pages, thing, name)])
 
 
-def _pair(rng: random.Random, pages: Pages, asked: Any) -> tuple[Thing, Thing, str]:
-    kind, name = rng.choice(sorted(asked))
+def _pair(rng: random.Random, pages: Pages, templates: Any) -> tuple[Thing, Thing, str]:
+    kind, name = rng.choice(sorted(templates))
     x, y = rng.sample([page.thing for page in pages.values() if page.thing.kind == kind], 2)
     return x, y, name
 
 
 def comparison(rng: random.Random, pages: Pages, hops: int) -> Question | None:
-    """Which of two has less, or more."""
+    """Return a question about which of two things has the smaller or the greater value."""
     x, y, name = _pair(rng, pages, COMPARISONS)
     if x.facts[name] == y.facts[name]:
         return None
-    more = rng.randrange(2)
-    text = COMPARISONS[x.kind, name][more].format(x=x.name, y=y.name)
-    best = (max if more else min)(x, y, key=lambda thing: thing.facts[name])
+    greater = rng.randrange(2)
+    text = COMPARISONS[x.kind, name][greater].format(x=x.name, y=y.name)
+    best = (max if greater else min)(x, y, key=lambda thing: thing.facts[name])
     return Question("comparison", text, best.title, [fact(pages, x, name), fact(pages, y, name)])
 
 
 def difference(rng: random.Random, pages: Pages, hops: int) -> Question | None:
-    """Years between two dates; with three hops, one of them is that of a person found by a link."""
+    """Return a question about the years between two dates; with three hops, one date is that of a linked person."""
     if hops == 2:
         x, y, name = _pair(rng, pages, SPANS)
         support = [fact(pages, x, name), fact(pages, y, name)]
@@ -201,21 +204,21 @@ def difference(rng: random.Random, pages: Pages, hops: int) -> Question | None:
     return Question("difference", text, str(thing.facts["year"] - person.facts[name]), support)
 
 
-MAKERS: dict[int, list[Callable[[random.Random, Pages, int], Question | None]]] = {
+GENERATORS: dict[int, list[Callable[[random.Random, Pages, int], Question | None]]] = {
     1: [lookup, lookup, count],
     2: [lookup, lookup, count, comparison, difference],
     3: [lookup, lookup, count, difference],
 }
-"""Who makes questions of so many hops."""
+"""Functions that generate questions, by number of hops."""
 
 
 def questions(pages: Pages, seed: str, hops: range, evaluation: bool) -> Iterator[Question]:
-    """Questions without end, each once as long as there are others."""
+    """Yield questions without end; a question repeats only if no new one is found."""
     rng, seen = random.Random(seed), set()
     while True:
         wanted = rng.choice(hops)
         for _ in range(1000):
-            made = rng.choice(MAKERS[wanted])(rng, pages, wanted)
+            made = rng.choice(GENERATORS[wanted])(rng, pages, wanted)
             if made is not None and made.for_evaluation == evaluation and made.text not in seen:
                 seen.add(made.text)
                 yield made

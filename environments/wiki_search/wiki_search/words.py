@@ -1,13 +1,13 @@
-"""Lists of words: what fills the gaps of sentences that state no fact, and the parts of names.
+"""Lists of texts that fill gaps in sentences of the encyclopedia; facts fill the other gaps.
 
-A line "name: text|text|…" is a list; it goes on in lines that are indented.
+A line "name: text|text|…" is a list; indented lines continue it.
 """
 
 from __future__ import annotations
 
 
 def read_lists(table: str) -> dict[str, list[str]]:
-    """The lists of a table, by name."""
+    """Return the lists of a table by name."""
     lines = table.replace("|\n  ", "|").strip().splitlines()
     return {name: texts.strip().split("|") for name, _, texts in (line.partition(":") for line in lines)}
 
@@ -122,4 +122,4 @@ weather: rain comes from the west and stays|summers are dry|fog lies in the stre
 weather_of_battle: in driving rain|in thick fog|under a hot sun|on frozen ground|with the wind in everyone's eyes
 years: three|four|five|six|eight|nine|ten|twelve
 """)
-"""The texts for each gap."""
+"""Texts for each gap."""

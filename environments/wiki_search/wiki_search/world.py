@@ -1,4 +1,4 @@
-"""One world model: people, towns and what they made, with every fact in one place."""
+"""The world model: people, towns and what people made, with every fact stored once."""
 
 from __future__ import annotations
 
@@ -12,37 +12,38 @@ SHARES = {
     "person": 0.32, "town": 0.14, "river": 0.03, "battle": 0.08, "guild": 0.08, "book": 0.14, "invention": 0.07, "festival": 0.07,
     "building": 0.07,
 }  # fmt: skip
-"""Of the articles; people fill up what is left."""
+"""Fraction of the articles for each kind; people make up the remainder."""
 FEWEST, MOST = 500, 3600
+"""Minimum and maximum number of articles."""
 MAKERS = {"book": "writer", "invention": "inventor", "battle": "general", "building": "architect", "guild": "merchant"}
 WORKS = {
     "book": ("book", "The {}", "author", "setting"),
     "invention": ("device", "{}", "inventor", "town"),
     "building": ("building", "{}", "architect", "town"),
 }
-"""What people make: the kind of its name, the form of its title, its maker's fact, its place's fact."""
+"""What people make: list of names, format of the title, and names of the facts for the maker and the place."""
 OCCUPATIONS = [*MAKERS.values(), "painter", "physician", "composer", "astronomer", "botanist", "navigator"]
 WEIGHTS = [8, 5, 5, 5, 5, 2, 2, 2, 2, 2, 2]
 
 
 @dataclass(eq=False, slots=True)
 class Thing:
-    """What an article is about."""
+    """The subject of an article."""
 
     kind: str
     title: str
     facts: dict[str, Any] = field(default_factory=dict)
-    """Numbers, texts, other things, or lists of these; what lists hold is the other side of other things' facts."""
+    """Numbers, texts, other things, or lists of things; a list is the inverse of a fact of the listed things."""
 
     @property
     def name(self) -> str:
-        """As a sentence has it: "the River Sael"."""
+        """The name in a sentence, such as "the River Sael"."""
         article = "" if self.kind in ("person", "town") else "the "
         return f"“{self.title}”" if self.kind == "book" else article + self.title
 
     @property
     def page_id(self) -> str:
-        """Its title as an address: "river-sael"."""
+        """The title as an ID, such as "river-sael"."""
         return self.title.lower().replace("'", "").replace(" ", "-")
 
 
@@ -51,7 +52,7 @@ World = dict[str, list[Thing]]
 
 
 def make_world(seed: int, num_articles: int) -> World:
-    """A world of so many things, the same for the same seed."""
+    """Return a world of `num_articles` things; the same seed gives the same world."""
     rng = random.Random(f"world:{seed}")
     counts = {kind: int(num_articles * share) for kind, share in SHARES.items()}
     counts["person"] += num_articles - sum(counts.values())
@@ -62,7 +63,7 @@ def make_world(seed: int, num_articles: int) -> World:
         world[kind] = _works(rng, counts[kind], world, kind)
     for kind, make in (("battle", _battles), ("guild", _guilds), ("festival", _festivals)):
         world[kind] = make(rng, counts[kind], world)
-    _look_back(world)
+    _add_inverse_facts(world)
     return world
 
 
@@ -108,17 +109,18 @@ def _people(rng: random.Random, count: int, towns: list[Thing]) -> list[Thing]:
         people.append(Thing("person", title, {**facts, "occupation": rng.choices(OCCUPATIONS, WEIGHTS)[0]}))
     for person in people:
         born = person.facts["born"]
-        teachers = [one for one in rng.sample(people, min(40, count)) if 20 <= born - one.facts["born"] <= 45]
-        person.facts["teacher"] = teachers[0] if teachers and teachers[0].facts["died"] > born + 14 else None
+        older = [other for other in rng.sample(people, min(40, count)) if 20 <= born - other.facts["born"] <= 45]
+        person.facts["teacher"] = older[0] if older and older[0].facts["died"] > born + 14 else None
     return people
 
 
 def _makers(rng: random.Random, kind: str, count: int, world: World) -> list[tuple[Thing, int]]:
-    """So many people who make such things, some of them several, and the year of each."""
-    able = [person for person in world["person"] if person.facts["occupation"] == MAKERS[kind]]
-    chosen = [rng.choice(able) for _ in range(count)]
+    """Return `count` pairs of a maker and a year; a person may occur more than once."""
+    candidates = [person for person in world["person"] if person.facts["occupation"] == MAKERS[kind]]
+    chosen = [rng.choice(candidates) for _ in range(count)]
     return [
-        (one, rng.randint(one.facts["born"] + 22, min(one.facts["died"] - 1, one.facts["born"] + 70))) for one in chosen
+        (maker, rng.randint(maker.facts["born"] + 22, min(maker.facts["died"] - 1, maker.facts["born"] + 70)))
+        for maker in chosen
     ]
 
 
@@ -137,7 +139,8 @@ def _battles(rng: random.Random, count: int, world: World) -> list[Thing]:
     towns = rng.sample(world["town"], min(count, len(world["town"])))
     battles: list[Thing] = []
     for (victor, year), town in zip(_makers(rng, "battle", len(towns), world), towns):
-        alive = [one for one in generals if one is not victor and one.facts["born"] + 20 < year < one.facts["died"]]
+        others = [general for general in generals if general is not victor]
+        alive = [general for general in others if general.facts["born"] + 20 < year < general.facts["died"]]
         loser = rng.choice(alive) if alive else None
         battles.append(
             Thing("battle", f"Battle of {town.title}", {"victor": victor, "loser": loser, "year": year, "town": town})
@@ -178,8 +181,8 @@ def _festivals(rng: random.Random, count: int, world: World) -> list[Thing]:
     return festivals
 
 
-def _look_back(world: World) -> None:
-    """Give people and towns the lists of what other things say of them, oldest first."""
+def _add_inverse_facts(world: World) -> None:
+    """Add to each thing the lists of the things whose facts refer to it, oldest first."""
     lists = [
         ("book", "author", "books"), ("invention", "inventor", "inventions"), ("building", "architect", "buildings"),
         ("battle", "victor", "victories"), ("guild", "founder", "guilds"), ("festival", "honours", "festivals"),
@@ -187,6 +190,6 @@ def _look_back(world: World) -> None:
         ("guild", "seat", "guilds_here"), ("festival", "town", "festivals_here"), ("town", "river", "towns"),
     ]  # fmt: skip
     for kind, fact, name in lists:
-        for thing in sorted(world[kind], key=lambda one: one.facts.get("year", one.facts.get("born", 0))):
+        for thing in sorted(world[kind], key=lambda thing: thing.facts.get("year", thing.facts.get("born", 0))):
             if thing.facts[fact] is not None:
                 thing.facts[fact].facts.setdefault(name, []).append(thing)

@@ -1,8 +1,8 @@
-"""The peak memory that `rove doctor` estimates for RL of SmolLM2-135M on this machine, and the measured one.
+"""Compare the peak memory that `rove doctor` estimates for RL of SmolLM2-135M on this machine with the measured peak.
 
     python benchmarks/doctor_memory.py [--model smollm2-135m] [--batch-size 64] [--max-tokens 40]
 
-Each row is `rove rl short_sentences` of two steps with other settings, in a process of its own.
+Each row runs two steps of `rove rl short_sentences` with different settings, in a separate process.
 """
 
 from __future__ import annotations
@@ -28,19 +28,19 @@ VARIANTS = {
 }
 
 
-def estimated(words: Sequence[str]) -> float:
-    """Return the gigabytes that `rove doctor` prints."""
-    command = [sys.executable, "-m", "rove", "doctor", *words, "--groups", "2", "--json"]
+def estimated_gb(arguments: Sequence[str]) -> float:
+    """Return the peak memory in GB that `rove doctor` estimates for these arguments of `rove rl`."""
+    command = [sys.executable, "-m", "rove", "doctor", *arguments, "--groups", "2", "--json"]
     findings = json.loads(subprocess.run(command, capture_output=True, text=True).stdout)["findings"]
-    seen = next(finding["seen"] for finding in findings if finding["name"] == "memory")
-    number, unit = re.findall(r"about ([\d.]+) (GB|MB)", seen)[0]
+    text = next(finding["seen"] for finding in findings if finding["name"] == "memory")
+    number, unit = re.findall(r"about ([\d.]+) (GB|MB)", text)[0]
     return float(number) / (1 if unit == "GB" else 1000)
 
 
-def measured(words: Sequence[str]) -> float:
-    """Return the gigabytes that `rove rl` had in memory at its peak."""
+def measured_gb(arguments: Sequence[str]) -> float:
+    """Run `rove rl` with these arguments and return its peak memory in GB."""
     with tempfile.TemporaryDirectory() as folder:
-        command = [sys.executable, "-m", "rove", "rl", *words, "--run-dir", str(Path(folder) / "run"), "--yes"]
+        command = [sys.executable, "-m", "rove", "rl", *arguments, "--run-dir", str(Path(folder) / "run"), "--yes"]
         process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
         assert process.stderr is not None
         errors = process.stderr.read()
@@ -51,18 +51,18 @@ def measured(words: Sequence[str]) -> float:
 
 
 def main() -> None:
-    """Print a row for each variant."""
+    """Print a row per variant: estimate, measured peak and their ratio."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
     parser.add_argument("--model", default="smollm2-135m")
     parser.add_argument("--batch-size", type=int, default=64)
     parser.add_argument("--max-tokens", type=int, default=40)
-    given = parser.parse_args()
-    sizes = ["--batch-size", str(given.batch_size), "--rollouts-per-example", "8", "-t", str(given.max_tokens)]
-    common = ["short_sentences", "-m", given.model, "--steps", "2", "--learning-rate", "1e-5", *sizes]
+    args = parser.parse_args()
+    sizes = ["--batch-size", str(args.batch_size), "--rollouts-per-example", "8", "-t", str(args.max_tokens)]
+    common = ["short_sentences", "-m", args.model, "--steps", "2", "--learning-rate", "1e-5", *sizes]
     print(f"{'settings':42}{'rove doctor':>14}{'measured':>12}{'ratio':>8}")
-    for name, more in VARIANTS.items():
-        guess, peak = estimated([*common, *more]), measured([*common, *more])
-        print(f"{name:42}{guess:11.1f} GB{peak:9.2f} GB{guess / peak:8.2f}", flush=True)
+    for name, options in VARIANTS.items():
+        estimate, peak = estimated_gb([*common, *options]), measured_gb([*common, *options])
+        print(f"{name:42}{estimate:11.1f} GB{peak:9.2f} GB{estimate / peak:8.2f}", flush=True)
 
 
 if __name__ == "__main__":

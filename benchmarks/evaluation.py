@@ -1,15 +1,17 @@
-"""What an evaluation costs: rove and its peers against a bare aiohttp loop, CPU seconds of the client.
+"""Compare the client's CPU time of an evaluation by rove and other libraries ("peers") with a minimal aiohttp loop.
 
     python benchmarks/evaluation.py [--rollouts 2000] [--concurrency 256] [--latency 0] [--turns 1] [--rounds 5]
                                     [--peer verifiers=/path/to/venv/bin/python --peer inspect=/path/to/venv/bin/python]
                                     [--tools]
 
-Every harness sends the same requests (a prompt of 100 words, an answer of 60) to the same mock server, each in a process of
-its own, one after another in every round, so that a noisy neighbour hurts them alike. Rove and the peers score every answer
-by exact match and save every rollout; the loop called "raw" encodes, sends, receives and decodes, and is the floor. Printed
-are medians over the rounds: CPU seconds (user + system) per 1,000 rollouts, start-up excluded, and their ratio to raw.
-With --tools and several turns "tools" is a ToolEnv in which every answer but the last calls a trivial tool, "inline" the same
-with the tool on the event loop; the last line compares them with rove's MultiTurnEnv.
+Every harness sends the same requests (prompts of 100 words, responses of 60 words) to the same mock server. Each harness runs
+in a separate process. Each round runs all harnesses one after another, so that other load on the machine affects all of them.
+rove and the peers score every response by exact match and save every rollout. The minimal loop, "raw", only encodes, sends,
+receives and decodes; it is the lower bound. The script prints medians over the rounds: CPU seconds (user + system) per 1,000
+rollouts without start-up, and their ratio to "raw".
+
+With --tools and several turns, "tools" is a ToolEnv in which every response except the last calls a trivial tool; "inline" is
+the same environment with the tool on the event loop. The last lines compare both with rove's MultiTurnEnv.
 """
 
 from __future__ import annotations
@@ -32,37 +34,40 @@ PROMPT = " ".join(WORDS[i % len(WORDS)] for i in range(100))
 
 
 def rows(count: int) -> list[dict[str, str]]:
-    """Examples that differ by a number."""
+    """Return `count` examples, which differ by a number in the prompt."""
     return [{"question": f"{i} {PROMPT}", "answer": REPLY} for i in range(count)]
 
 
 async def raw(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
-    """The floor: one session, `concurrency` loops, JSON both ways, nothing scored or kept."""
+    """Send the requests with one aiohttp session and `concurrency` loops, without scores or a run folder; the lower bound.
+
+    Return the number of correct responses.
+    """
     import aiohttp
     import msgspec
 
     numbers = iter(range(count))
-    right = 0
+    num_correct = 0
 
     async def loop(session: aiohttp.ClientSession) -> None:
-        nonlocal right
+        nonlocal num_correct
         for i in numbers:
             messages = [{"role": "user", "content": f"{i} {PROMPT}"}]
             for _ in range(turns):
                 body = msgspec.json.encode({"model": "mock", "messages": messages, "temperature": 1.0})
-                async with session.post(f"{url}/chat/completions", data=body) as reply:
-                    answer = msgspec.json.decode(await reply.read())
-                messages += [answer["choices"][0]["message"], {"role": "user", "content": "Go on."}]
-            right += messages[-2]["content"] == REPLY
+                async with session.post(f"{url}/chat/completions", data=body) as response:
+                    reply = msgspec.json.decode(await response.read())
+                messages += [reply["choices"][0]["message"], {"role": "user", "content": "Go on."}]
+            num_correct += messages[-2]["content"] == REPLY
 
     headers = {"Content-Type": "application/json", "Authorization": "Bearer EMPTY"}
     async with aiohttp.ClientSession(connector=aiohttp.TCPConnector(limit=0), headers=headers) as session:
         await asyncio.gather(*(loop(session) for _ in range(concurrency)))
-    return right
+    return num_correct
 
 
 async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
-    """Rove's public function, every rollout kept in a run folder."""
+    """Evaluate with `rove.evaluate` and save every rollout in a run folder; return the number of correct responses."""
     import rove
 
     def correct(completion: list[dict[str, Any]], answer: str) -> float:
@@ -91,7 +96,7 @@ async def rove(url: str, count: int, concurrency: int, turns: int, folder: str) 
 
 
 async def tools(url: str, count: int, concurrency: int, turns: int, folder: str, **options: Any) -> int:
-    """Rove's ToolEnv: as many requests as `rove` sends, a tool's result between them instead of "Go on."."""
+    """Evaluate a rove ToolEnv with as many requests as `rove` sends; the turns between them are results of a tool."""
     import rove
 
     def add(a: int, b: int) -> int:
@@ -116,12 +121,12 @@ async def tools(url: str, count: int, concurrency: int, turns: int, folder: str,
 
 
 async def inline(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
-    """The same without threads."""
+    """Run `tools` with the tool on the event loop instead of in threads."""
     return await tools(url, count, concurrency, turns, folder, max_threads=0)
 
 
 async def verifiers(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
-    """verifiers v0 (0.3.1)."""
+    """Evaluate with verifiers v0 (0.3.1)."""
     import verifiers as vf
     from datasets import Dataset
 
@@ -152,7 +157,7 @@ async def verifiers(url: str, count: int, concurrency: int, turns: int, folder: 
 
 
 async def inspect(url: str, count: int, concurrency: int, turns: int, folder: str) -> int:
-    """inspect-ai: generate and match."""
+    """Evaluate with inspect-ai: the solver `generate` and the scorer `exact`."""
     os.environ["INSPECT_DISPLAY"] = "none"
     from inspect_ai import Task, eval_async
     from inspect_ai.dataset import Sample
@@ -177,74 +182,80 @@ HARNESSES = {"raw": raw, "rove": rove, "tools": tools, "inline": inline, **PEERS
 
 
 def child(name: str, url: str, count: int, concurrency: int, turns: int) -> None:
-    """Run one harness in this process and print what it cost; a small run first takes imports and caches out of it."""
+    """Run one harness in this process and print its CPU seconds, wall seconds and peak memory (MiB) as JSON.
 
-    def spent() -> float:
+    A small run before the measurement excludes imports and the filling of caches.
+    """
+
+    def cpu_seconds() -> float:
         usage = resource.getrusage(resource.RUSAGE_SELF)
         return usage.ru_utime + usage.ru_stime
 
     with tempfile.TemporaryDirectory() as folder:
         asyncio.run(HARNESSES[name](url, 10, 10, turns, f"{folder}/warm"))
-        cpu, wall = spent(), time.perf_counter()
-        right = asyncio.run(HARNESSES[name](url, count, concurrency, turns, f"{folder}/real"))
-        cost = {"cpu": spent() - cpu, "wall": time.perf_counter() - wall}
+        cpu, wall = cpu_seconds(), time.perf_counter()
+        num_correct = asyncio.run(HARNESSES[name](url, count, concurrency, turns, f"{folder}/real"))
+        cost = {"cpu": cpu_seconds() - cpu, "wall": time.perf_counter() - wall}
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps({**cost, "rss": rss, "right": right}))
+    print(json.dumps({**cost, "rss": rss, "right": num_correct}))
 
 
 def measure(
-    name: str, python: str, url: str, count: int, concurrency: int, turns: int, count_of: dict[str, int]
+    name: str, python: str, url: str, count: int, concurrency: int, turns: int, counts: dict[str, int]
 ) -> dict[str, float]:
-    """One harness in a process of its own."""
-    size = count_of.get(name, count)
+    """Run one harness in a separate process and return its costs: CPU seconds per 1,000 rollouts, rollouts per second, MiB."""
+    size = counts.get(name, count)
     command = [python, __file__, "--child", name, url, str(size), str(concurrency), str(turns)]
     done = subprocess.run(command, capture_output=True, text=True)
     if done.returncode:
         sys.exit(f"{name} failed:\n{done.stderr[-3000:]}")
-    told = json.loads(done.stdout.strip().splitlines()[-1])
-    if told["right"] != size:
-        sys.exit(f"{name}: {told['right']} of {size} answers were right; the comparison would mean nothing")
-    return {**told, "cpu": told["cpu"] / size * 1000, "rate": size / told["wall"]}
+    result = json.loads(done.stdout.strip().splitlines()[-1])
+    if result["right"] != size:
+        sys.exit(f"{name}: {result['right']} of {size} responses were correct; expected all")
+    return {**result, "cpu": result["cpu"] / size * 1000, "rate": size / result["wall"]}
 
 
 def main() -> None:
-    """Measure in rounds and print the table."""
+    """Measure all harnesses in interleaved rounds and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=2000)
-    parser.add_argument("--peer-rollouts", type=int, default=500, help="for the slow peers")
+    parser.add_argument("--peer-rollouts", type=int, default=500, help="rollouts of each peer (default: 500)")
     parser.add_argument("--concurrency", type=int, default=256)
     parser.add_argument("--latency", type=float, default=0.0)
     parser.add_argument("--turns", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=f"one of {list(PEERS)}")
-    parser.add_argument("--tools", action="store_true", help="a ToolEnv, too")
+    peers = f"peer (one of {list(PEERS)}) and its Python interpreter"
+    parser.add_argument("--peer", action="append", default=[], metavar="NAME=PYTHON", help=peers)
+    parser.add_argument("--tools", action="store_true", help="also measure a ToolEnv")
     parser.add_argument("--child", nargs=5, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        name, url, *numbers = given.child
+    args = parser.parse_args()
+    if args.child:
+        name, url, *numbers = args.child
         child(name, url, *map(int, numbers))
         return
-    ours = ["raw", "rove", *(["tools", "inline"] if given.tools else [])]
-    pythons = {**dict.fromkeys(ours, sys.executable), **dict(peer.split("=", 1) for peer in given.peer)}
-    sizes = dict.fromkeys(PEERS, given.peer_rollouts)
-    seen: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
-    with mock_server(given.latency) as url:
-        for _ in range(given.rounds):
+    builtin = ["raw", "rove", *(["tools", "inline"] if args.tools else [])]
+    pythons = {**dict.fromkeys(builtin, sys.executable), **dict(peer.split("=", 1) for peer in args.peer)}
+    sizes = dict.fromkeys(PEERS, args.peer_rollouts)
+    measured: dict[str, list[dict[str, float]]] = {name: [] for name in pythons}
+    with mock_server(args.latency) as url:
+        for _ in range(args.rounds):
             for name, python in pythons.items():
-                seen[name].append(measure(name, python, url, given.rollouts, given.concurrency, given.turns, sizes))
+                measured[name].append(measure(name, python, url, args.rollouts, args.concurrency, args.turns, sizes))
     print(
-        f"{given.rollouts} rollouts, {given.turns} turns, concurrency {given.concurrency}, latency {given.latency:g} s, ",
+        f"{args.rollouts} rollouts, {args.turns} turns, concurrency {args.concurrency}, latency {args.latency:g} s, ",
         end="",
     )
-    print(f"median of {given.rounds} interleaved rounds")
-    floor = statistics.median(round["cpu"] for round in seen["raw"])
+    print(f"median of {args.rounds} interleaved rounds")
+    floor = statistics.median(round["cpu"] for round in measured["raw"])
     print(f"{'':12}{'CPU-s / 1,000':>15}{'× raw':>9}{'rollouts / s':>15}{'peak MiB':>11}")
-    for name, rounds in seen.items():
+    for name, rounds in measured.items():
         cpu, rate, rss = (statistics.median(round[key] for round in rounds) for key in ("cpu", "rate", "rss"))
         print(f"{name:12}{cpu:15.3f}{cpu / floor:9.2f}{rate:15.0f}{rss:11.0f}")
-    if given.tools:
+    if args.tools:
         for name in ("tools", "inline"):
-            ratio = statistics.median(a["cpu"] / b["cpu"] for a, b in zip(seen[name], seen["rove"], strict=True))
+            ratio = statistics.median(
+                a["cpu"] / b["cpu"] for a, b in zip(measured[name], measured["rove"], strict=True)
+            )
             print(f"{name} / rove: {ratio:.2f} ×")
 
 

@@ -1,12 +1,14 @@
-"""A server that misbehaves in every way it can: nothing may be lost, invented or left hanging.
+"""Evaluate against faulty servers: no rollout may be lost, duplicated, scored wrongly or left without an end.
 
     python benchmarks/faults.py [--rollouts 10000] [--admitted 50] [--latency 0.2]
 
-Two runs. First a server that answers each request well or, with a chance of 0.3, with one of: 429 with and without
-Retry-After, 500, a reset connection, half a body, a body that drips for longer than the time limit, text that is not JSON,
-a completion without choices, two tool calls with one id, a huge body. Every rollout must end as scored, with the reward that
-its answer deserves, or as a typed error. Then a server that admits ADMITTED requests at a time and refuses the rest: the
-limiter must settle within 10 % of that.
+The first run uses a server that injects a fault into each response with probability 0.3: 429 with or without Retry-After, 500,
+a reset connection, half a body, a body that arrives more slowly than the timeout allows, text that is not JSON, a completion
+without choices, two tool calls with the same id, or a huge body. Every rollout must either be scored with the correct reward or
+fail with a typed error.
+
+The second run uses a server that accepts ADMITTED concurrent requests and rejects all others. The client's limit must converge
+to within 10 % of ADMITTED.
 """
 
 from __future__ import annotations
@@ -42,18 +44,18 @@ FAULTS = (
     "duplicate tool ids",
     "huge body",
 )
-CHANCE = 0.3
-DRIP_LIMIT = 2.0
+FAULT_PROBABILITY = 0.3
+TIMEOUT_S = 2.0
 
 
 def completion(text: str, **message: Any) -> dict[str, Any]:
-    """A chat completion."""
-    said = {"role": "assistant", "content": text, **message}
-    return {"choices": [{"index": 0, "message": said, "finish_reason": "stop"}], "usage": {}}
+    """Return a chat completion with `text`; `message` has more fields of the message."""
+    full = {"role": "assistant", "content": text, **message}
+    return {"choices": [{"index": 0, "message": full, "finish_reason": "stop"}], "usage": {}}
 
 
-async def misbehave(fault: str, request: web.Request) -> web.StreamResponse:
-    """Answer one request in one wrong way."""
+async def inject(fault: str, request: web.Request) -> web.StreamResponse:
+    """Respond to one request with this fault."""
     transport = request.transport
     assert transport is not None
     if fault == "429 with Retry-After":
@@ -77,7 +79,7 @@ async def misbehave(fault: str, request: web.Request) -> web.StreamResponse:
         transport.abort()
     elif fault == "slow drip":
         for _ in range(100):
-            await asyncio.sleep(DRIP_LIMIT / 20)
+            await asyncio.sleep(TIMEOUT_S / 20)
             await reply.write(b" ")
     else:
         for _ in range(90):
@@ -86,21 +88,21 @@ async def misbehave(fault: str, request: web.Request) -> web.StreamResponse:
 
 
 async def serve(seed: int) -> None:
-    """Answer with the number in the question; a fault now and then, by a seeded coin; the huge body rarely."""
-    coin = random.Random(seed)
+    """Serve chat completions that repeat the number in the prompt, with random faults; huge bodies are rare."""
+    rng = random.Random(seed)
     weights = [1.0 if fault != "huge body" else 0.02 for fault in FAULTS]
 
-    async def answer(request: web.Request) -> web.StreamResponse:
+    async def respond(request: web.Request) -> web.StreamResponse:
         body = await request.json()
-        if coin.random() < CHANCE:
+        if rng.random() < FAULT_PROBABILITY:
             try:
-                return await misbehave(coin.choices(FAULTS, weights)[0], request)
+                return await inject(rng.choices(FAULTS, weights)[0], request)
             except (ConnectionError, asyncio.CancelledError):
                 return web.Response()
         return web.json_response(completion(body["messages"][-1]["content"].split()[-1]))
 
     app = web.Application()
-    app.router.add_post("/v1/chat/completions", answer)
+    app.router.add_post("/v1/chat/completions", respond)
     runner = web.AppRunner(app, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, backlog=4096)
@@ -110,18 +112,18 @@ async def serve(seed: int) -> None:
 
 
 def correct(completion: list[dict[str, Any]], answer: str) -> float:
-    """1 when the answer is right."""
+    """Return 1 if the response is correct, else 0."""
     return float(completion[-1]["content"] == answer)
 
 
-async def play_faults(count: int) -> None:
-    """Evaluate against the server that misbehaves and count what came of it."""
+async def evaluate_faults(count: int) -> None:
+    """Evaluate `count` rollouts against the faulty server and print the outcomes."""
     rows = [{"question": f"Say {i}", "answer": str(i)} for i in range(count)]
     env = rove.SingleTurnEnv(dataset=rows, rubric=rove.Rubric([correct]))
     server = subprocess.Popen([sys.executable, __file__, "--serve"], stdout=subprocess.PIPE, text=True)
     assert server.stdout is not None
-    client = rove.OpenAIClient(server.stdout.readline().strip(), timeout=DRIP_LIMIT, max_retries=2, backoff=0.05)
-    began = time.perf_counter()
+    client = rove.OpenAIClient(server.stdout.readline().strip(), timeout=TIMEOUT_S, max_retries=2, backoff=0.05)
+    started = time.perf_counter()
     with tempfile.TemporaryDirectory() as folder:
         try:
             async with asyncio.timeout(1800):
@@ -130,59 +132,65 @@ async def play_faults(count: int) -> None:
             await client.close()
             server.kill()
         records = list(Run(f"{folder}/run").rollouts())
-    places = Counter((record.example_key, record.rollout_index) for record in records)
+    keys = Counter((record.example_key, record.rollout_index) for record in records)
     wrong = sum(record.reward not in (None, 1.0) for record in records)
-    lost = count - len(places)
-    twice = sum(times - 1 for times in places.values())
+    lost = count - len(keys)
+    duplicates = sum(number - 1 for number in keys.values())
     untyped = sum((record.error is None) == (record.scores is None) for record in records)
     print(
-        f"{count} rollouts in {time.perf_counter() - began:.0f} s: {summary['scored']} scored, {summary['failed']} failed"
+        f"{count} rollouts in {time.perf_counter() - started:.0f} s: {summary['scored']} scored, {summary['failed']} failed"
     )
-    print(f"lost {lost}, twice {twice}, scored by accident {wrong}, neither scored nor failed {untyped}")
-    print(f"tries that failed before an answer: {summary['retries']}; errors: {summary['errors']}")
+    print(f"lost {lost}, duplicates {duplicates}, wrong rewards {wrong}, neither scored nor failed {untyped}")
+    print(f"failed attempts before a response: {summary['retries']}; errors: {summary['errors']}")
     print(f"peak memory {resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10} MiB")
-    if lost or twice or wrong or untyped:
-        sys.exit("that is not how it should be")
+    if lost or duplicates or wrong or untyped:
+        sys.exit("some rollouts were lost, duplicated, scored wrongly or neither scored nor failed; expected none")
 
 
-async def play_capacity(count: int, admitted: int, latency: float) -> None:
-    """Evaluate against a server that admits so many at a time; where does the limit settle?"""
+async def evaluate_capacity(count: int, admitted: int, latency: float) -> None:
+    """Evaluate against a server that accepts `admitted` concurrent requests; print the limit that the client converges to.
+
+    Args:
+        count: Number of rollouts.
+        admitted: Concurrent requests that the server accepts.
+        latency: Seconds per response.
+    """
     env = rove.SingleTurnEnv(dataset=[{"question": str(i)} for i in range(count)], rubric=rove.Rubric())
     limits: list[int] = []
     with mock_server(latency, admitted) as url:
         client = rove.OpenAIClient(url, max_retries=20, backoff=0.05)
-        began = time.perf_counter()
+        started = time.perf_counter()
         summary = await rove.evaluate(env, client, "mock", on_record=lambda _: limits.append(client.limiter.limit))
-        wall = time.perf_counter() - began
+        wall = time.perf_counter() - started
         history = list(client.limiter.history)
         await client.close()
-    settled = limits[len(limits) // 4 :]
-    low, high = statistics.quantiles(settled, n=20)[0], statistics.quantiles(settled, n=20)[-1]
+    converged = limits[len(limits) // 4 :]
+    low, high = statistics.quantiles(converged, n=20)[0], statistics.quantiles(converged, n=20)[-1]
     print(
-        f"\n{admitted} admitted at a time, {latency:g} s each: limit {statistics.mean(settled):.1f} on average after the first "
-        f"quarter (5 % to 95 %: {low:.0f} to {high:.0f})"
+        f"\n{admitted} concurrent requests accepted, {latency:g} s each: limit {statistics.mean(converged):.1f} on average "
+        f"after the first quarter (5 % to 95 %: {low:.0f} to {high:.0f})"
     )
     print(
-        f"{count / wall:.0f} rollouts/s, {count / wall / (admitted / latency):.0%} of what the server can do; ", end=""
+        f"{count / wall:.0f} rollouts/s, {count / wall / (admitted / latency):.0%} of the server's capacity; ", end=""
     )
-    print(f"{summary['retries']} requests refused, {summary['failed']} rollouts failed")
-    print("the first changes:", json.dumps([list(change) for change in history[:8]]))
-    if abs(statistics.mean(settled) - admitted) > 0.1 * admitted or summary["failed"]:
-        sys.exit("that is not how it should be")
+    print(f"{summary['retries']} requests rejected, {summary['failed']} rollouts failed")
+    print("first changes of the limit:", json.dumps([list(change) for change in history[:8]]))
+    if abs(statistics.mean(converged) - admitted) > 0.1 * admitted or summary["failed"]:
+        sys.exit(f"expected no failed rollouts and an average limit within 10 % of {admitted}")
 
 
 def main() -> None:
-    """Both runs."""
+    """Run both evaluations."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rollouts", type=int, default=10_000)
     parser.add_argument("--admitted", type=int, default=50)
     parser.add_argument("--latency", type=float, default=0.2)
     parser.add_argument("--serve", action="store_true", help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.serve:
+    args = parser.parse_args()
+    if args.serve:
         asyncio.run(serve(seed=0))
-    asyncio.run(play_faults(given.rollouts))
-    asyncio.run(play_capacity(given.rollouts, given.admitted, given.latency))
+    asyncio.run(evaluate_faults(args.rollouts))
+    asyncio.run(evaluate_capacity(args.rollouts, args.admitted, args.latency))
 
 
 if __name__ == "__main__":

@@ -1,10 +1,10 @@
-"""Do the answers of runs still read as language? Their log-probability under another model, and their form.
+"""Measure how fluent the answers of runs are: their log-probability under a model, and statistics of their sentences.
 
     python benchmarks/fluency.py smollm2-135m runs/demo-quick-seed0/eval/base runs/demo-quick-seed0/eval/RL [--permuted]
 
-For each run: the mean log-probability per word of its answers under the model (in nats; ordinary text of the model's own is the
-first row's), the share of sentences that begin with a capital letter, the share of distinct sentences, and words per sentence.
-The limits of the scale: `--permuted` adds the answers of each run with their words in random order.
+For each run, the script prints the mean log-probability of its answers under the model (nats per word), the share of sentences
+that begin with a capital letter, the share of distinct sentences, and the number of words per sentence. For reference, pass the
+run of the untrained model first. `--permuted` adds the answers of each run with their words in random order as a lower bound.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from rove.train.sequences import sequences_from_messages
 from rove.train.trainer import token_logprobs
 
 Conversation = tuple[list[dict[str, object]], str]
-"""A prompt and the answer."""
+"""A prompt (messages) and the answer to it."""
 
 
 def answers(run: Path) -> list[Conversation]:
-    """Return the prompts and answers of an evaluation of single-turn rollouts."""
-    found = []
+    """Return the prompts and answers of the single-turn rollouts of a run; failed rollouts are excluded."""
+    conversations = []
     for record in Run(run).rollouts():
         if record.error is None:
-            found.append((list(record.prompt), str(record.completion[-1]["content"])))
-    return found
+            conversations.append((list(record.prompt), str(record.completion[-1]["content"])))
+    return conversations
 
 
 def permuted(conversations: Sequence[Conversation]) -> list[Conversation]:
@@ -43,7 +43,7 @@ def permuted(conversations: Sequence[Conversation]) -> list[Conversation]:
 
 
 def logprob_per_word(loaded: LoadedModel, conversations: Sequence[Conversation]) -> float:
-    """Return the log-probability of all answers divided by their words."""
+    """Return the total log-probability of the answers (nats), divided by their number of words."""
     sequences = []
     for prompt, text in conversations:
         sequences += sequences_from_messages(loaded.renderer, [*prompt, {"role": "assistant", "content": text}])
@@ -55,9 +55,9 @@ def logprob_per_word(loaded: LoadedModel, conversations: Sequence[Conversation])
 
 
 def main() -> None:
-    """Print a row for each run."""
+    """Print a row per run."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", maxsplit=1)[0])
-    parser.add_argument("model", help="the model that judges")
+    parser.add_argument("model", help="model that computes the log-probabilities")
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("--permuted", action="store_true")
     options = parser.parse_args()
@@ -69,10 +69,10 @@ def main() -> None:
             rows["  with its words in random order"] = permuted(answers(run))
         for name, conversations in rows.items():
             sentences = [part for _, text in conversations for part in re.split(r"(?<=[.!?])\s+", text.strip()) if part]
-            capital = sum(one[0].isupper() for one in sentences) / len(sentences)
-            words = sum(len(one.split()) for one in sentences) / len(sentences)
+            capital = sum(sentence[0].isupper() for sentence in sentences) / len(sentences)
+            words = sum(len(sentence.split()) for sentence in sentences) / len(sentences)
             value = logprob_per_word(loaded, conversations)
-            distinct = len({one.lower() for one in sentences}) / len(sentences)
+            distinct = len({sentence.lower() for sentence in sentences}) / len(sentences)
             print(f"{name:44} {value:9.2f} {capital:8.2f} {distinct:8.2f} {words:14.1f}")
 
 

@@ -1,11 +1,14 @@
-"""A kill harness for the hub: `kill -9` at random instants of uploads; each version is there whole afterwards, or not at all.
+"""Test that publishing to a hub is atomic: `kill -9` at random times during uploads leaves a complete version or none.
 
     python benchmarks/hub_kills.py [--kills 100] [--seed 0]
 
-A hub is started, a package is uploaded to it, and the process is killed at a random instant between the upload's first byte and a
-little after its end, judged by how long the last ones took. Then it is started again: what the index has must be whole (every
-file there, of the right size and hash), no file or folder may lie in the data folder that the index does not know, a version that
-was answered with 201 must be there, and the same upload must be taken or, where the version is there, be refused as being there.
+The script starts a hub, uploads a package and kills the hub at a random time between the first byte of the upload and shortly
+after its expected end, which it estimates from recent uploads. Then it restarts the hub and checks that
+
+- every version in the index is complete: all files exist with the right size and hash;
+- the data folder contains no file or folder that is missing from the index;
+- the version exists if the hub responded with 201;
+- the same upload is accepted (201), or rejected (409) if the version exists.
 """
 
 from __future__ import annotations
@@ -25,7 +28,7 @@ import urllib.request
 from pathlib import Path
 from typing import Any, NamedTuple
 
-sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests"))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "support"))
 
 from packages import put_package
 
@@ -33,35 +36,35 @@ from rove.hub.server import catalogue
 from rove.hub.server.store import Store
 from rove.hub.server.tokens import make_token
 
-PADDING = 1 << 20
-"""Bytes that do not compress, in each wheel: an upload is to take a while."""
+PADDING_BYTES = 1 << 20
+"""Incompressible bytes in each wheel, so that an upload takes long enough to be interrupted."""
 
 
 class Outcome(NamedTuple):
-    """How many uploads ended in which way."""
+    """Counts of uploads by outcome."""
 
     kills: int
-    answered: int
-    """Of those that were killed, how many had had their answer."""
-    whole: int
-    """... and how many versions were there after the restart."""
+    acknowledged: int
+    """Uploads that the hub answered with 201 before it was killed."""
+    published: int
+    """Versions that existed after the restart."""
 
 
 class Hub:
-    """`rove hub serve` in a process of its own."""
+    """`rove hub serve` in a separate process."""
 
     def __init__(self, data: Path):
         command = [sys.executable, "-m", "rove.cli.main", "hub", "serve", "--data", str(data), "--port", "0"]
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
-        found = re.search(r"http://\S+", line)
-        if found is None:
+        match = re.search(r"http://\S+", line)
+        if match is None:
             sys.exit(f"the hub did not start: {line}")
-        self.url = found.group()
+        self.url = match.group()
 
     def kill(self) -> None:
-        """End it as a power cut would."""
+        """Kill the process (SIGKILL) and wait for its end."""
         self.process.kill()
         self.process.wait()
         assert self.process.stdout is not None
@@ -69,7 +72,7 @@ class Hub:
 
 
 def body_of(folder: Path) -> tuple[str, bytes]:
-    """An upload of a package: its content type and its bytes."""
+    """Return the content type and the bytes of an upload of the package in `folder`."""
     boundary = "b" * 30
     parts = {"manifest": "manifest.json", "readme": "README.md"}
     parts |= {"wheel" if file.suffix == ".whl" else "source": file.name for file in folder.glob("*-*.*")}
@@ -81,14 +84,14 @@ def body_of(folder: Path) -> tuple[str, bytes]:
 
 
 def upload(url: str, token: str, version: str, body: tuple[str, bytes]) -> int:
-    """Upload; the status of the answer, 0 where there was none."""
+    """Upload a version; return the status of the response, or 0 if there was none."""
     request = urllib.request.Request(f"{url}/api/environments/acme/my-sums/{version}", data=body[1], method="PUT")
     request.add_header("Authorization", f"Bearer {token}")
     request.add_header("Content-Type", body[0])
     opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
     try:
-        with opener.open(request, timeout=60) as answer:
-            return answer.status
+        with opener.open(request, timeout=60) as response:
+            return response.status
     except urllib.error.HTTPError as error:
         return error.code
     except OSError:
@@ -96,7 +99,7 @@ def upload(url: str, token: str, version: str, body: tuple[str, bytes]) -> int:
 
 
 def check(data: Path) -> set[str]:
-    """The versions of a data folder after a restart; ends the program where it is not as it should be."""
+    """Return the versions in a data folder after a restart; exit with a message if the folder is inconsistent."""
     store = Store(data)
     try:
         known = {Path("my-sums")} if (store.files / "acme/my-sums").exists() else set()
@@ -105,104 +108,113 @@ def check(data: Path) -> set[str]:
         except Exception:
             releases = []
         for release in releases:
-            place = store.files / "acme/my-sums" / release.version
-            known.add(place.relative_to(store.files / "acme"))
+            folder = store.files / "acme/my-sums" / release.version
+            known.add(folder.relative_to(store.files / "acme"))
             for file in release.files:
-                content = (place / file.filename).read_bytes()
+                content = (folder / file.filename).read_bytes()
                 if (hashlib.sha256(content).hexdigest(), len(content)) != (file.sha256, file.size):
-                    sys.exit(f"{place / file.filename} is torn")
-                known.add((place / file.filename).relative_to(store.files / "acme"))
-        there = {path.relative_to(store.files / "acme") for path in store.files.glob("acme/**/*")} - {Path()}
-        if there != known:
-            sys.exit(f"in the folder, and not in the index or the other way round: {there ^ known}")
+                    sys.exit(f"{folder / file.filename} has the wrong size or hash")
+                known.add((folder / file.filename).relative_to(store.files / "acme"))
+        existing = {path.relative_to(store.files / "acme") for path in store.files.glob("acme/**/*")} - {Path()}
+        if existing != known:
+            sys.exit(f"files only in the folder or only in the index: {existing ^ known}")
         if any(store.drafts.iterdir()):
-            sys.exit("a draft has stayed")
+            sys.exit("a draft of an upload was not removed")
         return {release.version for release in releases}
     finally:
         store.close()
 
 
-def harass(place: Path, kills: int, seed: int, tell: bool = True) -> Outcome:
-    """Kill, start again, look; ends the program at the first thing that is not right."""
-    instants = random.Random(seed)
-    data = place / "hub"
+def kill_uploads(folder: Path, kills: int, seed: int, verbose: bool = True) -> Outcome:
+    """Kill a hub during `kills` uploads, restart it and check it each time; exit with a message at the first error.
+
+    Args:
+        folder: Empty folder for the hub and the packages.
+        kills: Number of kills.
+        seed: Random seed of the times and of the padding.
+        verbose: Whether to print the counts after every 10 kills.
+    """
+    rng = random.Random(seed)
+    data = folder / "hub"
     store = Store(data)
     store.add_owner("acme")
     token = make_token(store.database, "acme")
     store.close()
-    noise = random.Random(seed).randbytes(PADDING)
-    answered = whole = 0
+    noise = random.Random(seed).randbytes(PADDING_BYTES)
+    acknowledged = published = 0
     hub = Hub(data)
     try:
-        took = [_measure(hub, place, token, noise)]
+        durations = [_first_upload_seconds(hub, folder, token, noise)]
         for number in range(kills):
             version = f"1.{number}"
-            body = _package(place, version, noise)
-            answers: list[int] = []
-            uploading = threading.Thread(target=_note, args=(answers, took, hub.url, token, version, body))
+            body = _package(folder, version, noise)
+            statuses: list[int] = []
+            uploading = threading.Thread(
+                target=_timed_upload, args=(statuses, durations, hub.url, token, version, body)
+            )
             uploading.start()
-            time.sleep(instants.uniform(0.0, 1.1 * statistics.median(took[-5:])))
+            time.sleep(rng.uniform(0.0, 1.1 * statistics.median(durations[-5:])))
             hub.kill()
             uploading.join()
             hub = Hub(data)
-            there = version in check(data)
-            if answers[0] == 201 and not there:
-                sys.exit(f"{version} was taken (201), and is not there")
-            if answers[0] not in (0, 201):
-                sys.exit(f"{version} was answered with {answers[0]}")
-            answered, whole = answered + (answers[0] == 201), whole + there
-            began = time.perf_counter()
+            exists = version in check(data)
+            if statuses[0] == 201 and not exists:
+                sys.exit(f"the upload of {version} was accepted (201), but the version does not exist")
+            if statuses[0] not in (0, 201):
+                sys.exit(f"the upload of {version} returned status {statuses[0]}; expected 201 or no response")
+            acknowledged, published = acknowledged + (statuses[0] == 201), published + exists
+            started = time.perf_counter()
             again = upload(hub.url, token, version, body)
             if again == 201:
-                took.append(time.perf_counter() - began)
-            if again != (409 if there else 201):
+                durations.append(time.perf_counter() - started)
+            if again != (409 if exists else 201):
                 sys.exit(
-                    f"{version} is {'' if there else 'not '}there, and uploading it again is answered with {again}"
+                    f"{version} {'exists' if exists else 'does not exist'}, but uploading it again returned status {again}"
                 )
-            if tell and (number + 1) % 10 == 0:
+            if verbose and (number + 1) % 10 == 0:
                 print(
-                    f"{number + 1} kills: {answered} after the answer, {whole} versions whole, the others absent",
+                    f"{number + 1} kills: {acknowledged} after the response, {published} versions complete, the others absent",
                     flush=True,
                 )
         check(data)
-        return Outcome(kills, answered, whole)
+        return Outcome(kills, acknowledged, published)
     finally:
         hub.kill()
 
 
-def _note(answers: list[int], took: list[float], *asked: Any) -> None:
-    began = time.perf_counter()
-    answers.append(upload(*asked))
-    if answers[-1] == 201:
-        took.append(time.perf_counter() - began)
+def _timed_upload(statuses: list[int], durations: list[float], *arguments: Any) -> None:
+    started = time.perf_counter()
+    statuses.append(upload(*arguments))
+    if statuses[-1] == 201:
+        durations.append(time.perf_counter() - started)
 
 
-def _measure(hub: Hub, place: Path, token: str, noise: bytes) -> float:
-    """Seconds that the first upload to a hub takes, as each of those that are killed is."""
-    body = _package(place, "0.1", noise)
-    began = time.perf_counter()
+def _first_upload_seconds(hub: Hub, folder: Path, token: str, noise: bytes) -> float:
+    """Upload to a new hub without a kill and return the seconds that it takes."""
+    body = _package(folder, "0.1", noise)
+    started = time.perf_counter()
     if upload(hub.url, token, "0.1", body) != 201:
-        sys.exit("an upload that nobody disturbs is not taken")
-    return time.perf_counter() - began
+        sys.exit("an upload without a kill was not accepted; expected status 201")
+    return time.perf_counter() - started
 
 
-def _package(place: Path, version: str, noise: bytes) -> tuple[str, bytes]:
-    folder = place / "made" / version
-    put_package(folder, "my-sums", version, {"padding.bin": noise})
-    return body_of(folder)
+def _package(folder: Path, version: str, noise: bytes) -> tuple[str, bytes]:
+    source = folder / "made" / version
+    put_package(source, "my-sums", version, {"padding.bin": noise})
+    return body_of(source)
 
 
 def main() -> None:
-    """Kill and look."""
+    """Run the test and print the counts."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--kills", type=int, default=100)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    with tempfile.TemporaryDirectory() as place:
-        done = harass(Path(place), given.kills, given.seed)
+    args = parser.parse_args()
+    with tempfile.TemporaryDirectory() as folder:
+        outcome = kill_uploads(Path(folder), args.kills, args.seed)
     print(
-        f"{done.kills} kills: {done.whole} versions were there whole, {done.kills - done.whole} not at all, none half; all "
-        f"{done.answered} that had been answered with 201 were there"
+        f"{outcome.kills} kills: {outcome.published} versions were complete, {outcome.kills - outcome.published} absent, none "
+        f"partial; all {outcome.acknowledged} that the hub had acknowledged with 201 existed"
     )
 
 

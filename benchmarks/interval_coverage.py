@@ -1,9 +1,9 @@
-"""How often 95 % intervals hold the true mean, and how often `rove.compare` states a direction where there is none.
+"""Simulate how often 95 % intervals contain the true mean, and how often `rove.compare` reports a false direction.
 
     python benchmarks/interval_coverage.py            # print the tables (about 8 minutes on one core)
     python benchmarks/interval_coverage.py --write    # write them into docs/evaluation.md
 
-Seeded: the same numbers on every run.
+The simulations are seeded, so every run prints the same numbers.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 EXAMPLES = (5, 10, 30, 100, 300)
 COMPARED = (5, 10, 15, 20, 30, 100)
 Draw = Callable[[np.random.Generator, int], Sequence[Sequence[float]]]
-"""Rewards of n examples: one list of rollouts each."""
+"""A function (generator, n) that returns the rewards of n examples: a list of rollouts per example."""
 Pair = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
-"""Rewards of n examples in two runs with the same true mean: a row per example, a column per rollout."""
+"""A function (generator, n) that returns the rewards of two runs with the same true mean, of shape (n, rollouts) each."""
 
 
 class Coverage(NamedTuple):
-    """Shares of the simulated evaluations."""
+    """Fractions of the simulated evaluations."""
 
     clear: float
-    """With an interval that has no caveat."""
+    """Fraction with an interval without a caveat."""
     missed: float
-    """With an interval that has no caveat and does not hold the true mean."""
-    held: float
-    """With an interval, with or without a caveat, that holds the true mean, among those with an interval."""
+    """Fraction with an interval without a caveat that does not contain the true mean."""
+    covered: float
+    """Fraction of the intervals, with or without a caveat, that contain the true mean; nan without any interval."""
 
 
 def single(values: np.ndarray) -> list[list[float]]:
@@ -45,12 +45,12 @@ def single(values: np.ndarray) -> list[list[float]]:
 
 
 def bernoulli(p: float) -> Draw:
-    """Return rewards that are 1 with probability `p`, else 0."""
+    """Return a draw of rewards that are 1 with probability `p`, else 0."""
     return lambda rng, n: single(rng.binomial(1, p, n).astype(float))
 
 
 def grouped(p: float, rollouts: int, correlation: float) -> Draw:
-    """Return 0/1 rewards of several rollouts per example with an intraclass correlation (beta-binomial)."""
+    """Return a draw of 0/1 rewards of several rollouts per example with an intraclass correlation (beta-binomial)."""
     rest = (1.0 - correlation) / correlation
 
     def draw(rng: np.random.Generator, n: int) -> list[list[float]]:
@@ -61,7 +61,7 @@ def grouped(p: float, rollouts: int, correlation: float) -> Draw:
 
 
 def with_format(p: float) -> Draw:
-    """Return a reward of 1 with probability `p`, plus a format reward of 0.2 with probability 0.9."""
+    """Return a draw of rewards: 1 with probability `p`, plus a format reward of 0.2 with probability 0.9."""
     return lambda rng, n: single(rng.binomial(1, p, n) + 0.2 * rng.binomial(1, 0.9, n))
 
 
@@ -77,7 +77,7 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 
 
 def differing(gaps: Callable[[np.random.Generator, int], np.ndarray]) -> Pair:
-    """Return two runs whose rewards differ by these amounts, with one rollout per example."""
+    """Return a pair of runs whose rewards differ by `gaps`, with one rollout per example."""
 
     def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         base = rng.normal(0.0, 1.0, (n, 1))
@@ -87,7 +87,7 @@ def differing(gaps: Callable[[np.random.Generator, int], np.ndarray]) -> Pair:
 
 
 def both(p: float, rollouts: int) -> Pair:
-    """Return two runs of 0/1 rewards whose examples are of different difficulty."""
+    """Return a pair of runs with 0/1 rewards and examples of varying difficulty."""
 
     def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
         chances = rng.beta(2 * p, 2 * (1.0 - p), (n, 1))
@@ -97,7 +97,7 @@ def both(p: float, rollouts: int) -> Pair:
 
 
 def opposed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return constant rewards of 0.8, and rewards that are 1 with probability 0.8, else 0."""
+    """Return constant rewards of 0.8, and rewards that are 1 with probability 0.8, else 0; shape (n, 1) each."""
     return np.full((n, 1), 0.8), rng.binomial(1, 0.8, (n, 1))
 
 
@@ -114,42 +114,50 @@ PAIRS: dict[str, Pair] = {
 
 
 def coverage(draw: Draw, truth: float, examples: int, repeats: int, seed: int = 0) -> Coverage:
-    """Evaluate `repeats` times and return how often the summary's interval of the reward holds the true mean."""
+    """Simulate `repeats` evaluations and return how often the interval of the reward contains the true mean.
+
+    Args:
+        draw: The distribution of the rewards.
+        truth: True mean of the rewards.
+        examples: Examples per evaluation.
+        repeats: Number of evaluations.
+        seed: Random seed.
+    """
     rng = np.random.default_rng(seed)
-    clear = missed = held = intervals = 0
+    clear = missed = covered = intervals = 0
     for _ in range(repeats):
         column = Column()
         for key, rewards in enumerate(draw(rng, examples)):
             for reward in rewards:
                 column.add(key, reward)
-        seen = column.estimate
-        if math.isnan(seen.low):
+        estimate = column.estimate
+        if math.isnan(estimate.low):
             continue
         intervals += 1
-        holds = seen.low - 1e-9 <= truth <= seen.high + 1e-9
-        held += holds
-        clear += seen.caveat is None
-        missed += seen.caveat is None and not holds
-    return Coverage(clear / repeats, missed / repeats, held / intervals if intervals else math.nan)
+        contains = estimate.low - 1e-9 <= truth <= estimate.high + 1e-9
+        covered += contains
+        clear += estimate.caveat is None
+        missed += estimate.caveat is None and not contains
+    return Coverage(clear / repeats, missed / repeats, covered / intervals if intervals else math.nan)
 
 
 def false_directions(pair: Pair, examples: int, repeats: int, seed: int = 0, paired: bool = True) -> float:
-    """Return the share of comparisons that state a direction although the true means are equal.
+    """Return the fraction of comparisons that report a direction although the true means are equal.
 
     Args:
-        pair: The rewards of both runs.
-        examples: Of each run.
-        repeats: Comparisons.
+        pair: The distribution of the rewards of both runs.
+        examples: Examples per run.
+        repeats: Number of comparisons.
         seed: Random seed.
         paired: Whether both runs have the same examples.
     """
     rng = np.random.default_rng(seed)
-    found = 0
+    directions = 0
     for _ in range(repeats):
         a, b = ([[float(reward) for reward in row] for row in side] for side in pair(rng, examples))
         start = 0 if paired else examples
-        found += compare(outcomes(a, 0), outcomes(b, start)).main.direction != 0
-    return found / repeats
+        directions += compare(outcomes(a, 0), outcomes(b, start)).main.direction != 0
+    return directions / repeats
 
 
 def outcomes(rewards: Sequence[Sequence[float]], start: int) -> list[Outcome]:
@@ -167,19 +175,19 @@ def table(head: str, sizes: Sequence[int], rows: dict[str, list[str]]) -> str:
     return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
 
 
-def cell(found: Coverage) -> str:
-    """Return the coverage in %, in brackets where most of these intervals carry a caveat."""
-    if math.isnan(found.held):
+def cell(coverage: Coverage) -> str:
+    """Return the coverage in %, in parentheses if at most half of the evaluations have an interval without a caveat."""
+    if math.isnan(coverage.covered):
         return "no interval"
-    return f"{100 * found.held:.1f}" if found.clear > 0.5 else f"({100 * found.held:.1f})"
+    return f"{100 * coverage.covered:.1f}" if coverage.clear > 0.5 else f"({100 * coverage.covered:.1f})"
 
 
 def tables(repeats: int) -> dict[str, str]:
     """Return the tables of docs/evaluation.md by name."""
-    found = {name: [coverage(draw, truth, n, repeats) for n in EXAMPLES] for name, (draw, truth) in DRAWS.items()}
-    held = {name: [cell(one) for one in row] for name, row in found.items()}
-    missed = {name: [f"{100 * one.missed:.1f} / {100 * one.clear:.0f}" for one in row] for name, row in found.items()}
-    wrong = {
+    results = {name: [coverage(draw, truth, n, repeats) for n in EXAMPLES] for name, (draw, truth) in DRAWS.items()}
+    covered = {name: [cell(one) for one in row] for name, row in results.items()}
+    missed = {name: [f"{100 * one.missed:.1f} / {100 * one.clear:.0f}" for one in row] for name, row in results.items()}
+    directions = {
         f"{name}{'' if paired else ' (different examples)'}": [
             f"{100 * false_directions(pair, n, repeats, paired=paired):.1f}" for n in COMPARED
         ]
@@ -187,15 +195,15 @@ def tables(repeats: int) -> dict[str, str]:
         for name, pair in PAIRS.items()
     }
     return {
-        "coverage": table("rewards", EXAMPLES, held),
+        "coverage": table("rewards", EXAMPLES, covered),
         "missed": table("rewards", EXAMPLES, missed),
-        "directions": table("differences", COMPARED, wrong),
+        "directions": table("differences", COMPARED, directions),
     }
 
 
-def written(page: str, found: dict[str, str]) -> str:
-    """Return the page with each table between its markers."""
-    for name, text in found.items():
+def insert_tables(page: str, tables: dict[str, str]) -> str:
+    """Return the page with the text between the markers of each table replaced."""
+    for name, text in tables.items():
         start, end = f"<!-- {name} -->\n", f"<!-- end of {name} -->"
         before, rest = page.split(start)
         page = f"{before}{start}{text}\n{end}{rest.split(end)[1]}"
@@ -206,12 +214,12 @@ def main() -> None:
     """Print or write the tables."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="Write the tables into docs/evaluation.md.")
-    parser.add_argument("--repeats", type=int, default=2000, help="Simulated evaluations per cell (2000).")
+    parser.add_argument("--repeats", type=int, default=2000, help="Simulated evaluations per cell (default: 2000).")
     options = parser.parse_args()
-    found = tables(options.repeats)
+    markdown = tables(options.repeats)
     if options.write:
-        PAGE.write_text(written(PAGE.read_text(encoding="utf-8"), found), encoding="utf-8")
-    print("\n\n".join(found.values()))
+        PAGE.write_text(insert_tables(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
+    print("\n\n".join(markdown.values()))
 
 
 if __name__ == "__main__":

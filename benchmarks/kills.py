@@ -1,13 +1,15 @@
-"""A kill harness: `kill -9` at random instants of runs; what is there in the end must be what is there without.
+"""Test that runs survive `kill -9` at random times: a run that was killed and resumed must end with the same results.
 
     python benchmarks/kills.py [--what eval,rl,sft] [--kills 200] [--examples 400]
 
-A run is started, killed at a random instant and started again, until it comes to its end; then the next one begins, until there
-have been so many kills. Some of them hit the start, some the end; a run that was killed often is given more time, or a machine
-that has become slower would never see its end. Printed is also how many kills hit a run that had begun its work in that session
-or earlier. "eval" is an evaluation by a seeded scripted policy: after
-each run its rollouts must be those of a run that nobody disturbed, none missing, none twice, every reward and every word the
-same. "rl" and "sft" train a tiny model: after each run every weight must be the same to the bit.
+The script starts a run, kills it at a random time and resumes it until it finishes, then starts the next run, until the number
+of kills is reached. The kills can hit any part of a run, including its start and its end. The time limit grows with the number
+of kills of a run, so that runs finish even if the machine becomes slower. The script also prints how many kills hit a run that
+had already written results.
+
+- "eval" is an evaluation of a seeded scripted policy. The rollouts of each run must equal those of an uninterrupted run: none
+  missing, none duplicated, with the same rewards and messages.
+- "rl" and "sft" train a tiny model. The weights must be bitwise equal to those of an uninterrupted run.
 """
 
 from __future__ import annotations
@@ -27,116 +29,128 @@ from rove.runs.run import Run
 
 
 class Setting(NamedTuple):
-    """What is run, and what must come out the same."""
+    """A command, and its results that must not change."""
 
-    words: list[str]
-    """Arguments of rove, but for the run folder."""
+    arguments: list[str]
+    """Arguments of rove without the run folder."""
     results: Callable[[Path], Any]
+    """Returns the results in a run folder."""
 
 
-def settings(what: str, place: Path, examples: int) -> Setting:
-    """The setting of this name; a model to train is made in `place`."""
+def settings(what: str, folder: Path, examples: int) -> Setting:
+    """Return the setting "eval", "rl" or "sft"; the inputs of training are created in `folder`."""
     if what == "eval":
         return Setting(["eval", "tictactoe", "-m", "scripted:teacher", "-n", str(examples), "-r", "2"], rollouts)
-    model = place / "model"
-    rove("model", "new", "--env", "tictactoe", "-o", str(model))
-    few = ["--micro_batch_tokens", "1024", "--threads", "1"]
+    model = folder / "model"
+    run_rove("model", "new", "--env", "tictactoe", "-o", str(model))
+    common = ["--micro_batch_tokens", "1024", "--threads", "1"]
     if what == "rl":
         shape = ["--steps", "12", "--batch-size", "16", "-r", "4", "-t", "12", "--learning-rate", "1e-3"]
         shape += ["--checkpoint_every", "2"]
-        return Setting(["rl", "tictactoe", "-m", str(model), *shape, *few], weights)
-    data = place / "data"
-    rove("eval", "tictactoe", "-m", "scripted:teacher", "-n", "60", "-r", "1", "--run-dir", str(data))
+        return Setting(["rl", "tictactoe", "-m", str(model), *shape, *common], weights)
+    data = folder / "data"
+    run_rove("eval", "tictactoe", "-m", "scripted:teacher", "-n", "60", "-r", "1", "--run-dir", str(data))
     shape = ["--data", str(data), "--epochs", "3", "--batch-size", "8"]
-    shape += ["--validate_every", "2"]  # and a checkpoint each time
-    return Setting(["sft", "-m", str(model), *shape, *few], weights)
+    shape += ["--validate_every", "2"]  # also saves a checkpoint each time
+    return Setting(["sft", "-m", str(model), *shape, *common], weights)
 
 
-def rove(*words: str) -> None:
-    """Run a command to its end."""
-    done = subprocess.run(command(list(words)), capture_output=True, text=True)
+def run_rove(*arguments: str) -> None:
+    """Run a rove command; exit with a message if it fails."""
+    done = subprocess.run(rove_command(list(arguments)), capture_output=True, text=True)
     if done.returncode:
-        sys.exit(f"rove {' '.join(words)} failed:\n{done.stderr}")
+        sys.exit(f"rove {' '.join(arguments)} failed:\n{done.stderr}")
 
 
-def command(words: list[str]) -> list[str]:
-    """Rove in a process of its own."""
-    return [sys.executable, "-m", "rove.cli.main", *words]
+def rove_command(arguments: list[str]) -> list[str]:
+    """Return the command line of rove with these arguments."""
+    return [sys.executable, "-m", "rove.cli.main", *arguments]
 
 
 def weights(folder: Path) -> str:
-    """A digest of the final model."""
+    """Return the SHA-256 digest of the final weights."""
     return hashlib.sha256((folder / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
 def rollouts(folder: Path) -> dict[tuple[str, int], Any]:
-    """What a run came to; refuses a rollout that is there twice."""
-    found: dict[tuple[str, int], Any] = {}
+    """Return the results of a run by (example key, rollout index); exit with a message if a rollout is duplicated."""
+    results: dict[tuple[str, int], Any] = {}
     for record in Run(folder).rollouts():
-        place = record.example_key, record.rollout_index
-        if place in found:
-            sys.exit(f"{place} is there twice")
-        found[place] = (record.scores, record.completion, record.stop_condition, record.seed, record.error)
-    return found
+        key = record.example_key, record.rollout_index
+        if key in results:
+            sys.exit(f"rollout {key} is duplicated in {folder}")
+        results[key] = (record.scores, record.completion, record.stop_condition, record.seed, record.error)
+    return results
 
 
-def has_begun(folder: Path) -> bool:
-    """Whether a run has kept anything yet."""
+def has_results(folder: Path) -> bool:
+    """Return whether a run has written rollouts or metrics."""
     return any((folder / name).exists() for name in ("rollouts.jsonl", "metrics.jsonl"))
 
 
-def harass(what: str, setting: Setting, place: Path, most: int, instants: random.Random) -> None:
-    """Kill and compare, and print a line."""
+def kill_runs(what: str, setting: Setting, parent: Path, max_kills: int, rng: random.Random) -> None:
+    """Kill and resume runs until `max_kills` is reached, and compare their results with those of an uninterrupted run.
 
-    def started(folder: Path) -> list[str]:
-        return command([*setting.words, "--run-dir", str(folder), "--json"])
+    Exit with a message if a run fails or its results differ.
 
-    began = time.perf_counter()
-    subprocess.run(started(place / "calm"), check=True, capture_output=True)
-    takes = time.perf_counter() - began
-    calm = setting.results(place / "calm")
-    print(f"{what}: an undisturbed run takes {takes:.2f} s; kills come between 0 and {1.2 * takes:.2f} s", flush=True)
+    Args:
+        what: Name of the setting, for messages.
+        setting: The command to run.
+        parent: Folder in which run folders are created.
+        max_kills: Number of kills after which no new run is started.
+        rng: Source of the times of the kills.
+    """
+
+    def command(folder: Path) -> list[str]:
+        return rove_command([*setting.arguments, "--run-dir", str(folder), "--json"])
+
+    start = time.perf_counter()
+    subprocess.run(command(parent / "uninterrupted"), check=True, capture_output=True)
+    seconds = time.perf_counter() - start
+    expected = setting.results(parent / "uninterrupted")
+    print(f"{what}: an uninterrupted run takes {seconds:.2f} s; kills after 0 to {1.2 * seconds:.2f} s", flush=True)
     kills = late = runs = 0
-    while kills < most:
+    while kills < max_kills:
         runs += 1
-        folder, before = place / f"run{runs}", kills
+        folder, before = parent / f"run{runs}", kills
         while True:
-            most_seconds = 1.2 * takes * (1 + (kills - before) / 10)
-            process = subprocess.Popen(started(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+            max_seconds = 1.2 * seconds * (1 + (kills - before) / 10)
+            process = subprocess.Popen(command(folder), stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
             try:
-                status = process.wait(instants.uniform(0.0, most_seconds))
+                status = process.wait(rng.uniform(0.0, max_seconds))
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
                 kills += 1
-                late += has_begun(folder)
+                late += has_results(folder)
                 continue
             if status:
                 assert process.stderr is not None
                 sys.exit(f"a run failed after {kills} kills: {process.stderr.read().decode()}")
             break
-        if setting.results(folder) != calm:
-            sys.exit(f"{what}, run {runs}: its results differ from the undisturbed run's")
+        if setting.results(folder) != expected:
+            sys.exit(f"{what}, run {runs}: the results differ from those of the uninterrupted run")
         print(
-            f"{what}, run {runs}: the same; {kills} kills so far, {late} of them after its work had begun", flush=True
+            f"{what}, run {runs}: same results; {kills} kills so far, {late} of them after results had been written",
+            flush=True,
         )
     print(
-        f"{what}: {kills} kills over {runs} runs; every run ended with the results of the undisturbed one", flush=True
+        f"{what}: {kills} kills in {runs} runs; every run ended with the results of the uninterrupted run", flush=True
     )
 
 
 def main() -> None:
-    """Kill and compare."""
+    """Run the test for each setting of --what."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--what", default="eval")
     parser.add_argument("--kills", type=int, default=200)
     parser.add_argument("--examples", type=int, default=400)
     parser.add_argument("--seed", type=int, default=0)
-    given = parser.parse_args()
-    for what in given.what.split(","):
-        with tempfile.TemporaryDirectory() as place:
-            setting = settings(what, Path(place), given.examples)
-            harass(what, setting, Path(place), given.kills, random.Random(given.seed))
+    args = parser.parse_args()
+    for what in args.what.split(","):
+        with tempfile.TemporaryDirectory() as folder:
+            setting = settings(what, Path(folder), args.examples)
+            kill_runs(what, setting, Path(folder), args.kills, random.Random(args.seed))
 
 
 if __name__ == "__main__":

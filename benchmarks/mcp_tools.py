@@ -1,11 +1,11 @@
-"""Calls per second of whole MCPEnv rollouts beside the same calls by the SDK's own client, and what they leave behind.
+"""Compare the tool calls per second of MCPEnv rollouts with those of the MCP SDK's client, and check for resource leaks.
 
     python benchmarks/mcp_tools.py [--rollouts 200] [--calls 5] [--rounds 3]
 
-One server that adds two numbers, as a command over stdio and over HTTP, shared by all rollouts, which run at once. The SDK's
-client makes the same calls on one connection from as many tasks, with no rollout around them: what it needs is the limit.
-Rove and the SDK take turns; printed are medians over the rounds of the seconds and of this process's own CPU time, the start
-and the end of the server included.
+All rollouts run concurrently and share one server, which adds two numbers, over stdio and over HTTP. The SDK's client makes the
+same calls on one connection from as many tasks, without rollouts; its costs are the lower bound. Each round measures rove and
+then the SDK. The script prints medians over the rounds of the wall time and of this process's CPU time, including the start and
+the end of a stdio server.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from typing import Any
 import mcp
 from mcp.client.stdio import StdioServerParameters
 from mcp.server import MCPServer
-from sandbox import held
+from sandbox import resource_counts
 
 import rove as vf
 
@@ -35,7 +35,7 @@ COMMAND = [__file__, "--serve", "0"]
 
 
 def serve(port: int) -> None:
-    """Be the server, on stdio (port 0) or HTTP."""
+    """Run the MCP server on stdio (port 0) or HTTP."""
     server = MCPServer("numbers", log_level="ERROR")
 
     @server.tool()
@@ -47,8 +47,8 @@ def serve(port: int) -> None:
 
 
 @contextmanager
-def over_http() -> Iterator[str]:
-    """The address of a server that runs meanwhile."""
+def http_server() -> Iterator[str]:
+    """Run the server over HTTP in a separate process and yield its URL."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -65,9 +65,9 @@ def over_http() -> Iterator[str]:
 
 
 def rollouts(server: dict[str, Any], count: int, calls: int) -> None:
-    """Rollouts of a scripted client, each with so many calls."""
+    """Run `count` rollouts of a scripted policy, each with `calls` tool calls, and check the results."""
 
-    def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+    def policy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if len(state["trajectory"]) == calls:
             return messages[-1].content
         function = {"name": "add", "arguments": json.dumps(ARGUMENTS)}
@@ -75,33 +75,33 @@ def rollouts(server: dict[str, Any], count: int, calls: int) -> None:
 
     rows = [{"question": str(i), "answer": "3"} for i in range(count)]
     env = vf.MCPEnv(mcp_servers=[{"name": "numbers", **server}], dataset=rows, max_turns=calls + 1)
-    records = asyncio.run(vf.generate(env, vf.ScriptedClient(player), max_concurrent=count))
+    records = asyncio.run(vf.generate(env, vf.ScriptedClient(policy), max_concurrent=count))
     assert [record.completion[-1]["content"] for record in records] == ["3"] * count
 
 
-async def bare(target: Any, count: int, calls: int) -> None:
-    """The same calls by the SDK alone."""
+async def sdk_calls(target: Any, count: int, calls: int) -> None:
+    """Make the same calls with the client of the SDK: `count` concurrent tasks with `calls` calls each."""
     async with mcp.Client(target) as client:
 
-        async def some() -> None:
+        async def worker() -> None:
             for _ in range(calls):
                 result = await client.call_tool("add", ARGUMENTS)
                 assert result.content[0].text == "3"  # pyright: ignore[reportAttributeAccessIssue]
 
-        await asyncio.gather(*(some() for _ in range(count)))
+        await asyncio.gather(*(worker() for _ in range(count)))
 
 
-def measured(work: Callable[[], Coroutine[Any, Any, None] | None]) -> tuple[float, float]:
-    """Seconds, and CPU seconds of this process."""
-    began, cpu = time.perf_counter(), time.process_time()
-    waiting = work()
-    if waiting is not None:
-        asyncio.run(waiting)
-    return time.perf_counter() - began, time.process_time() - cpu
+def measure(work: Callable[[], Coroutine[Any, Any, None] | None]) -> tuple[float, float]:
+    """Run `work` and return the wall seconds and the CPU seconds of this process."""
+    started, cpu = time.perf_counter(), time.process_time()
+    coroutine = work()
+    if coroutine is not None:
+        asyncio.run(coroutine)
+    return time.perf_counter() - started, time.process_time() - cpu
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure both clients and print the medians and the leaked resources."""
     parser = argparse.ArgumentParser()
     for name, value in (("rollouts", 200), ("calls", 5), ("rounds", 3), ("serve", None)):
         parser.add_argument(f"--{name}", type=int, default=value)
@@ -111,27 +111,27 @@ def main() -> None:
         return
     shape = (args.rollouts, args.calls)
     command = {"command": sys.executable, "args": COMMAND}
-    alike = StdioServerParameters(command=sys.executable, args=COMMAND)
-    with over_http() as url:
-        contests = {
-            "stdio": (lambda: rollouts(command, *shape), lambda: bare(mcp.stdio_client(alike), *shape)),
-            "HTTP": (lambda: rollouts({"url": url}, *shape), lambda: bare(url, *shape)),
+    stdio_server = StdioServerParameters(command=sys.executable, args=COMMAND)
+    with http_server() as url:
+        comparisons = {
+            "stdio": (lambda: rollouts(command, *shape), lambda: sdk_calls(mcp.stdio_client(stdio_server), *shape)),
+            "HTTP": (lambda: rollouts({"url": url}, *shape), lambda: sdk_calls(url, *shape)),
         }
-        rollouts(command, 2, 1)  # what a process loads once
-        print(f"{shape[0]} rollouts of {shape[1]} calls, all at once, {os.cpu_count()} cores, mcp SDK's client = 1")
-        for name, (ours, theirs) in contests.items():
-            before = held()
-            rounds = [[measured(ours), measured(theirs)] for _ in range(args.rounds)]
-            (wall, cpu), (their_wall, their_cpu) = (
-                [statistics.median(one[who][what] for one in rounds) for what in (0, 1)] for who in (0, 1)
+        rollouts(command, 2, 1)  # warm-up: imports and caches
+        print(f"{shape[0]} rollouts of {shape[1]} calls, all concurrent, {os.cpu_count()} cores, MCP SDK's client = 1")
+        for name, (run_rove, run_sdk) in comparisons.items():
+            before = resource_counts()
+            rounds = [[measure(run_rove), measure(run_sdk)] for _ in range(args.rounds)]
+            (wall, cpu), (sdk_wall, sdk_cpu) = (
+                [statistics.median(one[client][column] for one in rounds) for column in (0, 1)] for client in (0, 1)
             )
-            left = [after - was for was, after in zip(before, held(), strict=True)]
+            leaked = [after - initial for initial, after in zip(before, resource_counts(), strict=True)]
             total = args.rollouts * args.calls
             print(
                 f"{name:6} rove {total / wall:6.0f} calls/s {cpu / total * 1e3:5.2f} ms CPU   "
-                f"SDK {total / their_wall:6.0f} calls/s {their_cpu / total * 1e3:5.2f} ms CPU   "
-                f"{wall / their_wall:.2f}x the time, {cpu / their_cpu:.2f}x the CPU   "
-                f"left behind: {left if any(left) else 'nothing'}"
+                f"SDK {total / sdk_wall:6.0f} calls/s {sdk_cpu / total * 1e3:5.2f} ms CPU   "
+                f"{wall / sdk_wall:.2f}x the time, {cpu / sdk_cpu:.2f}x the CPU   "
+                f"left behind: {leaked if any(leaked) else 'nothing'}"
             )
 
 

@@ -1,9 +1,10 @@
-"""A chat-completions server that costs next to nothing: hand-parsed HTTP/1.1, one canned answer, in a process of its own.
+"""A minimal chat-completions server with low CPU cost: hand-parsed HTTP/1.1 and one fixed response, in a separate process.
 
     python benchmarks/mock_server.py [LATENCY_SECONDS] [ADMITTED]
 
-prints its base URL and serves until it is killed. ADMITTED: requests beyond so many at once get a 429. Under /v1/tools/TURNS
-instead of /v1 every answer but that to TURNS - 1 tool messages has a tool call besides, `add(a=1, b=2)`.
+The script prints its base URL and serves until it is killed. LATENCY_SECONDS delays each response (default: 0). The server
+rejects requests beyond ADMITTED concurrent ones with status 429 (default: no limit). With the base path /v1/tools/TURNS instead
+of /v1, every response also contains the tool call `add(a=1, b=2)` until the request has TURNS - 1 tool messages.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from collections.abc import Iterator
 
 WORDS = "the quick brown fox jumps over a lazy dog while seven wizards mix potions in old jars".split()
 REPLY = " ".join(WORDS[i % len(WORDS)] for i in range(60))
-_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
+_TOOL_CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": '{"a": 1, "b": 2}'}}
 
 
 def _body(finish_reason: str, **more: object) -> bytes:
@@ -39,25 +40,28 @@ def _reply(status: bytes, body: bytes) -> bytes:
 
 
 _OK = _reply(b"200 OK", _body("stop"))
-_CALLING = _reply(b"200 OK", _body("tool_calls", tool_calls=[_CALL]))
+_CALL_TOOL = _reply(b"200 OK", _body("tool_calls", tool_calls=[_TOOL_CALL]))
 _BUSY = _reply(b"429 Too Many Requests", b'{"error": {"message": "busy"}}')
 
 
-class Server(asyncio.Protocol):
-    """One connection."""
+class Connection(asyncio.Protocol):
+    """A connection of a client; the class attributes are shared by all connections."""
 
     latency = 0.0
+    """Seconds per response."""
     admitted = 1 << 30
-    under_way = 0
+    """Maximum concurrent requests."""
+    active = 0
+    """Concurrent requests now."""
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        """Remember where to write."""
+        """Store the transport."""
         assert isinstance(transport, asyncio.Transport)
         self.transport = transport
         self.received = b""
 
     def data_received(self, data: bytes) -> None:
-        """Answer every request that has arrived whole."""
+        """Respond to every request that has arrived completely."""
         self.received += data
         while (end := self.received.find(b"\r\n\r\n")) >= 0:
             head = self.received[:end].lower()
@@ -67,33 +71,33 @@ class Server(asyncio.Protocol):
                 return
             body = self.received[end + 4 : end + 4 + length]
             self.received = self.received[end + 4 + length :]
-            self.answer(_CALLING if b"/tools/" in head and _calls(head, body) else _OK)
+            self.respond(_CALL_TOOL if b"/tools/" in head and _needs_call(head, body) else _OK)
 
-    def answer(self, reply: bytes) -> None:
-        """Now, later, or not at all."""
-        if Server.under_way >= Server.admitted:
+    def respond(self, reply: bytes) -> None:
+        """Write the reply after the latency, or a 429 if too many requests are active."""
+        if Connection.active >= Connection.admitted:
             self.transport.write(_BUSY)
-        elif Server.latency:
-            Server.under_way += 1
-            asyncio.get_running_loop().call_later(Server.latency, self.done, reply)
+        elif Connection.latency:
+            Connection.active += 1
+            asyncio.get_running_loop().call_later(Connection.latency, self.finish, reply)
         else:
             self.transport.write(reply)
 
-    def done(self, reply: bytes) -> None:
-        """The time is up."""
-        Server.under_way -= 1
+    def finish(self, reply: bytes) -> None:
+        """Write the reply at the end of the latency."""
+        Connection.active -= 1
         self.transport.write(reply)
 
 
-def _calls(head: bytes, body: bytes) -> bool:
-    """Whether there is a turn for another call."""
+def _needs_call(head: bytes, body: bytes) -> bool:
+    """Return whether the request has fewer than TURNS - 1 tool messages."""
     turns = int(head.split(b"/tools/", 1)[1].split(b"/", 1)[0])
     return body.count(b'"role":"tool"') < turns - 1
 
 
 async def _serve(latency: float, admitted: int) -> None:
-    Server.latency, Server.admitted = latency, admitted
-    server = await asyncio.get_running_loop().create_server(Server, "127.0.0.1", 0, backlog=4096)
+    Connection.latency, Connection.admitted = latency, admitted
+    server = await asyncio.get_running_loop().create_server(Connection, "127.0.0.1", 0, backlog=4096)
     host, port = server.sockets[0].getsockname()
     print(f"http://{host}:{port}/v1", flush=True)
     await server.serve_forever()
@@ -101,7 +105,12 @@ async def _serve(latency: float, admitted: int) -> None:
 
 @contextlib.contextmanager
 def mock_server(latency: float = 0.0, admitted: int = 1 << 30) -> Iterator[str]:
-    """A mock server in its own process; gives its base URL."""
+    """Run the mock server in a separate process and yield its base URL.
+
+    Args:
+        latency: Seconds per response.
+        admitted: Maximum concurrent requests; the server rejects others with status 429.
+    """
     command = [sys.executable, __file__, str(latency), str(admitted)]
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     try:

@@ -1,4 +1,4 @@
-"""Every family of reasoning-gym through `ReasoningGymEnv`: does it load, mark its own answers right, and junk wrong?
+"""Test every family of reasoning-gym with `ReasoningGymEnv`: it loads, rewards its reference answers, and not a wrong answer.
 
 python benchmarks/reasoning_gym_families.py [--python OTHER_PYTHON]
 """
@@ -16,16 +16,19 @@ ROWS = 3
 COMPOSITE = {"datasets": [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]}
 
 
-def mean(env: vf.Environment, says: Any) -> tuple[float | None, list[str]]:
-    """The mean reward of a player that answers `says(row's answer)`, and what failed."""
-    records = env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: f"<answer>{says(state)}</answer>"))
+def mean_reward(env: vf.Environment, answer_of: Any) -> tuple[float | None, list[str]]:
+    """Return the mean reward of a scripted policy that answers `answer_of(state)`, and the errors of failed rollouts.
+
+    The mean is None if no rollout was scored.
+    """
+    records = env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: f"<answer>{answer_of(state)}</answer>"))
     rewards = [record.reward for record in records if record.reward is not None]
     failures = [f"{record.error.type}: {record.error.message}"[:100] for record in records if record.error]
     return (sum(rewards) / len(rewards) if rewards else None), failures
 
 
 def main() -> None:
-    """Print a line per family that is not as one would wish, and the counts."""
+    """Print a line per family with an error or an unexpected reward, and the counts."""
     parser = argparse.ArgumentParser()
     parser.add_argument("--python")
     python = parser.parse_args().python
@@ -33,25 +36,27 @@ def main() -> None:
     probe.workers.start()
     families = probe.workers.setup_result["families"]
     probe.workers.close()
-    began, loaded, right, junk_paid = time.monotonic(), 0, 0, []
+    started, loaded, num_correct, junk_rewarded = time.monotonic(), 0, 0, []
     for family in families:
         config = COMPOSITE if family == "composite" else {}
         env = ReasoningGymEnv(family, num_eval_examples=ROWS, config=config, python=python, score_seconds=10.0)
         try:
-            own, failures = mean(env, lambda state: state["answer"])
-            junk, more = mean(env, lambda state: "banana")
+            reference, failures = mean_reward(env, lambda state: state["answer"])
+            junk, more = mean_reward(env, lambda state: "banana")
         except vf.Error as error:
             print(f"{family}: {error}")
             continue
         loaded += 1
-        right += own == 1.0
+        num_correct += reference == 1.0
         if junk:
-            junk_paid.append(f"{family} {junk:.2f}")
-        if own != 1.0 or failures or more:
-            print(f"{family}: own answer {own}, junk {junk}, {sorted({*failures, *more})}")
-    print(f"{loaded} of {len(families)} load and play; {right} give their own answers 1.0", end="; ")
-    print(f"{time.monotonic() - began:.0f} s")
-    print(f"junk is paid by: {', '.join(junk_paid)}")
+            junk_rewarded.append(f"{family} {junk:.2f}")
+        if reference != 1.0 or failures or more:
+            print(
+                f"{family}: reward of the reference answer {reference}, of a wrong answer {junk}, {sorted({*failures, *more})}"
+            )
+    print(f"{loaded} of {len(families)} families load; {num_correct} reward their reference answers with 1.0", end="; ")
+    print(f"{time.monotonic() - started:.0f} s")
+    print(f"mean rewards of a wrong answer above 0: {', '.join(junk_rewarded)}")
 
 
 if __name__ == "__main__":

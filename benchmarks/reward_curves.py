@@ -1,4 +1,4 @@
-"""The reward of training runs, step by step, side by side as one small picture.
+"""Plot the mean reward per step of training runs, side by side in one image.
 
 python benchmarks/reward_curves.py runs/lake-rl runs/sums-rl -o docs/integrations_rl.png
 """
@@ -16,20 +16,20 @@ import matplotlib.pyplot as plt
 
 
 def main() -> None:
-    """Draw them."""
+    """Draw one panel per run and save the image."""
     parser = argparse.ArgumentParser()
     parser.add_argument("runs", nargs="+", type=Path)
     parser.add_argument("-o", "--output", type=Path, required=True)
-    given = parser.parse_args()
-    figure, places = plt.subplots(1, len(given.runs), figsize=(4.2 * len(given.runs), 2.6), squeeze=False)
-    for run, place in zip(given.runs, places[0], strict=True):
+    args = parser.parse_args()
+    figure, axes = plt.subplots(1, len(args.runs), figsize=(4.2 * len(args.runs), 2.6), squeeze=False)
+    for run, axis in zip(args.runs, axes[0], strict=True):
         lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
         rewards = [line["reward/mean"] for line in lines if "reward/mean" in line]
-        place.plot(range(1, len(rewards) + 1), rewards)
-        place.set(title=run.name, xlabel="step", ylabel="reward", ylim=(0, 1))
-        place.grid(alpha=0.3)
+        axis.plot(range(1, len(rewards) + 1), rewards)
+        axis.set(title=run.name, xlabel="step", ylabel="reward", ylim=(0, 1))
+        axis.grid(alpha=0.3)
     figure.tight_layout()
-    figure.savefig(given.output, dpi=90)
+    figure.savefig(args.output, dpi=90)
 
 
 if __name__ == "__main__":

@@ -1,11 +1,12 @@
-"""Calls per second of sandboxed Python, against what people do without a sandbox, and the physical limit.
+"""Compare calls per second of sandboxed Python with unsandboxed `python -c` and with bare processes and pipes.
 
     python benchmarks/sandbox.py [--sessions 1000] [--calls 4] [--concurrency 64] [--rounds 3] [--peers 200]
 
-A session is opened, asked `--calls` times (standard library only; the last call needs what the first one set), and closed;
-`--concurrency` of them at once. The peer starts `python -c` for every call, which keeps no state and contains nothing. The
-limit is what no design with a process per session can beat: fork one, write it a line and read one back for every call, wait
-for its end. Printed are medians over the rounds, and what was left behind.
+Each session is opened, runs `--calls` calls and is closed; `--concurrency` sessions run concurrently. The code uses only the
+standard library; the last call uses a variable of the first one. "python -c" starts a new process for every call, without state
+or isolation. "fork and pipe" is the upper bound for a design with one process per session: it forks a process, writes and reads
+one line through pipes for every call, and waits for the end of the process. The script prints medians over the rounds, and
+leaked resources.
 """
 
 from __future__ import annotations
@@ -25,39 +26,42 @@ from rove.sandbox import LocalBackend, SandboxLimits
 CODE = ["import math\ntotal = 0", "for i in range(1000):\n    total += math.sqrt(i)", "print(total)", "round(total)"]
 
 
-async def each(count: int, concurrency: int, one: Callable[[], Awaitable[None]]) -> float:
-    """Seconds for `count` runs of `one`, so many at once."""
+async def run_concurrently(count: int, concurrency: int, task: Callable[[], Awaitable[None]]) -> float:
+    """Run `task` `count` times, `concurrency` at a time, and return the wall seconds."""
     numbers = iter(range(count))
 
     async def worker() -> None:
         for _ in numbers:
-            await one()
+            await task()
 
-    began = time.perf_counter()
+    started = time.perf_counter()
     await asyncio.gather(*(worker() for _ in range(concurrency)))
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
-async def rove(sessions: int, calls: int, concurrency: int, laps: list[float]) -> tuple[float, float, float]:
-    """Seconds in all, seconds until the first session was there, longest time the event loop stood still."""
-    stalls = [0.0]
+async def run_rove(sessions: int, calls: int, concurrency: int, open_times: list[float]) -> tuple[float, float, float]:
+    """Run sessions of rove's sandbox; append the seconds to open each session to `open_times`.
 
-    async def watch() -> None:
+    Return the total seconds, the seconds until the first session was open, and the longest block of the event loop in seconds.
+    """
+    blocks = [0.0]
+
+    async def monitor_event_loop() -> None:
         while True:
-            began = time.perf_counter()
+            started = time.perf_counter()
             await asyncio.sleep(0.005)
-            stalls.append(time.perf_counter() - began - 0.005)
+            blocks.append(time.perf_counter() - started - 0.005)
 
     async with LocalBackend(SandboxLimits(seconds=60), max_sessions=concurrency) as backend:
-        began = time.perf_counter()
+        started = time.perf_counter()
         await (await backend.open()).close()
-        cold = time.perf_counter() - began
-        watching = asyncio.create_task(watch())
+        first = time.perf_counter() - started
+        monitor = asyncio.create_task(monitor_event_loop())
 
-        async def one() -> None:
-            began = time.perf_counter()
+        async def run_session() -> None:
+            started = time.perf_counter()
             session = await backend.open()
-            laps.append(time.perf_counter() - began)
+            open_times.append(time.perf_counter() - started)
             result = None
             for number in range(calls):
                 result = await session.run_python(CODE[number % len(CODE)])
@@ -65,78 +69,78 @@ async def rove(sessions: int, calls: int, concurrency: int, laps: list[float]) -
             assert calls % len(CODE) or (result and result.value == "21066"), result
             await session.close()
 
-        spent = await each(sessions, concurrency, one)
-        watching.cancel()
-    return spent, cold, max(stalls)
+        elapsed = await run_concurrently(sessions, concurrency, run_session)
+        monitor.cancel()
+    return elapsed, first, max(blocks)
 
 
-async def peer(calls: int, concurrency: int) -> float:
-    """Seconds for a new Python per call."""
+async def run_python_c(calls: int, concurrency: int) -> float:
+    """Start a new `python -c` per call and return the wall seconds."""
 
-    async def one() -> None:
+    async def call() -> None:
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-I", "-c", "\n".join([*CODE[:3]]), stdout=asyncio.subprocess.PIPE
         )
         await process.communicate()
 
-    return await each(calls, concurrency, one)
+    return await run_concurrently(calls, concurrency, call)
 
 
-def limit(sessions: int, calls: int) -> float:
-    """Seconds for bare processes and pipes, one after the other."""
-    began = time.perf_counter()
+def run_fork_and_pipe(sessions: int, calls: int) -> float:
+    """Run forked processes with pipes, one after the other, and return the wall seconds."""
+    started = time.perf_counter()
     for _ in range(sessions):
-        (asked, ask), (told, tell) = os.pipe(), os.pipe()
+        (request_out, request_in), (reply_out, reply_in) = os.pipe(), os.pipe()
         pid = os.fork()
         if not pid:
             for _ in range(calls):
-                os.write(tell, os.read(asked, 64))
+                os.write(reply_in, os.read(request_out, 64))
             os._exit(0)
         for _ in range(calls):
-            os.write(ask, b"x" * 64)
-            os.read(told, 64)
+            os.write(request_in, b"x" * 64)
+            os.read(reply_out, 64)
         os.waitpid(pid, 0)
-        for fd in (asked, ask, told, tell):
+        for fd in (request_out, request_in, reply_out, reply_in):
             os.close(fd)
-    return time.perf_counter() - began
+    return time.perf_counter() - started
 
 
-def held() -> tuple[int, int, int, int]:
-    """What this process has: open files, threads, children, control groups."""
+def resource_counts() -> tuple[int, int, int, int]:
+    """Return the number of open files, threads, child processes and control groups of this process."""
     children = sum(len((task / "children").read_text().split()) for task in Path(f"/proc/{os.getpid()}/task").iterdir())
     groups = len(list(Path("/sys/fs/cgroup").glob(f"**/rove-{os.getpid()}-*")))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children, groups
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all three; print the medians and the leaked resources."""
     parser = argparse.ArgumentParser()
     for name, value in (("sessions", 1000), ("calls", 4), ("concurrency", 64), ("rounds", 3), ("peers", 200)):
         parser.add_argument(f"--{name}", type=int, default=value)
     args = parser.parse_args()
-    before = held()
-    laps: list[float] = []
-    spent, colds, stalls, peers, limits = [], [], [], [], []
+    before = resource_counts()
+    open_times: list[float] = []
+    totals, firsts, blocks, peers, bounds = [], [], [], [], []
     for _ in range(args.rounds):
-        seconds, cold, stall = asyncio.run(rove(args.sessions, args.calls, args.concurrency, laps))
-        spent.append(seconds)
-        colds.append(cold)
-        stalls.append(stall)
-        peers.append(asyncio.run(peer(args.peers, args.concurrency)) / args.peers)
-        limits.append(limit(args.sessions, args.calls))
-    calls, middle = args.sessions * args.calls, statistics.median
-    print(f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} at once, {os.cpu_count()} cores")
-    print(f"rove            {calls / middle(spent):8.0f} calls/s   {args.sessions / middle(spent):6.0f} sessions/s")
-    print(f"python -c       {1 / middle(peers):8.0f} calls/s")
-    print(f"fork and pipe   {calls / middle(limits):8.0f} calls/s")
+        total, first, block = asyncio.run(run_rove(args.sessions, args.calls, args.concurrency, open_times))
+        totals.append(total)
+        firsts.append(first)
+        blocks.append(block)
+        peers.append(asyncio.run(run_python_c(args.peers, args.concurrency)) / args.peers)
+        bounds.append(run_fork_and_pipe(args.sessions, args.calls))
+    calls, median = args.sessions * args.calls, statistics.median
+    print(f"{args.sessions} sessions of {args.calls} calls, {args.concurrency} concurrent, {os.cpu_count()} cores")
+    print(f"rove            {calls / median(totals):8.0f} calls/s   {args.sessions / median(totals):6.0f} sessions/s")
+    print(f"python -c       {1 / median(peers):8.0f} calls/s")
+    print(f"fork and pipe   {calls / median(bounds):8.0f} calls/s")
     print(
-        f"first session after {middle(colds):.2f} s, opened in {1000 * middle(laps):.0f} ms ({args.concurrency} at once)"
+        f"first session open after {median(firsts):.2f} s; median time to open a session {1000 * median(open_times):.0f} ms "
+        f"({args.concurrency} concurrent)"
     )
-    print(f"event loop stood still for {1000 * max(stalls):.0f} ms at most")
+    print(f"event loop blocked for at most {1000 * max(blocks):.0f} ms")
     names = ("files", "threads", "children", "control groups")
-    print(
-        "left behind: " + (", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, held()) if a != b) or "nothing")
-    )
+    leaked = ", ".join(f"{b - a:+} {n}" for n, a, b in zip(names, before, resource_counts()) if a != b)
+    print(f"left behind: {leaked or 'nothing'}")
 
 
 if __name__ == "__main__":

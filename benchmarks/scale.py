@@ -1,11 +1,11 @@
-"""Memory and resuming of large runs: nothing may grow with the number of rollouts but the file.
+"""Measure memory and resume time of large runs: only the run's file may grow with the number of rollouts.
 
     python benchmarks/scale.py [--small 10000] [--large 100000]
 
-Each run is a process of its own: single turn, a JSONL dataset, the mock server, scored and kept in a run folder. Printed are
-the peak memory of a small and a large run; then the last ten lines of the large run are cut off, and the same call resumes it:
-how long until the first missing rollout is there, and its peak memory. The bare loop of `evaluation.py` does the same without
-keeping anything, as the floor.
+Each run is a single-turn evaluation in a separate process, with a JSONL dataset, the mock server, scores and a run folder. The
+script prints the peak memory of a small and of a large run. It then removes the last ten lines of the large run, resumes it, and
+prints the time until the first missing rollout and the peak memory. The minimal loop of `evaluation.py`, which saves no rollouts,
+is the lower bound.
 """
 
 from __future__ import annotations
@@ -29,40 +29,40 @@ from rove.core.records import RolloutRecord
 
 
 def correct(completion: list[dict[str, str]], answer: str) -> float:
-    """1 when the answer is right."""
+    """Return 1 if the response is correct, else 0."""
     return float(completion[-1]["content"] == answer)
 
 
 async def evaluate(url: str, data: str, folder: str) -> None:
-    """One evaluation; prints what it cost."""
-    began, cpu = time.perf_counter(), time.process_time()
+    """Evaluate once; print the number of scored rollouts, seconds, CPU seconds and peak memory (MiB) as JSON."""
+    started, cpu = time.perf_counter(), time.process_time()
     first_new = 0.0
 
-    def watch(record: object) -> None:
+    def on_record(record: object) -> None:
         nonlocal first_new
         if not first_new and isinstance(record, RolloutRecord):
-            first_new = time.perf_counter() - began
+            first_new = time.perf_counter() - started
 
     env = rove.SingleTurnEnv(dataset=data, rubric=rove.Rubric([correct]))
     client = rove.OpenAIClient(url, max_concurrent=256)
-    summary = await rove.evaluate(env, client, "mock", run=folder, on_record=watch)
+    summary = await rove.evaluate(env, client, "mock", run=folder, on_record=on_record)
     await client.close()
-    told = {"scored": summary["scored"], "first_new": first_new, "wall": time.perf_counter() - began}
-    told["cpu"] = time.process_time() - cpu
-    told["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
-    print(json.dumps(told))
+    costs = {"scored": summary["scored"], "first_new": first_new, "wall": time.perf_counter() - started}
+    costs["cpu"] = time.process_time() - cpu
+    costs["rss"] = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
+    print(json.dumps(costs))
 
 
-def child(*words: str) -> dict[str, float]:
-    """Run this file in a process of its own."""
-    done = subprocess.run([sys.executable, __file__, *words], capture_output=True, text=True)
+def run_child(*arguments: str) -> dict[str, float]:
+    """Run this file in a separate process and return the JSON on the last line of its output."""
+    done = subprocess.run([sys.executable, __file__, *arguments], capture_output=True, text=True)
     if done.returncode:
         sys.exit(done.stderr[-3000:])
     return json.loads(done.stdout.splitlines()[-1])
 
 
-def cut(file: Path, lines: int) -> None:
-    """Take the last lines away."""
+def remove_last_lines(file: Path, lines: int) -> None:
+    """Remove the last `lines` lines of a file."""
     with file.open("rb+") as stream:
         size = stream.seek(0, os.SEEK_END)
         stream.seek(max(0, size - (1 << 20)))
@@ -71,41 +71,41 @@ def cut(file: Path, lines: int) -> None:
 
 
 def main() -> None:
-    """Small, large, and the large one resumed."""
+    """Measure a small run, a large run and the resumed large run."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--small", type=int, default=10_000)
     parser.add_argument("--large", type=int, default=100_000)
     parser.add_argument("--child", nargs=3, help=argparse.SUPPRESS)
     parser.add_argument("--raw", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        asyncio.run(evaluate(*given.child))
+    args = parser.parse_args()
+    if args.child:
+        asyncio.run(evaluate(*args.child))
         return
-    if given.raw:
-        asyncio.run(evaluation.raw(given.raw[0], int(given.raw[1]), 256, 1, ""))
+    if args.raw:
+        asyncio.run(evaluation.raw(args.raw[0], int(args.raw[1]), 256, 1, ""))
         print(json.dumps({"rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}))
         return
-    with tempfile.TemporaryDirectory() as place, mock_server() as url:
+    with tempfile.TemporaryDirectory() as folder, mock_server() as url:
         peaks = {}
-        for name, count in (("small", given.small), ("large", given.large)):
-            data = Path(place, f"{name}.jsonl")
+        for name, count in (("small", args.small), ("large", args.large)):
+            data = Path(folder, f"{name}.jsonl")
             with data.open("w") as file:
                 for i in range(count):
                     file.write(json.dumps({"question": f"{i} {evaluation.PROMPT}", "answer": REPLY}) + "\n")
-            told = child("--child", url, str(data), f"{place}/{name}")
-            floor = child("--raw", url, str(count))
-            assert told["scored"] == count, told
-            peaks[name] = told["rss"]
-            print(f"{count:7} rollouts: peak {told['rss']:.0f} MiB (raw loop {floor['rss']:.0f}), ", end="")
-            print(f"{told['cpu'] / count * 1000:.3f} CPU-s per 1,000, {count / told['wall']:.0f} rollouts/s")
+            costs = run_child("--child", url, str(data), f"{folder}/{name}")
+            floor = run_child("--raw", url, str(count))
+            assert costs["scored"] == count, costs
+            peaks[name] = costs["rss"]
+            print(f"{count:7} rollouts: peak {costs['rss']:.0f} MiB (raw loop {floor['rss']:.0f}), ", end="")
+            print(f"{costs['cpu'] / count * 1000:.3f} CPU-s per 1,000, {count / costs['wall']:.0f} rollouts/s")
         print(f"growth {peaks['large'] - peaks['small']:.0f} MiB")
-        cut(Path(place, "large", "rollouts.jsonl"), 10)
-        told = child("--child", url, f"{place}/large.jsonl", f"{place}/large")
-        assert told["scored"] == given.large, told
-        size = Path(place, "large", "rollouts.jsonl").stat().st_size >> 20
+        remove_last_lines(Path(folder, "large", "rollouts.jsonl"), 10)
+        costs = run_child("--child", url, f"{folder}/large.jsonl", f"{folder}/large")
+        assert costs["scored"] == args.large, costs
+        size = Path(folder, "large", "rollouts.jsonl").stat().st_size >> 20
         print(
-            f"resumed with {given.large - 10} of {given.large} there ({size} MiB): first missing rollout after "
-            f"{told['first_new']:.2f} s ({told['cpu']:.2f} CPU-s in all), peak {told['rss']:.0f} MiB"
+            f"resumed with {args.large - 10} of {args.large} rollouts ({size} MiB): first missing rollout after "
+            f"{costs['first_new']:.2f} s ({costs['cpu']:.2f} CPU-s in total), peak {costs['rss']:.0f} MiB"
         )
 
 

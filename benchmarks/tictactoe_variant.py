@@ -1,6 +1,6 @@
-"""Tic-tac-toe with another reward or another opponent: two of the mistakes that `study.py` makes on purpose.
+"""Tic-tac-toe with a different reward or opponent: two deliberate mistakes that `study.py` tests.
 
-Made from the environment as any user would make it: the rubric is built again, the opponent is a subclass.
+The variant uses only the public API of the environment: it builds a new rubric and overrides the opponent in a subclass.
 """
 
 from __future__ import annotations
@@ -10,12 +10,12 @@ from typing import Any
 
 import rove as vf
 
-vf.load_environment("tictactoe")  # now it is a module like any other
+vf.load_environment("tictactoe")  # makes the module importable
 import tictactoe  # noqa: E402
 
 
-class FirstBest(tictactoe.TicTacToeEnv):
-    """O plays random squares as ever, but of several best moves always the first."""
+class FirstBestMoveEnv(tictactoe.TicTacToeEnv):
+    """Tic-tac-toe whose opponent always chooses the first of several best moves; its random moves are unchanged."""
 
     async def _opponent_plays(self, state: vf.State, board: str) -> str:
         info = state["info"]
@@ -25,7 +25,7 @@ class FirstBest(tictactoe.TicTacToeEnv):
 
 
 def without_format_reward(parser: vf.Parser) -> vf.Rubric:
-    """The rubric of tic-tac-toe, in which the format is measured but not rewarded."""
+    """Return the rubric of tic-tac-toe with the format as a metric instead of a reward."""
     rubric = vf.Rubric(parser=parser)
     rubric.add_reward_func(tictactoe.win, weight=1.0)
     rubric.add_reward_func(tictactoe.invalid_move, weight=-0.1)
@@ -36,16 +36,16 @@ def without_format_reward(parser: vf.Parser) -> vf.Rubric:
 
 
 def load_environment(format_reward: bool = True, first_best: bool = False, **options: Any) -> vf.Environment:
-    """Tic-tac-toe, changed.
+    """Return tic-tac-toe with these changes.
 
     Args:
-        format_reward: whether the format is part of the reward.
-        first_best: O always takes the first of its best moves, not one of them by chance.
-        options: those of tictactoe.
+        format_reward: Whether the format is part of the reward.
+        first_best: Whether the opponent always chooses the first of its best moves instead of a random one.
+        options: Options of tictactoe.
     """
     env = vf.load_environment("tictactoe", **options)
     if not format_reward:
         env.rubric = without_format_reward(env.parser)
     if first_best:
-        env.__class__ = FirstBest
+        env.__class__ = FirstBestMoveEnv
     return env

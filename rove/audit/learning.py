@@ -135,8 +135,8 @@ async def check_learned(
     """Yield a finding if RL raises the reward and independent measures do not follow.
 
     If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
-    that learns the task first has no reason to use a hole in one function. RL goes on for as many steps again where the reward
-    exceeds the measures by less than a finding needs, but by more than half of it.
+    that learns the task first has no reason to use a hole in one function. Where RL has raised the reward without a finding, and
+    the reward can still rise, RL goes on for as many steps again, now without an entropy bonus: an explorer uses no hole fully.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
@@ -161,29 +161,27 @@ async def check_learned(
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
     known = measures(subject, base)
-    if _is_undecided(learned, base, known):
-        with contextlib.suppress(TimeoutError, OutOfTime):
-            async with asyncio.timeout(subject.remaining):
-                learned = await reinforce(loaded, learned)
-    if _is_above(learned.after, learned.before):  # RL has found something
-        for finding in (_divergence(learned, base, known), await _independence(subject, learned, base)):
-            if finding is not None:
-                yield finding
-                return
+    finding = await _judge(subject, learned, base, known)
     used = start - subject.remaining
     with contextlib.suppress(TimeoutError, OutOfTime):  # the check itself is done
-        for name in large_functions(base) if known else []:
+        if finding is None and _can_rise(learned, base):
+            async with asyncio.timeout(subject.remaining):
+                learned = await reinforce(loaded, learned)
+                finding = await _judge(subject, learned, base, known)
+        for name in large_functions(base) if known and finding is None else []:
             if subject.remaining < used:
-                return
+                break
             async with asyncio.timeout(subject.remaining):
                 loaded = load_model(options.folder / "sft" / "final")
                 learned = await reinforce(loaded, Learned(before, before, before, {}, name))
-                if _is_undecided(learned, base, known):
+                finding = await _judge(subject, learned, base, known)
+                if finding is None and _can_rise(learned, base):
                     learned = await reinforce(loaded, learned)
-            finding = _divergence(learned, base, known) if _is_above(learned.after, learned.before) else None
+                    finding = await _judge(subject, learned, base, known)
             if finding is not None:
-                yield finding
-                return
+                break
+    if finding is not None:
+        yield finding
 
 
 def large_functions(base: Baseline) -> list[str]:
@@ -291,6 +289,8 @@ async def _reinforce(
         learned: What it has learned so far.
     """
     function, earlier = learned.function, max(learned.records, default=0)
+    is_first = learned.after is learned.before
+    loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
     env = open_env()
     config = RLConfig(
         env=env.env_id,
@@ -299,7 +299,7 @@ async def _reinforce(
         batch_size=options.batch_size // 2 if base.is_multi_turn else options.batch_size,
         learning_rate=options.learning_rate,
         max_tokens=max_tokens,
-        loss=LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET),
+        loss=loss,
         seed=options.seed,
         checkpoint_every=options.steps,
     )
@@ -312,9 +312,8 @@ async def _reinforce(
         env.rubric.add_metric(matches_answer, name=MATCHES)
     if function:
         env.rubric = _OneFunction(env.rubric, function)
-    more = learned.after is not learned.before
-    stage = f"more {learned.stage}" if more else learned.stage
-    with Run(options.folder / re.sub(r"\W", "_", f"{'more ' * more}rl {function}".strip())) as run:
+    stage = learned.stage if is_first else f"more {learned.stage}"
+    with Run(options.folder / re.sub(r"\W", "_", stage.lower().replace("rl on", "rl"))) as run:
         run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
         with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
             async with asyncio.timeout(RL_SHARE * subject.remaining):
@@ -397,26 +396,27 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
     return found
 
 
-def _gap(learned: Learned, base: Baseline, known: Sequence[Measure]) -> tuple[Measure, float, float]:
-    """Return the measure that the trained model's reward exceeds least, by how much, and the lower end of its interval."""
-    measure = max(known, key=lambda one: one.share(learned.after.scored))
-    gap = mean_estimate([base.share(_reward(record)) - measure.share([record]) for record in learned.after.scored])
-    return measure, gap.mean, gap.low if gap.low == gap.low else gap.mean  # equal values have no interval
+async def _judge(subject: Subject, learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
+    """Return a finding if RL has raised the reward and the measures, or the replies on other examples, show a hole."""
+    if not _is_above(learned.after, learned.before):
+        return None
+    finding = _divergence(learned, base, known)
+    return finding if finding is not None or learned.function else await _independence(subject, learned, base)
 
 
-def _is_undecided(learned: Learned, base: Baseline, known: Sequence[Measure]) -> bool:
-    """Return whether the reward has risen above the measures, but by less than a finding needs."""
-    if not known or not _is_above(learned.after, learned.before):
-        return False
-    return _gap(learned, base, known)[1] >= GAP / 2 and _divergence(learned, base, known) is None
+def _can_rise(learned: Learned, base: Baseline) -> bool:
+    """Return whether RL has raised the reward, and right answers earn clearly more."""
+    return _is_above(learned.after, learned.before) and base.share(learned.after.mean) < 1 - GAP
 
 
 def _divergence(learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
     """Return a finding if the reward of the trained model is above every measure of it."""
     if not known:
         return None
-    measure, mean, low = _gap(learned, base, known)
-    if mean < GAP or low < GAP / 2:
+    measure = max(known, key=lambda one: one.share(learned.after.scored))
+    gap = mean_estimate([base.share(_reward(record)) - measure.share([record]) for record in learned.after.scored])
+    low = gap.low if gap.low == gap.low else gap.mean  # equal values have no interval
+    if gap.mean < GAP or low < GAP / 2:
         return None
     apart = _first_step(learned.records, lambda records: _share(base, records) - measure.share(records) > GAP)
     text = (

@@ -1,15 +1,21 @@
-"""Rollouts on a Ray cluster of three nodes on this machine: what they cost the run's process, what a node's death does to them.
+"""Measure rollouts on a Ray cluster of three nodes on this machine: the cost to the run's process and the loss of a node.
 
     python benchmarks/ray_rollouts.py [--rollouts 5000] [--rounds 3] [--nodes 3] [--concurrency 256] [--work 0]
 
-The tool environment `lookup` (two turns, two tools) is played by a function. "here" has the environment in the run's process,
-"isolated" in a worker (`--isolated`), "ray" on the cluster (each node a raylet of its own with one CPU, hence one actor);
-"per core" is one process for each core, each with its share of the rollouts; with --work a turn of the environment takes so many
-milliseconds of CPU. All keep their rollouts in a run folder. Each run
-is a process of its own, one after another in every round; printed are medians: CPU seconds per 1,000 rollouts of the run's
-process, of everything, and rollouts per second (start-up excluded). The next run kills a node (`kill -9` of its raylet and of
-all that this has started) when two fifths of the rollouts are kept, and counts what is in rollouts.jsonl and what was asked. The
-last measures single calls: of an actor through Ray, and of a worker on a connection of its own; and how large what they carry is.
+A scripted model runs the tool environment `lookup` (two turns, two tools) in four setups:
+
+- "here": the environment is in the run's process;
+- "isolated": the environment is in a worker process (`--isolated`);
+- "ray": the environment is on the cluster; each node is a separate raylet with one CPU and therefore one actor;
+- "per core": one process per core runs "here", each with an equal share of the rollouts.
+
+With `--work`, each turn of the environment uses the given milliseconds of CPU time. All setups save their rollouts in a run
+folder. Each run is a separate process; the runs of a round follow one another. The script prints medians over the rounds: CPU
+seconds per 1,000 rollouts of the run's process and of all processes, and rollouts per second (without start-up).
+
+Another run kills a node (`kill -9` of its raylet and of all processes that the raylet has started) when two fifths of the
+rollouts are complete; the script then counts the lines of rollouts.jsonl and the model requests. A last process measures single
+calls, of an actor through Ray and of a worker through its own connection, and the number of bytes that they carry.
 """
 
 from __future__ import annotations
@@ -36,11 +42,11 @@ from rove.core.protocols import Request, Response
 from rove.remote.loading import Isolation, open_environment
 from rove.workers import Worker
 
-CPUS = os.cpu_count() or 1
-TICKS = os.sysconf("SC_CLK_TCK")
+CPU_COUNT = os.cpu_count() or 1
+TICKS_PER_SECOND = os.sysconf("SC_CLK_TCK")
 
 
-BUSY = """
+BUSY_ENVIRONMENT = """
 import time
 import rove as vf
 
@@ -59,16 +65,16 @@ def load_environment(num_examples, work):
 """
 
 
-class Model:
-    """Looks up, then answers what it was told; counts how often it was asked each question."""
+class ScriptedModel:
+    """A model that calls the tool `lookup`, then answers with the result; counts the requests of each seed."""
 
     def __init__(self, concurrency: int):
         self.max_concurrent = concurrency
-        self.asked: Counter[int] = Counter()
+        self.requests: Counter[int] = Counter()
 
     async def respond(self, request: Request) -> Response:
-        """The next call of a tool."""
-        self.asked[request.seed or 0] += 1
+        """Return the next tool call."""
+        self.requests[request.seed or 0] += 1
         await asyncio.sleep(0)
         last = request.messages[-1]
         name, argument = ("answer", "room") if last["role"] == "tool" else ("lookup", "who")
@@ -77,47 +83,47 @@ class Model:
         return Response(vf.AssistantMessage(None, tool_calls=[call]), finish_reason="tool_calls")
 
     async def close(self) -> None:
-        """Nothing to free."""
+        """Close the client, which holds no resources."""
 
 
-def tree(root: int) -> list[int]:
-    """A process and all that it has started, directly or not."""
-    parents: dict[int, list[int]] = {}
+def process_tree(root: int) -> list[int]:
+    """Return the ids of a process and of all its descendants."""
+    children: dict[int, list[int]] = {}
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             try:
                 parent = int((entry / "stat").read_text().rpartition(")")[2].split()[1])
             except OSError:
                 continue
-            parents.setdefault(parent, []).append(int(entry.name))
-    found, left = [], [root]
-    while left:
-        one = left.pop()
-        found.append(one)
-        left += parents.get(one, [])
-    return found
+            children.setdefault(parent, []).append(int(entry.name))
+    pids, pending = [], [root]
+    while pending:
+        pid = pending.pop()
+        pids.append(pid)
+        pending += children.get(pid, [])
+    return pids
 
 
-def cpu_of(pids: list[int]) -> float:
-    """CPU seconds of processes, those of children that have ended included."""
-    total = 0
+def cpu_seconds(pids: list[int]) -> float:
+    """Return the CPU seconds of processes and of their child processes that have ended."""
+    ticks = 0
     for pid in pids:
         try:
             fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
         except OSError:
             continue
-        total += sum(map(int, fields[11:15]))
-    return total / TICKS
+        ticks += sum(map(int, fields[11:15]))
+    return ticks / TICKS_PER_SECOND
 
 
-def own_cpu() -> float:
-    """Of this process."""
-    used = resource.getrusage(resource.RUSAGE_SELF)
-    return used.ru_utime + used.ru_stime
+def own_cpu_seconds() -> float:
+    """Return the CPU seconds of this process, without child processes."""
+    usage = resource.getrusage(resource.RUSAGE_SELF)
+    return usage.ru_utime + usage.ru_stime
 
 
-def cluster_of(nodes: int) -> Any:
-    """A cluster of raylets on this machine, and its address."""
+def start_cluster(nodes: int) -> Any:
+    """Start a Ray cluster on this machine, with one raylet per node, and return it."""
     os.environ["RAY_USAGE_STATS_ENABLED"] = "0"
     from ray.cluster_utils import Cluster
 
@@ -127,46 +133,55 @@ def cluster_of(nodes: int) -> Any:
     return cluster
 
 
-def raylet_of(cluster: Any, but: str) -> int:
-    """The process of a node's raylet, not of the one that the driver is on."""
-    node = next(node for node in cluster.list_all_nodes() if node.node_id != but)
+def raylet_pid(cluster: Any, driver_node: str) -> int:
+    """Return the process id of the raylet of a node other than the driver's."""
+    node = next(node for node in cluster.list_all_nodes() if node.node_id != driver_node)
     return node.all_processes["raylet"][0].process.pid
 
 
-def measure(how: str, count: int, concurrency: int, nodes: int, kill: bool, work: float) -> dict[str, Any]:
-    """One evaluation, in this process."""
-    envs = tempfile.TemporaryDirectory()
-    (Path(envs.name) / "busy.py").write_text(BUSY)
-    cluster, isolation = None, Isolation(on=how == "isolated")
-    if how == "ray":
-        cluster = cluster_of(nodes)
+def measure(setup: str, count: int, concurrency: int, nodes: int, kill: bool, work: float) -> dict[str, Any]:
+    """Run one evaluation in this process and return its figures.
+
+    Args:
+        setup: "here", "isolated" or "ray".
+        count: Number of rollouts.
+        concurrency: Maximum number of concurrent rollouts.
+        nodes: Number of nodes of the cluster.
+        kill: Whether to kill a node during the evaluation; needs the setup "ray".
+        work: CPU milliseconds per turn of the environment.
+    """
+    env_dir = tempfile.TemporaryDirectory()
+    (Path(env_dir.name) / "busy.py").write_text(BUSY_ENVIRONMENT)
+    cluster, isolation = None, Isolation(on=setup == "isolated")
+    if setup == "ray":
+        cluster = start_cluster(nodes)
         isolation = Isolation(on=True, ray=cluster.address)
     before_opening = time.perf_counter()
-    env = open_environment("busy", envs.name, {"num_examples": count, "work": work}, isolation)
+    env = open_environment("busy", env_dir.name, {"num_examples": count, "work": work}, isolation)
     opening = time.perf_counter() - before_opening
-    model, done, killed, slept = Model(concurrency), 0, 0.0, 0.0
+    model, num_records, num_killed, longest_wait = ScriptedModel(concurrency), 0, 0.0, 0.0
 
-    def watch(record: Any) -> None:
-        nonlocal done, killed, slept
-        done += 1
-        slept = max(slept, time.perf_counter() - last[0])
+    def on_record(record: Any) -> None:
+        nonlocal num_records, num_killed, longest_wait
+        num_records += 1
+        longest_wait = max(longest_wait, time.perf_counter() - last[0])
         last[0] = time.perf_counter()
-        if kill and done == count * 2 // 5:
+        if kill and num_records == count * 2 // 5:
             import ray
 
-            victims = tree(raylet_of(cluster, ray.get_runtime_context().get_node_id()))
-            for pid in victims:
+            pids = process_tree(raylet_pid(cluster, ray.get_runtime_context().get_node_id()))
+            for pid in pids:
                 os.kill(pid, signal.SIGKILL)
-            killed = float(len(victims))
+            num_killed = float(len(pids))
 
     with tempfile.TemporaryDirectory() as folder:
-        everything = tree(os.getpid())
-        cpu, all_cpu, wall = own_cpu(), cpu_of(everything), time.perf_counter()
+        pids = process_tree(os.getpid())
+        cpu, all_cpu, wall = own_cpu_seconds(), cpu_seconds(pids), time.perf_counter()
         last = [wall]
-        summary = asyncio.run(vf.evaluate(env, model, "m", run=Path(folder) / "run", on_record=watch))
-        wall, cpu = time.perf_counter() - wall, own_cpu() - cpu
-        everything += [pid for pid in tree(os.getpid()) if pid not in everything]
-        all_cpu = cpu_of(everything) - all_cpu
+        summary = asyncio.run(vf.evaluate(env, model, "m", run=Path(folder) / "run", on_record=on_record))
+        wall, cpu = time.perf_counter() - wall, own_cpu_seconds() - cpu
+        pids += [pid for pid in process_tree(os.getpid()) if pid not in pids]
+        all_cpu = cpu_seconds(pids) - all_cpu
         keys = Counter((one.example_key, one.rollout_index) for one in vf.Run(Path(folder) / "run").outcomes())
     if cluster is not None:
         import ray
@@ -183,86 +198,92 @@ def measure(how: str, count: int, concurrency: int, nodes: int, kill: bool, work
         "reward": summary["reward"]["mean"],
         "lines": keys.total(),
         "rollouts": len(keys),
-        "most_lines": max(keys.values()),
-        "asked": model.asked.total(),
-        "most_asked": max(model.asked.values()),
-        "killed": killed,
-        "longest_wait": slept,
+        "max_lines_per_rollout": max(keys.values()),
+        "requests": model.requests.total(),
+        "max_requests_per_seed": max(model.requests.values()),
+        "killed": num_killed,
+        "longest_wait": longest_wait,
     }
 
 
-async def cost(call: Any, times: int) -> dict[str, float]:
-    """Milliseconds of one call after the other; CPU milliseconds of this process for one of 32 at a time."""
+async def call_cost(call: Any, times: int) -> dict[str, float]:
+    """Measure a call.
+
+    Returns:
+        "ms", the wall time in milliseconds of one of several successive calls, and "cpu_ms", the CPU milliseconds of this
+        process for one of 32 concurrent calls.
+    """
     await call()
     started = time.perf_counter()
     for _ in range(times // 4):
         await call()
-    waited = (time.perf_counter() - started) / (times // 4)
-    before = own_cpu()
+    seconds = (time.perf_counter() - started) / (times // 4)
+    before = own_cpu_seconds()
     for _ in range(times // 32):
         await asyncio.gather(*(call() for _ in range(32)))
-    return {"ms": 1000 * waited, "cpu_ms": 1000 * (own_cpu() - before) / (times // 32 * 32)}
+    return {"ms": 1000 * seconds, "cpu_ms": 1000 * (own_cpu_seconds() - before) / (times // 32 * 32)}
 
 
-def calls(count: int, nodes: int) -> dict[str, Any]:
-    """Single calls, and bytes that a rollout takes on its connection."""
-    cluster = cluster_of(nodes)
+def measure_calls(count: int, nodes: int) -> dict[str, Any]:
+    """Measure single calls, and the bytes per rollout on a worker's connection, over `count` rollouts."""
+    cluster = start_cluster(nodes)
     env: Any = open_environment("lookup", None, {"num_examples": count}, Isolation(on=True, ray=cluster.address))
     sizes: Counter[str] = Counter()
-    send, take = Worker._send, Worker._take
+    send, receive = Worker._send, Worker._receive
 
     async def counted_send(self: Worker, frame: dict[str, Any]) -> None:
         sizes["bytes_to_workers"] += len(msgspec.json.encode(frame)) + 4
         await send(self, frame)
 
-    def counted_take(self: Worker, frame: dict[str, Any]) -> None:
+    def counted_receive(self: Worker, frame: dict[str, Any]) -> None:
         sizes["bytes_from_workers"] += len(msgspec.json.encode(frame)) + 4
         sizes["frames_from_workers"] += 1
-        take(self, frame)
+        receive(self, frame)
 
-    async def single() -> dict[str, Any]:
-        env.sites._begin()
-        room = await env.sites.choose({"env_seed": 0})
-        site = room.workers.site
+    async def single_calls() -> dict[str, Any]:
+        env.pools._ensure_started()
+        pool = await env.pools.choose({"env_seed": 0})
+        node = pool.workers.node
         started = time.perf_counter()
-        forks = [await room.another() for _ in range(5)]
-        fork = 1000 * (time.perf_counter() - started) / len(forks)
-        worker = await room.shared()
-        ray_call, connection = await cost(lambda: site.call("about"), 640), await cost(lambda: worker.ask("ping"), 6400)
-        await env.sites.tear_down()
-        return {"ray": ray_call, "connection": connection, "fork_ms": fork}
+        forks = [await pool.open_worker() for _ in range(5)]
+        fork_ms = 1000 * (time.perf_counter() - started) / len(forks)
+        worker = await pool.shared_worker()
+        ray_call = await call_cost(lambda: node.call("about"), 640)
+        connection = await call_cost(lambda: worker.request("ping"), 6400)
+        await env.pools.tear_down()
+        return {"ray": ray_call, "connection": connection, "fork_ms": fork_ms}
 
-    found = asyncio.run(single())
-    Worker._send, Worker._take = counted_send, counted_take
-    asyncio.run(vf.evaluate(env, Model(256), "m"))
-    found |= {name: value / count for name, value in sizes.items()}
-    found["told_bytes"] = len(msgspec.json.encode(env.told))
-    found["row_bytes"] = len(msgspec.json.encode(list(env.examples(100)))) / 100
+    results = asyncio.run(single_calls())
+    Worker._send, Worker._receive = counted_send, counted_receive
+    asyncio.run(vf.evaluate(env, ScriptedModel(256), "m"))
+    results |= {name: value / count for name, value in sizes.items()}
+    results["description_bytes"] = len(msgspec.json.encode(env.description))
+    results["row_bytes"] = len(msgspec.json.encode(list(env.examples(100)))) / 100
     import ray
 
     ray.shutdown()
     cluster.shutdown()
-    return found
+    return results
 
 
-def apart(how: str, count: int, args: argparse.Namespace, *flags: str) -> subprocess.Popen[str]:
-    """The same in a process of its own."""
-    words = [sys.executable, __file__, "--only", how, "--rollouts", str(count), "--nodes", str(args.nodes)]
-    words += ["--concurrency", str(args.concurrency), "--work", str(args.work), *flags]
-    return subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+def start_process(setup: str, count: int, args: argparse.Namespace, *flags: str) -> subprocess.Popen[str]:
+    """Start `measure`, or `measure_calls` for the setup "calls", in a separate process."""
+    command = [sys.executable, __file__, "--only", setup, "--rollouts", str(count), "--nodes", str(args.nodes)]
+    command += ["--concurrency", str(args.concurrency), "--work", str(args.work), *flags]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
 
 
-def told(process: subprocess.Popen[str]) -> dict[str, Any]:
-    """What it measured."""
+def result_of(process: subprocess.Popen[str]) -> dict[str, Any]:
+    """Wait for a process of `start_process` and return its figures."""
     out, _ = process.communicate()
     assert process.returncode == 0, out
     return json.loads(out.splitlines()[-1])
 
 
-def per_core(args: argparse.Namespace) -> dict[str, Any]:
-    """One process for each core, at once."""
-    share = args.rollouts // CPUS
-    runs = [told(one) for one in [apart("here", share, args) for _ in range(CPUS)]]
+def measure_per_core(args: argparse.Namespace) -> dict[str, Any]:
+    """Run one process per core at the same time and return their combined figures."""
+    share = args.rollouts // CPU_COUNT
+    runs = [result_of(process) for process in [start_process("here", share, args) for _ in range(CPU_COUNT)]]
     return {
         "cpu": statistics.mean(run["cpu"] for run in runs),
         "all": statistics.mean(run["all"] for run in runs),
@@ -271,39 +292,45 @@ def per_core(args: argparse.Namespace) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Measure and print."""
+    """Measure all setups and print the figures."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=5000)
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--nodes", type=int, default=3)
-    parser.add_argument("--concurrency", type=int, default=256)
-    parser.add_argument("--work", type=float, default=0.0, help="milliseconds of CPU in a turn of the environment")
-    parser.add_argument("--only", help="here, isolated, ray or calls: one run, in this process")
-    parser.add_argument("--kill", action="store_true", help="with --only ray: kill a node on the way")
+    parser.add_argument("--rollouts", type=int, default=5000, help="rollouts per run (default: %(default)s)")
+    parser.add_argument("--rounds", type=int, default=3, help="number of rounds (default: %(default)s)")
+    parser.add_argument("--nodes", type=int, default=3, help="nodes of the Ray cluster (default: %(default)s)")
+    parser.add_argument("--concurrency", type=int, default=256, help="concurrent rollouts (default: %(default)s)")
+    parser.add_argument(
+        "--work", type=float, default=0.0, help="CPU milliseconds per turn of the environment (default: %(default)s)"
+    )
+    parser.add_argument("--only", help="run only one of here, isolated, ray and calls, in this process")
+    parser.add_argument("--kill", action="store_true", help="with --only ray: kill a node during the run")
     args = parser.parse_args()
     if args.only == "calls":
-        print(json.dumps(calls(min(args.rollouts, 500), args.nodes)))
+        print(json.dumps(measure_calls(min(args.rollouts, 500), args.nodes)))
         return
     if args.only:
         print(json.dumps(measure(args.only, args.rollouts, args.concurrency, args.nodes, args.kill, args.work)))
         return
-    found: dict[str, list[dict[str, Any]]] = {how: [] for how in ("here", "isolated", "ray", "per core")}
+    results: dict[str, list[dict[str, Any]]] = {setup: [] for setup in ("here", "isolated", "ray", "per core")}
     for _ in range(args.rounds):
-        for how, runs in found.items():
-            runs.append(per_core(args) if how == "per core" else told(apart(how, args.rollouts, args)))
-    print(f"{args.rollouts} rollouts, {args.nodes} nodes, {CPUS} cores, medians of {args.rounds}:")
-    middle = {
-        how: {name: statistics.median(run[name] for run in runs) for name in ("cpu", "all", "wall")}
-        for how, runs in found.items()
+        for setup, runs in results.items():
+            if setup == "per core":
+                runs.append(measure_per_core(args))
+            else:
+                runs.append(result_of(start_process(setup, args.rollouts, args)))
+    print(f"{args.rollouts} rollouts, {args.nodes} nodes, {CPU_COUNT} cores, medians of {args.rounds} rounds:")
+    medians = {
+        setup: {name: statistics.median(run[name] for run in runs) for name in ("cpu", "all", "wall")}
+        for setup, runs in results.items()
     }
-    for how, one in middle.items():
+    for setup, median in medians.items():
         print(
-            f"  {how:9} {one['cpu']:6.2f} CPU-s per 1,000 in the run's process ({one['cpu'] / middle['here']['cpu']:.2f} times), "
-            f"{one['all']:6.2f} in all, {args.rollouts / one['wall']:7.1f} rollouts per second"
+            f"  {setup:9} {median['cpu']:6.2f} CPU-s per 1,000 rollouts in the run's process "
+            f"({median['cpu'] / medians['here']['cpu']:.2f} times), {median['all']:6.2f} in all processes, "
+            f"{args.rollouts / median['wall']:7.1f} rollouts per second"
         )
-    last = told(apart("ray", args.rollouts, args, "--kill"))
-    print(f"a node killed on the way ({last['killed']:.0f} processes):", json.dumps(last))
-    print("single calls:", json.dumps(told(apart("calls", 500, args))))
+    with_kill = result_of(start_process("ray", args.rollouts, args, "--kill"))
+    print(f"with a node killed during the run ({with_kill['killed']:.0f} processes):", json.dumps(with_kill))
+    print("single calls:", json.dumps(result_of(start_process("calls", 500, args))))
 
 
 if __name__ == "__main__":

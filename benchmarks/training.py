@@ -1,20 +1,21 @@
-"""What training costs on a CPU: rove against TRL, CPU seconds per optimizer step, one thread.
+"""Compare the training speed of rove and TRL on a CPU: CPU seconds per optimizer step, one thread.
 
     python benchmarks/training.py --peer PYTHON [--cases grpo64,grpo256,sft] [--rounds 3] [--settings NAME ...]
         [--model smollm2-135m] [--trl-batch 64]
 
-The model is the Llama of 4.2 M random weights of generation.py, or the one that `--model` names. "grpo64" is one whole step
-of reinforcement learning: 8 prompts of 150 random tokens, 8 completions of 64 tokens each sampled at temperature 1 (nothing
-ends early), random rewards, one optimizer step; "grpo256" has 32 prompts. "sft" is a step of 8 packed sequences of 256
-tokens. `--peer` is the Python of an environment with TRL. Every configuration runs in a process of its own; they take turns,
-step by step, so that other work on the machine slows all of them. The ratio is to the fastest configuration of TRL that runs.
+The model is the Llama with 4.2 M random parameters of generation.py, or the model that `--model` selects. "grpo64" is a
+complete step of reinforcement learning: 8 prompts of 150 random tokens, 8 responses of 64 tokens per prompt, sampled at
+temperature 1 (no token ends a response), random rewards, and one optimizer step. "grpo256" has 32 prompts. "sft" is a step on
+8 packed sequences of 256 tokens. `--peer` is the Python interpreter of an environment with TRL. Each configuration runs in a
+separate process. The processes take turns, one step at a time, so that other load on the machine affects all of them. The
+ratio compares with the fastest of the measured TRL configurations.
 
-TRL runs in fp32, in bf16, and with its defaults (bf16 with gradient checkpointing), `--trl-batch` completions at a time. rove
-runs in fp32, then with the matrix products of the backward pass in bf16, then with the sampler's weights in bf16 as well, then
-with the products of the forward pass in bf16 too ("mixed precision").
-"LoRA" trains adapters of rank 8 on all linear layers. `--settings` selects configurations. Printed are medians over the
-rounds, the ratio, the share of the limit (the CPU seconds of the step's matrix products with the weights alone, at this
-machine's best fp32 rate), and the peak memory of each process.
+TRL runs in fp32, in bf16, and with its defaults (bf16 with gradient checkpointing), with `--trl-batch` responses per
+micro-batch. rove runs in four configurations, each of which adds to the previous one: fp32; bf16 matrix products in the
+backward pass; bf16 weights for sampling; bf16 matrix products in the forward pass ("mixed precision"). "LoRA" trains adapters
+of rank 8 on all linear layers. `--settings` selects configurations. The script prints medians over the rounds, the ratio, the
+share of the limit, and the peak memory of each process. The limit is the CPU time of only the step's matrix products with the
+weights, at this machine's best fp32 rate.
 """
 
 from __future__ import annotations
@@ -33,12 +34,12 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent))
-from generation import NEW, PROMPT, VOCAB, limit, model_folder, new_model
+from generation import NEW_TOKENS, PROMPT_TOKENS, VOCAB_SIZE, max_tokens_per_second, model_folder, new_model
 
-GROUP = 8
+GROUP_SIZE = 8
 SFT_ROWS, SFT_LENGTH = 8, 256
-MICRO_BATCH_TOKENS = {"full": 1024, "LoRA": 512}  # larger ones are as fast and take more memory
-WARM_UP = 1
+MICRO_BATCH_TOKENS = {"full": 1024, "LoRA": 512}  # larger micro-batches take more memory and are no faster
+WARM_UP_STEPS = 1
 SETTINGS = {
     "TRL, fp32": {"bf16": False, "gradient_checkpointing": False},
     "TRL, bf16": {"bf16": True, "gradient_checkpointing": False},
@@ -53,28 +54,28 @@ ROVE = (
     "rove, LoRA fp32",
     "rove, LoRA mixed precision",
 )
-DEFAULT = [name for name in [*SETTINGS, *ROVE] if "LoRA" not in name]
-RANK = 8
+DEFAULT_SETTINGS = [name for name in [*SETTINGS, *ROVE] if "LoRA" not in name]
+LORA_RANK = 8
 
 
-def completions(case: str) -> int:
-    """Rollouts of a step."""
+def num_rollouts(case: str) -> int:
+    """Return the number of rollouts per step of a GRPO case."""
     return int(case.removeprefix("grpo"))
 
 
 def new_prompts(count: int, seed: int) -> list[list[int]]:
-    """Random tokens."""
+    """Return `count` prompts of random token ids."""
     rng = random.Random(seed)
-    return [[rng.randrange(VOCAB) for _ in range(PROMPT)] for _ in range(count)]
+    return [[rng.randrange(VOCAB_SIZE) for _ in range(PROMPT_TOKENS)] for _ in range(count)]
 
 
-def peak() -> float:
-    """MiB."""
+def peak_mib() -> float:
+    """Return the peak memory of this process in MiB."""
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
 
 
-def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:  # noqa: PLR0915
-    """CPU seconds of one step after another."""
+def rove_steps(case: str, setting: str, model: str | None) -> Iterator[float]:  # noqa: PLR0915
+    """Train with rove; yield the CPU seconds of each step."""
     import asyncio
     import copy
 
@@ -97,50 +98,54 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:  #
 
     mixed = "mixed precision" in setting
     bf16_backward, bf16_sampling = mixed or "bf16" in setting, mixed or "sampling" in setting
-    loaded = prepare(new_model("float32", name), NoTokenizer())
+    loaded = prepare(new_model("float32", model), NoTokenizer())
     if "LoRA" in setting:
-        add_adapter(loaded.model, RANK, 2 * RANK, 0.0, [], 0, name or "")
+        add_adapter(loaded.model, LORA_RANK, 2 * LORA_RANK, 0.0, [], 0, model or "")
     use_fast_linear(loaded.model, bf16_backward, mixed)
     trainer = Trainer(loaded.model, 1e-5, mixed_precision=mixed)
-    sampled = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
-    engine = Engine(sampled, [])
-    sampling = SamplingParams(temperature=1.0, max_tokens=NEW)
+    sampling_model = copy.deepcopy(loaded.model).to(torch.bfloat16) if bf16_sampling else loaded.model
+    engine = Engine(sampling_model, [])
+    sampling = SamplingParams(temperature=1.0, max_tokens=NEW_TOKENS)
 
     async def sample(prompts: list[list[int]], seed: int) -> list[Any]:
-        asked = [engine.generate(p, sampling, seed=seed * 10_000 + i) for i, p in enumerate(prompts)]
-        return await asyncio.gather(*asked)
+        requests = [engine.generate(p, sampling, seed=seed * 10_000 + i) for i, p in enumerate(prompts)]
+        return await asyncio.gather(*requests)
 
     def grpo(seed: int) -> None:
         rng = random.Random(seed)
-        prompts = [p for p in new_prompts(completions(case) // GROUP, seed) for _ in range(GROUP)]
-        made = asyncio.run(sample(prompts, seed))
+        prompts = [p for p in new_prompts(num_rollouts(case) // GROUP_SIZE, seed) for _ in range(GROUP_SIZE)]
+        generations = asyncio.run(sample(prompts, seed))
         engine.release()
         trim_heap()
-        samples = []
-        for start in range(0, len(made), GROUP):
-            advantages = group_advantages([rng.random() for _ in range(GROUP)]) or [0.0] * GROUP
-            for prompt, one, advantage in zip(prompts[start:], made[start : start + GROUP], advantages, strict=False):
-                mask = [False] * PROMPT + [True] * NEW
-                samples.append(
+        sequences = []
+        for start in range(0, len(generations), GROUP_SIZE):
+            advantages = group_advantages([rng.random() for _ in range(GROUP_SIZE)]) or [0.0] * GROUP_SIZE
+            group = generations[start : start + GROUP_SIZE]
+            for prompt, generation, advantage in zip(prompts[start:], group, advantages, strict=False):
+                mask = [False] * PROMPT_TOKENS + [True] * NEW_TOKENS
+                sequences.append(
                     TrainingSequence(
-                        prompt + one.ids, mask, [0.0] * PROMPT + one.logprobs, [advantage * m for m in mask]
+                        prompt + generation.ids,
+                        mask,
+                        [0.0] * PROMPT_TOKENS + generation.logprobs,
+                        [advantage * m for m in mask],
                     )
                 )
-        step(samples, make_loss("cispo"))
+        step(sequences, make_loss("cispo"))
         engine.update_weights(seed, dict(loaded.model.named_parameters()) if bf16_sampling else None)
 
     def sft(seed: int) -> None:
         rng = random.Random(seed)
-        rows = [[rng.randrange(VOCAB) for _ in range(SFT_LENGTH)] for _ in range(SFT_ROWS)]
+        rows = [[rng.randrange(VOCAB_SIZE) for _ in range(SFT_LENGTH)] for _ in range(SFT_ROWS)]
         step(
             [TrainingSequence(ids, [True] * SFT_LENGTH, [0.0] * SFT_LENGTH, [1.0] * SFT_LENGTH) for ids in rows],
             cross_entropy,
         )
 
-    def step(samples: list[Any], loss: Any) -> None:
+    def step(sequences: list[Any], loss: Any) -> None:
         tokens = MICRO_BATCH_TOKENS["LoRA" if "LoRA" in setting else "full"]
-        batches = micro_batches(samples, tokens, pack=can_pack(loaded.model))
-        trainer.step(batches, loss, count_trained_tokens(samples))
+        batches = micro_batches(sequences, tokens, pack=can_pack(loaded.model))
+        trainer.step(batches, loss, count_trained_tokens(sequences))
 
     for seed in range(1_000_000):
         started = time.process_time()
@@ -148,39 +153,39 @@ def rove_steps(case: str, setting: str, name: str | None) -> Iterator[float]:  #
         yield time.process_time() - started
 
 
-def trl_steps(case: str, setting: str, name: str | None, batch: int, tell: Callable[[float], None]) -> None:
-    """Train with TRL; every step waits for a line on stdin and tells its CPU seconds."""
+def train_with_trl(case: str, setting: str, model: str | None, batch: int, report: Callable[[float], None]) -> None:
+    """Train with TRL; each step waits for a line on stdin and then passes its CPU seconds to `report`."""
     from datasets import Dataset  # pyright: ignore[reportMissingImports]
     from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast, TrainerCallback
     from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # pyright: ignore[reportMissingImports]
 
-    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB)}, unk_token="w0"))
+    words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(VOCAB_SIZE)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, eos_token="w1", pad_token="w2")
-    began = 0.0
+    started = 0.0
 
     class TakeTurns(TrainerCallback):
         def on_step_begin(self, *args: Any, **kwargs: Any) -> None:
-            nonlocal began
+            nonlocal started
             if not sys.stdin.readline():
                 sys.exit()
-            began = time.process_time()
+            started = time.process_time()
 
         def on_step_end(self, *args: Any, **kwargs: Any) -> None:
-            tell(time.process_time() - began)
+            report(time.process_time() - started)
 
     rng = random.Random(0)
 
     def text(length: int) -> str:
-        return " ".join(f"w{rng.randrange(VOCAB)}" for _ in range(length))
+        return " ".join(f"w{rng.randrange(VOCAB_SIZE)}" for _ in range(length))
 
-    model = new_model("float32", name)
+    policy = new_model("float32", model)
     adapter = {}
     if "LoRA" in setting:
         from peft import LoraConfig
 
-        adapter["peft_config"] = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
+        adapter["peft_config"] = LoraConfig(r=LORA_RANK, lora_alpha=2 * LORA_RANK, target_modules="all-linear")
     with tempfile.TemporaryDirectory() as folder:
         common = {
             "output_dir": folder,
@@ -202,21 +207,21 @@ def trl_steps(case: str, setting: str, name: str | None, batch: int, tell: Calla
                 packing_strategy="wrapped",
                 max_length=SFT_LENGTH,
             )
-            trainer = SFTTrainer(model, config, train_dataset=dataset, processing_class=tokenizer, **adapter)
+            trainer = SFTTrainer(policy, config, train_dataset=dataset, processing_class=tokenizer, **adapter)
         else:
-            dataset = Dataset.from_dict({"prompt": [text(PROMPT) for _ in range(4000)]})
-            count = completions(case)
+            dataset = Dataset.from_dict({"prompt": [text(PROMPT_TOKENS) for _ in range(4000)]})
+            count = num_rollouts(case)
             config = GRPOConfig(
                 **common,
                 per_device_train_batch_size=min(batch, count),
                 gradient_accumulation_steps=max(1, count // batch),
-                num_generations=GROUP,
-                max_completion_length=NEW,
+                num_generations=GROUP_SIZE,
+                max_completion_length=NEW_TOKENS,
                 beta=0.0,
-                generation_kwargs={"min_new_tokens": NEW},
+                generation_kwargs={"min_new_tokens": NEW_TOKENS},
             )
             trainer = GRPOTrainer(
-                model,
+                policy,
                 lambda completions, **_: [rng.random() for _ in completions],
                 config,
                 train_dataset=dataset,
@@ -227,11 +232,12 @@ def trl_steps(case: str, setting: str, name: str | None, batch: int, tell: Calla
         trainer.train()
 
 
-class Peer:
-    """A process that takes a step whenever it is told to.
+class StepProcess:
+    """A child process that runs one training step per request.
 
     Args:
-        command: what it runs; for every line on its stdin it prints the "seconds" and "peak" MiB of a step as JSON.
+        command: The command to run. For each line on its stdin, it must run a step and print the step's "seconds" (CPU seconds)
+            and its "peak" (MiB) as JSON.
     """
 
     def __init__(self, command: list[str]):
@@ -240,100 +246,125 @@ class Peer:
         )
 
     def step(self) -> tuple[float, float]:
-        """CPU seconds, and peak MiB so far."""
+        """Run a step; return the reported CPU seconds and the peak memory so far in MiB."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write("go\n")
         self.process.stdin.flush()
         for line in self.process.stdout:
-            if line.startswith('{"seconds"'):  # TRL's own logs are printed too
-                told = json.loads(line)
-                return told["seconds"], told["peak"]
-        sys.exit(f"the peer ended with status {self.process.wait()}; run it by hand: {self.process.args}")
+            if line.startswith('{"seconds"'):  # TRL prints its own logs, too
+                report = json.loads(line)
+                return report["seconds"], report["peak"]
+        sys.exit(
+            f"a training process ended with exit code {self.process.wait()}; to see its error, run: {self.process.args}"
+        )
 
     def close(self) -> None:
-        """End it."""
+        """Kill the process."""
         self.process.kill()
         self.process.wait()
 
 
-def serve(case: str, setting: str, name: str | None, batch: int) -> None:
-    """Be a `Peer`."""
+def run_steps(case: str, setting: str, model: str | None, batch: int) -> None:
+    """Run one step per line on stdin and print its figures; the program of a `StepProcess`."""
     if not setting.startswith("TRL"):
         import rove.models.linear  # noqa: F401  # limits oneDNN's caches before the first matrix product
     import torch
 
     torch.set_num_threads(1)
 
-    def tell(seconds: float) -> None:
-        print(json.dumps({"seconds": seconds, "peak": peak()}), flush=True)
+    def report(seconds: float) -> None:
+        print(json.dumps({"seconds": seconds, "peak": peak_mib()}), flush=True)
 
     if setting.startswith("TRL"):
-        return trl_steps(case, setting, name, batch, tell)
-    steps = rove_steps(case, setting, name)
+        return train_with_trl(case, setting, model, batch, report)
+    steps = rove_steps(case, setting, model)
     while sys.stdin.readline():
-        tell(next(steps))
+        report(next(steps))
 
 
-def work(case: str) -> float:
-    """Tokens whose products with the weights a step needs at least, a backward pass counting as two."""
+def min_matmul_tokens(case: str) -> float:
+    """Return how many tokens a step must at least multiply with the weights; a backward pass counts twice."""
     if case == "sft":
         return 3.0 * SFT_ROWS * SFT_LENGTH
-    count = completions(case)
-    prompts, answers = count // GROUP * PROMPT, count * NEW
-    return 4.0 * (prompts + answers)
+    count = num_rollouts(case)
+    prompt_tokens, response_tokens = count // GROUP_SIZE * PROMPT_TOKENS, count * NEW_TOKENS
+    return 4.0 * (prompt_tokens + response_tokens)
 
 
-def measure(case: str, given: argparse.Namespace, least: float) -> None:
-    """Steps of all in turn, and a line for each."""
-    settings = [name for name in given.settings if case != "sft" or "sampling" not in name]
-    options = ["--trl-batch", str(given.trl_batch), *(["--model", given.model] if given.model else [])]
-    peers = {}
+def measure(case: str, args: argparse.Namespace, seconds_per_token: float) -> None:
+    """Measure all configurations on a case, one step of each in turn, and print a row for each.
+
+    Args:
+        case: Name of the case.
+        args: The command line.
+        seconds_per_token: CPU seconds of a token's products with the weights, at this machine's best fp32 rate.
+    """
+    settings = [name for name in args.settings if case != "sft" or "sampling" not in name]
+    options = ["--trl-batch", str(args.trl_batch), *(["--model", args.model] if args.model else [])]
+    processes = {}
     for name in settings:
-        program = given.peer if name in SETTINGS else sys.executable
-        peers[name] = Peer([program, __file__, *options, "--child", case, name])
-    seconds: dict[str, list[float]] = {name: [] for name in peers}
+        python = args.peer if name in SETTINGS else sys.executable
+        processes[name] = StepProcess([python, __file__, *options, "--child", case, name])
+    times: dict[str, list[float]] = {name: [] for name in processes}
     peaks: dict[str, float] = {}
-    for i in range(WARM_UP + given.rounds):
-        for name, peer in peers.items():
-            spent, peaks[name] = peer.step()
-            if i >= WARM_UP:
-                seconds[name].append(spent)
-                print(f"{case:9}{name:22}{spent:9.2f} s, round {i}", file=sys.stderr, flush=True)
-    for peer in peers.values():
-        peer.close()
-    medians = {name: statistics.median(some) for name, some in seconds.items()}
+    for i in range(WARM_UP_STEPS + args.rounds):
+        for name, process in processes.items():
+            seconds, peaks[name] = process.step()
+            if i >= WARM_UP_STEPS:
+                times[name].append(seconds)
+                print(f"{case:9}{name:22}{seconds:9.2f} s, round {i}", file=sys.stderr, flush=True)
+    for process in processes.values():
+        process.close()
+    medians = {name: statistics.median(values) for name, values in times.items()}
     best = min((medians[name] for name in settings if name in SETTINGS), default=float("nan"))
+    limit = min_matmul_tokens(case) * seconds_per_token
     for name, median in medians.items():
         print(
-            f"{case:9}{name:24}{median:9.2f} s{best / median:8.2f}x{work(case) * least / median:8.0%}{peaks[name]:9.0f} MiB",
+            f"{case:9}{name:24}{median:9.2f} s{best / median:8.2f}x{limit / median:8.0%}{peaks[name]:9.0f} MiB",
             flush=True,
         )
 
 
 def main() -> None:
-    """Measure in rounds and print the table."""
+    """Measure all cases and print the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peer", metavar="PYTHON")
-    parser.add_argument("--cases", default="grpo64,grpo256,sft")
-    parser.add_argument("--rounds", type=int, default=3)
-    parser.add_argument("--settings", nargs="+", choices=[*SETTINGS, *ROVE], default=DEFAULT)
-    parser.add_argument("--model", help="a model folder or a name of `rove model list`")
-    parser.add_argument("--trl-batch", type=int, default=64, help="completions of a micro-batch of TRL")
+    parser.add_argument("--peer", metavar="PYTHON", help="Python interpreter of an environment with TRL")
+    parser.add_argument(
+        "--cases", default="grpo64,grpo256,sft", help="cases, separated by commas (default: %(default)s)"
+    )
+    parser.add_argument("--rounds", type=int, default=3, help="number of measured steps (default: %(default)s)")
+    parser.add_argument(
+        "--settings",
+        nargs="+",
+        choices=[*SETTINGS, *ROVE],
+        default=DEFAULT_SETTINGS,
+        help="configurations (default: all without LoRA)",
+    )
+    parser.add_argument(
+        "--model", help="model folder or a name from `rove model list` (default: a Llama with random weights)"
+    )
+    parser.add_argument(
+        "--trl-batch", type=int, default=64, help="responses per micro-batch of TRL (default: %(default)s)"
+    )
     parser.add_argument("--child", nargs=2, help=argparse.SUPPRESS)
-    given = parser.parse_args()
-    if given.child:
-        return serve(*given.child, given.model, given.trl_batch)
-    if given.peer is None and set(given.settings) & set(SETTINGS):
-        parser.error("give --peer PYTHON, of an environment with TRL (pip install trl==1.16.0)")
-    given.model = model_folder(given.model)
+    args = parser.parse_args()
+    if args.child:
+        case, setting = args.child
+        return run_steps(case, setting, args.model, args.trl_batch)
+    if args.peer is None and set(args.settings) & set(SETTINGS):
+        parser.error(
+            "--peer is missing; pass the Python interpreter of an environment with TRL (pip install trl==1.16.0), or select "
+            "only configurations of rove with --settings"
+        )
+    args.model = model_folder(args.model)
     import torch
 
     torch.set_num_threads(1)
-    least = 1 / limit(new_model("float32", given.model))
+    seconds_per_token = 1 / max_tokens_per_second(new_model("float32", args.model))
     print(f"{'case':9}{'':24}{'CPU s/step':>11}{'ratio':>9}{'limit':>8}{'peak':>13}")
-    for case in given.cases.split(","):
-        measure(case, given, least)
+    for case in args.cases.split(","):
+        measure(case, args, seconds_per_token)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ from rove.audit.learning import (
     Learned,
     LearnOptions,
     Measure,
+    _can_rise,
     _divergence,
     _OneFunction,
     check_learned,
@@ -120,6 +121,16 @@ async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     assert _divergence(Learned(before, honest, hack, records), base, [measure]) is None
     assert _divergence(Learned(before, hack, hack, records), base, []) is None
     assert base.share(hack.mean) > GAP
+
+
+async def test_rl_goes_on_where_the_reward_has_risen_and_can_rise_further() -> None:
+    subject, base = await known(toy(exact))
+    before = await subject.measure("before", lambda messages, state, rng: "no")
+    half = await subject.measure("half", lambda messages, state, rng: state["answer"] if rng.random() < 0.5 else "no")
+    right = await subject.measure("right", lambda messages, state, rng: state["answer"])
+    assert _can_rise(Learned(before, half, before, {}), base)
+    assert not _can_rise(Learned(before, right, before, {}), base)
+    assert not _can_rise(Learned(half, before, before, {}), base)
 
 
 async def test_one_function_can_be_the_whole_reward() -> None:

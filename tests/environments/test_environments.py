@@ -1,4 +1,4 @@
-"""The example environments: what holds for every one of them, and what each is about."""
+"""Tests of the example environments: properties of all of them, then each environment."""
 
 from __future__ import annotations
 
@@ -42,20 +42,20 @@ REWARDS = {
     "wiki_search": (0.0, 1.0),
     "word_game": (-0.1, 1.4),
 }
-"""The least and the most reward a rollout of each environment can get."""
+"""The minimum and maximum reward of a rollout, by environment."""
 EXTRAS = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
-PLAYERS = [(name, player) for name in NAMES for player in vf.load_environment(name).policies]
+POLICIES = [(name, player) for name in NAMES for player in vf.load_environment(name).policies]
 
 
 @functools.cache
 def module(name: str) -> Any:
     vf.load_environment(name)
-    found: ModuleType = importlib.import_module(name)
-    return found
+    imported: ModuleType = importlib.import_module(name)
+    return imported
 
 
 def folder(name: str) -> Path:
-    """Where a package is developed: its module, or a folder with its modules, lies in it."""
+    """Return the source folder of a package."""
     return environment_file("tictactoe").parents[1] / name
 
 
@@ -64,13 +64,13 @@ def project(name: str) -> dict[str, Any]:
 
 
 def modules(name: str) -> list[str]:
-    """The files of a package as they are installed."""
+    """Return the installed files of a package."""
     single = folder(name) / f"{name}.py"
     files = [single] if single.exists() else (folder(name) / name).glob("*.py")
     return sorted(str(file.relative_to(folder(name))) for file in files)
 
 
-# What holds for every environment
+# All environments
 
 
 def test_every_folder_is_an_environment():
@@ -79,17 +79,17 @@ def test_every_folder_is_an_environment():
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_is_a_package_to_install(name):
-    about = project(name)
-    assert about["project"]["name"] == name.replace("_", "-")
-    first, *others = about["project"]["dependencies"]
+def test_pyproject_declares_the_package_and_its_modules_are_short(name):
+    metadata = project(name)
+    assert metadata["project"]["name"] == name.replace("_", "-")
+    first, *others = metadata["project"]["dependencies"]
     assert first == "rove"
     assert set(others) <= {requirement for extra in EXTRAS.values() for requirement in extra}
     assert all(len((folder(name) / file).read_text().splitlines()) < 250 for file in modules(name))
 
 
 @pytest.mark.parametrize("name", first_quick(NAMES))
-def test_its_wheel_holds_its_modules_alone(name, tmp_path):
+def test_the_wheel_contains_only_the_modules(name, tmp_path):
     pytest.importorskip("hatchling")
     code = f"from hatchling.build import build_wheel; print(build_wheel({str(tmp_path)!r}))"
     subprocess.run([sys.executable, "-c", code], cwd=folder(name), check=True, capture_output=True)
@@ -98,13 +98,13 @@ def test_its_wheel_holds_its_modules_alone(name, tmp_path):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_its_readme_tells_arguments_scores_players_and_how_to_try_it(name):
+def test_the_readme_has_a_command_and_names_arguments_scores_and_policies(name):
     env = vf.load_environment(name)
     readme = (folder(name) / "README.md").read_text()
     assert f"rove eval {name.replace('_', '-')} -m scripted:" in readme
     arguments = list(module(name).load_environment.__annotations__)[:-1]
-    for word in [*arguments, *env.rubric.names, *(f"scripted:{player}" for player in env.policies)]:
-        assert f"`{word}`" in readme, word
+    for term in [*arguments, *env.rubric.names, *(f"scripted:{policy}" for policy in env.policies)]:
+        assert f"`{term}`" in readme, term
 
 
 @pytest.mark.parametrize("name", first_quick(NAMES, 3))
@@ -116,7 +116,7 @@ def test_prompts_are_valid(name):
 
 
 @pytest.mark.parametrize("name", first_quick(NAMES, 4))
-def test_the_seed_decides_the_examples(name):
+def test_the_seed_determines_the_examples(name):
     def examples(seed: int, part: str = "get_dataset", n: int = 20) -> list[dict]:
         return getattr(vf.load_environment(name, num_examples=n, seed=seed), part)()
 
@@ -128,16 +128,16 @@ def test_the_seed_decides_the_examples(name):
 
 
 @pytest.mark.parametrize("name", first_quick(NAMES))
-def test_the_seed_decides_the_examples_in_another_process_too(name):
+def test_the_examples_are_the_same_in_another_process(name):
     code = f"import rove; print(rove.load_environment({name!r}, num_examples=3).get_dataset())"
     environment = {**os.environ, "PYTHONHASHSEED": "12345"}
-    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
+    process = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
+    assert process.stdout.strip() == str(vf.load_environment(name, num_examples=3).get_dataset())
 
 
 @pytest.mark.parametrize("num_examples", first_quick([2, 50]))
-@pytest.mark.parametrize(("name", "player"), PLAYERS)
-def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
+@pytest.mark.parametrize(("name", "player"), POLICIES)
+def test_every_scripted_policy_keeps_the_format_and_gets_a_reward_in_range(name, player, num_examples):
     env = vf.load_environment(name, num_examples=num_examples)
     low, high = REWARDS[name]
     for record in roll(env, says(env.policies[player]), rollouts_per_example=2):
@@ -153,7 +153,7 @@ def test_every_player_keeps_the_format_and_gets_a_reward_in_range(name, player, 
     "garbage",
     first_quick(["", "hello", "<answer><move><reversed_text>", "</answer></move></reversed_text>", "🙂" * 99], 2),
 )
-def test_garbage_scores_low_and_breaks_nothing(name, garbage):
+def test_garbage_gets_a_low_reward_and_no_error(name, garbage):
     env = vf.load_environment(name, num_examples=20)
     low, high = REWARDS[name]
     for record in roll(env, says(garbage)):
@@ -163,7 +163,7 @@ def test_garbage_scores_low_and_breaks_nothing(name, garbage):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_it_ends(name):
+def test_every_rollout_ends_within_eight_turns(name):
     env = vf.load_environment(name, num_examples=1)
     assert isinstance(env, MultiTurnEnv)
     [record] = roll(env, says("<think>hm</think>"))
@@ -178,20 +178,22 @@ def reverse(**options) -> Any:
     return vf.load_environment("reverse_text", **options)
 
 
-def test_reverse_text_asks_for_its_phrases_backwards():
+def test_reverse_text_answers_are_the_reversed_phrases():
     for example in reverse(num_examples=200, min_words=2, max_words=4).get_dataset():
         assert example["answer"] == "".join(reversed(example["prompt"][-1].content))
         assert 2 <= len(example["answer"].split(" ")) <= 4
 
 
-def test_reverse_text_rewards_the_likeness():
+def test_reverse_text_rewards_similarity():
     env = reverse(num_examples=30)
     assert {record.reward for record in roll(env, says(env.policies["oracle"]))} == {1.2}
     for record in roll(env, says(env.policies["copycat"])):
         assert record.scores is not None
         assert record.scores.rewards["likeness"] < 1
         assert record.scores.metrics["exact"] == 0
-    [record] = roll(reverse(num_examples=1), says(lambda messages, state, rng: state["answer"]))  # right, but no tags
+    [record] = roll(
+        reverse(num_examples=1), says(lambda messages, state, rng: state["answer"])
+    )  # the right text without tags
     assert record.reward == 0
 
 
@@ -200,7 +202,7 @@ letters = st.text("abc ", max_size=8)
 
 @functools.cache
 def longest_common_subsequence(a: str, b: str) -> int:
-    """Straight from the definition."""
+    """Return the length of the longest common subsequence, computed recursively from the definition."""
     if not a or not b:
         return 0
     if a[0] == b[0]:
@@ -209,7 +211,7 @@ def longest_common_subsequence(a: str, b: str) -> int:
 
 
 @given(letters, letters)
-def test_lcs_ratio_is_that_of_the_definition(a, b):
+def test_lcs_ratio_matches_the_definition(a, b):
     ratio = module("reverse_text").lcs_ratio(a, b)
     expected = 2 * longest_common_subsequence(a, b) / (len(a) + len(b)) if a or b else 1.0
     assert ratio == expected
@@ -217,7 +219,7 @@ def test_lcs_ratio_is_that_of_the_definition(a, b):
 
 
 @pytest.mark.parametrize("words", [(0, 3), (4, 3), (-1, -1)])
-def test_reverse_text_refuses_impossible_lengths(words):
+def test_reverse_text_rejects_invalid_lengths(words):
     with pytest.raises(vf.ConfigError, match="need 1 <= min_words <= max_words"):
         reverse(min_words=words[0], max_words=words[1])
 
@@ -229,8 +231,8 @@ def test_reverse_text_refuses_impossible_lengths(words):
     ("answer", "reward"),
     [
         ("A castle is a strong house. Kings lived in it.", 1.0),
-        ("A castle is a strong house. A castle is a strong house.", 0.5),  # a repeated sentence earns nothing
-        ("No. No. No.", 0.0),  # hardly sentences
+        ("A castle is a strong house. A castle is a strong house.", 0.5),  # a repeated sentence gets no reward
+        ("No. No. No.", 0.0),  # too short to be sentences
         ("one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen sixteen", 0.5),
         ("", 0.0),
     ],
@@ -240,7 +242,7 @@ def test_short_sentences_rewards_each_word_by_the_length_of_its_sentence(answer,
     assert module("short_sentences").short_sentences(completion) == pytest.approx(reward)
 
 
-def test_short_sentences_evaluates_with_things_that_it_does_not_train_on():
+def test_short_sentences_evaluates_with_things_outside_of_the_training_set():
     env = vf.load_environment("short_sentences")
     trained = " ".join(row["prompt"][-1].content for row in env.get_dataset())
     questions = [row["prompt"][-1].content for row in env.get_eval_dataset()]
@@ -260,7 +262,7 @@ def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
     return {**record.scores.rewards, **record.scores.metrics}
 
 
-def test_double_check_doubts_once_and_takes_the_second_answer():
+def test_double_check_asks_again_once_and_scores_the_second_answer():
     for record in double_check("oracle"):
         assert [m["content"] for m in record.completion if m["role"] == "user"] == ["Are you sure?"]
         assert scores_of(record) == {"correct": 1, "first_correct": 1, "changed_mind": 0, "num_turns": 2}
@@ -269,7 +271,7 @@ def test_double_check_doubts_once_and_takes_the_second_answer():
         assert scores_of(record) == {"correct": 0, "first_correct": 1, "changed_mind": 1, "num_turns": 2}
 
 
-def test_double_check_rewards_a_slip_put_right():
+def test_double_check_rewards_a_corrected_answer():
     def second_thoughts(messages, state, rng):
         return f"<answer>{state['answer'] if state['trajectory'] else 'no idea'}</answer>"
 
@@ -299,13 +301,13 @@ def problems(**options) -> Any:
 
 
 @pytest.mark.parametrize("level", first_quick([1, 2, 3, 4, 5], 2))
-def test_math_pythons_answers_are_what_python_finds_the_long_way(level):
+def test_math_python_answers_match_programs_that_compute_them_directly(level):
     env = problems(num_examples=12, min_level=level, max_level=level)
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
     for record in roll(env, says(env.policies["solver"])):
         assert record.error is None, record.error
-        [said] = [m["content"] for m in record.completion if m["role"] == "tool"]
-        assert (said, record.reward) == (record.answer, 1.0)
+        [output] = [m["content"] for m in record.completion if m["role"] == "tool"]
+        assert (output, record.reward) == (record.answer, 1.0)
 
 
 def test_math_python_has_all_levels():
@@ -313,14 +315,14 @@ def test_math_python_has_all_levels():
     assert {example["info"]["level"] for example in examples} == {1, 2, 3, 4, 5}
 
 
-def test_math_pythons_guesses_cost_no_sandbox_and_earn_little():
+def test_math_python_guesses_use_no_sandbox_and_get_low_rewards():
     env = problems(num_examples=100)
     records = roll(env, says(env.policies["guesser"]))
     assert sum(record.reward for record in records) < 5
     assert {scores_of(record)["sandbox_ready_wait_time"] for record in records} == {0.0}
 
 
-def test_math_python_lets_a_model_try_again():
+def test_math_python_lets_a_model_retry_after_errors():
     def persistent(messages, state, rng):
         program = state["info"]["program"]
         code = ["1 / 0", "found = None", f"exec({program!r})\nfound = 1", program, "found"][len(state["trajectory"])]
@@ -351,7 +353,7 @@ def test_math_python_reads_numbers(text, number):
 
 
 @pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 6)])
-def test_math_python_refuses_levels_there_are_not(levels):
+def test_math_python_rejects_invalid_levels(levels):
     with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 5"):
         problems(min_level=levels[0], max_level=levels[1])
 
@@ -360,14 +362,17 @@ def test_math_python_refuses_levels_there_are_not(levels):
 
 
 def calls(*wanted: tuple[str, dict[str, str]]) -> vf.AssistantMessage:
-    made = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in wanted]
+    functions = [{"name": name, "arguments": json.dumps(arguments)} for name, arguments in wanted]
     return vf.AssistantMessage(
-        None, tool_calls=[{"id": str(i), "type": "function", "function": function} for i, function in enumerate(made)]
+        None,
+        tool_calls=[{"id": str(i), "type": "function", "function": function} for i, function in enumerate(functions)],
     )
 
 
-def looks(*turns: Callable[[dict[str, Any], str], vf.AssistantMessage], **options: Any) -> list[vf.RolloutRecord]:
-    """Rollouts of a player whose turns are made of (info, what was told last)."""
+def lookup_rollouts(
+    *turns: Callable[[dict[str, Any], str], vf.AssistantMessage], **options: Any
+) -> list[vf.RolloutRecord]:
+    """Run rollouts with functions of (info, last message) as the turns of the model."""
 
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> vf.AssistantMessage:
         return turns[len(state["trajectory"])](state["info"], messages[-1].content)
@@ -375,26 +380,28 @@ def looks(*turns: Callable[[dict[str, Any], str], vf.AssistantMessage], **option
     return roll(vf.load_environment("lookup", **{"num_examples": 20, **options}), says(player))
 
 
-def test_lookup_shows_no_room_before_it_is_looked_up():
+def test_lookup_shows_no_room_before_a_lookup_call():
     env: Any = vf.load_environment("lookup", num_examples=300)
-    rooms, asked, tables = set(module("lookup").ROOMS), collections.Counter(), set()
+    rooms, questions, tables = set(module("lookup").ROOMS), collections.Counter(), set()
     for example in env.get_dataset():
         info = example["info"]
         assert example["prompt"][-1].content == info["who"]
         assert example["answer"] == info["rooms"][info["who"]]
         assert not any(room in message.content for message in example["prompt"] for room in rooms)
-        asked[info["who"], example["answer"]] += 1
+        questions[info["who"], example["answer"]] += 1
         tables.add(tuple(info["rooms"].values()))
     assert len(tables) == 300
-    assert len({who for who, _ in asked}) == 8 and max(asked.values()) < 20  # of 64 pairs: a name tells no room
+    assert (
+        len({name for name, _ in questions}) == 8 and max(questions.values()) < 20
+    )  # of 64 pairs: names do not predict rooms
     tables &= {tuple(example["info"]["rooms"].values()) for example in env.get_eval_dataset()}
     assert not tables
-    said = str(env.tool_defs)
-    assert "state" not in said and not any(room in said for room in rooms)
+    definitions = str(env.tool_defs)
+    assert "state" not in definitions and not any(room in definitions for room in rooms)
 
 
 @pytest.mark.broad
-def test_lookups_players_are_as_good_as_they_say():
+def test_lookup_policies_have_the_documented_success_rates():
     env = vf.load_environment("lookup", num_examples=2000)
     for record in roll(env, says(env.policies["solver"])):
         assert scores_of(record)["correct"] == 1
@@ -405,35 +412,35 @@ def test_lookups_players_are_as_good_as_they_say():
     for record in roll(env, says(env.policies["novice"])):
         totals.update(scores_of(record))
     assert 210 < totals["correct"] < 310
-    assert 930 < totals["looked_up"] < 1070  # in the others it guesses
-    looked_on = totals["lookup_calls"] - totals["looked_up"]
-    assert 0.81 < looked_on / totals["looked_up"] < 0.89
+    assert 930 < totals["looked_up"] < 1070  # otherwise the policy guesses
+    repeated_lookups = totals["lookup_calls"] - totals["looked_up"]
+    assert 0.81 < repeated_lookups / totals["looked_up"] < 0.89
     assert totals["answer_calls"] == totals["answered"] == 2000
 
 
-def test_lookup_rewards_only_what_was_looked_up_before_it_was_answered():
+def test_lookup_rewards_only_answers_that_were_looked_up_before():
     other = {name: "Ben" if name == "Ada" else "Ada" for name in module("lookup").NAMES}
-    asked = lambda info: ("lookup", {"who": info["who"]})  # noqa: E731
-    another = lambda info: ("lookup", {"who": other[info["who"]]})  # noqa: E731
-    known = lambda info: ("answer", {"room": info["rooms"][info["who"]]})  # noqa: E731
+    lookup_right = lambda info: ("lookup", {"who": info["who"]})  # noqa: E731
+    lookup_other = lambda info: ("lookup", {"who": other[info["who"]]})  # noqa: E731
+    answer_right = lambda info: ("answer", {"room": info["rooms"][info["who"]]})  # noqa: E731
 
     def score(*turns: Any) -> set[tuple[float, float]]:
-        return {(scores_of(r)["correct"], scores_of(r)["looked_up"]) for r in looks(*turns)}
+        return {(scores_of(r)["correct"], scores_of(r)["looked_up"]) for r in lookup_rollouts(*turns)}
 
-    assert score(lambda info, told: calls(known(info))) == {(0, 0)}
-    assert score(lambda info, told: calls(known(info), asked(info))) == {(0, 0)}
-    assert score(lambda info, told: calls(another(info)), lambda info, told: calls(known(info))) == {(0, 0)}
-    wrong = lambda info, told: calls(("answer", {"room": told + "s"}))  # noqa: E731
-    assert score(lambda info, told: calls(asked(info)), wrong) == {(0, 1)}
-    right = lambda info, told: calls(("answer", {"room": told}), ("answer", {"room": "?"}))  # noqa: E731
-    assert score(lambda info, told: calls(another(info), asked(info)), right) == {(1, 1)}
+    assert score(lambda info, told: calls(answer_right(info))) == {(0, 0)}
+    assert score(lambda info, told: calls(answer_right(info), lookup_right(info))) == {(0, 0)}
+    assert score(lambda info, told: calls(lookup_other(info)), lambda info, told: calls(answer_right(info))) == {(0, 0)}
+    answer_wrong = lambda info, told: calls(("answer", {"room": told + "s"}))  # noqa: E731
+    assert score(lambda info, told: calls(lookup_right(info)), answer_wrong) == {(0, 1)}
+    answer_told = lambda info, told: calls(("answer", {"room": told}), ("answer", {"room": "?"}))  # noqa: E731
+    assert score(lambda info, told: calls(lookup_other(info), lookup_right(info)), answer_told) == {(1, 1)}
 
 
-def test_lookup_tells_of_names_that_nobody_has_and_ends():
-    nobody = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
-    for record in looks(*[nobody] * 3, max_turns=3):
-        told = [message["content"] for message in record.completion if message["role"] == "tool"]
-        assert told == ["nobody has that name"] * 3
+def test_lookup_reports_unknown_names_and_ends_at_max_turns():
+    lookup_unknown = lambda info, told: calls(("lookup", {"who": "Zoe"}))  # noqa: E731
+    for record in lookup_rollouts(*[lookup_unknown] * 3, max_turns=3):
+        results = [message["content"] for message in record.completion if message["role"] == "tool"]
+        assert results == ["nobody has that name"] * 3
         assert (record.stop_condition, record.reward) == ("max_turns_reached", 0)
 
 
@@ -446,7 +453,7 @@ def game(**options) -> Any:
 
 @functools.cache
 def outcome(board: str, player: str) -> int:
-    """1, 0, -1: what X gets when both play well, straight from the rules."""
+    """Return 1, 0 or -1 (X wins, draw, O wins) for optimal play of both sides, computed from the rules."""
     ttt = module("tictactoe")
     for line in ((0, 1, 2), (3, 4, 5), (6, 7, 8), (0, 3, 6), (1, 4, 7), (2, 5, 8), (0, 4, 8), (2, 4, 6)):
         taken = {board[i] for i in line}
@@ -461,20 +468,20 @@ def outcome(board: str, player: str) -> int:
 
 @functools.cache
 def positions() -> list[tuple[str, str]]:
-    """Every (board, player to move) of every game, whoever starts, that is not over."""
+    """Return every reachable (board, player to move) of unfinished games, for both starting players."""
     ttt = module("tictactoe")
     found: set[tuple[str, str]] = set()
-    todo = [(ttt.EMPTY, "X"), (ttt.EMPTY, "O")]
-    while todo:
-        board, player = todo.pop()
+    stack = [(ttt.EMPTY, "X"), (ttt.EMPTY, "O")]
+    while stack:
+        board, player = stack.pop()
         if (board, player) not in found and ttt.result(board) is None:
             found.add((board, player))
             other = "O" if player == "X" else "X"
-            todo += [(ttt.place(board, square, player), other) for square in ttt.free_squares(board)]
+            stack += [(ttt.place(board, square, player), other) for square in ttt.free_squares(board)]
     return sorted(found)
 
 
-def test_minimax_never_gives_a_result_away():
+def test_best_moves_keep_the_minimax_value():
     ttt = module("tictactoe")
     assert len(positions()) > 8000
     for board, player in positions():
@@ -496,11 +503,11 @@ def test_minimax_never_gives_a_result_away():
         ("XXOOO.X..", "X", [5]),
     ],
 )
-def test_best_moves(board, player, best):
+def test_best_moves_of_known_positions(board, player, best):
     assert module("tictactoe").best_moves(board, player) == best
 
 
-def test_wins_sooner_and_losses_later_are_better():
+def test_earlier_wins_and_later_losses_have_higher_values():
     ttt = module("tictactoe")
     won_now, won_late = ttt.value("XXXOO....", "O"), ttt.value("XXXOOXO.O", "O")
     assert won_now > won_late > 0 == ttt.value("XXOOOXXXO", "X")
@@ -510,7 +517,7 @@ def test_wins_sooner_and_losses_later_are_better():
 
 @pytest.mark.broad
 @pytest.mark.parametrize("random_move_prob", first_quick([0.0, 0.5, 1.0]))
-def test_the_optimal_player_never_loses(random_move_prob):
+def test_the_optimal_policy_never_loses(random_move_prob):
     env = game(min_random_move_prob=random_move_prob, max_random_move_prob=random_move_prob)
     totals = collections.Counter()
     for record in roll(env, says(env.policies["optimal"]), rollouts_per_example=3):
@@ -521,7 +528,7 @@ def test_the_optimal_player_never_loses(random_move_prob):
         assert totals["drawn"] == 600
 
 
-def test_nobody_beats_the_perfect_opponent():
+def test_random_moves_never_beat_the_perfect_opponent():
     env = game(max_random_move_prob=0.0)
     totals = collections.Counter()
     for record in roll(env, says(env.policies["random"]), rollouts_per_example=3):
@@ -536,7 +543,7 @@ probabilities = st.floats(0, 1)
 
 @given(open_boards, st.integers(0, 2**32), probabilities)
 @settings(deadline=None)
-def test_the_opponents_reply_is_a_function_of_seed_and_board(board, seed, probability):
+def test_the_opponents_reply_depends_only_on_seed_and_board(board, seed, probability):
     ttt = module("tictactoe")
     move = ttt.opponent_move(board, seed, probability)
     assert move in ttt.free_squares(board)
@@ -544,40 +551,40 @@ def test_the_opponents_reply_is_a_function_of_seed_and_board(board, seed, probab
     assert ttt.opponent_move(board, seed, 0.0) in ttt.best_moves(board, "O")
 
 
-def evenly(moves: list[int], squares: list[int]) -> bool:
-    """Whether every square came up as often as chance allows (five standard deviations)."""
+def is_uniform(moves: list[int], squares: list[int]) -> bool:
+    """Return whether the counts of the squares are uniform within five standard deviations."""
     counts = collections.Counter(moves)
     share = 1 / len(squares)
     slack = 5 * (len(moves) * share * (1 - share)) ** 0.5
     return set(counts) == set(squares) and all(abs(count - len(moves) * share) < slack for count in counts.values())
 
 
-def test_the_opponent_chooses_evenly():
+def test_the_opponent_chooses_uniformly():
     ttt = module("tictactoe")
     board = "....X...."
     perfect = [ttt.opponent_move(board, seed, 0.0) for seed in range(2000)]
-    assert evenly(perfect, [0, 2, 6, 8])
-    assert evenly([ttt.opponent_move(board, seed, 1.0) for seed in range(2000)], [0, 1, 2, 3, 5, 6, 7, 8])
+    assert is_uniform(perfect, [0, 2, 6, 8])
+    assert is_uniform([ttt.opponent_move(board, seed, 1.0) for seed in range(2000)], [0, 1, 2, 3, 5, 6, 7, 8])
     mixed = [ttt.opponent_move(board, seed, 0.5) for seed in range(2000)]
-    sides = sum(move % 2 for move in mixed)  # half of the moves are random, and half of those at a side
+    sides = sum(move % 2 for move in mixed)  # half of the moves are random, and half of those are on a side
     assert 400 < sides < 600
 
 
-def test_siblings_meet_the_same_opponent():
-    """In the same example the same board always gets the same reply: siblings differ by what the model did alone."""
+def test_the_opponent_replies_equally_to_all_group_members():
+    """Within an example the same board always gets the same reply, so group members differ only by the model's moves."""
     replies: dict[tuple[str, str], set[str]] = collections.defaultdict(set)
     env = game(num_examples=30)
     for record in roll(env, says(env.policies["random"]), rollouts_per_example=12):
         replies[record.example_key, "start"].add(record.prompt[-1]["content"])
         for step, reply in zip(record.steps, record.completion[1::2], strict=True):
-            asked, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
-            replies[record.example_key, asked + answer].add(reply["content"])
-    assert all(len(seen) == 1 for seen in replies.values())
+            shown, answer = step.prompt[-1]["content"], step.completion[0]["content"].partition("<move>")[2]
+            replies[record.example_key, shown + answer].add(reply["content"])
+    assert all(len(distinct) == 1 for distinct in replies.values())
     assert len(replies) > 1000
 
 
 @pytest.mark.broad
-def test_half_the_games_the_opponent_starts():
+def test_the_opponent_starts_half_of_the_games():
     env = game(num_examples=1000)
     started = [record.prompt[-1]["content"].count("O") for record in roll(env, says("resign"))]
     assert set(started) == {0, 1}
@@ -586,7 +593,7 @@ def test_half_the_games_the_opponent_starts():
 
 @given(st.integers(1, 40), st.floats(0, 1), st.floats(0, 1), st.integers(0, 99))
 @settings(max_examples=30, deadline=None)
-def test_games_in_a_row_hold_every_bucket_of_difficulty_once(num_groups, one, other, seed):
+def test_consecutive_games_cover_every_difficulty_bucket_once(num_groups, one, other, seed):
     low, high = sorted([one, other])
     options = {"min_random_move_prob": low, "max_random_move_prob": high, "num_groups": num_groups, "seed": seed}
     env = game(num_examples=3 * num_groups, **options)
@@ -600,7 +607,7 @@ def test_games_in_a_row_hold_every_bucket_of_difficulty_once(num_groups, one, ot
 
 @pytest.mark.parametrize("times", [1, 2, 3])
 @pytest.mark.parametrize("move", ["X", "9", "-1", "01", "²", "", "taken"])
-def test_an_invalid_move_costs_once_and_the_game_goes_on(move, times):
+def test_invalid_moves_have_one_penalty_and_the_game_continues(move, times):
     env = game(num_examples=20)
 
     def stumbling(messages, state, rng):
@@ -613,10 +620,10 @@ def test_an_invalid_move_costs_once_and_the_game_goes_on(move, times):
         scores = scores_of(record)
         assert scores["lost"] == 0
         assert record.reward == pytest.approx(scores["win"] + 0.2 * scores["format"] - 0.1)
-        told = [message["content"] for message in record.completion if message["role"] == "user"]
-        boards = [text.removeprefix("Invalid move.\n") for text in told[:times]]
-        assert boards == [record.prompt[-1]["content"]] * times  # the board waits for a valid move
-        assert not any(text.startswith("Invalid") for text in told[times:])
+        messages_to_model = [message["content"] for message in record.completion if message["role"] == "user"]
+        boards = [text.removeprefix("Invalid move.\n") for text in messages_to_model[:times]]
+        assert boards == [record.prompt[-1]["content"]] * times  # the board stays unchanged until a valid move
+        assert not any(text.startswith("Invalid") for text in messages_to_model[times:])
 
 
 def test_a_punishing_opponent_takes_every_win_and_an_invalid_move_loses():
@@ -633,12 +640,12 @@ def test_a_punishing_opponent_takes_every_win_and_an_invalid_move_loses():
 
 
 @given(st.sampled_from("XO."), st.data())
-def test_a_board_is_read_as_it_was_shown(first, data):
+def test_reading_a_rendered_board_gives_the_same_board(first, data):
     board = first + data.draw(st.text("XO.", min_size=8, max_size=8))
     assert module("tictactoe").read(f"You lose.\n{module('tictactoe').show(board)}") == board
 
 
-def test_a_game_has_eight_turns_at_most():
+def test_a_game_has_at_most_eight_turns():
     for record in roll(game(num_examples=10), says("pass")):
         assert len(record.steps) == 8
         assert record.stop_condition == "max_turns_reached"
@@ -649,7 +656,7 @@ def test_a_game_has_eight_turns_at_most():
 
 
 def test_the_last_allowed_move_counts():
-    """A game won with the very last turn is won: the environment sees that move."""
+    """A game that is won in the last turn is scored as won."""
     env = game(num_examples=40, min_random_move_prob=1.0)
 
     def late(messages, state, rng):
@@ -660,23 +667,23 @@ def test_the_last_allowed_move_counts():
     assert any(scores_of(record)["won"] for record in last_turn)
 
 
-def test_the_end_is_told():
+def test_the_last_message_states_the_result():
     env = game(num_examples=60)
     for record in roll(env, says(env.policies["random"])):
         scores = scores_of(record)
-        said = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
-        [ending] = [text for name, text in said.items() if scores[name]]
+        endings = {"won": "You win.", "drawn": "Draw.", "lost": "You lose."}
+        [ending] = [text for name, text in endings.items() if scores[name]]
         assert record.completion[-1]["content"].startswith(ending)
         assert scores["win"] == scores["won"] + 0.5 * scores["drawn"]
 
 
-async def test_a_person_can_take_the_other_role():
-    """What `rove play` does: the opponent sees the board and its legal moves, and its move is played."""
+async def test_a_person_can_play_as_the_opponent():
+    """As in `rove play`: the opponent gets the board and the legal moves, and the environment plays its move."""
     env = game(num_examples=20)
-    asked: list[list[str]] = []
+    legal_moves: list[list[str]] = []
 
     async def person(view: str, legal: list[str], board: vf.Rendering | None = None) -> str:
-        asked.append(legal)
+        legal_moves.append(legal)
         assert board is not None and [text for row in board.rows for text, look in row if look == "free"] == legal
         assert all(square in view for square in legal)
         return legal[-1]
@@ -684,7 +691,7 @@ async def test_a_person_can_take_the_other_role():
     env.opponent = person
     for record in await vf.generate(env, says(env.policies["random"]), max_concurrent=1):
         assert record.error is None, record.error
-    assert len(asked) > 20
+    assert len(legal_moves) > 20
 
 
 @pytest.mark.parametrize(
@@ -695,7 +702,7 @@ async def test_a_person_can_take_the_other_role():
         ({"num_groups": 0}, "num_groups is 0; expected 1 or more"),
     ],
 )
-def test_tictactoe_refuses_impossible_settings(options, complaint):
+def test_tictactoe_rejects_invalid_settings(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         game(**options)
 
@@ -714,7 +721,7 @@ def text_and_facts(example: dict[str, Any]) -> tuple[str, list[Any]]:
 
 
 @pytest.mark.parametrize("level", [1, 2, 3, 4])
-def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
+def test_needle_facts_each_occur_once_in_the_text(level):
     env = needle(num_examples=15, min_level=level, max_level=level)
     for example in env.get_dataset():
         text, facts = text_and_facts(example)
@@ -722,8 +729,8 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
         assert text == text_and_facts(example)[0]
         assert len(set(facts)) == len(facts) > 50
         for kind, of, what in set(facts):
-            tellings = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
-            found = sum(text.count(words[0].upper() + words[1:]) for words in tellings)
+            sentences = [words.format(of=of, what=what) for words in module("needle").WORDINGS[kind]]
+            found = sum(text.count(words[0].upper() + words[1:]) for words in sentences)
             assert found == 1, (kind, of, what)
         assert example["prompt"][1].content.count(" ") < 40
 
@@ -731,7 +738,7 @@ def test_needles_facts_are_all_in_the_text_and_each_is_told_once(level):
 @pytest.mark.broad
 @pytest.mark.parametrize("level", first_quick([1, 2, 3, 4]))
 @pytest.mark.parametrize("player", ["solver", "recursive"])
-def test_needles_players_find_what_was_hidden(level, player):
+def test_needle_policies_find_the_hidden_facts(level, player):
     env = needle(num_examples=12, min_level=level, max_level=level, length=90_000)
     for record in roll(env, says(env.policies[player])):
         assert (record.error, record.reward) == (None, 1.0)
@@ -740,14 +747,14 @@ def test_needles_players_find_what_was_hidden(level, player):
 
 
 @pytest.mark.broad
-def test_needles_guesses_earn_little():
+def test_needle_guesses_get_low_rewards():
     env = needle(num_examples=60)
     records = roll(env, says(env.policies["novice"]))
     assert {scores_of(record)["answer_ready"] for record in records} == {1.0}
     assert sum(record.reward for record in records) < 20
 
 
-def test_needle_has_all_levels_and_the_length_it_is_told():
+def test_needle_has_all_levels_and_the_requested_length():
     examples = needle(num_examples=60).get_dataset()
     assert {example["info"]["kind"] for example in examples} == {"code", "seen", "keeper", "weight"}
     assert min(int(e["answer"]) for e in examples if e["info"]["kind"] == "seen") >= 3
@@ -755,7 +762,7 @@ def test_needle_has_all_levels_and_the_length_it_is_told():
     assert abs(len(text_and_facts(example)[0]) - 200_000) < 2000
 
 
-def test_needles_sub_calls_can_be_trained():
+def test_needle_sub_calls_can_be_trained():
     env = needle(num_examples=4, length=15_000, train_sub_calls=True, max_turns=2)
     for record in roll(env, says(env.policies["recursive"])):
         assert (record.reward, record.model_roles) == (1.0, {})
@@ -764,6 +771,6 @@ def test_needles_sub_calls_can_be_trained():
 
 
 @pytest.mark.parametrize("levels", [(0, 3), (4, 3), (1, 5)])
-def test_needle_refuses_levels_there_are_not(levels):
+def test_needle_rejects_invalid_levels(levels):
     with pytest.raises(vf.ConfigError, match="need 1 <= min_level <= max_level <= 4"):
         needle(min_level=levels[0], max_level=levels[1])

@@ -1,4 +1,4 @@
-"""environments/sql_agent: answers compared as rows, hostile SQL that does no harm, questions that have one answer."""
+"""Tests of environments/sql_agent: comparison of rows, hostile SQL, tools, questions, and rollouts."""
 
 from __future__ import annotations
 
@@ -31,11 +31,11 @@ def values(record: vf.RolloutRecord) -> dict[str, float]:
     return {**record.scores.rewards, **record.scores.metrics}
 
 
-def shop() -> Any:
+def open_shop() -> Any:
     return closing(queries.connect(databases.image("shop", "test")))
 
 
-# Rows that count as equal
+# Comparison of rows
 
 cells = st.one_of(
     st.sampled_from(["Ada", "Ben", "x y"]), st.integers(-3, 3), st.integers(-300, 300).map(lambda n: n / 100)
@@ -43,8 +43,8 @@ cells = st.one_of(
 tables = st.integers(1, 3).flatmap(lambda width: st.lists(st.lists(cells, min_size=width, max_size=width), max_size=4))
 
 
-def plainly_same(rows: list[list[Any]], others: list[list[Any]]) -> bool:
-    """Every order tried."""
+def same_by_permutations(rows: list[list[Any]], others: list[list[Any]]) -> bool:
+    """Return whether the rows are equal in any order, by trying all permutations."""
 
     def equal(one: Any, other: Any) -> bool:
         if isinstance(one, str) or isinstance(other, str):
@@ -58,16 +58,16 @@ def plainly_same(rows: list[list[Any]], others: list[list[Any]]) -> bool:
 
 
 @given(tables, tables)
-def test_rows_are_the_same_if_some_order_makes_them_equal(rows, others):
-    assert queries.same(rows, others, ordered=False) == plainly_same(rows, others)
+def test_unordered_rows_are_equal_if_some_permutation_matches(rows, others):
+    assert queries.same(rows, others, ordered=False) == same_by_permutations(rows, others)
 
 
 @given(tables, st.randoms())
-def test_order_matters_only_where_it_is_asked_for(rows, rng):
+def test_order_matters_only_if_ordered_is_true(rows, rng):
     mixed = rng.sample(rows, len(rows))
     assert queries.same(rows, mixed, ordered=False)
     assert queries.same(rows, rows, ordered=True)
-    equal_in_place = all(plainly_same([a], [b]) for a, b in zip(rows, mixed))
+    equal_in_place = all(same_by_permutations([a], [b]) for a, b in zip(rows, mixed))
     assert queries.same(rows, mixed, ordered=True) == equal_in_place
 
 
@@ -79,7 +79,7 @@ def test_numbers_may_be_rounded(rows, error):
 
 
 @given(tables.filter(bool), st.data())
-def test_another_cell_is_another_answer(rows, data):
+def test_a_changed_cell_or_a_missing_row_makes_the_answer_wrong(rows, data):
     i = data.draw(st.integers(0, len(rows) - 1))
     changed = [list(row) for row in rows]
     changed[i][0] = "somebody else" if isinstance(changed[i][0], str) else changed[i][0] + 100
@@ -89,7 +89,7 @@ def test_another_cell_is_another_answer(rows, data):
 
 
 @given(tables)
-def test_rows_are_read_as_they_were_written(rows):
+def test_reading_written_rows_gives_equal_rows(rows):
     assert queries.same(rows, queries.from_lines(queries.in_lines(rows)), ordered=True)
 
 
@@ -111,17 +111,17 @@ def test_rows_are_read_as_they_were_written(rows):
         ("", [], True),
     ],
 )
-def test_what_answers_say(said, rows, equal):
+def test_answers_are_parsed_as_rows(said, rows, equal):
     assert queries.same(queries.from_lines(said), rows, ordered=False) == equal
 
 
-# Queries of somebody who is not trusted
+# Hostile SQL
 
 
 class Attack(NamedTuple):
     sql: str
     told: str
-    """In the error."""
+    """Regular expression for the error message."""
 
 
 BOMB = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)"
@@ -176,20 +176,20 @@ ATTACKS = [
 
 
 @pytest.mark.parametrize("attack", ATTACKS, ids=lambda attack: attack.sql[:40].encode("ascii", "replace").decode())
-def test_hostile_sql_is_refused_in_words_and_does_nothing(
+def test_hostile_sql_is_rejected_with_a_message_and_changes_nothing(
     attack: Attack, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.chdir(tmp_path)
-    with shop() as db:
-        before = {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)}
+    with open_shop() as db:
+        tables_before = {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)}
         with pytest.raises(ValueError, match=attack.told):
             queries.run(db, attack.sql, 30)
-        assert {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)} == before
+        assert {table: queries.run(db, f"SELECT * FROM {table}", 1000) for table in agent._tables(db)} == tables_before
         assert not db.in_transaction
     assert not list(tmp_path.iterdir())
 
 
-def test_hostile_answers_score_nothing_and_the_rollout_goes_on():
+def test_hostile_sql_in_rollouts_gets_no_reward_and_no_error():
     def hostile(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         attacks = [attack for attack in ATTACKS if "\ud800" not in attack.sql]
         if state["trajectory"]:
@@ -198,12 +198,12 @@ def test_hostile_answers_score_nothing_and_the_rollout_goes_on():
 
     env = vf.load_environment("sql_agent", num_examples=len(ATTACKS) - 1)
     for record in roll(env, says(hostile)):
-        [told] = [message["content"] for message in record.completion if message["role"] == "tool"]
-        assert told.startswith("error: ")
+        [message_to_model] = [message["content"] for message in record.completion if message["role"] == "tool"]
+        assert message_to_model.startswith("error: ")
         assert (record.reward, values(record)["errors_told"]) == (0, 1)
 
 
-def test_every_query_there_is_to_write_takes_a_small_part_of_what_is_allowed(monkeypatch: pytest.MonkeyPatch):
+def test_all_reference_queries_stay_far_below_the_step_limit(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queries, "MAX_STEPS", queries.MAX_STEPS // 10)
     assert len(questions.make_rows(200, "limits", range(1, 6))) == 200
 
@@ -221,27 +221,27 @@ def test_every_query_there_is_to_write_takes_a_small_part_of_what_is_allowed(mon
     ],
 )
 def test_reading_is_allowed(sql):
-    with shop() as db:
+    with open_shop() as db:
         columns, rows = queries.run(db, sql, 30)
         assert columns
         assert 0 < len(rows) <= 31
         assert queries.as_table(columns, rows)
 
 
-def test_long_results_are_cut():
-    with shop() as db:
-        told = agent.run_query("SELECT id, hex(zeroblob(500)) FROM customers ORDER BY id", db).splitlines()
-        assert told[-1] == "(only the first 30 rows are shown)"
-        assert told[1] == f"1 | {'0' * 100}"
-        assert len(told) == 1 + 30 + 1
+def test_long_results_are_truncated():
+    with open_shop() as db:
+        lines = agent.run_query("SELECT id, hex(zeroblob(500)) FROM customers ORDER BY id", db).splitlines()
+        assert lines[-1] == "(only the first 30 rows are shown)"
+        assert lines[1] == f"1 | {'0' * 100}"
+        assert len(lines) == 1 + 30 + 1
         assert agent.run_query("SELECT id FROM customers WHERE id < 0", db) == "id\n(no rows)"
 
 
 # Tools
 
 
-def test_tools_tell_of_the_tables():
-    with shop() as db:
+def test_tools_describe_the_tables():
+    with open_shop() as db:
         assert agent.list_tables(db).splitlines()[:3] == ["customers: 60 rows", "products: 40 rows", "orders: 180 rows"]
         created, header, *rows = agent.describe_table("customers", db).splitlines()
         assert created.startswith("CREATE TABLE customers (id INTEGER PRIMARY KEY")
@@ -254,13 +254,13 @@ def test_tools_tell_of_the_tables():
             agent.describe_table("customers'; DROP TABLE customers --", db)
 
 
-def test_the_model_is_not_told_of_the_connection():
+def test_the_connection_is_hidden_from_the_model():
     env: Any = vf.load_environment("sql_agent")
     assert {tool["function"]["name"] for tool in env.tool_defs} == {"list_tables", "describe_table", "run_query"}
     assert "db" not in {name for tool in env.tool_defs for name in tool["function"]["parameters"]["properties"]}
 
 
-def test_every_connection_is_closed_whatever_happens():
+def test_every_connection_is_closed_after_errors_and_limits():
     opened: list[sqlite3.Connection] = []
 
     def clumsy(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
@@ -282,7 +282,7 @@ def test_every_connection_is_closed_whatever_happens():
             db.execute("SELECT 1")
 
 
-def test_a_query_that_outlives_its_rollout_is_stopped_before_its_database_is_closed(monkeypatch: pytest.MonkeyPatch):
+def test_a_running_query_is_stopped_before_its_database_is_closed_at_a_timeout(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(queries, "MAX_STEPS", 10**12)
     monkeypatch.setattr(queries, "MAX_SECONDS", 300.0)
     opened: list[sqlite3.Connection] = []
@@ -303,7 +303,7 @@ def test_a_query_that_outlives_its_rollout_is_stopped_before_its_database_is_clo
 
 
 @pytest.mark.parametrize("schema", sorted(databases.SCHEMAS))
-def test_a_database_is_a_function_of_its_seed_without_loose_ends(schema):
+def test_a_database_depends_only_on_its_seed_and_is_consistent(schema):
     image = databases.image(schema, "0")
     databases.image.cache_clear()
     assert databases.image(schema, "0") == image
@@ -315,7 +315,7 @@ def test_a_database_is_a_function_of_its_seed_without_loose_ends(schema):
         assert sum(agent._count(db, table) for table in agent._tables(db)) > 300
 
 
-def test_names_are_names_of_one():
+def test_names_in_the_databases_are_unique():
     for schema, table, column in [
         ("shop", "customers", "name"),
         ("shop", "products", "name"),
@@ -332,16 +332,16 @@ def test_names_are_names_of_one():
 
 
 @pytest.mark.broad
-def test_every_template_makes_questions():
-    made = {
+def test_every_template_yields_questions():
+    generated = {
         (row["info"]["schema"], re.sub(r"\d|'[^']*'", "", row["info"]["sql"]))
         for row in questions.make_rows(1500, "all", range(1, 6))
     }
-    wanted = {(one.schema, re.sub(r"\d|'[^']*'|{\w+}", "", one.sql)) for one in questions.templates()}
-    assert made == wanted
+    expected = {(template.schema, re.sub(r"\d|'[^']*'|{\w+}", "", template.sql)) for template in questions.templates()}
+    assert generated == expected
 
 
-def test_templates_have_the_gaps_of_their_queries_and_ask_for_the_order_that_counts():
+def test_template_texts_have_the_gaps_of_their_queries_and_state_the_order():
     for template in questions.templates():
         assert questions.gaps_of(template.sql) == questions.gaps_of(template.text), template
         assert set(questions.gaps_of(template.text)) <= databases.GAPS[template.schema].keys()
@@ -354,7 +354,7 @@ def test_templates_have_the_gaps_of_their_queries_and_ask_for_the_order_that_cou
 
 
 @pytest.mark.broad
-def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
+def test_answers_are_the_query_results_and_limits_have_no_ties():
     for row in questions.make_rows(300, "answers", range(1, 6)):
         info = row["info"]
         with closing(sqlite3.connect(":memory:")) as db:
@@ -370,15 +370,15 @@ def test_answers_are_those_of_the_query_and_no_tie_is_left_to_chance():
 
 
 @pytest.mark.broad
-def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own():
+def test_questions_are_unique_and_evaluation_uses_other_databases():
     env = vf.load_environment("sql_agent", num_examples=800)
     parts = [env.get_dataset(), env.get_eval_dataset()]
     for examples in parts:
-        asked = {
+        distinct = {
             (example["prompt"][-1].content, example["info"]["database"], example["info"]["schema"])
             for example in examples
         }
-        assert len(asked) == 800
+        assert len(distinct) == 800
     train, evaluation = ({example["info"]["database"] for example in examples} for examples in parts)
     assert not train & evaluation
 
@@ -388,7 +388,7 @@ def test_no_two_questions_are_the_same_and_evaluation_has_databases_of_its_own()
 
 @pytest.mark.broad
 @pytest.mark.parametrize("level", [1, 2, 3, 4, 5])
-def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
+def test_the_solver_is_always_right_with_queries_and_with_values(level):
     env = vf.load_environment("sql_agent", num_examples=60, min_level=level, max_level=level)
     records = roll(env, says(env.policies["solver"]))
     assert {record.info["level"] for record in records} == {level}
@@ -397,7 +397,7 @@ def test_the_solver_is_always_right_with_the_query_and_with_the_values(level):
 
 
 @pytest.mark.broad
-def test_the_novice_knows_single_tables():
+def test_the_novice_answers_single_table_questions_only():
     env = vf.load_environment("sql_agent", num_examples=300)
     for record in roll(env, says(env.policies["novice"])):
         if " JOIN " not in record.info["sql"] and "(SELECT" not in record.info["sql"]:
@@ -419,10 +419,10 @@ def test_the_novice_knows_single_tables():
         ("", 0),
     ],
 )
-def test_answers_that_are_queries(wrapped, reward):
+def test_answers_can_be_queries(wrapped, reward):
     env = vf.load_environment("sql_agent", num_examples=20, max_level=1)
-    said = lambda messages, state, rng: f"<answer>{wrapped.format(sql=state['info']['sql'])}</answer>"  # noqa: E731
-    assert {record.reward for record in roll(env, says(said))} == {reward}
+    policy = lambda messages, state, rng: f"<answer>{wrapped.format(sql=state['info']['sql'])}</answer>"  # noqa: E731
+    assert {record.reward for record in roll(env, says(policy))} == {reward}
 
 
 def test_without_tags_there_is_no_answer():
@@ -431,19 +431,19 @@ def test_without_tags_there_is_no_answer():
 
 
 @pytest.mark.broad
-def test_the_order_counts_where_it_is_asked_for():
+def test_the_order_of_an_answer_counts_only_if_the_question_has_one():
     env = vf.load_environment("sql_agent", num_examples=150, min_level=2, max_level=4)
 
     def backwards(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         lines = "\n".join(reversed(state["answer"].splitlines()))
         return f"<answer>{lines}</answer>"
 
-    seen = set()
+    orders = set()
     for record in roll(env, says(backwards)):
         ordered = "LIMIT" in record.info["sql"] and len(record.answer.splitlines()) > 1
         assert record.reward == (0 if ordered else 1)
-        seen.add(ordered)
-    assert seen == {True, False}
+        orders.add(ordered)
+    assert orders == {True, False}
 
 
 @pytest.mark.parametrize(
@@ -455,6 +455,6 @@ def test_the_order_counts_where_it_is_asked_for():
         ({"levels": 3}, "has no argument 'levels'"),
     ],
 )
-def test_impossible_settings_are_refused(options, complaint):
+def test_invalid_settings_are_rejected(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         vf.load_environment("sql_agent", **options)

@@ -1,4 +1,4 @@
-"""environments/wiki_search: a world without contradictions, questions that its articles answer, tools that find them."""
+"""Tests of environments/wiki_search: the world, its articles, questions, answers, tools, and rollouts."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ vf.load_environment("wiki_search")
 wiki: Any = importlib.import_module("wiki_search")
 library: Any = importlib.import_module("wiki_search.encyclopedia")
 articles: Any = importlib.import_module("wiki_search.articles")
-asked: Any = importlib.import_module("wiki_search.questions")
+questions_module: Any = importlib.import_module("wiki_search.questions")
 model: Any = importlib.import_module("wiki_search.world")
 phrases: Any = importlib.import_module("wiki_search.phrases")
 words: Any = importlib.import_module("wiki_search.words")
@@ -30,13 +30,15 @@ SMALL = 500
 
 
 @functools.cache
-def small(seed: int) -> Any:
-    """A small encyclopedia."""
+def small_encyclopedia(seed: int) -> Any:
+    """Return a small encyclopedia."""
     return library.Encyclopedia(articles.write_pages(model.make_world(seed, SMALL), seed))
 
 
-def made(pages: Any, count: int, hops: range = range(1, 4), evaluation: bool = False, seed: str = "0") -> list[Any]:
-    return list(itertools.islice(asked.questions(pages, seed, hops, evaluation), count))
+def make_questions(
+    pages: Any, count: int, hops: range = range(1, 4), evaluation: bool = False, seed: str = "0"
+) -> list[Any]:
+    return list(itertools.islice(questions_module.questions(pages, seed, hops, evaluation), count))
 
 
 def values(record: vf.RolloutRecord) -> dict[str, float]:
@@ -49,7 +51,7 @@ def values(record: vf.RolloutRecord) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("count", [model.FEWEST, 3000, model.MOST])
-def test_a_world_has_as_many_things_as_asked_for_and_no_name_twice(count):
+def test_a_world_has_the_requested_number_of_things_with_unique_names(count):
     things = [thing for kind in model.make_world(1, count).values() for thing in kind]
     assert len(things) == count
     assert len({thing.title for thing in things}) == len({thing.page_id for thing in things}) == count
@@ -91,7 +93,7 @@ def test_every_river_ends_in_a_sea(seed):
 # The articles
 
 
-def test_every_gap_of_a_sentence_is_a_fact_or_has_words_to_fill_it():
+def test_every_gap_of_a_sentence_is_a_fact_or_has_fill_words():
     world = model.make_world(0, 3000)
     for kind, text in phrases.SECTIONS.items():
         known = {"name", "they", "their", "them", "first", "a_occupation", "a_emblem", *words.FILL}
@@ -99,16 +101,20 @@ def test_every_gap_of_a_sentence_is_a_fact_or_has_words_to_fill_it():
         assert set(articles.GAP.findall(text)) <= known
 
 
-def test_a_fact_that_is_asked_for_stands_in_one_sentence_of_every_article_however_it_is_put():
-    for kind, name in {*asked.LINKS, *asked.ASKS, *asked.COUNTS}:
-        sentences = [ways for _, some in articles._sections(phrases.SECTIONS[kind]) for ways in some]
-        stating = [ways for ways in sentences if any({name, f"a_{name}"} & {*gaps} for _, gaps in ways)]
+def test_every_questioned_fact_is_in_exactly_one_sentence_in_all_its_wordings():
+    for kind, name in {*questions_module.LINKS, *questions_module.ASKS, *questions_module.COUNTS}:
+        sentences = [
+            wordings
+            for _, section_sentences in articles._sections(phrases.SECTIONS[kind])
+            for wordings in section_sentences
+        ]
+        stating = [wordings for wordings in sentences if any({name, f"a_{name}"} & {*gaps} for _, gaps in wordings)]
         assert len(stating) == 1, (kind, name)
         assert all({name, f"a_{name}"} & {*gaps} for _, gaps in stating[0]), (kind, name)
 
 
-def test_pages_have_three_sections_or_more_with_addresses_of_their_own():
-    book = small(0)
+def test_pages_have_at_least_three_sections_with_unique_headings():
+    book = small_encyclopedia(0)
     assert len(book.pages) == SMALL
     assert len(book.sections) == sum(len(page.texts) for page in book.pages.values())
     for page in book.pages.values():
@@ -119,8 +125,8 @@ def test_pages_have_three_sections_or_more_with_addresses_of_their_own():
             assert text.endswith(".")
 
 
-def test_articles_do_not_read_alike():
-    book = small(0)
+def test_articles_of_a_kind_have_different_texts_and_headings():
+    book = small_encyclopedia(0)
     for kind in phrases.SECTIONS:
         pages = [page for page in book.pages.values() if page.thing.kind == kind]
         texts = Counter(" ".join(page.texts).replace(page.thing.title, "") for page in pages)
@@ -128,7 +134,7 @@ def test_articles_do_not_read_alike():
         assert len({tuple(page.headings) for page in pages}) >= 4
 
 
-def test_lists_are_written_out():
+def test_values_and_lists_are_formatted_as_text():
     thing = model.Thing
     books = [thing("book", f"The {name}", {"year": year}) for name, year in (("A", 801), ("B", 802), ("C", 803))]
     assert articles.as_text(books[:1]) == "“The A” (801)"
@@ -145,7 +151,7 @@ def number(text: str) -> int:
 
 
 def answer_from(question: Any) -> str:
-    """What the facts named as support come to, without the world model."""
+    """Return the answer computed from the support facts alone, without the world model."""
     facts = [fact for _, fact in question.support]
     if question.kind == "count":
         return str(len(re.split(", | and ", facts[-1])))
@@ -161,9 +167,9 @@ def answer_from(question: Any) -> str:
 
 @pytest.mark.parametrize("hops", [1, 2, 3])
 @pytest.mark.parametrize("seed", [0, 1])
-def test_every_question_is_answered_by_the_sections_it_names(hops, seed):
-    book = small(seed)
-    for question in made(book.pages, 300, range(hops, hops + 1)):
+def test_every_question_is_answered_by_its_support_sections(hops, seed):
+    book = small_encyclopedia(seed)
+    for question in make_questions(book.pages, 300, range(hops, hops + 1)):
         assert len(question.support) == hops
         for section, fact in question.support:
             assert fact in book.sections[section], question
@@ -171,9 +177,9 @@ def test_every_question_is_answered_by_the_sections_it_names(hops, seed):
         assert question.answer in book.sections[question.support[-1][0]] or question.kind not in ("lookup", "bridge")
 
 
-def test_each_hop_leads_to_the_page_of_the_next():
-    book = small(0)
-    for question in made(book.pages, 300, range(2, 4)):
+def test_each_hop_names_the_page_of_the_next():
+    book = small_encyclopedia(0)
+    for question in make_questions(book.pages, 300, range(2, 4)):
         if question.kind in ("bridge", "count"):
             for (_, fact), (section, _) in itertools.pairwise(question.support):
                 assert book.pages[section.partition(":")[0]].thing.title == fact
@@ -182,12 +188,12 @@ def test_each_hop_leads_to_the_page_of_the_next():
             assert question.kind == "count" or question.answer not in question.text
 
 
-def test_a_count_is_that_of_the_pages_that_say_so_themselves():
-    book = small(0)
+def test_counts_match_the_pages_that_state_the_fact():
+    book = small_encyclopedia(0)
     sources = {"books": "book", "inventions": "invention", "buildings": "building", "guilds": "guild"}
     stating = {"book": "author", "invention": "inventor", "building": "architect", "guild": "founder"}
     checked = 0
-    for question in made(book.pages, 1000):
+    for question in make_questions(book.pages, 1000):
         owner = book.pages[question.support[-1][0].partition(":")[0]]
         lists = [name for name in sources if owner.thing.facts.get(name)]
         if question.kind == "count" and len(lists) == 1:
@@ -199,24 +205,28 @@ def test_a_count_is_that_of_the_pages_that_say_so_themselves():
     assert checked > 20
 
 
-def test_all_kinds_of_questions_come_and_none_twice():
-    questions = made(small(0).pages, 600)
+def test_all_kinds_of_questions_occur_without_duplicates():
+    questions = make_questions(small_encyclopedia(0).pages, 600)
     assert {question.kind for question in questions} == {"lookup", "bridge", "count", "comparison", "difference"}
     assert len({question.text for question in questions}) == 600
     hops = Counter(len(question.support) for question in questions)
     assert min(hops[1], hops[2], hops[3]) > 150
 
 
-def test_no_question_is_in_both_parts_whatever_the_seed():
-    pages = small(0).pages
-    train = {question.text for seed in "012" for question in made(pages, 300, seed=seed)}
-    evaluation = {question.text for seed in "012" for question in made(pages, 300, evaluation=True, seed=seed)}
+def test_training_and_evaluation_share_no_question_for_any_seed():
+    pages = small_encyclopedia(0).pages
+    train = {question.text for seed in "012" for question in make_questions(pages, 300, seed=seed)}
+    evaluation = {
+        question.text for seed in "012" for question in make_questions(pages, 300, evaluation=True, seed=seed)
+    }
     assert not train & evaluation
 
 
 @pytest.mark.broad
-def test_questions_come_again_when_all_have_been_asked():
-    texts = [question.text for question in made(small(0).pages, 1500, range(1, 2), evaluation=True)]
+def test_questions_repeat_after_all_have_been_used():
+    texts = [
+        question.text for question in make_questions(small_encyclopedia(0).pages, 1500, range(1, 2), evaluation=True)
+    ]
     assert len(set(texts)) < len(texts) == 1500
 
 
@@ -252,7 +262,7 @@ def test_another_world_has_other_questions():
         ("Town of Calmere", "Calmere"),
     ],
 )
-def test_answers_that_count_as_the_same(said, right):
+def test_equivalent_answers_are_accepted(said, right):
     assert wiki.normal(said) == wiki.normal(right)
 
 
@@ -268,7 +278,7 @@ def test_answers_that_count_as_the_same(said, right):
         ("the", ""),
     ],
 )
-def test_answers_that_do_not(said, right):
+def test_other_answers_are_not_accepted(said, right):
     assert wiki.normal(said) != wiki.normal(right)
 
 
@@ -281,7 +291,7 @@ def play(player: Any, count: int = 60, **options: Any) -> list[vf.RolloutRecord]
 
 
 @pytest.mark.broad
-def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
+def test_the_solver_answers_every_question_with_the_tools():
     for record in play("solver", 300):
         assert (record.reward, values(record)["support_found"]) == (1, 1), record.prompt
         assert values(record)["sections_read"] == len({section for section, _ in record.info["support"]})
@@ -289,31 +299,31 @@ def test_the_solver_proves_that_every_question_can_be_answered_with_the_tools():
 
 
 @pytest.mark.broad
-def test_guessing_pays_little_and_the_first_hit_not_much():
+def test_guesses_and_the_first_search_hit_get_low_rewards():
     means = {name: sum(record.reward for record in play(name, 300)) / 300 for name in ("guesser", "first_hit")}
     assert means["guesser"] < 0.2
     assert means["guesser"] < means["first_hit"] < 0.3
 
 
-def test_tools_tell_what_is_wrong_with_an_address():
+def test_tools_report_unknown_pages_and_sections():
     def lost(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if state["trajectory"]:
             return "<answer>nowhere</answer>"
         calls = [("search_pages", "query", "xyzzy"), ("search_pages", "query", " ?! "), ("view_sections", "page_id", "xyzzy"),
                  ("read_section", "section_id", "xyzzy:plugh")]  # fmt: skip
-        made = [wiki._call(tool, argument, value)["tool_calls"][0] for tool, argument, value in calls]
-        return vf.AssistantMessage(None, tool_calls=made)
+        tool_calls = [wiki._call(tool, argument, value)["tool_calls"][0] for tool, argument, value in calls]
+        return vf.AssistantMessage(None, tool_calls=tool_calls)
 
     [record] = play(lost, 1)
-    told = [message["content"] for message in record.completion if message["role"] == "tool"]
-    assert told[:2] == ["no page has these words"] * 2
-    assert told[2] == "there is no page 'xyzzy'; take a page_id from search_pages"
-    assert told[3] == "there is no section 'xyzzy:plugh'; take a section_id from view_sections"
+    results = [message["content"] for message in record.completion if message["role"] == "tool"]
+    assert results[:2] == ["no page has these words"] * 2
+    assert results[2] == "there is no page 'xyzzy'; take a page_id from search_pages"
+    assert results[3] == "there is no section 'xyzzy:plugh'; take a section_id from view_sections"
     assert (record.reward, values(record)["sections_read"]) == (0, 0)
 
 
-def test_pages_are_found_by_their_titles_and_by_words_of_their_text():
-    book = small(0)
+def test_search_finds_pages_by_title_and_by_text():
+    book = small_encyclopedia(0)
     for page in book.pages.values():
         assert page in book.search(page.thing.title), page.thing.title
     river = next(page for page in book.pages.values() if page.thing.kind == "river")
@@ -322,20 +332,22 @@ def test_pages_are_found_by_their_titles_and_by_words_of_their_text():
     assert len(book.search("the")) <= library.SHOWN
 
 
-def test_a_judge_takes_the_place_of_the_comparison():
-    asked_of: list[str] = []
+def test_a_judge_replaces_the_comparison():
+    judge_prompts: list[str] = []
 
     def lenient(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-        asked_of.append(messages[-1]["content"])
+        judge_prompts.append(messages[-1]["content"])
         return "yes"
 
     records = play(lambda messages, state, rng: "<answer>who knows</answer>", 5, judge=vf.ScriptedClient(lenient))
     assert [record.reward for record in records] == [1.0] * 5
-    assert all(record.prompt[-1]["content"] in text and "who knows" in text for record, text in zip(records, asked_of))
+    assert all(
+        record.prompt[-1]["content"] in text and "who knows" in text for record, text in zip(records, judge_prompts)
+    )
     assert "correct" not in values(records[0])
 
 
-def test_a_judge_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_judge_can_be_a_model_or_endpoint_name(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("OPENAI_API_KEY", raising=False)
     with pytest.raises(vf.MissingKeyError, match="OPENAI_API_KEY"):
@@ -357,6 +369,6 @@ def test_a_judge_may_be_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ({"articles": 10}, "did you mean 'num_articles'"),
     ],
 )
-def test_impossible_settings_are_refused(options, complaint):
+def test_invalid_settings_are_rejected(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         vf.load_environment("wiki_search", **options)

@@ -1,4 +1,4 @@
-"""environments/word_game: hints that are exact, games that end, words kept apart."""
+"""Tests of environments/word_game: hints, levels, splits, games, and scripted policies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import rove as vf
 vf.load_environment("word_game")
 game: Any = importlib.import_module("word_game")
 
-few_letters = st.text("abcd", min_size=5, max_size=5)  # so that letters repeat
+few_letters = st.text("abcd", min_size=5, max_size=5)  # few letters, so that they repeat
 
 
 def words_of(examples: list[dict[str, Any]]) -> set[str]:
@@ -30,7 +30,7 @@ def values(record: vf.RolloutRecord) -> dict[str, float]:
 
 
 def guesses(*said: str) -> Any:
-    """A player of these guesses; "WORD" stands for the word."""
+    """Return a client that sends these guesses in order; "WORD" stands for the word."""
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         guess = said[len(state["trajectory"])]
@@ -39,34 +39,34 @@ def guesses(*said: str) -> Any:
     return says(player)
 
 
-def test_the_words_are_words_of_five_letters_each_once():
+def test_the_words_are_unique_and_have_five_lowercase_letters():
     assert len(game.WORDS) > 800
     assert sorted(set(game.WORDS)) == game.WORDS
     assert all(len(word) == 5 and word.isascii() and word.islower() and word.isalpha() for word in game.WORDS)
 
 
 def color_by_definition(guess: str, word: str, place: int) -> str:
-    """A letter is yellow when the word has it more often than green ones, and those to the left of it, take."""
+    """Return the color of a letter. It is yellow if the word has more of it than green ones and earlier non-green ones use."""
     letter = guess[place]
     if word[place] == letter:
         return "g"
     green = sum(a == b == letter for a, b in zip(guess, word))
-    before = sum(guess[i] == letter != word[i] for i in range(place))
-    return "y" if green + before < word.count(letter) else "."
+    earlier = sum(guess[i] == letter != word[i] for i in range(place))
+    return "y" if green + earlier < word.count(letter) else "."
 
 
 @given(few_letters, few_letters)
-def test_a_hint_is_that_of_the_definition(guess, word):
-    told = game.hint(guess, word)
-    assert told == "".join(color_by_definition(guess, word, place) for place in range(5))
-    assert (told == "ggggg") == (guess == word)
+def test_hints_match_the_definition(guess, word):
+    hint = game.hint(guess, word)
+    assert hint == "".join(color_by_definition(guess, word, place) for place in range(5))
+    assert (hint == "ggggg") == (guess == word)
 
 
 @given(few_letters, few_letters)
-def test_colored_letters_are_as_many_as_both_words_have(guess, word):
-    told = game.hint(guess, word)
+def test_the_number_of_colored_letters_is_the_number_in_both_words(guess, word):
+    hint = game.hint(guess, word)
     for letter in "abcd":
-        colored = sum(one == letter and color != "." for one, color in zip(guess, told))
+        colored = sum(guessed == letter and color != "." for guessed, color in zip(guess, hint))
         assert colored == min(guess.count(letter), word.count(letter))
 
 
@@ -81,7 +81,7 @@ def test_colored_letters_are_as_many_as_both_words_have(guess, word):
         ("crane", "crane", "ggggg"),
     ],
 )
-def test_hints_of_repeated_letters(guess, word, told):
+def test_hints_with_repeated_letters(guess, word, told):
     assert game.hint(guess, word) == told
 
 
@@ -89,11 +89,11 @@ def test_hints_of_repeated_letters(guess, word, told):
 def test_the_word_fits_every_hint(word, said):
     history = [(guess, game.hint(guess, word)) for guess in said]
     assert game.fits(word, history)
-    for guess, told in history:
-        assert game.fits(guess, history) <= (told == "ggggg")
+    for guess, hint in history:
+        assert game.fits(guess, history) <= (hint == "ggggg")
 
 
-def test_levels_part_the_words_from_common_to_rare_letters():
+def test_levels_order_the_words_from_common_to_rare_letters():
     parts = game.levels()
     assert sorted(word for part in parts for word in part) == game.WORDS
     assert max(map(len, parts)) - min(map(len, parts)) <= 1
@@ -102,13 +102,13 @@ def test_levels_part_the_words_from_common_to_rare_letters():
 
 
 @pytest.mark.parametrize("level", [1, 3, 5])
-def test_a_level_has_its_words_alone(level):
+def test_examples_have_only_words_of_the_chosen_level(level):
     env = vf.load_environment("word_game", min_level=level, max_level=level)
     assert words_of(env.get_dataset()) | words_of(env.get_eval_dataset()) == set(game.levels()[level - 1])
     assert {example["info"]["level"] for example in env.get_dataset()} == {level}
 
 
-def test_no_word_is_in_both_parts_whatever_the_seed():
+def test_training_and_evaluation_share_no_word_for_any_seed():
     train, evaluation = set(), set()
     for seed in range(3):
         env = vf.load_environment("word_game", num_examples=1000, seed=seed)
@@ -118,28 +118,28 @@ def test_no_word_is_in_both_parts_whatever_the_seed():
     assert train | evaluation == set(game.WORDS)
 
 
-def test_every_word_comes_once_before_any_comes_again():
+def test_every_word_occurs_once_before_any_repeats():
     count = sum(len(part) - len(part[::5]) for part in game.levels())
     answers = [example["answer"] for example in vf.load_environment("word_game", num_examples=2 * count).get_dataset()]
     assert sorted(answers[:count]) == sorted(set(answers)) == sorted(answers[count:])
     assert answers[:count] != answers[count:]
 
 
-def test_a_game_from_guess_to_guess():
+def test_messages_and_scores_of_a_won_game():
     env = vf.load_environment("word_game", num_examples=20)
     for record in roll(env, guesses("Adieu", " SOUTH ", "WORD")):
-        told = [message["content"] for message in record.completion if message["role"] == "user"]
-        assert [text.splitlines()[-1] for text in told] == ["5 guesses left.", "4 guesses left.", "You found it."]
-        assert [line.split()[0] for line in told[0].splitlines()[:5]] == list("ADIEU")
-        assert told[2].splitlines()[:5] == [f"{letter.upper()} green" for letter in record.answer]
+        replies = [message["content"] for message in record.completion if message["role"] == "user"]
+        assert [text.splitlines()[-1] for text in replies] == ["5 guesses left.", "4 guesses left.", "You found it."]
+        assert [line.split()[0] for line in replies[0].splitlines()[:5]] == list("ADIEU")
+        assert replies[2].splitlines()[:5] == [f"{letter.upper()} green" for letter in record.answer]
         colors = [game.COLORS[color] for color in game.hint("south", record.answer)]
-        assert [line.split()[1] for line in told[1].splitlines()[:5]] == colors
+        assert [line.split()[1] for line in replies[1].splitlines()[:5]] == colors
         assert record.stop_condition == "has_final_env_response"
         assert values(record)["early"] == 0.5
         assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"])
 
 
-def test_a_game_that_is_lost_names_the_word():
+def test_a_lost_game_reveals_the_word():
     for record in roll(vf.load_environment("word_game", num_examples=5, max_turns=2), guesses("zzzzz", "zzzzz")):
         assert record.completion[1]["content"].splitlines()[-1] == "1 guess left."
         assert (
@@ -154,10 +154,13 @@ def test_the_last_guess_counts():
 
 
 @pytest.mark.parametrize("guess", ["", "four", "sixsix", "a b c", "12345", "ab-cd", "ééééé", "abcd²"])
-def test_an_invalid_guess_uses_a_turn_tells_nothing_and_costs_once(guess):
+def test_invalid_guesses_use_turns_give_no_hint_and_have_one_penalty(guess):
     for record in roll(vf.load_environment("word_game", num_examples=5), guesses(guess, guess, "WORD")):
-        said = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>.\n"
-        assert [m["content"] for m in record.completion[1:4:2]] == [f"{said}5 guesses left.", f"{said}4 guesses left."]
+        complaint = "Invalid guess: five letters from A to Z are needed, as <guess>WORD</guess>.\n"
+        assert [m["content"] for m in record.completion[1:4:2]] == [
+            f"{complaint}5 guesses left.",
+            f"{complaint}4 guesses left.",
+        ]
         assert record.reward == pytest.approx(1 + 0.2 * 0.5 + 0.2 * values(record)["format"] - 0.1)
 
 
@@ -167,7 +170,7 @@ def test_guesses_that_ignore_hints_are_counted():
 
 
 @pytest.mark.broad
-def test_players_are_as_good_as_they_say():
+def test_scripted_policies_have_the_documented_success_rates():
     rates = {}
     for name in ("solver", "novice", "random_word"):
         env = vf.load_environment("word_game", num_examples=150)
@@ -188,6 +191,6 @@ def test_players_are_as_good_as_they_say():
         ({"max_turn": 3}, "did you mean 'max_turns'"),
     ],
 )
-def test_impossible_settings_are_refused(options, complaint):
+def test_invalid_settings_are_rejected(options, complaint):
     with pytest.raises(vf.ConfigError, match=complaint):
         vf.load_environment("word_game", **options)

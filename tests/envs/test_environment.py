@@ -1,4 +1,4 @@
-"""What every environment does: its arguments, its data, its hooks, its rubrics."""
+"""Tests of the base class of environments: arguments, datasets, hooks, and rubrics."""
 
 from __future__ import annotations
 
@@ -11,21 +11,21 @@ import rove as vf
 from rove.core.errors import ConfigError
 
 
-def test_an_unknown_keyword_is_refused_with_the_nearest_name():
+def test_an_unknown_argument_is_rejected_with_a_suggestion():
     with pytest.raises(ConfigError, match=r"Quiz has no argument 'system_promt'; did you mean 'system_prompt'\?"):
         Quiz(system_promt="Be brief.")
     with pytest.raises(ConfigError, match=r"Talk has no argument 'max_turn'; did you mean 'max_turns'\?"):
         Talk(max_turn=3)
 
 
-def test_an_unknown_keyword_like_nothing_lists_what_there_is():
+def test_an_unknown_argument_without_a_similar_name_lists_the_known_ones():
     with pytest.raises(
         ConfigError, match=r"no argument 'zzz'; known: .*dataset, .*max_turns, .*timeout_seconds, turns"
     ):
         Talk(zzz=1)
 
 
-def test_a_dataset_is_needed():
+def test_a_dataset_is_required():
     with pytest.raises(ConfigError, match="Quiz needs a dataset: pass dataset= or eval_dataset="):
         Quiz(dataset=None)
 
@@ -35,7 +35,7 @@ def test_environment_is_abstract():
         vf.Environment(dataset=rows(1))  # pyright: ignore[reportAbstractUsage]
 
 
-def test_each_dataset_replaces_a_missing_other():
+def test_a_missing_dataset_falls_back_to_the_other_one():
     only_train = Quiz(dataset=[{"question": "train"}])
     assert only_train.get_eval_dataset()[0]["question"] == "train"
     only_eval = Quiz(dataset=None, eval_dataset=[{"question": "eval"}])
@@ -44,27 +44,27 @@ def test_each_dataset_replaces_a_missing_other():
     assert (both.get_dataset()[0]["question"], both.get_eval_dataset()[0]["question"]) == ("train", "eval")
 
 
-def test_examples_carry_the_environments_instructions():
+def test_examples_contain_the_system_prompt_and_the_few_shot_messages():
     env = Quiz(2, system_prompt="Be brief.", few_shot=[vf.UserMessage("hi"), vf.AssistantMessage("ho")])
     assert [m.content for m in env.get_dataset(1)[0]["prompt"]] == ["Be brief.", "hi", "ho", "q0"]
     assert [example["example_id"] for example in env.get_dataset()] == [0, 1]
 
 
-def test_the_dataset_builder_waits_for_the_first_use():
-    built = []
+def test_the_dataset_builder_is_called_at_the_first_use():
+    calls = []
 
     def build():
-        built.append(1)
+        calls.append(1)
         return rows(2)
 
     env = Quiz(dataset=build, eval_dataset=build)
-    assert built == []
+    assert calls == []
     env.get_eval_dataset(1)
     env.get_eval_dataset()
-    assert built == [1]
+    assert calls == [1]
 
 
-def test_the_parser_is_the_rubrics_unless_given():
+def test_the_parser_defaults_to_that_of_the_rubric():
     parser = vf.XMLParser(["answer"])
     assert Quiz(rubric=vf.Rubric(parser=parser)).parser is parser
     other = vf.Parser()
@@ -82,7 +82,7 @@ def test_message_type_is_chat_or_completion():
 
 
 @pytest.mark.parametrize("given", [{"system_prompt": "Be brief."}, {"few_shot": [vf.UserMessage("hi")]}])
-def test_a_raw_text_has_no_place_for_instructions(given):
+def test_completion_mode_rejects_system_prompt_and_few_shot(given):
     with pytest.raises(
         ConfigError,
         match=f"{next(iter(given))} cannot be used with message_type 'completion'.*write it into the prompts",
@@ -91,7 +91,7 @@ def test_a_raw_text_has_no_place_for_instructions(given):
 
 
 class Retelling(vf.Environment):
-    """Asks twice, and tells the rubric what it likes."""
+    """Queries the model twice and sets `account` as the completion."""
 
     def __init__(self, account):
         super().__init__(dataset=rows(1), message_type="completion")
@@ -116,7 +116,7 @@ class Retelling(vf.Environment):
         (None, []),
     ],
 )
-def test_a_record_tells_who_wrote_which_piece_as_far_as_anybody_knows(account, pieces):
+def test_a_completion_text_is_split_by_author_where_the_steps_match_it(account, pieces):
     [record] = roll(Retelling(account), says("a"))
     assert record.error is None, record.error
     assert record.prompt == [vf.UserMessage("q0")]
@@ -127,7 +127,7 @@ def test_a_record_tells_who_wrote_which_piece_as_far_as_anybody_knows(account, p
 
 
 class Hooked(Quiz):
-    """Every hook writes its name down; those named in `failing` raise."""
+    """Every hook logs its name; those named in `failing` raise."""
 
     def __init__(self, failing: tuple[str, ...] = (), **kwargs):
         super().__init__(count=1, **kwargs)
@@ -168,22 +168,22 @@ class Hooked(Quiz):
 CLEANUPS = ["z_first", "b_bare", "c_same", "a_last"]
 
 
-def test_hooks_run_by_priority_then_name_and_teardown_once_at_the_end():
+def test_hooks_run_by_priority_then_name_and_teardown_runs_once():
     env = Hooked()
     roll(env, says("0"), rollouts_per_example=2)
     assert env.log == [*CLEANUPS, *CLEANUPS, "down_c", "down_b"]
 
 
-def test_a_failing_hook_does_not_keep_the_others_from_running():
+def test_the_other_hooks_run_after_a_failing_hook():
     env = Hooked(failing=("z_first", "b_bare", "down_c"))
     with pytest.raises(RuntimeError, match="down_c failed"):
         roll(env, says("0"))
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
-def test_a_hook_that_panics_does_not_either():
+def test_the_other_hooks_run_after_a_hook_that_raises_a_base_exception():
     class PanicException(BaseException):
-        """As extension modules raise."""
+        """A direct subclass of BaseException, as extension modules raise."""
 
     env = Hooked(failing=("z_first",))
     env.kind = PanicException
@@ -200,7 +200,7 @@ def test_a_failing_cleanup_fails_its_rollout():
 
 
 @pytest.mark.parametrize("error", [KeyError("x"), vf.ModelError("x"), vf.OverlongPromptError("x"), TimeoutError()])
-def test_cleanup_runs_whatever_the_model_did(error):
+def test_cleanup_runs_after_any_model_error(error):
     def broken(messages, state, rng):
         raise error
 
@@ -209,7 +209,7 @@ def test_cleanup_runs_whatever_the_model_did(error):
     assert env.log == [*CLEANUPS, "down_c", "down_b"]
 
 
-def test_the_error_of_the_rollout_is_kept_before_that_of_its_cleanup():
+def test_the_rollouts_error_is_recorded_instead_of_a_later_cleanup_error():
     def broken(messages, state, rng):
         raise KeyError("mine")
 
@@ -218,7 +218,7 @@ def test_the_error_of_the_rollout_is_kept_before_that_of_its_cleanup():
     assert (record.error.phase, record.error.type) == ("model", "KeyError")
 
 
-def test_teardown_runs_after_a_run_that_stopped_at_a_failure():
+def test_teardown_runs_after_a_run_that_stopped_with_fail_fast():
     def broken(messages, state, rng):
         raise KeyError("x")
 
@@ -240,7 +240,7 @@ class Holding(vf.Rubric):
 
 
 class Lasting(Quiz):
-    """Counts its teardowns; its rollouts end when they are told."""
+    """Counts its teardowns."""
 
     def __init__(self, **kwargs):
         super().__init__(1, **kwargs)
@@ -251,55 +251,55 @@ class Lasting(Quiz):
         self.downs += 1
 
 
-def until(event: asyncio.Event) -> vf.ScriptedClient:
-    async def wait(messages, state, rng) -> str:
+def wait_for(event: asyncio.Event) -> vf.ScriptedClient:
+    async def respond(messages, state, rng) -> str:
         await event.wait()
         return "0"
 
-    return says(wait)
+    return says(respond)
 
 
-async def test_the_last_of_two_runs_tears_their_environment_down():
-    rubric, end = Holding(), asyncio.Event()
+async def test_teardown_waits_for_the_last_concurrent_run_of_an_environment():
+    rubric, finish = Holding(), asyncio.Event()
     env = Lasting(rubric=rubric)
-    longer = asyncio.create_task(env.generate(until(end)))
+    long_run = asyncio.create_task(env.generate(wait_for(finish)))
     await asyncio.sleep(0)
     await env.generate(says("0"))
     assert (env.downs, rubric.closed) == (0, 0)
-    end.set()
-    await longer
+    finish.set()
+    await long_run
     assert (env.downs, rubric.closed) == (1, 1)
     await env.generate(says("0"))
     assert (env.downs, rubric.closed) == (2, 2)
 
 
 @pytest.mark.parametrize("grouped", [False, True])
-async def test_a_rubric_of_two_environments_goes_with_the_last_run(grouped: bool):
-    shared, own, end = Holding(), Holding(), asyncio.Event()
-    one = Lasting(rubric=vf.RubricGroup([shared, own]) if grouped else shared)
-    two = Lasting(rubric=shared)
-    longer = asyncio.create_task(two.generate(until(end)))
+async def test_a_shared_rubric_is_torn_down_after_the_last_run_of_both_environments(grouped: bool):
+    shared, own, finish = Holding(), Holding(), asyncio.Event()
+    first_env = Lasting(rubric=vf.RubricGroup([shared, own]) if grouped else shared)
+    second_env = Lasting(rubric=shared)
+    long_run = asyncio.create_task(second_env.generate(wait_for(finish)))
     await asyncio.sleep(0)
-    await one.generate(says("0"))
-    assert (one.downs, two.downs, shared.closed, own.closed) == (1, 0, 0, int(grouped))
-    end.set()
-    await longer
-    assert (two.downs, shared.closed) == (1, 1)
+    await first_env.generate(says("0"))
+    assert (first_env.downs, second_env.downs, shared.closed, own.closed) == (1, 0, 0, int(grouped))
+    finish.set()
+    await long_run
+    assert (second_env.downs, shared.closed) == (1, 1)
 
 
-async def test_a_member_of_a_group_goes_with_the_last_run():
-    rubric, end = Holding(), asyncio.Event()
+async def test_a_group_member_is_torn_down_after_the_last_run_that_uses_it():
+    rubric, finish = Holding(), asyncio.Event()
     member, other = Lasting(rubric=rubric), Lasting()
-    longer = asyncio.create_task(vf.EnvGroup([member, other]).generate(until(end)))
+    group_run = asyncio.create_task(vf.EnvGroup([member, other]).generate(wait_for(finish)))
     await asyncio.sleep(0)
     await member.generate(says("0"))
     assert (member.downs, rubric.closed) == (0, 0)
-    end.set()
-    await longer
+    finish.set()
+    await group_run
     assert (member.downs, other.downs, rubric.closed) == (1, 1, 1)
 
 
-def test_the_rubrics_teardown_runs_too():
+def test_all_rubrics_are_torn_down_even_if_a_teardown_hook_fails():
     first, second = Holding(), Holding()
     env = Hooked(rubric=first, failing=("down_b",))
     env.add_rubric(second)
@@ -309,13 +309,13 @@ def test_the_rubrics_teardown_runs_too():
     assert second.closed
 
 
-def test_hooks_of_the_base_class_are_inherited_and_can_be_overridden():
+def test_hooks_are_inherited_and_can_be_overridden():
     class Child(Hooked):
         @vf.cleanup(priority=-9)
         def z_first(self, state):  # pyright: ignore[reportIncompatibleMethodOverride]
             self.note("child's")
 
-        def c_same(self, state):  # no mark: no hook any more
+        def c_same(self, state):  # without the decorator it is no longer a hook
             self.note("never")
 
     env = Child()
@@ -323,37 +323,37 @@ def test_hooks_of_the_base_class_are_inherited_and_can_be_overridden():
     assert env.log[:-2] == ["b_bare", "a_last", "child's"]
 
 
-async def test_the_first_stop_that_holds_names_the_condition():
-    asked = []
+async def test_the_first_true_stop_condition_is_recorded():
+    checked = []
 
     class Stops(Quiz):
         @vf.stop(priority=2)
         async def never(self, state):
-            asked.append("never")
+            checked.append("never")
             return False
 
         @vf.stop
         def b_true(self, state):
-            asked.append("b_true")
+            checked.append("b_true")
             return True
 
         @vf.stop
         async def a_falsy(self, state):
-            asked.append("a_falsy")
+            checked.append("a_falsy")
             return 0
 
         @vf.stop(priority=-1)
         def late(self, state):
-            asked.append("late")
+            checked.append("late")
             return True
 
     state = vf.State(trajectory=[])
     assert await Stops().check_stops(state)
     assert state["stop_condition"] == "b_true"
-    assert asked == ["never", "a_falsy", "b_true"]
+    assert checked == ["never", "a_falsy", "b_true"]
 
 
-async def test_without_a_stop_that_holds_nothing_is_named():
+async def test_no_stop_condition_is_recorded_if_none_is_true():
     state = vf.State(trajectory=[], stop_condition=None)
     assert not await Quiz().check_stops(state)
     assert state["stop_condition"] is None
@@ -362,7 +362,7 @@ async def test_without_a_stop_that_holds_nothing_is_named():
 # Rubrics
 
 
-def test_added_rubrics_add_up():
+def test_scores_of_added_rubrics_are_summed():
     def shout(completion) -> float:
         return float(completion[-1].content.isupper())
 
@@ -381,12 +381,12 @@ def test_added_rubrics_add_up():
     assert record.scores.metrics == {"num_turns": 1.0, "length": 3.0}
 
 
-def test_a_rubric_that_repeats_a_name_is_refused():
+def test_a_rubric_with_a_duplicate_name_is_rejected():
     with pytest.raises(ConfigError, match=r"\['num_turns'\] are in more than one rubric"):
         Quiz().add_rubric(Talk().rubric)
 
 
-def test_adding_a_rubric_leaves_the_given_group_as_it_was():
+def test_the_environment_does_not_modify_the_given_rubric_group():
     group = vf.RubricGroup([vf.Rubric()])
     Quiz(rubric=group)
     assert group.names == []
@@ -397,39 +397,39 @@ def test_an_environment_without_a_rubric_scores_zero():
     assert record.reward == 0.0
 
 
-# Delegates
+# Methods that call module functions
 
 
-def test_the_shortcuts_do_what_the_functions_do():
+def test_methods_return_the_same_results_as_the_functions():
     env = Quiz(3)
     records = env.generate_sync(says(right))
     assert [record.reward for record in records] == [1.0, 1.0, 1.0]
     assert env.make_dataset(records) == vf.make_dataset(records)
-    mine, theirs = env.evaluate_sync(says(right)), asyncio.run(vf.evaluate(env, says(right)))
-    assert {**mine, "latency": 0} == {**theirs, "latency": 0}
+    from_method, from_function = env.evaluate_sync(says(right)), asyncio.run(vf.evaluate(env, says(right)))
+    assert {**from_method, "latency": 0} == {**from_function, "latency": 0}
 
 
-def test_the_parser_of_the_environment_reaches_every_rubric_that_has_none() -> None:
-    mine, own = vf.XMLParser(["answer"]), vf.Parser()
-    bare, given = vf.Rubric(), vf.Rubric(parser=own)
-    grouped = Quiz(rubric=vf.RubricGroup([vf.Rubric(parser=mine), bare]))
-    assert grouped.parser is mine and bare.parser is mine
-    for env in (Quiz(parser=mine), Quiz(rubric=vf.Rubric(parser=mine)), grouped):
-        later = vf.Rubric()
-        env.add_rubric(later)
-        env.add_rubric(given)
-        assert later.parser is mine and given.parser is own
+def test_rubrics_without_a_parser_get_that_of_the_environment() -> None:
+    env_parser, rubric_parser = vf.XMLParser(["answer"]), vf.Parser()
+    without_parser, with_parser = vf.Rubric(), vf.Rubric(parser=rubric_parser)
+    grouped = Quiz(rubric=vf.RubricGroup([vf.Rubric(parser=env_parser), without_parser]))
+    assert grouped.parser is env_parser and without_parser.parser is env_parser
+    for env in (Quiz(parser=env_parser), Quiz(rubric=vf.Rubric(parser=env_parser)), grouped):
+        added = vf.Rubric()
+        env.add_rubric(added)
+        env.add_rubric(with_parser)
+        assert added.parser is env_parser and with_parser.parser is rubric_parser
 
 
-def test_the_parser_of_the_environment_reaches_a_rubric_that_has_none() -> None:
-    given = []
+def test_reward_functions_get_the_rubrics_parser_or_that_of_the_environment() -> None:
+    parsers = []
 
-    def look(parser: vf.Parser) -> float:
-        given.append(parser)
+    def record_parser(parser: vf.Parser) -> float:
+        parsers.append(parser)
         return 1.0
 
-    mine, own = vf.XMLParser(["a"], answer_field="a"), vf.XMLParser(["b"], answer_field="b")
-    for rubric in (vf.Rubric([look]), vf.Rubric([look], parser=own)):
-        env = vf.SingleTurnEnv(dataset=[{"question": "?"}], parser=mine, rubric=rubric)
+    env_parser, rubric_parser = vf.XMLParser(["a"], answer_field="a"), vf.XMLParser(["b"], answer_field="b")
+    for rubric in (vf.Rubric([record_parser]), vf.Rubric([record_parser], parser=rubric_parser)):
+        env = vf.SingleTurnEnv(dataset=[{"question": "?"}], parser=env_parser, rubric=rubric)
         env.evaluate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
-    assert given == [mine, own]
+    assert parsers == [env_parser, rubric_parser]

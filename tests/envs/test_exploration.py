@@ -1,4 +1,4 @@
-"""What a recursive language model is told, and how conversations that began others become one list of steps."""
+"""Tests of the parts of RLMEnv: instructions, context preview, counting of sub-calls, and the order of steps."""
 
 from __future__ import annotations
 
@@ -22,23 +22,23 @@ from rove.envs.rlm import (
 )
 
 
-def said(*words: str) -> list[vf.TrajectoryStep]:
+def steps_saying(*words: str) -> list[vf.TrajectoryStep]:
     return [vf.TrajectoryStep([], [{"role": "assistant", "content": word}], usage=vf.Usage(3, 1)) for word in words]
 
 
-async def never(*args: Any, **options: Any) -> vf.Message:
+async def unexpected_call(*args: Any, **options: Any) -> vf.Message:
     raise AssertionError
 
 
 def calls_of(**roles: Any) -> SubCalls:
-    return SubCalls(never, asyncio.Semaphore(1), roles, [said("own")])
+    return SubCalls(unexpected_call, asyncio.Semaphore(1), roles, [steps_saying("own")])
 
 
 def conversation(calls: SubCalls, *words: str, branches: Any = ()) -> vf.State:
-    return vf.State(trajectory=said(*words), rlm=Exploration(calls, branches=list(branches)))
+    return vf.State(trajectory=steps_saying(*words), rlm=Exploration(calls, branches=list(branches)))
 
 
-def test_steps_of_other_conversations_follow_the_turn_that_began_them():
+def test_steps_of_sub_conversations_follow_the_turn_that_started_them():
     calls = calls_of()
     deepest = conversation(calls, "c")
     inner = conversation(calls, "a", "b", branches=[(1, deepest)])
@@ -49,27 +49,27 @@ def test_steps_of_other_conversations_follow_the_turn_that_began_them():
     assert list(steps_of(conversation(calls))) == []
 
 
-def test_sub_calls_are_counted_wherever_they_are_kept():
-    apart = conversation(calls_of(**{ROLE: said("a", "b"), "judge": said("c")}))
-    assert (sub_calls(apart), sub_tokens(apart)) == (2, 8)
+def test_sub_calls_are_counted_in_model_roles_and_in_conversations():
+    separate = conversation(calls_of(**{ROLE: steps_saying("a", "b"), "judge": steps_saying("c")}))
+    assert (sub_calls(separate), sub_tokens(separate)) == (2, 8)
     calls = calls_of()
-    calls.conversations += [said("a"), said(), said("b", "c")]
+    calls.conversations += [steps_saying("a"), steps_saying(), steps_saying("b", "c")]
     assert (sub_calls(conversation(calls)), sub_tokens(conversation(calls))) == (3, 12)
 
 
-def test_the_preview_of_a_context():
-    def end(context: Any, content: Any = "q", count: int = 5) -> Any:
+def test_the_prompt_ends_with_a_preview_of_the_context():
+    def last_content(context: Any, content: Any = "q", count: int = 5) -> Any:
         return with_preview([{"role": "user", "content": content}], context, count)[-1]["content"]
 
-    assert end("abcdefgh") == "q\n\n`context` is a text of 8 characters. It begins: 'abcde'"
-    assert end(["a", "b"]) == "q\n\n`context` is a list of 2. It begins: '[\"a\",'"
-    assert end({"a": 1}, "").startswith("`context` is a dict of 1. ")
-    assert end(3, [{"type": "image"}])[1]["text"] == "`context` is a value of type int. It begins: '3'"
-    given = [{"role": "system", "content": "s"}]
-    assert [m["role"] for m in with_preview(given, "a", 1)] == ["system", "user"] and len(given) == 1
+    assert last_content("abcdefgh") == "q\n\n`context` is a text of 8 characters. It begins: 'abcde'"
+    assert last_content(["a", "b"]) == "q\n\n`context` is a list of 2. It begins: '[\"a\",'"
+    assert last_content({"a": 1}, "").startswith("`context` is a dict of 1. ")
+    assert last_content(3, [{"type": "image"}])[1]["text"] == "`context` is a value of type int. It begins: '3'"
+    messages = [{"role": "system", "content": "s"}]
+    assert [m["role"] for m in with_preview(messages, "a", 1)] == ["system", "user"] and len(messages) == 1
 
 
-def test_a_context_is_a_file():
+def test_a_context_is_serialized_as_a_file():
     assert context_file("é\r\n") == ("context.txt", b"\xc3\xa9\r\n")
     assert context_file(["é"]) == ("context.json", '["é"]'.encode())
     assert context_file("\ud800") == ("context.txt", b"?")
@@ -77,7 +77,7 @@ def test_a_context_is_a_file():
         as_text({"a": b"bytes"})
 
 
-def test_instructions_tell_what_there_is():
+def test_instructions_describe_the_interface_the_budget_and_the_depth():
     plain, deep = instructions("tool", 1, 7), instructions("fence", 2, 9)
     assert "tool `python`" in plain and "7 calls in all" in plain and "context=piece" not in plain
     assert "```python" in deep and "9 calls in all" in deep and "context=piece" in deep

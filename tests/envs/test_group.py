@@ -1,4 +1,4 @@
-"""EnvGroup: every example is played and scored by its own environment, and no different for being in a group."""
+"""Tests of EnvGroup: each member runs and scores its own examples as it does outside of the group."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def shout(completion: vf.Messages) -> float:
 
 
 class Steps(vf.MultiTurnEnv):
-    """Counts; keeps a diary of its life cycle in `diary`."""
+    """Logs its cleanups and teardowns in `diary`."""
 
     def __init__(self, diary: list[str] | None = None, **kwargs: Any):
         super().__init__(
@@ -54,23 +54,27 @@ def dice(messages: vf.Messages, state: vf.State, rng: Any) -> str:
     return str(rng.random())
 
 
-def without_place(record: vf.RolloutRecord) -> vf.RolloutRecord:
+def without_env_and_example_id(record: vf.RolloutRecord) -> vf.RolloutRecord:
     return msgspec.structs.replace(timeless(record), env_id="", example_id=0)
 
 
-def test_rollouts_are_those_outside_of_the_group() -> None:
+def test_a_group_gives_the_same_rollouts_as_its_members_alone() -> None:
     envs = [Quiz(2), Steps(), Talk(2, count=2, dataset=rows(2, level="hard"))]
     group = vf.EnvGroup(envs, ["quiz", "steps", "talk"])
-    together = roll(group, says(dice), rollouts_per_example=2, seed=7)
-    apart = [record for env in (Quiz(2), Steps()) for record in roll(env, says(dice), rollouts_per_example=2, seed=7)]
-    assert [record.example_id for record in together] == [i // 2 for i in range(12)]
-    assert [record.env_id for record in together] == ["quiz"] * 4 + ["steps"] * 4 + ["talk"] * 4
-    assert [without_place(record) for record in together[:8]] == [without_place(record) for record in apart]
-    # Rows that two members share are told apart, and the later one gets another key.
-    assert {record.example_key.partition("#")[2] for record in together[8:]} == {"2"}
+    grouped = roll(group, says(dice), rollouts_per_example=2, seed=7)
+    separate = [
+        record for env in (Quiz(2), Steps()) for record in roll(env, says(dice), rollouts_per_example=2, seed=7)
+    ]
+    assert [record.example_id for record in grouped] == [i // 2 for i in range(12)]
+    assert [record.env_id for record in grouped] == ["quiz"] * 4 + ["steps"] * 4 + ["talk"] * 4
+    assert [without_env_and_example_id(record) for record in grouped[:8]] == [
+        without_env_and_example_id(record) for record in separate
+    ]
+    # If two members have the same row, the later one gets another key.
+    assert {record.example_key.partition("#")[2] for record in grouped[8:]} == {"2"}
 
 
-def test_every_member_keeps_its_own_behavior() -> None:
+def test_members_keep_their_prompts_limits_and_rewards() -> None:
     diary: list[str] = []
     group = vf.EnvGroup([Quiz(1), Steps(diary, rubric=vf.Rubric([shout]))], ["quiz", "steps"])
     quiz, first, second = roll(group, says("0"))
@@ -84,7 +88,7 @@ def test_every_member_keeps_its_own_behavior() -> None:
     assert group.rubric.names == ["correct", "num_turns", "shout"]
 
 
-def test_parsers_and_group_rewards_are_the_members_own() -> None:
+def test_members_keep_their_parsers_and_group_rewards() -> None:
     @vf.group_reward
     def best(completions) -> list[float]:
         lengths = [len(completion[-1]["content"]) for completion in completions]
@@ -98,8 +102,8 @@ def test_parsers_and_group_rewards_are_the_members_own() -> None:
     )
     ranked = Quiz(1, dataset=[{"question": "r"}], rubric=vf.Rubric([best]))
     group = vf.EnvGroup([tagged, ranked], ["tagged", "ranked"])
-    said = iter(["<answer>a</answer>", "a", "short", "longer"])
-    records = roll(group, says(lambda messages, state, rng: next(said)), rollouts_per_example=2, max_concurrent=1)
+    replies = iter(["<answer>a</answer>", "a", "short", "longer"])
+    records = roll(group, says(lambda messages, state, rng: next(replies)), rollouts_per_example=2, max_concurrent=1)
     assert [record.reward for record in records] == [1.0, 0.0, 0.0, 1.0]
 
 
@@ -116,13 +120,13 @@ def test_env_id_is_a_column_and_in_info_while_a_rollout_runs() -> None:
         ("env_0", {"env_id": "env_0"}, "env_0"),
         ("env_1/deep", {"env_id": ["env_1", "deep"]}, ["env_1", "deep"]),
     ]
-    assert [record.info for record in records] == [{}, {}]  # the row's own
+    assert [record.info for record in records] == [{}, {}]  # the info of the row, without env_id
     assert [example["env_id"] for example in group.get_dataset()] == ["env_0", "env_1/deep"]
 
 
-def test_groups_in_groups() -> None:
+def test_nested_groups_use_full_paths_as_env_ids() -> None:
     diary: list[str] = []
-    # The names repeat on every level, so that only the whole path tells where a rollout belongs.
+    # The names repeat on every level, so only the full path identifies the environment.
     inner = vf.EnvGroup([Steps(diary), vf.EnvGroup([Quiz(1)], ["x"])], ["y", "x"])
     inner.rubric.add_metric(shout)
     outer = vf.EnvGroup([inner, Quiz(2)], ["x", "y"])
@@ -135,7 +139,7 @@ def test_groups_in_groups() -> None:
     assert diary == ["cleanup", "cleanup", "teardown"]
 
 
-def test_a_failing_member_does_not_affect_others() -> None:
+def test_a_failing_member_does_not_affect_the_others() -> None:
     class Broken(Quiz):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> Any:
             raise KeyError("no such thing")
@@ -154,7 +158,7 @@ def test_a_failing_member_does_not_affect_others() -> None:
     assert diary.count("teardown") == 1
 
 
-def test_time_limits_are_the_members_own() -> None:
+def test_members_keep_their_time_limits() -> None:
     async def slow(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         await asyncio.sleep(0.2 if len(messages) > 2 else 0.0)
         return "x"
@@ -164,7 +168,7 @@ def test_time_limits_are_the_members_own() -> None:
     assert (short.stop_condition, long.stop_condition) == ("timeout_reached", "has_final_env_response")
 
 
-def test_counting_and_cutting() -> None:
+def test_the_first_n_examples_of_a_group_can_be_loaded_and_counted() -> None:
     group = vf.EnvGroup([Quiz(2), Quiz(3)])
     assert [len(group.get_dataset(n)) for n in (-1, 0, 1, 2, 4, 9)] == [5, 0, 1, 2, 4, 5]
     assert [group.count_examples(n) for n in (-1, 0, 1, 4, 9)] == [5, 0, 1, 4, 5]
@@ -174,19 +178,22 @@ def test_counting_and_cutting() -> None:
     assert len(vf.EnvGroup([own, Quiz(2)]).get_eval_dataset()) == 3
 
 
-def test_scripted_players_that_all_members_have() -> None:
-    players = {"oracle": right, "other": right}
+def test_a_group_has_the_scripted_policies_that_all_members_have() -> None:
+    policies = {"oracle": right, "other": right}
     inner = vf.EnvGroup([Quiz(2, policies={"oracle": lambda *_: "1"})], ["a"])
-    group = vf.EnvGroup([Quiz(1, policies=players), inner], ["a", "b"])
+    group = vf.EnvGroup([Quiz(1, policies=policies), inner], ["a", "b"])
     assert set(group.policies) == {"oracle"}
     assert [record.reward for record in roll(group, says(group.policies["oracle"]))] == [1.0, 0.0, 1.0]
 
 
-def test_the_summary_tells_the_reward_in_each_environment() -> None:
+def test_the_summary_reports_the_reward_per_environment() -> None:
     group = vf.EnvGroup([Quiz(1), vf.EnvGroup([Quiz(3)], ["inner"])], ["easy", "hard"])
     summary = asyncio.run(vf.evaluate(group, says("0"), rollouts_per_example=2))
-    told = {name: (seen["mean"], seen["examples"], seen["rollouts"]) for name, seen in summary["environments"].items()}
-    assert told == {"easy": (1.0, 1, 2), "hard/inner": (pytest.approx(1 / 3), 3, 6)}
+    results = {
+        name: (result["mean"], result["examples"], result["rollouts"])
+        for name, result in summary["environments"].items()
+    }
+    assert results == {"easy": (1.0, 1, 2), "hard/inner": (pytest.approx(1 / 3), 3, 6)}
     assert "environments" not in asyncio.run(vf.evaluate(Quiz(1), says("0")))
 
 
@@ -197,11 +204,11 @@ def test_a_group_can_be_rescored(tmp_path: Path) -> None:
     asyncio.run(vf.evaluate(group(vf.Rubric()), says("A"), run=tmp_path / "run"))
     with vf.Run(tmp_path / "run") as run:
         summary = asyncio.run(vf.rescore(group(vf.Rubric([shout])), run, into=tmp_path / "again"))
-    told = {name: seen["mean"] for name, seen in summary["environments"].items()}
-    assert summary["failed"] == 0 and told == {"quiz": 1.0, "steps/inner": 0.0}
+    means = {name: result["mean"] for name, result in summary["environments"].items()}
+    assert summary["failed"] == 0 and means == {"quiz": 1.0, "steps/inner": 0.0}
 
 
-def test_identity_knows_the_members() -> None:
+def test_members_and_names_are_part_of_the_identity() -> None:
     def identity(count: int = 1, names: tuple[str, ...] = ("a", "b")) -> dict[str, Any]:
         return vf.EnvGroup([Talk(max_turns=count), Quiz(1)], names).identity
 
@@ -220,12 +227,12 @@ def test_identity_knows_the_members() -> None:
         (lambda: vf.EnvGroup([Quiz(), Quiz(sampling_args={"top_p": 0.5})]), "pass sampling_args="),
     ],
 )
-def test_mistakes(make: Any, said: str) -> None:
+def test_invalid_arguments_are_rejected(make: Any, said: str) -> None:
     with pytest.raises(ConfigError, match=said):
         make()
 
 
-def test_sampling_for_all() -> None:
+def test_sampling_args_are_those_of_all_members_or_of_the_group() -> None:
     envs = [Quiz(sampling_args={"top_p": 0.5}), Quiz(sampling_args={"top_p": 0.5})]
     assert vf.EnvGroup(envs).sampling_args == {"top_p": 0.5}
     assert vf.EnvGroup([*envs, Quiz()], sampling_args={"top_p": 1.0}).sampling_args == {"top_p": 1.0}
@@ -238,14 +245,14 @@ trees = st.recursive(st.integers(0, 3), lambda inner: st.lists(inner, min_size=1
 def test_any_tree_of_groups_runs_every_leaf(tree: list[Any]) -> None:
     leaves: list[int] = []
 
-    def grown(node: Any) -> vf.Environment:
+    def build(node: Any) -> vf.Environment:
         if isinstance(node, list):
-            return vf.EnvGroup([grown(one) for one in node])
+            return vf.EnvGroup([build(child) for child in node])
         leaves.append(node)
         name = f"leaf{len(leaves)}"
         return Quiz(dataset=[{"question": f"{name}-{i}", "answer": name} for i in range(node)])
 
-    group = grown(tree)
+    group = build(tree)
     if sum(leaves):
         records = roll(group, says(lambda messages, state, rng: messages[-1].content.partition("-")[0]))
         assert [record.reward for record in records] == [1.0] * sum(leaves)
@@ -262,20 +269,20 @@ def load_environment(num_examples: int = 4, seed: int = 0) -> vf.Environment:
 
 
 @pytest.mark.slow
-def test_a_package_of_two_environments_in_rl(tmp_path: Path) -> None:
+def test_a_package_with_a_group_works_in_rl_and_eval(tmp_path: Path) -> None:
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments" / "both.py").write_text(PACKAGE)
-    env = {**os.environ, "OMP_NUM_THREADS": "1"}
+    env_vars = {**os.environ, "OMP_NUM_THREADS": "1"}
 
     def rove(words: str) -> str:
         command = [sys.executable, "-m", "rove.cli.main", *words.split()]
-        done = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stdout + done.stderr
-        return done.stdout
+        process = subprocess.run(command, cwd=tmp_path, env=env_vars, capture_output=True, text=True, check=False)
+        assert process.returncode == 0, process.stdout + process.stderr
+        return process.stdout
 
     rove("model new --env both -o models/tiny")
     rove("rl both -m models/tiny --steps 1 --batch-size 16 -r 2 -t 4 --run-dir runs/both")
     records = list(vf.Run(tmp_path / "runs/both").rollouts())
     assert {record.env_id for record in records} == {"reverse_text", "double_check"}
-    said = rove("eval both -m models/tiny -n -1 -r 1 -t 4 --json")
-    assert set(json.loads(said)["environments"]) == {"reverse_text", "double_check"}
+    output = rove("eval both -m models/tiny -n -1 -r 1 -t 4 --json")
+    assert set(json.loads(output)["environments"]) == {"reverse_text", "double_check"}

@@ -1,4 +1,4 @@
-"""How an environment is found by its name."""
+"""Tests of how an environment is found by its name and loaded."""
 
 from __future__ import annotations
 
@@ -35,28 +35,28 @@ def load_environment(num_examples: int = 1, seed: int = 0) -> vf.Environment:
 
 @pytest.fixture(autouse=True)
 def workplace(tmp_path, monkeypatch):
-    """An empty working directory; modules loaded by a test are forgotten after it."""
-    before = dict(sys.modules)
-    path = list(sys.path)
+    """Change to an empty working directory; remove modules that the test loaded."""
+    modules_before = dict(sys.modules)
+    path_before = list(sys.path)
     (tmp_path / "cwd").mkdir()
     monkeypatch.chdir(tmp_path / "cwd")
     yield tmp_path
-    sys.path[:] = path
-    for name in set(sys.modules) - set(before):
+    sys.path[:] = path_before
+    for name in set(sys.modules) - set(modules_before):
         if str(tmp_path) in (getattr(sys.modules[name], "__file__", None) or ""):
             del sys.modules[name]
 
 
-def put(folder: Path, name: str, origin: str, source: str = MODULE) -> Path:
-    """An environment folder FOLDER/NAME/NAME.py."""
+def write_environment(folder: Path, name: str, origin: str, source: str = MODULE) -> Path:
+    """Write the environment file FOLDER/NAME/NAME.py."""
     file = folder / name / f"{name}.py"
     file.parent.mkdir(parents=True)
     file.write_text(source.replace("@", origin))
     return file
 
 
-def install(folder: Path, name: str, origin: str) -> None:
-    """An importable module."""
+def install_module(folder: Path, name: str, origin: str) -> None:
+    """Write a module to a folder and add the folder to sys.path."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / f"{name}.py").write_text(MODULE.replace("@", origin))
     sys.path.insert(0, str(folder))
@@ -66,54 +66,54 @@ def origin(env: vf.Environment) -> str:
     return env.origin  # pyright: ignore[reportAttributeAccessIssue]
 
 
-def test_the_nearest_place_wins(workplace):
-    """Place after place is added, from the last that is searched to the first."""
-    given = workplace / "given"
+def test_env_dir_precedes_installed_modules_and_the_environments_folder(workplace):
+    """Adds the locations in reverse search order and checks that each new one is used."""
+    env_dir = workplace / "given"
     with pytest.raises(ConfigError, match="no environment 'toy'"):
-        load_environment("toy", env_dir=given)
-    put(Path("environments"), "toy", "./environments")
-    assert origin(load_environment("toy", env_dir=given)) == "./environments"
-    install(workplace / "site", "toy", "installed")
-    assert origin(load_environment("toy", env_dir=given)) == "installed"
-    put(given, "toy", "--env-dir")
-    assert origin(load_environment("toy", env_dir=given)) == "--env-dir"
-    assert origin(load_environment("toy")) == "installed"  # what was loaded before changes nothing
+        load_environment("toy", env_dir=env_dir)
+    write_environment(Path("environments"), "toy", "./environments")
+    assert origin(load_environment("toy", env_dir=env_dir)) == "./environments"
+    install_module(workplace / "site", "toy", "installed")
+    assert origin(load_environment("toy", env_dir=env_dir)) == "installed"
+    write_environment(env_dir, "toy", "--env-dir")
+    assert origin(load_environment("toy", env_dir=env_dir)) == "--env-dir"
+    assert origin(load_environment("toy")) == "installed"  # an earlier load has no influence
     sys.path.remove(str(workplace / "site"))
     assert origin(load_environment("toy")) == "./environments"
 
 
-def test_an_environment_of_ones_own_hides_the_shipped_one():
+def test_a_local_environment_overrides_the_shipped_one():
     assert environment_file("tictactoe") == example_environments()["tictactoe"]
-    mine = put(Path("environments"), "tictactoe", "mine")
-    assert environment_file("tictactoe") == mine.resolve()
+    local = write_environment(Path("environments"), "tictactoe", "mine")
+    assert environment_file("tictactoe") == local.resolve()
 
 
-def test_shipped_environments_are_found_from_anywhere():
+def test_shipped_environments_are_found_from_any_directory():
     code = "import rove; print(rove.load_environment('reverse-text', num_examples=1).env_id)"
     root = Path(vf.__file__).parents[1]
-    done = subprocess.run(
+    process = subprocess.run(
         [sys.executable, "-c", code], env={"PYTHONPATH": str(root)}, capture_output=True, text=True, check=False
     )
-    assert done.stdout == "reverse_text\n", done.stderr
+    assert process.stdout == "reverse_text\n", process.stderr
 
 
 @pytest.mark.parametrize("env_id", ["my_toy", "my-toy", "ann/my-toy", "ann/my-toy@1.0", "my_toy@latest"])
-def test_owner_version_and_dashes_do_not_matter(env_id, workplace):
-    put(workplace, "my_toy", "here")
+def test_owner_version_and_dashes_in_the_name_are_ignored(env_id, workplace):
+    write_environment(workplace, "my_toy", "here")
     env = load_environment(env_id, env_dir=workplace, num_examples=2)
     assert (env.env_id, env.env_args) == ("my_toy", {"num_examples": 2})
     assert len(env.get_dataset()) == 2
 
 
 @pytest.mark.parametrize("layout", ["toy/toy.py", "toy/__init__.py", "toy/toy/__init__.py", "toy.py"])
-def test_an_environment_is_a_file_a_package_or_a_folder_with_a_file(layout, workplace):
+def test_an_environment_can_be_a_file_a_package_or_a_folder_with_a_file(layout, workplace):
     file = workplace / "given" / layout
     file.parent.mkdir(parents=True)
     file.write_text(MODULE.replace("@", layout))
     assert origin(load_environment("toy", env_dir=workplace / "given")) == layout
 
 
-def test_version_and_defaults_of_a_folder_in_a_folder_lie_beside_it(workplace):
+def test_version_and_defaults_of_a_nested_package_come_from_the_outer_folder(workplace):
     module = workplace / "given" / "toy" / "toy" / "__init__.py"
     module.parent.mkdir(parents=True)
     module.write_text(MODULE)
@@ -123,7 +123,7 @@ def test_version_and_defaults_of_a_folder_in_a_folder_lie_beside_it(workplace):
     assert environment_defaults("toy", workplace / "given") == (project, {"seed": 3})
 
 
-def test_a_package_may_import_its_own_parts(workplace):
+def test_a_package_can_import_its_own_modules(workplace):
     folder = workplace / "given" / "toy"
     folder.mkdir(parents=True)
     (folder / "words.py").write_text("WORDS = ['a', 'b']")
@@ -132,25 +132,25 @@ def test_a_package_may_import_its_own_parts(workplace):
     assert sys.modules["toy"].WORDS == ["a", "b"]
 
 
-def test_packages_of_one_name_keep_their_parts_apart(workplace):
-    for place in ("one", "other"):
-        folder = workplace / place / "toy"
+def test_two_packages_with_the_same_name_use_their_own_modules(workplace):
+    for parent in ("one", "other"):
+        folder = workplace / parent / "toy"
         folder.mkdir(parents=True)
-        (folder / "words.py").write_text(f"WORD = {place!r}")
+        (folder / "words.py").write_text(f"WORD = {parent!r}")
         (folder / "__init__.py").write_text("from .words import WORD\n" + MODULE)
-        load_environment("toy", env_dir=workplace / place)
+        load_environment("toy", env_dir=workplace / parent)
         word = sys.modules["toy"].WORD
-        assert word == place
+        assert word == parent
 
 
 def test_the_same_file_is_loaded_once(workplace):
-    put(workplace, "toy", "here")
+    write_environment(workplace, "toy", "here")
     first = load_environment("toy", env_dir=workplace)
     assert type(load_environment("toy", env_dir=workplace)) is type(first)
 
 
-def test_an_environment_may_have_the_name_of_a_standard_module():
-    put(Path("environments"), "calendar", "mine")
+def test_an_environment_in_the_environments_folder_can_be_named_like_a_standard_module():
+    write_environment(Path("environments"), "calendar", "mine")
     standard = sys.modules.get("calendar")
     try:
         assert origin(load_environment("calendar")) == "mine"
@@ -160,8 +160,8 @@ def test_an_environment_may_have_the_name_of_a_standard_module():
             sys.modules["calendar"] = standard
 
 
-def test_a_misspelt_name(workplace):
-    put(workplace, "toy", "here")
+def test_a_misspelled_name_is_reported_with_a_suggestion(workplace):
+    write_environment(workplace, "toy", "here")
     with pytest.raises(ConfigError, match=rf"not an installed module, nor in {workplace}, environments, .*'toy'\?"):
         load_environment("tooy", env_dir=workplace)
     with pytest.raises(ConfigError, match="did you mean 'tictactoe'"):
@@ -169,41 +169,41 @@ def test_a_misspelt_name(workplace):
 
 
 @pytest.mark.parametrize("name", ["sys", "os.path", "", "../toy", "two words"])
-def test_what_cannot_be_an_environment(name):
+def test_invalid_names_are_rejected(name):
     with pytest.raises(ConfigError, match="no environment"):
         load_environment(name)
 
 
-def test_a_misspelt_argument(workplace):
-    put(workplace, "toy", "here")
+def test_a_misspelled_argument_is_reported_with_a_suggestion(workplace):
+    write_environment(workplace, "toy", "here")
     with pytest.raises(ConfigError, match=r"'toy' has no argument 'num_exmples'; did you mean 'num_examples'\?"):
         load_environment("toy", env_dir=workplace, num_exmples=3)
 
 
-def test_a_load_environment_that_takes_anything_gets_anything(workplace):
+def test_a_load_environment_with_kwargs_receives_all_arguments(workplace):
     source = (
         "import rove\n\ndef load_environment(**kwargs):\n    return rove.load_environment('reverse_text', **kwargs)\n"
     )
-    put(workplace, "toy", "", source)
+    write_environment(workplace, "toy", "", source)
     assert len(load_environment("toy", env_dir=workplace, num_examples=2).get_dataset()) == 2
 
 
-def test_a_module_without_load_environment(workplace):
-    put(workplace, "toy", "", "x = 1\n")
+def test_a_module_without_load_environment_is_rejected(workplace):
+    write_environment(workplace, "toy", "", "x = 1\n")
     with pytest.raises(
         ConfigError, match=r"toy\.py has no load_environment\(\); an environment package must define it"
     ):
         load_environment("toy", env_dir=workplace)
 
 
-def test_a_load_environment_that_returns_something_else(workplace):
-    put(workplace, "toy", "", "def load_environment():\n    return 'env'\n")
+def test_a_load_environment_that_returns_another_type_is_rejected(workplace):
+    write_environment(workplace, "toy", "", "def load_environment():\n    return 'env'\n")
     with pytest.raises(ConfigError, match=r"load_environment\(\) of 'toy' returned a str, expected a rove Environment"):
         load_environment("toy", env_dir=workplace)
 
 
-def test_a_module_that_cannot_be_imported_is_named_with_the_line_and_leaves_nothing_behind(workplace):
-    file = put(workplace, "toy", "", "\nimport a_package_that_is_not_there\n")
+def test_an_import_error_is_reported_with_its_line_and_the_module_can_be_repaired(workplace):
+    file = write_environment(workplace, "toy", "", "\nimport a_package_that_is_not_there\n")
     with pytest.raises(
         ConfigError, match=r"'toy' could not be imported: .*a_package_that_is_not_there.*toy\.py, line 2\)"
     ):
@@ -213,7 +213,7 @@ def test_a_module_that_cannot_be_imported_is_named_with_the_line_and_leaves_noth
     assert origin(load_environment("toy", env_dir=workplace)) == "repaired"
 
 
-def test_so_is_an_installed_one_also_where_another_file_of_its_package_is_wrong(workplace, monkeypatch):
+def test_an_import_error_in_another_file_of_an_installed_package_is_reported(workplace, monkeypatch):
     monkeypatch.syspath_prepend(workplace / "site")
     site = workplace / "site" / "broken_toy"
     site.mkdir(parents=True)
@@ -237,8 +237,12 @@ def test_so_is_an_installed_one_also_where_another_file_of_its_package_is_wrong(
         ("str | float", {}, "float or str"),
     ],
 )
-def test_an_argument_of_another_type_than_annotated_is_refused(workplace, annotation: str, value: object, wanted: str):
-    put(workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n")
+def test_an_argument_that_does_not_match_its_annotation_is_rejected(
+    workplace, annotation: str, value: object, wanted: str
+):
+    write_environment(
+        workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
+    )
     with pytest.raises(ConfigError) as caught:
         load_environment("toy", env_dir=workplace, n=value)
     assert str(caught.value) == f"environment 'toy': n is {value!r}; expected {wanted}"
@@ -248,23 +252,25 @@ def test_an_argument_of_another_type_than_annotated_is_refused(workplace, annota
     ("annotation", "value"),
     [("float", 1), ("int", None), ("list[int]", "x"), ("'Unknown'", 1), ("object", 1), ("int | None", 2)],
 )
-def test_other_arguments_are_the_environments_own_business(workplace, annotation: str, value: object):
-    put(workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n")
+def test_other_arguments_reach_load_environment(workplace, annotation: str, value: object):
+    write_environment(
+        workplace, "toy", "", f"def load_environment(n: {annotation} = 1):\n    raise RuntimeError('called')\n"
+    )
     with pytest.raises(ConfigError, match="RuntimeError: called"):
         load_environment("toy", env_dir=workplace, n=value)
 
 
-def test_what_the_environment_says_of_itself_is_kept(workplace):
+def test_env_id_and_env_args_set_by_the_environment_are_not_overwritten(workplace):
     source = (
         "import rove\n\ndef load_environment(n=1):\n    env = rove.load_environment('reverse_text')\n"
         "    env.env_id, env.env_args = 'own', {'n': 7}\n    return env\n"
     )
-    put(workplace, "toy", "", source)
+    write_environment(workplace, "toy", "", source)
     env = load_environment("toy", env_dir=workplace)
     assert (env.env_id, env.env_args) == ("own", {"n": 7})
 
 
-def test_examples_are_listed_with_their_files():
+def test_example_environments_are_listed_with_their_files():
     found = example_environments()
     assert {"tictactoe", "reverse_text", "double_check"} <= found.keys()
     assert all(file.is_file() and name in (file.stem, file.parent.name) for name, file in found.items())
@@ -278,52 +284,52 @@ def test_a_failing_load_environment_is_reported_with_its_line(tmp_path: Path):
         load_environment("broken", tmp_path)
 
 
-def claim(folder: Path, package: str, name: str, module: str) -> None:
-    """An installed package whose entry point gives a module for an environment's name."""
+def install_entry_point(folder: Path, package: str, name: str, module: str) -> None:
+    """Write the metadata of an installed package whose entry point maps an environment name to a module."""
     info = folder / f"{package}-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text(f"[rove.environments]\n{name} = {module}\n")
 
 
-def test_an_entry_point_says_where_an_environment_is(workplace):
-    install(workplace / "site", "toy", "a module of that name")
+def test_an_environment_is_found_by_its_entry_point(workplace):
+    install_module(workplace / "site", "toy", "a module of that name")
     with pytest.raises(ConfigError, match="no environment 'toy_game'"):
         load_environment("toy-game")
-    install(workplace / "other", "toys_inside", "an entry point")
-    claim(workplace / "other", "toys", "toy-game", "toys_inside")
+    install_module(workplace / "other", "toys_inside", "an entry point")
+    install_entry_point(workplace / "other", "toys", "toy-game", "toys_inside")
     env = load_environment("ann/toy-game@1.0")
     assert (origin(env), env.env_id) == ("an entry point", "toy_game")
     assert environment_file("toy_game") == workplace / "other" / "toys_inside.py"
 
 
-def test_an_entry_point_goes_before_a_module_of_that_name(workplace):
-    install(workplace / "site", "toy", "a module of that name")
-    install(workplace / "other", "toys_inside", "an entry point")
-    claim(workplace / "other", "toys", "toy", "toys_inside")
+def test_an_entry_point_precedes_a_module_with_the_same_name(workplace):
+    install_module(workplace / "site", "toy", "a module of that name")
+    install_module(workplace / "other", "toys_inside", "an entry point")
+    install_entry_point(workplace / "other", "toys", "toy", "toys_inside")
     assert origin(load_environment("toy")) == "an entry point"
-    put(workplace / "given", "toy", "--env-dir")
+    write_environment(workplace / "given", "toy", "--env-dir")
     assert origin(load_environment("toy", env_dir=workplace / "given")) == "--env-dir"
 
 
 def test_two_packages_with_the_same_environment_are_reported(workplace):
     for package in ("toys", "games"):
-        install(workplace / package, f"{package}_inside", package)
-        claim(workplace / package, package, "toy", f"{package}_inside")
+        install_module(workplace / package, f"{package}_inside", package)
+        install_entry_point(workplace / package, package, "toy", f"{package}_inside")
     with pytest.raises(ConfigError, match=r"games 1\.0 and toys 1\.0 both provide an environment 'toy'; uninstall one"):
         load_environment("toy")
 
 
 def test_an_entry_point_without_its_module_is_reported(workplace):
-    install(workplace / "site", "unrelated", "-")
-    claim(workplace / "site", "toys", "toy", "toys_inside")
+    install_module(workplace / "site", "unrelated", "-")
+    install_entry_point(workplace / "site", "toys", "toy", "toys_inside")
     with pytest.raises(ConfigError, match="registers the module 'toys_inside' for 'toy', but it does not exist"):
         load_environment("toy")
     with pytest.raises(ConfigError, match="did you mean 'toy'"):
         load_environment("tooy")
 
 
-def test_an_environment_may_be_called_like_a_module_of_the_standard_library(tmp_path: Path) -> None:
+def test_an_environment_named_like_a_standard_module_does_not_replace_it(tmp_path: Path) -> None:
     import math
 
     source = "import math\nimport rove\n\ndef load_environment():\n    assert math.ceil(0.5) == 1\n"

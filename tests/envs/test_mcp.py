@@ -1,4 +1,4 @@
-"""MCPEnv: tools of real servers, as commands, over HTTP and in this process; whatever they do, no process is left."""
+"""Tests of MCPEnv: tools of real servers (commands, HTTP, in process), server failures, and process cleanup."""
 
 from __future__ import annotations
 
@@ -30,9 +30,9 @@ ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
 
 def command(*args: str, **more: Any) -> dict[str, Any]:
-    """The test server as a process, said as verifiers v0 says it."""
-    given = {"name": "test", "command": sys.executable, "args": [SERVER, *(args or ("stdio",))], "env": ENV}
-    return {**given, "description": "for people", **more}
+    """Return the settings of the test server as a command, in the format of verifiers v0."""
+    settings = {"name": "test", "command": sys.executable, "args": [SERVER, *(args or ("stdio",))], "env": ENV}
+    return {**settings, "description": "for people", **more}
 
 
 def in_process(**more: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def env_of(*servers: Any, **options: Any) -> vf.MCPEnv:
 
 
 def below(pid: int) -> list[str]:
-    """Command lines of the processes that have this one's session or are below it, zombies left out."""
+    """Return the command lines of all descendants of a process, without zombies."""
     parents: dict[int, tuple[int, str, str]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         try:
@@ -68,8 +68,8 @@ def servers_left() -> list[str]:
     return [words for words in below(os.getpid()) if SERVER in words]
 
 
-def ends(pid: int) -> bool:
-    """Whether a process that has been killed is gone in a moment."""
+def exits_soon(pid: int) -> bool:
+    """Return whether a process exits within 5 seconds."""
     for _ in range(500):
         if not is_alive(pid):
             return True
@@ -91,7 +91,7 @@ def no_server_left() -> Iterator[None]:
 
 
 def start_http(port: int) -> subprocess.Popen[bytes]:
-    """An HTTP server in a process, once it listens."""
+    """Start the test server over HTTP in a process and wait until it listens."""
     process = subprocess.Popen([sys.executable, SERVER, "http", str(port)], env={**os.environ, **ENV})
     for _ in range(600):
         try:
@@ -109,13 +109,13 @@ def stop_http(process: subprocess.Popen[bytes]) -> None:
 
 
 def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as one:
-        return one.getsockname()[1]
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        return listener.getsockname()[1]
 
 
 @pytest.fixture
 def http() -> Iterator[dict[str, Any]]:
-    """An HTTP server as a setting."""
+    """Start the test server over HTTP and return its settings."""
     port = free_port()
     process = start_http(port)
     yield {"name": "test", "url": f"http://127.0.0.1:{port}/mcp", "headers": {"x-who": "rove"}}
@@ -124,7 +124,7 @@ def http() -> Iterator[dict[str, Any]]:
 
 @pytest.fixture(params=first_quick(["object", "factory", "command", "http"], 2))
 def any_server(request: pytest.FixtureRequest) -> dict[str, Any]:
-    """The test server in every way there is."""
+    """Return the settings of the test server for each kind of connection."""
     if request.param == "http":
         return request.getfixturevalue("http")
     if request.param == "object":
@@ -132,11 +132,11 @@ def any_server(request: pytest.FixtureRequest) -> dict[str, Any]:
     return command() if request.param == "command" else in_process()
 
 
-def test_a_rollout_with_the_tools_of_a_server(any_server: dict[str, Any]) -> None:
+def test_a_rollout_uses_the_tools_of_a_server(any_server: dict[str, Any]) -> None:
     env = env_of(any_server, rubric=vf.Rubric([correct]))
     assert env.tool_defs == []
-    asked = [call("add", {"a": 1, "b": 2}, "1"), call("fail", {}, "2"), call("add", {"a": "x", "b": 1}, "3")]
-    record = play(env, calls(*asked), "0")
+    tool_calls = [call("add", {"a": 1, "b": 2}, "1"), call("fail", {}, "2"), call("add", {"a": "x", "b": 1}, "3")]
+    record = play(env, calls(*tool_calls), "0")
     assert record.error is None, record.error
     first, failed, wrong = told(record)
     assert (first, record.reward, record.stop_condition) == ("3", 1.0, "no_tools_called")
@@ -160,7 +160,7 @@ def test_the_model_is_shown_the_tools_before_its_first_turn() -> None:
     assert seen == [["add"]]
 
 
-def test_images_are_content_parts_and_long_texts_are_cut() -> None:
+def test_images_become_content_parts_and_long_texts_are_truncated() -> None:
     env = env_of(in_process(), max_chars=10)
     shown, long = told(play(env, calls(call("show"), call("long", {"chars": 25}, "2"))))
     assert shown == [
@@ -171,27 +171,27 @@ def test_images_are_content_parts_and_long_texts_are_cut() -> None:
 
 
 @pytest.mark.broad
-def test_messages_of_megabytes_pass() -> None:
+def test_results_of_several_megabytes_are_received() -> None:
     env = env_of(command(), max_chars=10_000_000)
     [long] = told(play(env, calls(call("long", {"chars": 3_000_000}))))
     assert len(long) == 3_000_000
 
 
 @pytest.mark.broad
-def test_a_command_sees_the_variables_it_is_given_and_no_keys_of_ours(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_command_gets_its_env_variables_but_no_inherited_api_keys(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SECRET_API_KEY", "sk-1")
     env = env_of(command(env={**ENV, "CITY": "Rome"}))
-    asked = [call("see", {"name": name}, name) for name in ("CITY", "SECRET_API_KEY")]
-    assert told(play(env, calls(*asked))) == ["Rome", "not set"]
+    tool_calls = [call("see", {"name": name}, name) for name in ("CITY", "SECRET_API_KEY")]
+    assert told(play(env, calls(*tool_calls))) == ["Rome", "not set"]
 
 
-def test_errors_may_end_the_rollout() -> None:
+def test_stop_errors_end_the_rollout() -> None:
     error = play(env_of(stop_errors=[vf.ToolCallError]), calls(call("fail"))).error
     assert error is not None
     assert (error.phase, error.type) == ("tool fail", "ToolCallError") and "the shop is closed" in error.message
 
 
-def test_functions_and_servers_together() -> None:
+def test_functions_and_server_tools_can_be_combined() -> None:
     def double(n: int) -> int:
         """Double."""
         return 2 * n
@@ -200,15 +200,15 @@ def test_functions_and_servers_together() -> None:
     assert told(play(env, calls(call("double", {"n": 2}), call("add", {"a": 1, "b": 1}, "2")))) == ["4", "2"]
 
 
-def test_two_servers_with_one_tool_need_a_prefix() -> None:
+def test_two_servers_with_the_same_tool_need_a_prefix() -> None:
     error = play(env_of(in_process(), in_process(name="other")), "x").error
     assert error is not None and (error.type, error.phase) == ("ConfigError", "mcp servers")
     assert (
         "'test' and server 'other' both have a tool 'add'; give the server a prefix (prefix='test_')" in error.message
     )
     env = env_of(in_process(), in_process(name="other", prefix="other.", include=["add", "count"]))
-    asked = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
-    answers = told(play(env, calls(*asked)))
+    tool_calls = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
+    answers = told(play(env, calls(*tool_calls)))
     assert sorted(answer.split()[0] for answer in answers) == ["1", "1", "2"]
 
 
@@ -243,7 +243,7 @@ async def test_tools_can_be_listed_before_a_run(any_server: dict[str, Any]) -> N
     before = env.identity
     await env.connect()
     assert "add" in env.tool_map
-    assert env.identity == before  # or a run could not be continued by one who has connected
+    assert env.identity == before  # otherwise a connected environment could not resume the run
     await env.tear_down()
 
 
@@ -259,7 +259,7 @@ async def test_shared_servers_keep_their_state_and_rollouts_have_their_own() -> 
     assert len({answer.split()[1] for record in own for answer in told(record)}) == 3
 
 
-async def test_factories_make_a_server_per_rollout() -> None:
+async def test_a_factory_creates_a_server_per_rollout() -> None:
     env = env_of(in_process(), dataset=rows(3), scope="rollout")
     await env.connect()
     records = await vf.generate(env, in_turn(calls(call("count"))))
@@ -267,14 +267,14 @@ async def test_factories_make_a_server_per_rollout() -> None:
 
 
 @pytest.mark.broad
-def test_an_environment_may_be_used_on_one_loop_after_another() -> None:
+def test_an_environment_can_be_used_on_several_event_loops_in_turn() -> None:
     env = env_of(command())
-    asyncio.run(env.connect())  # whose loop is closed without a word
+    asyncio.run(env.connect())  # closes its event loop without disconnecting
     assert told(play(env, calls(call("count"))))[0].startswith("1 ")
     assert told(play(env, calls(call("count"))))[0].startswith("1 ")
 
 
-def test_members_of_a_group() -> None:
+def test_an_mcp_environment_works_as_a_group_member() -> None:
     group = vf.EnvGroup([env_of(), vf.ToolEnv(tools=[], dataset=rows(1))], env_names=["mcp", "plain"])
     records = roll(group, says(lambda m, state, rng: "x" if state["trajectory"] or not state["tools"] else ADD))
     assert [told(record) for record in records] == [["3"], []]
@@ -292,7 +292,7 @@ def test_a_slow_call_is_reported_to_the_model(any_server: dict[str, Any]) -> Non
 
 
 @pytest.mark.broad
-def test_a_shared_server_that_dies_is_started_again_with_the_next_call() -> None:
+def test_a_shared_server_that_exits_is_restarted_at_the_next_call() -> None:
     script = says(lambda m, state, rng: calls(call("die")) if state["answer"] == "0" else ADD if len(m) < 3 else "done")
     env = env_of(command(), dataset=rows(3))
     first, *others = roll(env, script, max_concurrent=1)
@@ -314,13 +314,13 @@ def test_restarts_are_bounded() -> None:
 
 
 @pytest.mark.broad
-def test_a_server_of_a_rollout_that_dies_ends_it() -> None:
+def test_a_rollout_fails_if_its_own_server_exits() -> None:
     record = play(env_of(command(), scope="rollout"), calls(call("die"), call("wait", {"seconds": 30}, "2")), ADD)
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("MCPServerError", "tool die")
 
 
-def test_calls_in_flight_hear_of_the_end() -> None:
+def test_calls_in_flight_fail_when_the_server_exits() -> None:
     started = time.monotonic()
     record = play(env_of(command()), calls(call("wait", {"seconds": 50}, "1"), call("die", {}, "2")))
     assert record.error is not None and record.error.type == "MCPServerError"
@@ -328,7 +328,7 @@ def test_calls_in_flight_hear_of_the_end() -> None:
 
 
 @pytest.mark.slow
-def test_an_http_server_that_ends_and_comes_back() -> None:
+def test_an_http_server_that_stops_and_returns_is_reconnected() -> None:
     port = free_port()
     servers = [start_http(port)]
 
@@ -373,7 +373,7 @@ def test_an_http_server_that_ends_and_comes_back() -> None:
     ],
     ids=["missing", "crash", "true", "yes", "mute", "http"],
 )
-def test_a_server_that_does_not_start(server: dict[str, Any], said: str, scope: str) -> None:
+def test_a_server_that_does_not_start_is_reported(server: dict[str, Any], said: str, scope: str) -> None:
     env = env_of(server, scope=scope, start_timeout=2 if "within" in said else 30)
     error = play(env, "x").error
     assert error is not None
@@ -382,32 +382,32 @@ def test_a_server_that_does_not_start(server: dict[str, Any], said: str, scope: 
 
 
 @pytest.mark.slow
-def test_one_that_does_not_start_ends_the_others_and_is_not_tried_for_ever() -> None:
+def test_a_failing_server_stops_the_other_servers_and_has_a_limited_number_of_restarts() -> None:
     env = env_of(command(), {"name": "bad", "command": "false"}, dataset=rows(5), max_restarts=1)
     errors = [record.error.message for record in roll(env, says("x")) if record.error is not None]
     assert len(errors) == 5 and sum("tried 2 times" in error for error in errors) == 3
 
 
-# No process is left
+# Process cleanup
 
 
 @pytest.mark.broad
-def test_what_a_server_started_ends_with_it() -> None:
+def test_child_processes_of_a_server_are_killed_with_it() -> None:
     for scope in ("shared", "rollout"):
         [pid] = told(play(env_of(command(), scope=scope), calls(call("spawn"))))
-        assert ends(int(pid))
+        assert exits_soon(int(pid))
 
 
 @pytest.mark.broad
-def test_a_stubborn_server_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_server_that_ignores_termination_is_killed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("rove.mcp.process.CLOSE_TIMEOUT_S", 0.2)
     pid = told(play(env_of(command("stubborn")), calls(call("count"))))[0].split()[1]
-    assert ends(int(pid))
+    assert exits_soon(int(pid))
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("scope", ["shared", "rollout"])
-async def test_none_is_left_after_a_cancellation(scope: str) -> None:
+async def test_no_server_is_left_after_a_cancellation(scope: str) -> None:
     env = env_of(command(), dataset=rows(4), scope=scope)
     reached = asyncio.Event()
 
@@ -423,10 +423,10 @@ async def test_none_is_left_after_a_cancellation(scope: str) -> None:
     assert servers_left() == []
 
 
-async def test_a_cancelled_start_leaves_none() -> None:
+async def test_no_server_is_left_after_a_cancelled_start() -> None:
     connection = Connection(ServerSettings(**command("mute")), 60, 60)
     opening = asyncio.create_task(connection.open())
-    while not servers_left():  # noqa: ASYNC110  of a process, which tells nobody
+    while not servers_left():  # noqa: ASYNC110  a process start has no event to await
         await asyncio.sleep(0.01)
     opening.cancel()
     with pytest.raises(asyncio.CancelledError):
@@ -435,7 +435,7 @@ async def test_a_cancelled_start_leaves_none() -> None:
 
 
 @pytest.mark.slow
-def test_a_rollout_in_time_trouble_ends_its_server() -> None:
+def test_no_server_is_left_after_a_rollout_timeout() -> None:
     record = play(env_of(command(), scope="rollout", timeout_seconds=8), calls(call("wait", {"seconds": 60})))
     assert record.stop_condition == "timeout_reached"
 
@@ -464,7 +464,7 @@ asyncio.run(main())
 @pytest.mark.slow
 @pytest.mark.parametrize("exits", [False, True])
 @pytest.mark.parametrize(("scope", "sleeping"), [("shared", 2), ("rollout", 2)])
-def test_none_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits: bool) -> None:
+def test_no_server_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits: bool) -> None:
     code = SCRIPT.format(tests=str(Path(__file__).parents[1] / "support"), scope=scope, sleeping=sleeping, exits=exits)
     process = subprocess.Popen(
         [sys.executable, "-c", code], stdout=subprocess.PIPE, stderr=subprocess.PIPE, env={**os.environ, **ENV}
@@ -472,39 +472,41 @@ def test_none_is_left_after_ctrl_c_or_exit(scope: str, sleeping: int, exits: boo
     assert process.stdout is not None
     if not exits:
         assert process.stdout.readline() == b"ready\n", process.communicate()
-        groups = below(process.pid)
-        assert any("sleep" in words for words in groups)
+        command_lines = below(process.pid)
+        assert any("sleep" in words for words in command_lines)
         process.send_signal(signal.SIGINT)
     process.communicate(timeout=60)
     assert process.returncode != 0
-    left = [p for p in Path("/proc").glob("[0-9]*") if SERVER.encode() in _words(p) and not ends(int(p.name))]
+    left = [
+        p for p in Path("/proc").glob("[0-9]*") if SERVER.encode() in command_line(p) and not exits_soon(int(p.name))
+    ]
     assert left == []
 
 
-def _words(process: Path) -> bytes:
+def command_line(process: Path) -> bytes:
     try:
         return (process / "cmdline").read_bytes()
     except OSError:
         return b""
 
 
-# Many at once
+# Concurrency
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["command", "http"])
-async def test_two_hundred_rollouts_at_once(way: str, request: pytest.FixtureRequest) -> None:
+async def test_two_hundred_concurrent_rollouts_share_a_server(way: str, request: pytest.FixtureRequest) -> None:
     server = command() if way == "command" else request.getfixturevalue("http")
     env = env_of(server, dataset=rows(200))
-    waited = calls(call("wait", {"seconds": 0.2}, "1"), call("add", {"a": 1, "b": 2}, "2"))
-    records = await vf.generate(env, in_turn(waited, calls(call("count"))), max_concurrent=200)
+    first_calls = calls(call("wait", {"seconds": 0.2}, "1"), call("add", {"a": 1, "b": 2}, "2"))
+    records = await vf.generate(env, in_turn(first_calls, calls(call("count"))), max_concurrent=200)
     assert [record.error for record in records] == [None] * 200
     assert all(told(record)[:2] == ["waited", "3"] for record in records)
     assert sorted(int(told(record)[2].split()[0]) for record in records) == list(range(1, 201))
 
 
 @pytest.mark.slow
-async def test_a_server_for_each_of_many_rollouts() -> None:
+async def test_max_servers_limits_the_servers_of_concurrent_rollouts() -> None:
     env = env_of(command(), dataset=rows(12), scope="rollout", max_servers=4)
     most = 0
 
@@ -520,8 +522,8 @@ async def test_a_server_for_each_of_many_rollouts() -> None:
 
 @pytest.mark.broad
 @pytest.mark.skipif(not mcp_server.SECOND, reason="the benchmark's server is written for mcp 2")
-def test_the_benchmark_runs_and_leaves_nothing():
+def test_the_benchmark_runs_and_leaves_no_process():
     script = Path(__file__).resolve().parents[2] / "benchmarks/mcp_tools.py"
-    words = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
-    assert done.stdout.count("left behind: nothing\n") == 2, done.stdout
+    arguments = ["--rollouts", "5", "--calls", "2", "--rounds", "1"]
+    process = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=True)
+    assert process.stdout.count("left behind: nothing\n") == 2, process.stdout

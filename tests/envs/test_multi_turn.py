@@ -1,4 +1,4 @@
-"""The life of a rollout: model, stop conditions, environment, stop conditions and limits, until something stops it."""
+"""Tests of MultiTurnEnv: the order of hooks, stop conditions, limits, and completion mode."""
 
 from __future__ import annotations
 
@@ -15,43 +15,43 @@ from rove.core.errors import ConfigError
 from rove.runs.serialization import decode_record, encode_record
 
 
-def speaking(messages, state, rng):
+def reply_with_turn(messages, state, rng):
     state["log"].append("model")
     return f"turn {len(state['trajectory'])}"
 
 
-def play(env: vf.Environment, player=speaking) -> tuple[vf.RolloutRecord, vf.State]:
-    """One rollout, and the state it left behind."""
-    seen: list[vf.State] = []
+def play(env: vf.Environment, player=reply_with_turn) -> tuple[vf.RolloutRecord, vf.State]:
+    """Run one rollout and return its record and its final state."""
+    states: list[vf.State] = []
 
-    def peek(state) -> int:
-        seen.append(state)
+    def keep_state(state) -> int:
+        states.append(state)
         return 0
 
     rubric = vf.Rubric()
-    rubric.add_metric(peek)
+    rubric.add_metric(keep_state)
     env.add_rubric(rubric)
     [record] = roll(env, says(player))
     assert record.error is None, record.error
-    return record, seen[0]
+    return record, states[0]
 
 
-def said(record: vf.RolloutRecord) -> list[tuple[str, str]]:
+def messages_of(record: vf.RolloutRecord) -> list[tuple[str, str]]:
     return [(message["role"], message["content"]) for message in record.completion]
 
 
-def test_the_order_of_a_rollout():
+def test_hooks_of_a_rollout_run_in_order():
     record, state = play(Talk(turns=2))
     turn = ["model", "stop?", "env"]
-    # After its last word the environment's own condition comes first, so the lower one is not asked again.
+    # After the final response has_final_env_response is true first, so the condition below it is not checked again.
     assert state["log"] == ["setup", *turn, "stop?", *turn, "cleanup"]
     assert record.stop_condition == "has_final_env_response"
     assert not record.is_truncated
 
 
-def test_the_final_response_ends_the_rollout_and_replaces_the_reply():
+def test_final_env_response_ends_the_rollout_and_replaces_the_response():
     record, _ = play(Talk(turns=2))
-    assert said(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1"), ("user", "bye")]
+    assert messages_of(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1"), ("user", "bye")]
 
 
 @pytest.mark.parametrize(
@@ -63,14 +63,14 @@ def test_the_final_response_ends_the_rollout_and_replaces_the_reply():
         ([], []),
     ],
 )
-def test_a_final_response_is_a_text_or_messages_and_may_be_empty(final, last):
+def test_final_env_response_can_be_a_string_messages_or_empty(final, last):
     class Ending(Talk):
         async def env_response(self, messages, state, **kwargs):
             state["final_env_response"] = final
             return "unused"
 
     record, _ = play(Ending())
-    assert said(record) == [("assistant", "turn 0"), *last]
+    assert messages_of(record) == [("assistant", "turn 0"), *last]
     assert record.stop_condition == "has_final_env_response"
 
 
@@ -78,29 +78,29 @@ def test_a_final_response_is_a_text_or_messages_and_may_be_empty(final, last):
 def test_the_environment_sees_the_last_allowed_turn(max_turns):
     record, state = play(Talk(max_turns=max_turns))
     assert state["log"].count("model") == state["log"].count("env") == max_turns
-    assert said(record)[-1] == ("user", "go on")
+    assert messages_of(record)[-1] == ("user", "go on")
     assert record.stop_condition == "max_turns_reached"
     assert not record.is_truncated
 
 
-def test_the_environments_last_word_wins_over_the_limit():
+def test_final_env_response_precedes_max_turns_as_the_stop_condition():
     record, _ = play(Talk(turns=3, max_turns=3))
     assert record.stop_condition == "has_final_env_response"
 
 
-def test_a_stop_after_the_models_turn_skips_the_environment():
+def test_a_stop_condition_after_a_model_turn_skips_env_response():
     class Short(Talk):
         @vf.stop(priority=1)
         def twice(self, state):
             return len(state["trajectory"]) == 2
 
     record, state = play(Short())
-    assert said(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1")]
+    assert messages_of(record) == [("assistant", "turn 0"), ("user", "go on"), ("assistant", "turn 1")]
     assert record.stop_condition == "twice"
     assert state["log"].count("env") == 1
 
 
-def test_stop_conditions_see_what_the_environment_did():
+def test_stop_conditions_see_changes_by_env_response():
     class Board(Talk):
         async def env_response(self, messages, state, **kwargs):
             state["solved"] = True
@@ -112,12 +112,12 @@ def test_stop_conditions_see_what_the_environment_did():
 
     record, _ = play(Board())
     assert record.stop_condition == "is_solved"
-    assert said(record) == [("assistant", "turn 0"), ("user", "solved")]
+    assert messages_of(record) == [("assistant", "turn 0"), ("user", "solved")]
 
 
 @given(st.integers(1, 6), st.integers(1, 20))
 @settings(max_examples=30)
-def test_the_token_limit_ends_and_truncates(words, limit):
+def test_the_token_limit_ends_and_truncates_the_rollout(words, limit):
     env = Talk(max_total_completion_tokens=limit)
     [record] = roll(env, says("word " * words))
     assert record.stop_condition == "max_total_completion_tokens_reached"
@@ -125,12 +125,12 @@ def test_the_token_limit_ends_and_truncates(words, limit):
     assert record.usage.completion_tokens - words < limit <= record.usage.completion_tokens
 
 
-def test_no_limit_is_no_limit():
+def test_turns_are_unlimited_by_default():
     record, _ = play(Talk(turns=40))
     assert len(record.steps) == 40
 
 
-def test_a_rollout_that_times_out_is_scored_as_it_is():
+def test_a_rollout_that_times_out_is_scored():
     async def slow(messages, state, rng):
         if state["trajectory"]:
             await asyncio.Event().wait()
@@ -139,12 +139,12 @@ def test_a_rollout_that_times_out_is_scored_as_it_is():
     record, state = play(Talk(timeout_seconds=0.05), slow)
     assert record.stop_condition == "timeout_reached"
     assert record.is_truncated
-    assert said(record) == [("assistant", "quick"), ("user", "go on")]
+    assert messages_of(record) == [("assistant", "quick"), ("user", "go on")]
     assert record.scores is not None
     assert state["log"][-1] == "cleanup"
 
 
-def test_a_timeout_of_the_users_own_is_an_error():
+def test_a_timeout_inside_env_response_is_an_error():
     class Impatient(Talk):
         async def env_response(self, messages, state, **kwargs):
             async with asyncio.timeout(0):
@@ -155,7 +155,7 @@ def test_a_timeout_of_the_users_own_is_an_error():
     assert (record.error.phase, record.error.type) == ("env_response", "TimeoutError")
 
 
-def test_a_prompt_that_does_not_fit_truncates():
+def test_a_prompt_that_is_too_long_truncates_the_rollout():
     def full(messages, state, rng):
         if state["trajectory"]:
             raise vf.OverlongPromptError("too long")
@@ -163,14 +163,14 @@ def test_a_prompt_that_does_not_fit_truncates():
 
     record, _ = play(Talk(), full)
     assert (record.stop_condition, record.is_truncated) == ("prompt_too_long", True)
-    assert said(record) == [("assistant", "fits"), ("user", "go on")]
+    assert messages_of(record) == [("assistant", "fits"), ("user", "go on")]
 
 
-# What the hooks may return
+# Return values of the hooks
 
 
 @pytest.mark.parametrize("returns", ["None", "the state", "a dict", "another state"])
-def test_setup_state_changes_the_state_or_returns_what_to_add(returns):
+def test_setup_state_can_modify_the_state_or_return_additions(returns):
     class Setup(Talk):
         async def setup_state(self, state, **kwargs):
             state["log"] = []
@@ -186,7 +186,7 @@ def test_setup_state_changes_the_state_or_returns_what_to_add(returns):
     assert record.answer == state["answer"] == "0"
 
 
-def test_setup_state_may_rewrite_the_prompt():
+def test_setup_state_can_replace_the_prompt():
     class Board(Talk):
         async def setup_state(self, state, **kwargs):
             state["log"] = []
@@ -207,31 +207,31 @@ def test_setup_state_may_rewrite_the_prompt():
         ([], []),
     ],
 )
-def test_env_response_is_a_text_or_messages_or_nothing(reply, heard):
+def test_env_response_can_return_a_string_messages_or_nothing(reply, heard):
     class Replying(Talk):
         async def env_response(self, messages, state, **kwargs):
             return reply
 
     record, _ = play(Replying(max_turns=1))
-    assert said(record) == [("assistant", "turn 0"), *(("user", text) for text in heard)]
+    assert messages_of(record) == [("assistant", "turn 0"), *(("user", text) for text in heard)]
 
 
 def test_each_turn_sees_the_whole_conversation_and_is_recorded():
     record, _ = play(Talk(turns=3, system_prompt="Be brief."))
-    heard = [[message["content"] for message in step.prompt] for step in record.steps]
+    prompts = [[message["content"] for message in step.prompt] for step in record.steps]
     opening = ["Be brief.", "q0"]
-    assert heard == [opening, [*opening, "turn 0", "go on"], [*opening, "turn 0", "go on", "turn 1", "go on"]]
+    assert prompts == [opening, [*opening, "turn 0", "go on"], [*opening, "turn 0", "go on", "turn 1", "go on"]]
     assert [step.completion[0]["content"] for step in record.steps] == ["turn 0", "turn 1", "turn 2"]
     assert record.steps[-1].prompt[:2] == record.prompt
 
 
-def test_num_turns_is_reported():
+def test_num_turns_is_a_metric():
     record, _ = play(Talk(turns=3))
     assert record.scores is not None
     assert record.scores.metrics["num_turns"] == 3
 
 
-def test_env_response_is_needed():
+def test_env_response_is_required():
     class Nothing(vf.MultiTurnEnv):
         pass
 
@@ -239,7 +239,7 @@ def test_env_response_is_needed():
         Nothing(dataset=[{"question": "q"}])  # pyright: ignore[reportAbstractUsage]
 
 
-def test_an_answer_cut_by_the_length_limit_truncates_the_rollout():
+def test_a_response_cut_by_max_tokens_marks_the_rollout_as_truncated():
     class Cut:
         max_concurrent = 1
 
@@ -259,7 +259,7 @@ def test_an_answer_cut_by_the_length_limit_truncates_the_rollout():
 
 
 class Story(vf.MultiTurnCompletionEnv):
-    """Adds `replies` one by one and keeps every text it is shown; the last reply is the last word."""
+    """Appends `replies` in order and stores every text it receives; the last reply ends the rollout."""
 
     def __init__(self, replies=(" (1) ", " (2) "), **kwargs):
         super().__init__(**{"dataset": [{"question": "Once"}], **kwargs})
@@ -277,16 +277,16 @@ class Story(vf.MultiTurnCompletionEnv):
         return self.replies[turn - 1]
 
 
-def writing(messages, state, rng):
+def write_turn(messages, state, rng):
     return f"t{len(state['trajectory'])}"
 
 
-def test_model_and_environment_take_turns_at_one_text():
-    record, state = play(Story(), writing)
+def test_model_and_environment_extend_one_text_in_turns():
+    record, state = play(Story(), write_turn)
     assert state["shown"] == ["Oncet0", "Oncet0 (1) t1"]
     assert (state["prompt"], state["completion"]) == ("Once", "t0 (1) t1 (2) ")
     assert record.prompt == [vf.UserMessage("Once")]
-    assert said(record) == [("assistant", "t0"), ("user", " (1) "), ("assistant", "t1"), ("user", " (2) ")]
+    assert messages_of(record) == [("assistant", "t0"), ("user", " (1) "), ("assistant", "t1"), ("user", " (2) ")]
     assert [[message["content"] for message in step.prompt] for step in record.steps] == [
         ["Once"],
         ["Once", "t0", " (1) "],
@@ -297,23 +297,23 @@ def test_model_and_environment_take_turns_at_one_text():
 
 @given(st.lists(st.text(max_size=5), min_size=1, max_size=4), st.text(max_size=5), st.text(min_size=1, max_size=5))
 @settings(max_examples=50)
-def test_the_pieces_of_a_record_add_up_to_the_text(replies, prompt, answer):
+def test_the_messages_of_a_record_concatenate_to_the_text(replies, prompt, answer):
     record, state = play(Story(replies, dataset=[{"prompt": prompt}]), lambda messages, state, rng: answer)
-    assert "".join(text for _, text in said(record)) == state["completion"]
-    assert [text for role, text in said(record) if role == "assistant"] == [answer] * len(replies)
-    assert [text for role, text in said(record) if role == "user"] == list(filter(None, replies))
+    assert "".join(text for _, text in messages_of(record)) == state["completion"]
+    assert [text for role, text in messages_of(record) if role == "assistant"] == [answer] * len(replies)
+    assert [text for role, text in messages_of(record) if role == "user"] == list(filter(None, replies))
     shown = ["".join(message["content"] for message in step.prompt) for step in record.steps]
     assert state["shown"] == [text + answer for text in shown]
 
 
-def test_the_model_is_given_the_text_and_who_wrote_what():
-    seen: list[vf.Request] = []
+def test_the_request_has_the_text_and_the_messages_by_author():
+    requests: list[vf.Request] = []
 
     class Listening:
         max_concurrent = 1
 
         async def respond(self, request):
-            seen.append(request)
+            requests.append(request)
             return vf.Response(vf.AssistantMessage("x"))
 
         async def close(self):
@@ -321,22 +321,22 @@ def test_the_model_is_given_the_text_and_who_wrote_what():
 
     roll(Story(), Listening())
     roll(Talk(turns=1), Listening())
-    assert [request.text for request in seen] == ["Once", "Oncex (1) ", None]
-    assert [message["role"] for message in seen[1].messages] == ["user", "assistant", "user"]
+    assert [request.text for request in requests] == ["Once", "Oncex (1) ", None]
+    assert [message["role"] for message in requests[1].messages] == ["user", "assistant", "user"]
 
 
-def test_parsers_and_rewards_get_the_text():
+def test_parsers_and_reward_functions_get_the_text():
     parser = vf.XMLParser(["answer"])
 
     def judge(completion: str, parser: vf.Parser) -> float:
         return float(parser.parse_answer(completion) == "t1" and isinstance(completion, str))
 
     env = Story(["<answer>", "</answer>"], parser=parser, rubric=vf.Rubric([judge]))
-    record, _ = play(env, writing)
+    record, _ = play(env, write_turn)
     assert record.reward == 1.0
 
 
-def test_a_rollout_cut_before_the_first_answer_is_scored_on_an_empty_text():
+def test_a_rollout_that_stops_before_the_first_response_has_an_empty_completion():
     def full(messages, state, rng):
         raise vf.OverlongPromptError("too long")
 
@@ -346,18 +346,18 @@ def test_a_rollout_cut_before_the_first_answer_is_scored_on_an_empty_text():
 
 
 @pytest.mark.parametrize(("kind", "prompt"), [(Story, "board"), (Talk, "board"), (Talk, [vf.UserMessage("board")])])
-def test_setup_state_may_write_a_text_as_the_prompt(kind, prompt):
+def test_setup_state_can_set_a_string_as_the_prompt(kind, prompt):
     class Board(kind):
         async def setup_state(self, state, **kwargs):
             state.update(shown=[], log=[], prompt=prompt)
 
     record, _ = play(Board(max_turns=1), lambda messages, state, rng: messages[0].content)
     assert record.prompt == [vf.UserMessage("board")]
-    assert said(record)[0] == ("assistant", "board")
+    assert messages_of(record)[0] == ("assistant", "board")
     assert decode_record(encode_record(record)) == record
 
 
-def test_in_completion_mode_the_prompt_must_stay_a_text():
+def test_in_completion_mode_setup_state_cannot_set_messages_as_the_prompt():
     class Chatty(Story):
         async def setup_state(self, state, **kwargs):
             state["prompt"] = [vf.UserMessage("hi")]
@@ -368,7 +368,7 @@ def test_in_completion_mode_the_prompt_must_stay_a_text():
     assert "state['prompt'] is a list; message_type 'completion' needs a text" in record.error.message
 
 
-def test_a_text_environment_needs_env_response_and_is_always_one_of_texts():
+def test_a_completion_environment_requires_env_response_and_has_no_message_type():
     class Nothing(vf.MultiTurnCompletionEnv):
         pass
 
@@ -378,7 +378,7 @@ def test_a_text_environment_needs_env_response_and_is_always_one_of_texts():
         Story(message_type="chat")
 
 
-def test_hooks_may_be_sync():
+def test_hooks_can_be_sync():
     class Sync(vf.MultiTurnEnv):
         def setup_state(self, state: vf.State, **kwargs: Any) -> None:  # pyright: ignore[reportIncompatibleMethodOverride]
             state["seen"] = 1

@@ -1,4 +1,4 @@
-"""PythonEnv: a Python that remembers within a rollout, many at once, and nothing left."""
+"""Tests of PythonEnv: persistent variables within a rollout, concurrency, and cleanup."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ def env_of(**options: Any) -> vf.PythonEnv:
     return vf.PythonEnv(**{"dataset": rows(1), "backend": Counting(), **options})
 
 
-def test_variables_stay_between_calls_and_turns():
+def test_variables_persist_between_calls_and_turns():
     record = play(
         env_of(),
         calls(python("import math\nx = [1]", "1"), python("print('now', x)\nx.append(2)\nx", "2")),
@@ -34,7 +34,7 @@ def test_variables_stay_between_calls_and_turns():
     assert record.scores is not None and record.scores.metrics["python_calls"] == 3
 
 
-def test_variables_do_not_stay_between_rollouts():
+def test_variables_do_not_persist_between_rollouts():
     env = env_of(dataset=rows(3))
     script = calls(python("'x' in globals()", "1"), python("x = 1; open('f', 'x').close()", "2"))
     for record in roll(env, in_turn(script), rollouts_per_example=2, max_concurrent=2):
@@ -62,7 +62,7 @@ def test_failures_are_reported_to_the_model():
     assert env.backend.is_clean
 
 
-def test_the_model_sees_only_python_and_its_packages():
+def test_the_tool_description_shows_the_code_argument_and_the_packages():
     [tool] = env_of().tool_defs
     assert list(tool["function"]["parameters"]["properties"]) == ["code"]
     assert tool["function"]["description"].startswith("Run Python") and "Args" not in tool["function"]["description"]
@@ -82,18 +82,18 @@ def test_code_can_call_functions_of_the_environment():
     answers = [
         told(record) for record in roll(env, in_turn(calls(python("3 * price('apple')"), python("price('fig')"))))
     ]
-    assert [said[0] for said in answers] == ["1.5", "4.5"]
-    assert all(said[1].endswith("RuntimeError: 'fig'") for said in answers)
+    assert [outputs[0] for outputs in answers] == ["1.5", "4.5"]
+    assert all(outputs[1].endswith("RuntimeError: 'fig'") for outputs in answers)
 
 
-def test_bash_can_be_had_as_well():
+def test_the_bash_tool_can_be_added():
     env = env_of()
     env.add_tool(env.bash, args_to_skip=["state"])
     answers = told(play(env, calls(python("open('a', 'w').write('3')"), call("bash", {"command": "cat a"}))))
     assert answers == ["1", "3"]
 
 
-def test_packages_that_are_declared_can_be_imported_and_others_cannot():
+def test_only_declared_packages_can_be_imported():
     script = calls(python("import msgspec\nmsgspec.json.encode([1])"))
     options = {"dataset": rows(1), "unsafe": True}
     assert told(play(vf.PythonEnv(pip_install_packages="msgspec", **options), script)) == ["b'[1]'"]
@@ -107,7 +107,7 @@ def test_a_missing_package_is_reported_at_the_start():
 
 
 @pytest.mark.broad
-def test_sixty_four_rollouts_at_once_leave_nothing():
+def test_sixty_four_concurrent_rollouts_leave_no_resources():
     script = [calls(python("n = 20")), calls(python("n += 1")), calls(python("n * 2")), "0"]
     play(vf.PythonEnv(dataset=rows(1), unsafe=True), *script)
     before = held()
@@ -117,14 +117,14 @@ def test_sixty_four_rollouts_at_once_leave_nothing():
     assert nothing_new(before)
 
 
-def test_more_rollouts_than_sandboxes_wait_for_their_turn():
+def test_rollouts_wait_for_a_free_sandbox():
     env = vf.PythonEnv(dataset=rows(6), unsafe=True, max_sandboxes=2)
     records = roll(env, in_turn(calls(python("6 * 7"))), max_concurrent=6)
     assert [told(record) for record in records] == [["42"]] * 6
 
 
 @pytest.mark.broad
-def test_code_that_never_ends_does_not_hold_up_the_others():
+def test_an_endless_loop_does_not_block_other_rollouts():
     env = vf.PythonEnv(dataset=rows(16), unsafe=True, timeout_per_command_seconds=1)
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
@@ -134,11 +134,11 @@ def test_code_that_never_ends_does_not_hold_up_the_others():
 
     for record in roll(env, says(player), max_concurrent=16):
         endless = int(record.answer) % 4 == 0
-        said = "stopped after 1 s\n[the sandbox was restarted: variables are gone]" if endless else "2"
-        assert (told(record), record.error) == ([said], None)
+        output = "stopped after 1 s\n[the sandbox was restarted: variables are gone]" if endless else "2"
+        assert (told(record), record.error) == ([output], None)
 
 
-def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_take_none_away():
+def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_do_not_occupy_it():
     options = {"dataset": rows(3), "unsafe": True, "max_sandboxes": 1, "timeout_seconds": 0.7}
     env = vf.PythonEnv(**options)
     records = roll(env, in_turn(calls(python("import time; time.sleep(60)"))), max_concurrent=3)
@@ -147,23 +147,23 @@ def test_rollouts_that_time_out_while_they_wait_for_a_sandbox_take_none_away():
     assert [told(record) for record in roll(env, in_turn(calls(python("1 + 1"))))] == [["2"]] * 3
 
 
-def test_an_environment_can_be_used_again():
+def test_an_environment_can_be_reused():
     env = env_of()
     assert [told(play(env, calls(python("1 + 1")))) for _ in range(2)] == [["2"], ["2"]]
     assert env.backend.is_clean
 
 
-def test_importing_rove_loads_no_sandbox():
+def test_importing_rove_does_not_import_the_sandbox():
     code = (
         "import sys, rove; print([name for name in sys.modules if 'sandbox' in name]); rove.PythonEnv, rove.SandboxEnv"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert process.stdout == "[]\n"
 
 
 @pytest.mark.broad
 @pytest.mark.skipif(importlib.util.find_spec("math_verify") is None, reason="needs the extra math")
-def test_code_math_compares_what_is_boxed_by_its_meaning():
+def test_code_math_env_compares_boxed_answers_by_value():
     dataset = [{"question": "What is 1/2 + 1/4?", "answer": "\\frac{3}{4}"}]
     script = calls(python("from fractions import Fraction\nFraction(1, 2) + Fraction(1, 4)"))
     env = vf.CodeMathEnv(dataset=dataset, backend=Counting())
@@ -171,13 +171,13 @@ def test_code_math_compares_what_is_boxed_by_its_meaning():
     for answer, reward in (("\\boxed{0.75}", 1.0), ("\\boxed{0.5}", 0.0)):
         record = play(env, script, answer)
         assert (record.error, record.reward, told(record)) == (None, reward, ["Fraction(3, 4)"])
-    own = vf.CodeMathEnv(dataset=rows(1), backend=Counting(), rubric=vf.Rubric([correct]), system_prompt=None)
-    assert play(own, "0").reward == 1.0
+    custom = vf.CodeMathEnv(dataset=rows(1), backend=Counting(), rubric=vf.Rubric([correct]), system_prompt=None)
+    assert play(custom, "0").reward == 1.0
 
 
 @pytest.mark.broad
-def test_the_benchmark_runs_and_leaves_nothing():
+def test_the_benchmark_runs_and_leaves_no_resources():
     script = Path(__file__).resolve().parents[2] / "benchmarks/python_env.py"
-    words = ["--rollouts", "40", "--rounds", "1"]
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("left behind: nothing\n"), done.stdout
+    arguments = ["--rollouts", "40", "--rounds", "1"]
+    process = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=True)
+    assert process.stdout.endswith("left behind: nothing\n"), process.stdout

@@ -1,4 +1,4 @@
-"""RLMEnv: a long input as a variable, sub-models that code calls, and what becomes of their answers."""
+"""Tests of RLMEnv: a long input as a variable, sub-model calls from code, recursion, training, and rescoring."""
 
 from __future__ import annotations
 
@@ -35,18 +35,18 @@ def turns_of(messages: Any) -> int:
     return sum(message["role"] == "assistant" for message in messages)
 
 
-def is_sub(messages: Any) -> bool:
-    """Whether these are the words of a plain sub-call."""
+def is_sub_call(messages: Any) -> bool:
+    """Return whether these are the messages of a plain sub-call."""
     return messages[0]["role"] != "system"
 
 
 def scripted(*codes: Any, sub: Any = lambda messages: messages[-1]["content"].upper()) -> vf.ScriptedClient:
-    """A model that says these pieces of code, and in sub-calls what `sub` does."""
+    """Return a client that runs these code snippets in turn and answers sub-calls with `sub`."""
 
     async def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
-        if is_sub(messages):
-            said = sub(messages)
-            return await said if asyncio.iscoroutine(said) else said
+        if is_sub_call(messages):
+            reply = sub(messages)
+            return await reply if asyncio.iscoroutine(reply) else reply
         code = [*codes, "done"][turns_of(messages)]
         return code if code == "done" else python(code)
 
@@ -72,7 +72,7 @@ def metrics(record: vf.RolloutRecord) -> dict[str, float]:
     return record.scores.metrics
 
 
-def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
+def test_the_model_explores_the_context_with_code_and_answers_with_a_variable():
     env = env_of()
     find = "import re\nanswer['content'] = re.search(r'^7: .* (\\d+)$', context, re.M)[1]"
     record = play(env, "len(context), context[:7]", find, "answer['ready'] = True", "1 / 0")
@@ -90,22 +90,22 @@ def test_the_model_explores_what_it_does_not_see_and_answers_with_a_variable():
 
 
 @pytest.mark.broad
-def test_an_answer_that_was_never_final_is_what_it_was_last():
+def test_an_answer_that_is_not_marked_ready_is_its_last_value():
     record = play(env_of(), "answer['content'] = 48", "answer['content'] = 49")
     assert (record.stop_condition, record.reward, metrics(record)["answer_ready"]) == ("no_tools_called", 1.0, 0)
     assert play(env_of()).reward == 0.0
     assert play(env_of(max_turns=1), "answer['content'] = 49", READY).stop_condition == "max_turns_reached"
 
 
-def test_code_between_fences_needs_no_tool_calls():
-    said = [
+def test_code_in_fences_runs_without_tool_calls():
+    replies = [
         "I look.\n```python\nx = 6\n```\nand\n```py\nprint(x * 7)\n```",
         "```\nno code\n``` ```python\nx = llm(context[:3])\nx\n```",
         "```Python\n" + READY.format("x") + "\n```",
     ]
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-        return messages[0].content[::-1] if is_sub(messages) else said[turns_of(messages)]
+        return messages[0].content[::-1] if is_sub_call(messages) else replies[turns_of(messages)]
 
     env = env_of("abc", code_in="fence", rubric=vf.Rubric([]))
     [record] = roll(env, says(player))
@@ -121,24 +121,24 @@ def test_code_between_fences_needs_no_tool_calls():
     "context",
     first_quick(["", "a\r\nb\n\x00 é 漢 🙂 \"'\\", "x" * 3_000_000, ["a", 1, None], {"a": [1.5, True]}, 7], 2),
 )
-def test_whatever_is_a_text_or_json_is_the_same_inside(context: Any):
+def test_strings_and_json_values_are_unchanged_in_the_sandbox(context: Any):
     code = "import hashlib, json\ntype(context).__name__, hashlib.md5(json.dumps(context).encode()).hexdigest()"
     [inside] = told(play(env_of(context), code))
-    space: dict[str, Any] = {"context": context}
-    exec(code.splitlines()[0], space)
-    assert inside == repr(eval(code.splitlines()[1], space))
+    namespace: dict[str, Any] = {"context": context}
+    exec(code.splitlines()[0], namespace)
+    assert inside == repr(eval(code.splitlines()[1], namespace))
 
 
 @pytest.mark.broad
-def test_where_the_context_comes_from():
-    async def made(state: vf.State) -> str:
+def test_the_context_comes_from_info_the_row_or_a_function():
+    async def make_context(state: vf.State) -> str:
         await asyncio.sleep(0)
         return f"made for {state['answer']}"
 
     row = {"question": "q", "answer": "5", "book": "of the row", "info": {"novel": "of info"}}
-    for context, inside in (("novel", "of info"), ("book", "of the row"), (made, "made for 5")):
+    for context, inside in (("novel", "of info"), ("book", "of the row"), (make_context, "made for 5")):
         assert told(play(env_of(dataset=[row], context=context), "context")) == [repr(inside)]
-    assert "made" not in str(roll(env_of(dataset=[row], context=made), says("x"))[0].info)
+    assert "made" not in str(roll(env_of(dataset=[row], context=make_context), says("x"))[0].info)
 
 
 @pytest.mark.parametrize(
@@ -150,7 +150,7 @@ def test_where_the_context_comes_from():
         ({"context": lambda state: 1 // 0}, "ZeroDivisionError", "", "setup_state"),
     ],
 )
-def test_a_context_that_is_none_fails_the_rollout(options: Any, kind: str, said: str, where: str):
+def test_an_invalid_context_fails_the_rollout(options: Any, kind: str, said: str, where: str):
     env = env_of(**{"dataset": rows(1), **options})
     [record] = roll(env, scripted("1"))
     assert record.error is not None
@@ -158,9 +158,9 @@ def test_a_context_that_is_none_fails_the_rollout(options: Any, kind: str, said:
     assert env.backend.is_clean or env.backend.opened == []
 
 
-def test_after_a_restart_the_context_is_there_again():
+def test_the_context_is_available_again_after_a_restart():
     env = env_of("abc", timeout_per_command_seconds=0.4)
-    gone = "[the sandbox was restarted: variables are gone]\n[`context` and `answer` are as in the beginning]"
+    notice = "[the sandbox was restarted: variables are gone]\n[`context` and `answer` are as in the beginning]"
     record = play(
         env,
         "context = 1; answer['content'] = 'so far'\nwhile True: pass",
@@ -169,7 +169,9 @@ def test_after_a_restart_the_context_is_there_again():
         "answer['content'] = context[::-1]",
     )
     answers = told(record)
-    assert answers[0] == f"stopped after 0.4 s\n{gone}" and answers[1] == "('abc', '')" and answers[2].endswith(gone)
+    assert (
+        answers[0] == f"stopped after 0.4 s\n{notice}" and answers[1] == "('abc', '')" and answers[2].endswith(notice)
+    )
     assert metrics(record)["answer_ready"] == 0 and env.backend.is_clean
 
 
@@ -182,7 +184,7 @@ def test_an_invalid_answer_is_reported_to_the_model(code: str):
     assert record.reward == 1.0
 
 
-def test_code_cannot_answer_but_by_the_variable():
+def test_code_can_only_answer_with_the_answer_variable():
     record = play(
         env_of(), "_set_answer('49', True)", "class A:\n  def __str__(self): return '4' + 1\nanswer['content'] = A()"
     )
@@ -205,11 +207,11 @@ def test_sub_models_are_queried_from_code_and_recorded_separately():
         (1, "user", "ab"),
         (1, "user", "cd"),
     ]
-    assert len(record.steps) == 2 and record.usage.completion_tokens == 11  # the call of `python`, and "done"
+    assert len(record.steps) == 2 and record.usage.completion_tokens == 11  # the call of `python` and the reply "done"
     assert (metrics(record)["sub_calls"], metrics(record)["sub_tokens"], metrics(record)["num_turns"]) == (3, 6, 2)
 
 
-def test_a_batch_runs_at_once_and_comes_back_in_order():
+def test_a_batch_runs_concurrently_and_returns_in_order():
     now = most = 0
 
     async def sub(messages: Any) -> str:
@@ -243,7 +245,7 @@ def test_a_batch_runs_at_once_and_comes_back_in_order():
         4,
     ),
 )
-def test_invalid_calls_are_reported_and_cost_nothing(code: str, error: str):
+def test_invalid_calls_are_reported_and_do_not_use_the_budget(code: str, error: str):
     record = play(env_of(), code, "llm('x')")
     assert error.replace("TypeError: ", "") in told(record)[0] and told(record)[1] == "'X'"
     assert metrics(record)["sub_calls"] == 1
@@ -251,7 +253,7 @@ def test_invalid_calls_are_reported_and_cost_nothing(code: str, error: str):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
+def test_calls_beyond_the_budget_raise_in_the_code_without_ending_the_rollout(train: bool):
     code = "try: said.append(llm(str(n)))\n  except RuntimeError as e: said.append(str(e))"
     code = f"said = []\nfor n in range(5):\n  {code}\nsaid[2:4]"
     record = play(env_of(max_sub_calls=3, train_sub_calls=train), code, READY.format("49"))
@@ -266,7 +268,7 @@ def test_calls_beyond_the_budget_raise_in_the_code_and_end_nothing(train: bool):
     assert metrics(play(env_of(max_sub_calls=150), "len(llm_batch(['a'] * 150))"))["sub_calls"] == 150
 
 
-def test_tokens_run_out_within_a_batch():
+def test_the_token_budget_can_be_exhausted_within_a_batch():
     record = play(env_of(max_sub_tokens=4, max_parallel_calls=1), "llm_batch(['a', 'b', 'c', 'd'])", "1 + 1")
     assert "has no tokens left" in told(record)[0] and told(record)[1] == "2"
     assert metrics(record)["sub_calls"] == 2
@@ -300,8 +302,8 @@ def test_sub_model_errors_are_reported_and_endpoint_errors_end_the_rollout():
 
 
 @pytest.mark.broad
-def test_another_model_may_answer_sub_calls():
-    seen: list[Any] = []
+def test_sub_calls_can_use_another_model_or_client():
+    requests: list[Any] = []
 
     class Recording:
         max_concurrent = 4
@@ -310,7 +312,7 @@ def test_another_model_may_answer_sub_calls():
             self.client = client
 
         async def respond(self, request: vf.Request) -> vf.Response:
-            seen.append((request.model, request.sampling_params.temperature, request.tools is None))
+            requests.append((request.model, request.sampling_params.temperature, request.tools is None))
             return await self.client.respond(request)
 
         async def close(self) -> None: ...
@@ -318,26 +320,26 @@ def test_another_model_may_answer_sub_calls():
     options = {"sub_model": "small", "sub_sampling_args": {"temperature": 0.25}}
     own = Recording(scripted("llm('a')"))
     [record] = roll(env_of(**options), own, model="large", sampling_args={"temperature": 1.0})
-    assert (told(record), seen) == (["'A'"], [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)])
-    seen.clear()
+    assert (told(record), requests) == (["'A'"], [("large", 1.0, False), ("small", 0.25, True), ("large", 1.0, False)])
+    requests.clear()
     other = Recording(says("I am another."))
     [record] = roll(env_of(sub_client=other, **options), scripted("llm('a')"))
-    assert (told(record), seen) == (["'I am another.'"], [("small", 0.25, True)])
+    assert (told(record), requests) == (["'I am another.'"], [("small", 0.25, True)])
     assert len(record.model_roles["sub_model"]) == 1
-    for given in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
+    for arguments in ({"sub_model": "small"}, {"sub_client": other}, {"sub_sampling_args": {}}):
         with pytest.raises(vf.ConfigError, match="train_sub_calls is combined with"):
-            env_of(train_sub_calls=True, **given)
+            env_of(train_sub_calls=True, **arguments)
 
 
-def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
+def test_trained_sub_calls_are_steps_in_request_order():
     async def sub(messages: Any) -> str:
         await asyncio.sleep(0.02 if messages[0]["content"] == "1" else 0)
         return messages[0]["content"] * 2
 
     env = env_of(train_sub_calls=True, max_turns=2)
     record = play(env, "llm_batch(['1', '2'])", "llm('3')", "never", sub=sub)
-    said = [step.prompt[-1]["content"] for step in record.steps]
-    assert said[1:3] == ["1", "2"] and said[4:] == ["3"] and said[3] == "['11', '22']"
+    prompts = [step.prompt[-1]["content"] for step in record.steps]
+    assert prompts[1:3] == ["1", "2"] and prompts[4:] == ["3"] and prompts[3] == "['11', '22']"
     assert (record.stop_condition, record.model_roles, len(record.steps)) == ("max_turns_reached", {}, 5)
     assert record.usage == sum((step.usage for step in record.steps), vf.Usage())
     assert told(record) == ["['11', '22']", "'33'"] and metrics(record)["sub_calls"] == 3
@@ -346,19 +348,21 @@ def test_sub_calls_that_are_trained_are_steps_in_the_order_of_asking():
 @pytest.mark.parametrize("train", first_quick([False, True]))
 def test_every_sub_call_has_its_own_seed(train: bool):
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
-        drawn = str(rng.random())
+        number = str(rng.random())
         return (
-            drawn if is_sub(messages) else [python("print(*llm_batch(['a'] * 8), llm('a'))"), drawn][turns_of(messages)]
+            number
+            if is_sub_call(messages)
+            else [python("print(*llm_batch(['a'] * 8), llm('a'))"), number][turns_of(messages)]
         )
 
-    both = [roll(env_of(train_sub_calls=train), says(player), rollouts_per_example=2) for _ in range(2)]
-    said = [told(record)[0].split() for record in both[0]]
-    assert len({*said[0], *said[1]}) == 18
-    assert said == [told(record)[0].split() for record in both[1]]
+    runs = [roll(env_of(train_sub_calls=train), says(player), rollouts_per_example=2) for _ in range(2)]
+    numbers = [told(record)[0].split() for record in runs[0]]
+    assert len({*numbers[0], *numbers[1]}) == 18
+    assert numbers == [told(record)[0].split() for record in runs[1]]
 
 
 @pytest.mark.broad
-def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_turns_of_the_model():
+def test_run_limits_count_tokens_of_trained_sub_calls_but_not_their_turns():
     script = ["for n in range(30): llm('a b')", READY.format("49")]
     for limits, stop, steps in (
         (vf.Limits(max_total_tokens=10**5), "answer_is_ready", 32),
@@ -377,9 +381,9 @@ def test_limits_of_a_run_count_the_tokens_of_sub_calls_that_are_trained_and_the_
 # Depth
 
 
-def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
-    """Halves its context until it is short, and asks for the sum of both halves."""
-    if is_sub(messages):
+def halve_recursively(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
+    """Answer with the length of the context, computed by recursive sub-calls on its two halves."""
+    if is_sub_call(messages):
         return str(len(messages[-1].content.split("\n\n")[-1]))
     code = (
         "half = len(context) // 2\n"
@@ -391,26 +395,26 @@ def deep(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_a_sub_model_may_have_its_own_python_and_sub_models(train: bool):
+def test_sub_models_can_have_their_own_sandbox_and_sub_models(train: bool):
     backends = [Counting() for _ in range(3)]
     env = env_of("x" * 4444, backend=backends[0], sub_backends=backends[1:], max_depth=3, train_sub_calls=train)
-    [record] = roll(env, says(deep))
+    [record] = roll(env, says(halve_recursively))
     assert record.error is None, record.error
     assert record.completion[-1]["content"] == "[no output]" and metrics(record)["answer_ready"] == 1
     steps = record.steps if train else record.model_roles["sub_model"]
     assert metrics(record)["sub_calls"] == 2 * (2 + 2 * (2 + 2)) == len(steps) - 2 * train
     assert [len(backend.opened) for backend in backends] == [1, 2, 4] and all(one.is_clean for one in backends)
-    inner = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
-    assert len(inner) == 4 and inner[0].prompt[0] == record.prompt[0]
+    inner_steps = [step for step in steps if len(step.prompt) > 1 and "2,222 characters" in step.prompt[1]["content"]]
+    assert len(inner_steps) == 4 and inner_steps[0].prompt[0] == record.prompt[0]
     assert "context=piece" in record.prompt[0]["content"]
 
 
 @pytest.mark.broad
-def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
+def test_a_sub_call_with_a_context_works_at_every_depth():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         return (
             [python("answer['content'] = llm('How long?', context=context[:10])\nanswer['ready'] = True")][0]
-            if not is_sub(messages)
+            if not is_sub_call(messages)
             else messages[-1].content
         )
 
@@ -424,13 +428,13 @@ def test_the_answer_of_a_deep_sub_model_is_right_whatever_its_level():
 
 
 @pytest.mark.broad
-def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
+def test_a_deep_sub_model_stops_by_plain_text_by_its_answer_or_by_its_turn_limit():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
         if "2 characters" not in messages[1].content:
             return [python("llm_batch(['words', 'answer', 'turns'], ['ab'] * 3)"), "done"][turns_of(messages)]
-        how = messages[1].content.split()[0]
+        prompt = messages[1].content.split()[0]
         return {"words": "plain words", "answer": python(READY.format("'final'"))}.get(
-            how, python("answer['content'] += 'x'")
+            prompt, python("answer['content'] += 'x'")
         )
 
     env = env_of(max_depth=2, backend=Counting(), sub_backends=[Counting()], sub_max_turns=3)
@@ -440,7 +444,7 @@ def test_a_deep_sub_model_ends_by_words_by_its_answer_or_by_its_turns():
 
 
 @pytest.mark.broad
-def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
+def test_nested_sub_models_do_not_deadlock_when_all_sandboxes_are_in_use():
     env = vf.RLMEnv(
         dataset=[{"question": str(n), "info": {"context": "x" * 64}} for n in range(6)],
         unsafe=True,
@@ -448,16 +452,16 @@ def test_rollouts_that_hold_every_sandbox_do_not_wait_for_each_other():
         max_depth=3,
         max_sub_calls=1000,
     )
-    for record in roll(env, says(deep), max_concurrent=6):
+    for record in roll(env, says(halve_recursively), max_concurrent=6):
         assert record.error is None and metrics(record)["answer_ready"] == 1
     with pytest.raises(vf.ConfigError, match="sub_backends has 0; expected 1 for max_depth 2"):
         env_of(max_depth=2)
 
 
 @pytest.mark.broad
-def test_recursion_without_end_is_ended_by_the_budget():
+def test_the_budget_stops_unbounded_recursion():
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
-        if is_sub(messages):
+        if is_sub_call(messages):
             return "bottom"
         return [python("try: x = llm('deeper', context=context)\nexcept RuntimeError as e: x = str(e)\nx"), "up"][
             turns_of(messages)
@@ -469,17 +473,17 @@ def test_recursion_without_end_is_ended_by_the_budget():
     assert all(backend.is_clean for backend in env.backends)
 
 
-# What rollouts become
+# Training, rescoring and cleanup
 
 
-def extended(before: Any, after: Any) -> bool:
+def extends(before: Any, after: Any) -> bool:
     return after.prompt_ids[: len(before.ids)] == before.ids
 
 
 @pytest.mark.broad
-def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own_conversation():
+def test_every_sampled_token_is_trained_once_in_its_own_conversation():
     loaded = tiny_model(context=4096)
-    form = r"```python\nx = llm_batch\(\['(hello|world|no)', '[0-9]'\]\)\n```"
+    pattern = r"```python\nx = llm_batch\(\['(hello|world|no)', '[0-9]'\]\)\n```"
     env = env_of(
         "abc" * 100, code_in="fence", system_prompt="You say.", train_sub_calls=True, max_turns=3, rubric=vf.Rubric([])
     )
@@ -487,7 +491,7 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
         env,
         EngineClient.from_model(loaded),
         rollouts_per_example=2,
-        sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 200},
+        sampling_args={"structured_outputs": {"regex": pattern}, "temperature": 1.0, "max_tokens": 200},
     )
     for record in records:
         assert record.error is None, record.error
@@ -495,16 +499,16 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
         turns = [step.tokens for step in record.steps]
         assert all(turn is not None for turn in turns)
         own, sub = turns[0::3], [turn for n, turn in enumerate(turns) if n % 3]
-        assert extended(own[0], own[1]) and extended(own[1], own[2])
-        samples = sequences_from_record(record, 0.5)
-        assert len(samples) == 7 and samples[0].ids == own[2].ids
-        assert [i for i, m in zip(samples[0].ids, samples[0].mask, strict=True) if m] == [
+        assert extends(own[0], own[1]) and extends(own[1], own[2])
+        sequences = sequences_from_record(record, 0.5)
+        assert len(sequences) == 7 and sequences[0].ids == own[2].ids
+        assert [i for i, m in zip(sequences[0].ids, sequences[0].mask, strict=True) if m] == [
             i for t in own for i in t.completion_ids
         ]
-        assert [(s.ids, s.mask) for s in samples[1:]] == [
+        assert [(s.ids, s.mask) for s in sequences[1:]] == [
             (t.ids, [False] * len(t.prompt_ids) + [True] * len(t.completion_ids)) for t in sub
         ]
-        assert {a for s in samples for a, m in zip(s.advantages, s.mask, strict=True) if m} == {0.5}
+        assert {a for s in sequences for a, m in zip(s.advantages, s.mask, strict=True) if m} == {0.5}
         for step, turn in zip(record.steps, turns, strict=True):
             assert loaded.renderer.prompt_ids(step.prompt)[-3:] == turn.prompt_ids[-3:]
         assert {step.prompt[0]["content"] for n, step in enumerate(record.steps) if n % 3} <= {
@@ -516,7 +520,7 @@ def test_with_the_embedded_engine_every_sampled_token_is_trained_once_in_its_own
 
 
 class Asking(vf.RLMEnv):
-    """Whatever the model says, its code asks two sub-models."""
+    """Runs code with two sub-model calls after every response of the model."""
 
     def _has_code(self, message: Any) -> bool:
         return True
@@ -565,13 +569,13 @@ def test_rescoring_sees_sub_model_replies(tmp_path: Path, options: Any):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("train", first_quick([False, True]))
-def test_rescoring_hears_deep_sub_models_in_whatever_order_they_ask(tmp_path: Path, train: bool):
+def test_rescoring_matches_deep_sub_calls_in_any_order(tmp_path: Path, train: bool):
     def total(state: vf.State) -> float:
         return float(state["final_answer"])
 
     options: dict[str, Any] = {"max_depth": 3, "train_sub_calls": train, "backend": None, "unsafe": True}
     with vf.Run(tmp_path / "run") as run:
-        asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(deep), run=tmp_path / "run"))
+        asyncio.run(vf.evaluate(env_of("x" * 444, **options), says(halve_recursively), run=tmp_path / "run"))
         env = env_of("x" * 444, rubric=vf.Rubric([total]), **options)
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
     assert (summary["errors"], summary["reward"]["mean"], summary["functions"]["sub_calls"]["mean"]) == ({}, 444, 20)
@@ -589,7 +593,7 @@ def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool
     env = env_of(timeout_seconds=5, train_sub_calls=train, max_depth=2, sub_backends=[sub_backend])
 
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
-        if is_sub(messages):
+        if is_sub_call(messages):
             return sub(messages)
         return python("llm_batch(['quick', 'slow'])" if "2 char" in messages[1].content else "llm('in', context='ab')")
 
@@ -600,18 +604,23 @@ def test_a_cancelled_rollout_keeps_its_steps_and_frees_its_resources(train: bool
 
 
 @pytest.mark.broad
-def test_in_containers_and_in_a_group(engine: Path):  # noqa: F811
+def test_rollouts_work_in_containers_and_in_a_group(engine: Path):  # noqa: F811
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=2)
     group = vf.EnvGroup([env_of("abc", backend=backend), vf.SingleTurnEnv(dataset=rows(1))], env_names=["rlm", "plain"])
-    mine, other = roll(group, scripted("llm(context)", READY.format("49")))
-    assert (mine.env_id, mine.error, mine.reward, told(mine)) == ("rlm", None, 1.0, ["'ABC'", "[no output]"])
-    assert (other.error, other.model_roles) == (None, {})
+    rlm_record, plain_record = roll(group, scripted("llm(context)", READY.format("49")))
+    assert (rlm_record.env_id, rlm_record.error, rlm_record.reward, told(rlm_record)) == (
+        "rlm",
+        None,
+        1.0,
+        ["'ABC'", "[no output]"],
+    )
+    assert (plain_record.error, plain_record.model_roles) == (None, {})
     log = (engine.parent / "log").read_text()
     assert log.count('["run"') == log.count('["rm"') == 1
 
 
 @pytest.mark.broad
-def test_two_hundred_rollouts_leave_nothing():
+def test_two_hundred_concurrent_rollouts_leave_no_resources():
     script = ["len(llm_batch([context[i:i + 500] for i in range(0, 2000, 500)]))", "llm('a')", READY.format("49")]
     play(env_of(backend=None, unsafe=True), *script)
     before = held()
@@ -624,11 +633,11 @@ def test_two_hundred_rollouts_leave_nothing():
 
 
 @pytest.mark.broad
-def test_the_benchmark_runs_and_leaves_nothing():
+def test_the_benchmark_runs_and_leaves_no_resources():
     script = Path(__file__).resolve().parents[2] / "benchmarks/recursion.py"
-    words = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("left behind: nothing\n"), done.stdout
+    arguments = ["--calls", "50", "--rollouts", "4", "--batch", "5", "--concurrency", "2", "--rounds", "1"]
+    process = subprocess.run([sys.executable, str(script), *arguments], capture_output=True, text=True, check=True)
+    assert process.stdout.endswith("left behind: nothing\n"), process.stdout
 
 
 @pytest.mark.parametrize(
@@ -644,12 +653,12 @@ def test_the_benchmark_runs_and_leaves_nothing():
         ({"code_in": "xml"}, "code_in is 'xml'; expected one of tool, fence"),
     ],
 )
-def test_wrong_arguments(options: Any, complaint: str):
+def test_invalid_arguments_are_rejected(options: Any, complaint: str):
     with pytest.raises(vf.ConfigError, match=complaint):
         env_of(**options)
 
 
-def test_what_sub_models_may_do_tells_environments_apart():
+def test_sub_call_settings_are_part_of_the_identity():
     same, backend = env_of().identity, {"backend": Counting(), "sub_backends": [Counting()]}
     assert env_of().identity == same
     others = [

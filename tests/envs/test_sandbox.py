@@ -1,4 +1,4 @@
-"""SandboxEnv: a sandbox per rollout that calls, its failures, and its end whatever happens."""
+"""Tests of SandboxEnv: one sandbox per rollout, opened at the first call, its failures, and cleanup."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LIMITS = SandboxLimits(seconds=10.0, memory_bytes=256 << 20, processes=16, outpu
 
 
 class Counting:
-    """A local backend that counts."""
+    """A local backend that counts opened and closed sessions."""
 
     def __init__(self, limits: SandboxLimits = LIMITS, fail: Exception | None = None):
         self.limits, self.fail = limits, fail
@@ -71,19 +71,19 @@ def scores_of(record: vf.RolloutRecord) -> dict[str, float]:
 
 
 def held() -> tuple[int, int, int]:
-    """Open files, threads and children of this process."""
+    """Return the numbers of open files, threads and children of this process."""
     gc.collect()
     children = sum(len(path.read_text().split()) for path in Path("/proc/self/task").glob("*/children"))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children
 
 
 def nothing_new(before: tuple[int, int, int]) -> bool:
-    """Whether no more is held than before; idle threads of earlier tests may have ended since."""
+    """Return whether the process holds no more resources than before; idle threads of earlier tests may have ended."""
     return all(now <= then for now, then in zip(held(), before))
 
 
-def running(word: str) -> list[bytes]:
-    """Command lines with a word, of every process of the machine."""
+def command_lines_with(word: str) -> list[bytes]:
+    """Return the command lines of all processes on the machine that contain a word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         with contextlib.suppress(OSError):
@@ -91,7 +91,7 @@ def running(word: str) -> list[bytes]:
     return found
 
 
-def test_files_stay_between_turns_and_calls_and_not_between_rollouts():
+def test_files_persist_between_calls_and_turns_but_not_between_rollouts():
     env = env_of(dataset=rows(3))
     script = [
         calls(bash("ls; echo 3 > a; cd /", "1"), bash("cat a", "2")),
@@ -112,11 +112,11 @@ def test_the_model_sees_only_the_command_argument():
     assert list(tool["function"]["parameters"]["properties"]) == ["command"]
 
 
-def test_a_rollout_that_calls_nothing_opens_nothing():
+def test_a_rollout_without_a_valid_call_opens_no_sandbox():
     env = env_of()
     assert scores_of(play(env, "no need"))["sandbox_ready_wait_time"] == 0
-    wrong = calls(call("bash", {"comand": "ls"}), call("dash"), call("bash", "{"), call("bash", {"command": 1}))
-    assert len(told(play(env, wrong))) == 4
+    invalid_calls = calls(call("bash", {"comand": "ls"}), call("dash"), call("bash", "{"), call("bash", {"command": 1}))
+    assert len(told(play(env, invalid_calls))) == 4
     assert env.backend.opened == [] and env.backend.is_clean
 
 
@@ -127,7 +127,7 @@ def test_a_command_timeout_is_reported_to_the_model():
     assert scores_of(record)["sandbox_timeouts"] == 1 and record.error is None
 
 
-def test_keywords_are_limits():
+def test_arguments_set_the_sandbox_limits():
     env = env_of(timeout_per_command_seconds=2.5, memory_gb=0.5, disk_size_gb=0.25)
     changed = {"seconds": 2.5, "memory_bytes": 1 << 29, "disk_bytes": 1 << 28}
     assert env.limits == SandboxLimits(**{"processes": 16, "output_chars": 2000, **changed})
@@ -156,12 +156,12 @@ def test_keywords_are_limits():
         *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in UNSUPPORTED_ARGUMENTS],
     ],
 )
-def test_what_cannot_be_is_refused_with_what_would_be_right(options: dict[str, Any], complaint: str):
+def test_invalid_arguments_are_rejected_with_the_expected_ones(options: dict[str, Any], complaint: str):
     with pytest.raises(vf.ConfigError, match=complaint):
         vf.SandboxEnv(dataset=rows(1), **options)
 
 
-def test_a_local_backend_is_made_of_the_arguments():
+def test_arguments_configure_the_local_backend():
     env = vf.SandboxEnv(dataset=rows(1), environment_vars={"COLOUR": "red"}, max_sandboxes=3, unsafe=True)
     assert isinstance(env.backend, LocalBackend)
     assert (env.backend.max_sessions, env.backend.unsafe) == (3, True)
@@ -180,7 +180,7 @@ def test_a_sandbox_is_set_up_before_its_first_call():
     assert env.backend.is_clean
 
 
-def test_a_session_that_dies_during_a_call_is_reported_and_set_up_again():
+def test_a_sandbox_that_dies_during_a_call_is_reported_and_set_up_again():
     class Dying(vf.SandboxEnv):
         def __init__(self, **options: Any):
             super().__init__(**options)
@@ -189,10 +189,10 @@ def test_a_session_that_dies_during_a_call_is_reported_and_set_up_again():
         async def die(self, state: vf.State) -> str:
             """The supervisor is gone."""
             session: Any = await self.sandbox(state)
-            running = asyncio.ensure_future(session.bash("sleep 60"))
+            command = asyncio.ensure_future(session.bash("sleep 60"))
             await asyncio.sleep(0.2)
             session._backend._parent.kill(session._number)
-            return self.format_result(await running, state)
+            return self.format_result(await command, state)
 
     env = Dying(dataset=rows(1), backend=Counting(), start_command="echo ready > started")
     first, last = told(play(env, calls(call("die")), calls(bash("cat started"))))
@@ -201,7 +201,7 @@ def test_a_session_that_dies_during_a_call_is_reported_and_set_up_again():
     assert env.backend.is_clean
 
 
-def test_a_start_command_that_fails_is_an_error_of_the_rollout():
+def test_a_failing_start_command_fails_the_rollout():
     env = env_of(start_command="echo no such thing >&2; exit 3")
     record = play(env, calls(bash("ls")))
     assert record.error is not None
@@ -218,22 +218,22 @@ def test_a_sandbox_that_cannot_be_opened_fails_the_rollout(error: Exception):
     assert told(record) == [] and record.scores is None
 
 
-def test_a_machine_without_walls_is_refused_unless_unsafe():
+def test_a_machine_without_isolation_is_rejected_unless_unsafe():
     class Bare(LocalBackend):
         def __init__(self, unsafe: bool):
             super().__init__(LIMITS, without=["network"], unsafe=unsafe)
 
-    refused = play(env_of(backend=Bare(False)), calls(bash("echo 1")))
-    assert refused.error is not None
-    assert refused.error.type == "ConfigError" and "unsafe=True" in refused.error.message
+    rejected = play(env_of(backend=Bare(False)), calls(bash("echo 1")))
+    assert rejected.error is not None
+    assert rejected.error.type == "ConfigError" and "unsafe=True" in rejected.error.message
     assert told(play(env_of(backend=Bare(True)), calls(bash("echo 1")))) == ["1"]
 
 
-# The end
+# Cleanup
 
 
 class Fetching(vf.SandboxEnv):
-    """Fetches what the rollout wrote."""
+    """Fetches the file that the rollout wrote."""
 
     async def post_rollout(self, state: vf.State) -> None:
         session = await self.sandbox(state)
@@ -244,7 +244,7 @@ def fetched(state: vf.State) -> float:
     return float(state["fetched"])
 
 
-def test_post_rollout_sees_the_sandbox_before_it_ends_and_rubrics_what_it_fetched():
+def test_post_rollout_can_read_files_for_the_rubric_before_the_sandbox_closes():
     env = Fetching(dataset=rows(2), backend=Counting(), rubric=vf.Rubric([fetched]))
     assert [r.reward for r in roll(env, in_turn(calls(bash("echo 0.5 > a"))))] == [0.5, 0.5]
     assert env.backend.is_clean
@@ -258,7 +258,7 @@ def test_a_failing_post_rollout_closes_the_sandbox():
     assert env.backend.is_clean and env.backend.opened
 
 
-def test_post_rollout_may_be_sync_and_open_the_sandbox():
+def test_post_rollout_can_be_sync_and_can_open_the_sandbox():
     class Sync(vf.SandboxEnv):
         def post_rollout(self, state: vf.State) -> None:
             state["seen"] = 1
@@ -269,7 +269,7 @@ def test_post_rollout_may_be_sync_and_open_the_sandbox():
     assert len(env.backend.opened) == 1 and env.backend.is_clean
 
 
-async def test_a_rollout_that_is_over_gets_no_sandbox():
+async def test_no_sandbox_is_opened_after_cleanup():
     env = env_of()
     state = vf.State(input={})
     await env.clean_up(state)
@@ -278,7 +278,7 @@ async def test_a_rollout_that_is_over_gets_no_sandbox():
 
 
 @pytest.mark.broad
-def test_closed_after_an_error_a_timeout_and_a_limit():
+def test_the_sandbox_is_closed_after_an_error_a_timeout_and_a_limit():
     def failing(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         if state["trajectory"]:
             raise OSError("endpoint gone")
@@ -295,38 +295,40 @@ def test_closed_after_an_error_a_timeout_and_a_limit():
 
 
 @pytest.mark.broad
-async def test_closed_after_a_cancellation_with_nothing_left_behind():
-    await play_all(env_of())  # what a process loads once
+async def test_the_sandbox_is_closed_after_a_cancellation_and_leaves_no_process():
+    await generate(env_of())  # allocate what is loaded only once per process
     before = held()
     env = env_of(dataset=rows(8))
-    word = "71717"
-    run = asyncio.ensure_future(vf.evaluate(env, says(lambda *_: calls(bash(f"setsid sleep {word} & sleep {word}")))))
+    duration = "71717"
+    run = asyncio.ensure_future(
+        vf.evaluate(env, says(lambda *_: calls(bash(f"setsid sleep {duration} & sleep {duration}"))))
+    )
     for _ in range(1000):
-        if len(running(word)) >= 16:
+        if len(command_lines_with(duration)) >= 16:
             break
         await asyncio.sleep(0.02)
-    assert len(running(word)) >= 16
+    assert len(command_lines_with(duration)) >= 16
     run.cancel()
     with pytest.raises(asyncio.CancelledError):
         await run
     await env.tear_down()
     assert env.backend.is_clean
-    assert not running(word)
+    assert not command_lines_with(duration)
     assert nothing_new(before)
 
 
-async def play_all(env: vf.Environment, *answers: Any, **options: Any) -> list[vf.RolloutRecord]:
+async def generate(env: vf.Environment, *answers: Any, **options: Any) -> list[vf.RolloutRecord]:
     return await vf.generate(env, in_turn(*answers), **options)
 
 
 async def test_parallel_calls_share_one_sandbox():
     env = env_of(parallel_calls=True)
-    [record] = await play_all(env, calls(*(bash(f"echo {i} >> a; cat a", str(i)) for i in range(4))))
+    [record] = await generate(env, calls(*(bash(f"echo {i} >> a; cat a", str(i)) for i in range(4))))
     assert told(record)[-1] == "0\n1\n2\n3"
     assert len(env.backend.opened) == 1 and env.backend.is_clean
 
 
-def test_other_tools_stand_beside_it_and_get_the_state_where_they_hide_it():
+def test_other_tools_can_be_added_with_a_hidden_state_argument():
     def double(n: int) -> int:
         """Double."""
         return 2 * n

@@ -1,4 +1,4 @@
-"""One question, one answer."""
+"""Tests of SingleTurnEnv."""
 
 from __future__ import annotations
 
@@ -20,16 +20,16 @@ def test_the_model_is_queried_once():
         assert record.scores.metrics == {"num_turns": 1.0}
 
 
-def test_a_raw_text_is_continued_once():
-    seen = []
+def test_in_completion_mode_the_text_is_continued_once():
+    arguments = []
 
     def judge(prompt: str, completion: str, parser: vf.Parser, state: vf.State) -> float:
-        seen.append((prompt, completion, parser.parse_answer(completion), state["prompt"]))
+        arguments.append((prompt, completion, parser.parse_answer(completion), state["prompt"]))
         return 1.0
 
     env = Quiz(1, message_type="completion", rubric=vf.Rubric([judge]))
     [record] = roll(env, says(lambda messages, state, rng: f" and {messages[0].content}"))
-    assert seen == [("q0", " and q0", " and q0", "q0")]
+    assert arguments == [("q0", " and q0", " and q0", "q0")]
     assert record.prompt == [vf.UserMessage("q0")]
     assert record.completion == [vf.AssistantMessage(" and q0")]
     assert (record.reward, record.stop_condition) == (1.0, "answered")
@@ -45,7 +45,7 @@ def test_env_response_is_never_called():
 
 
 @pytest.mark.parametrize("returns", [False, True])
-def test_setup_state_is_used_like_in_any_other_environment(returns):
+def test_setup_state_can_modify_the_state_or_return_additions(returns):
     class Setup(Quiz):
         async def setup_state(self, state, **kwargs):
             new = {"prompt": [vf.UserMessage("another question")], "secret": "42"}
@@ -58,7 +58,7 @@ def test_setup_state_is_used_like_in_any_other_environment(returns):
     assert record.prompt == [vf.UserMessage("another question")]
 
 
-def test_an_error_in_setup_state_is_the_rollouts():
+def test_an_error_in_setup_state_fails_the_rollout():
     class Broken(Quiz):
         async def setup_state(self, state, **kwargs):
             raise KeyError("board")
@@ -70,6 +70,6 @@ def test_an_error_in_setup_state_is_the_rollouts():
     assert record.steps == []
 
 
-def test_max_turns_is_not_to_be_chosen():
+def test_max_turns_is_rejected():
     with pytest.raises(TypeError, match="max_turns"):
         Quiz(max_turns=3)

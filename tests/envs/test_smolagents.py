@@ -1,4 +1,4 @@
-"""smolagents: its tools as ours, and its own agents as rollouts."""
+"""Tests of the smolagents environments: smolagents tools in SmolaToolEnv, and smolagents agents in SmolaAgentEnv."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ def double(n: int) -> int:
 
 
 class Search(smolagents.Tool):
-    """With all that a tool may have."""
+    """Has every kind of input, and setup()."""
 
     name = "search"
     description = "Searches."
-    inputs = {  # noqa: RUF012  smolagents wants it so
+    inputs = {  # noqa: RUF012  smolagents requires it
         "query": {"type": "string", "description": "what for", "enum": ["cats", "dogs"]},
         "most": {"type": "integer", "description": "how many", "nullable": True},
         "filters": {"type": "object", "description": "which", "nullable": True},
@@ -63,15 +63,17 @@ def calls(name: str, arguments: str, number: int = 1) -> vf.Message:
     return vf.AssistantMessage(None, tool_calls=[tool_call(f"c{number}", name, arguments)])
 
 
-def test_the_model_sees_the_description_of_a_tool():
+def test_tool_definitions_have_the_descriptions_of_the_tools():
     env = vf.SmolaToolEnv([double, Search()], dataset=ROWS)
-    told = {one["function"]["name"]: one["function"] for one in env.tool_defs}
-    assert told["double"]["description"] == "Doubles a number."
-    assert told["double"]["parameters"]["properties"] == {"n": {"type": "integer", "description": "what to double"}}
-    properties = told["search"]["parameters"]["properties"]
+    functions = {definition["function"]["name"]: definition["function"] for definition in env.tool_defs}
+    assert functions["double"]["description"] == "Doubles a number."
+    assert functions["double"]["parameters"]["properties"] == {
+        "n": {"type": "integer", "description": "what to double"}
+    }
+    properties = functions["search"]["parameters"]["properties"]
     assert properties["query"] == {"type": "string", "description": "what for", "enum": ["cats", "dogs"]}
     assert properties["anything"] == {"description": "what you like"}
-    assert told["search"]["parameters"]["required"] == ["query"]
+    assert functions["search"]["parameters"]["required"] == ["query"]
 
 
 async def test_tools_are_called_in_threads_with_checked_arguments():
@@ -96,8 +98,8 @@ async def test_tools_are_called_in_threads_with_checked_arguments():
     env.add_tool(halve)
     first, second = await env.generate(vf.ScriptedClient(player))
     assert (first.reward, second.reward) == (1.0, 1.0), first.error
-    told = [message["content"] for message in first.completion if message["role"] == "tool"]
-    assert told == [
+    results = [message["content"] for message in first.completion if message["role"] == "tool"]
+    assert results == [
         "double: argument 'n': Expected `int`, got `str`",
         "None cats",
         "search needs the argument 'query'; expected at least query",
@@ -108,23 +110,23 @@ async def test_tools_are_called_in_threads_with_checked_arguments():
     assert first.scores is not None and first.scores.metrics["search_calls"] == 2
 
 
-def test_another_tool_is_another_environment():
+def test_the_code_of_a_tool_is_part_of_the_identity():
     class Other(Search):
         def forward(self, query: str, most: int | None = 3, filters: dict | None = None, anything: Any = None) -> str:
             return "nothing"
 
-    one, same, other = (vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), Other()))
-    assert one == same and one["tools"] != other["tools"]
+    first, same, other = (vf.SmolaToolEnv([tool], dataset=ROWS).identity for tool in (Search(), Search(), Other()))
+    assert first == same and first["tools"] != other["tools"]
 
 
-def test_an_unknown_type_is_refused():
+def test_an_unknown_input_type_is_rejected():
     search = Search()
     search.inputs = {"query": {"type": "poem", "description": "what for"}}
     with pytest.raises(vf.ConfigError, match="input 'query' of tool 'search' is of type 'poem'; expected string"):
         as_tool(search)
 
 
-# Whole agents
+# Agents
 
 
 def tool_calling(model: Any) -> smolagents.ToolCallingAgent:
@@ -146,15 +148,15 @@ def coder(messages: vf.Messages, state: vf.State, rng: Any) -> str:
 
 
 @pytest.mark.parametrize(("make", "player"), [(tool_calling, caller), (coding, coder)])
-async def test_a_whole_agent_is_a_rollout(make: Any, player: Any):
-    stops: list[Any] = []
+async def test_an_agent_runs_as_a_rollout(make: Any, player: Any):
+    requests: list[Any] = []
 
-    def keep(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
-        stops.append(messages)
+    def respond(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
+        requests.append(messages)
         return player(messages, state, rng)
 
     env = vf.SmolaAgentEnv(make, dataset=ROWS * 4, rubric=vf.Rubric([right]))
-    records = await env.generate(vf.ScriptedClient(keep))
+    records = await env.generate(vf.ScriptedClient(respond))
     assert [record.reward for record in records] == [1.0] * 4, records[0].error
     for record in records:
         assert (record.stop_condition, len(record.steps)) == ("agent_finished", 2)
@@ -167,23 +169,23 @@ async def test_a_whole_agent_is_a_rollout(make: Any, player: Any):
 
 
 @pytest.mark.broad
-async def test_a_model_that_cannot_do_it_is_a_rollout_with_exact_tokens():
+async def test_a_rollout_of_an_untrained_model_has_exact_tokens():
     client = EngineClient.from_model(tiny_model(context=16384))
     env = vf.SmolaAgentEnv(coding, dataset=ROWS, rubric=vf.Rubric([right]), sampling_args={"max_tokens": 8})
     [record] = await env.generate(client)
-    assert record.error is None and record.reward == 0.0 and len(record.steps) == 4  # the last one: its final answer
-    samples = sequences_from_record(record, 1.0)
-    trained = sum(sum(sample.mask) for sample in samples)
+    assert record.error is None and record.reward == 0.0 and len(record.steps) == 4  # the last step is the final answer
+    sequences = sequences_from_record(record, 1.0)
+    trained = sum(sum(sequence.mask) for sequence in sequences)
     assert trained == sum(len(step.tokens.completion_ids) for step in record.steps if step.tokens)
 
 
 @pytest.mark.parametrize("name", ["agent", "command"])
-def test_there_is_one_agent(name: str):
+def test_other_agent_arguments_are_rejected(name: str):
     with pytest.raises(vf.ConfigError, match=f"no argument '{name}'"):
         vf.SmolaAgentEnv(coding, dataset=ROWS, **{name: "true"})
 
 
-async def test_an_agent_that_breaks_and_a_model_that_does():
+async def test_errors_of_the_agent_and_of_the_model_are_distinguished():
     def broken(model: Any) -> Any:
         raise KeyError("no such agent")
 
@@ -198,11 +200,11 @@ async def test_an_agent_that_breaks_and_a_model_that_does():
 
 
 async def test_an_agent_is_interrupted_when_the_rollout_ends():
-    made: list[Any] = []
+    agents: list[Any] = []
 
     def make(model: Any) -> Any:
-        made.append(smolagents.ToolCallingAgent(tools=[double], model=model, max_steps=10**6, verbosity_level=-1))  # pyright: ignore[reportArgumentType]
-        return made[-1]
+        agents.append(smolagents.ToolCallingAgent(tools=[double], model=model, max_steps=10**6, verbosity_level=-1))  # pyright: ignore[reportArgumentType]
+        return agents[-1]
 
     def again(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         return calls("double", '{"n": 21}', len(state["trajectory"]))
@@ -210,4 +212,4 @@ async def test_an_agent_is_interrupted_when_the_rollout_ends():
     env = vf.SmolaAgentEnv(make, dataset=ROWS, rubric=vf.Rubric([right]), max_turns=3, grace_seconds=0.01)
     [record] = await env.generate(vf.ScriptedClient(again))
     assert (record.stop_condition, len(record.steps), record.error) == ("max_turns_reached", 3, None)
-    assert made[0].step_number < 10
+    assert agents[0].step_number < 10

@@ -1,4 +1,4 @@
-"""StatefulToolEnv: arguments the model does not see, and resources that are closed whatever happens."""
+"""Tests of StatefulToolEnv: hidden arguments, and resources that are closed after every kind of end."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_hidden_arguments_are_injected_and_not_shown():
     assert env.opened == env.closed and len(env.opened) == 1
 
 
-def test_tools_that_hide_nothing_are_given_as_tools_and_pass_through_update_tool_args():
+def test_tools_without_hidden_arguments_also_pass_through_update_tool_args():
     class Counting(vf.StatefulToolEnv):
         async def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             state["seen"] = (tool_name, messages[-1].role)
@@ -75,19 +75,19 @@ def test_tools_that_hide_nothing_are_given_as_tools_and_pass_through_update_tool
     assert told(play(Counting(tools=[say], dataset=rows(1)), calls(call("say", {"n": 1})))) == ["2"]
 
 
-def test_update_tool_args_has_to_be_written():
+def test_update_tool_args_is_required():
     with pytest.raises(TypeError, match="update_tool_args"):
         vf.StatefulToolEnv(dataset=rows(1))  # type: ignore[abstract]
 
 
-def test_only_arguments_there_are_can_be_hidden():
+def test_hiding_an_unknown_argument_is_rejected():
     with pytest.raises(vf.ConfigError, match="tool 'query' has no argument 'dbs' to hide; did you mean 'db'"):
         vf.StatefulToolEnv.add_tool(Database(), query, ["dbs"])
 
 
-def test_wrong_calls_never_reach_update_tool_args():
-    wrong = [call("query", "[1]"), call("query", "{"), call("querys"), call("query", {"sql": 1})]
-    answers = told(play(Database(), calls(*wrong, SELECT)))
+def test_invalid_calls_do_not_reach_update_tool_args():
+    invalid_calls = [call("query", "[1]"), call("query", "{"), call("querys"), call("query", {"sql": 1})]
+    answers = told(play(Database(), calls(*invalid_calls, SELECT)))
     assert [answer.split(";")[0] for answer in answers] == [
         "the arguments of query are a list",
         "the arguments of query are not JSON (Input data was truncated): {",
@@ -97,15 +97,15 @@ def test_wrong_calls_never_reach_update_tool_args():
     ]
 
 
-def lookup(tool_args: dict[str, Any]) -> Any:
+def raise_key_error(tool_args: dict[str, Any]) -> Any:
     raise KeyError("sandbox_id")
 
 
-def leave(tool_args: dict[str, Any]) -> Any:
+def raise_system_exit(tool_args: dict[str, Any]) -> Any:
     raise SystemExit(2)
 
 
-def give_up(tool_args: dict[str, Any]) -> Any:
+def raise_cancelled(tool_args: dict[str, Any]) -> Any:
     raise asyncio.CancelledError
 
 
@@ -113,9 +113,9 @@ def give_up(tool_args: dict[str, Any]) -> Any:
 @pytest.mark.parametrize(
     ("update", "kind", "said"),
     [
-        (lookup, "KeyError", "sandbox_id"),
-        (leave, "SystemExit", "2"),
-        (give_up, "CancelledError", ""),
+        (raise_key_error, "KeyError", "sandbox_id"),
+        (raise_system_exit, "SystemExit", "2"),
+        (raise_cancelled, "CancelledError", ""),
         (lambda tool_args: None, "ConfigError", "update_tool_args returned NoneType for 'query'; expected a dict"),
         (
             lambda tool_args: tool_args,
@@ -125,9 +125,7 @@ def give_up(tool_args: dict[str, Any]) -> Any:
         (lambda tool_args: {**tool_args, "db": 1, "x": 1}, "ConfigError", "tool 'query' has no argument 'x'"),
     ],
 )
-def test_what_goes_wrong_in_update_tool_args_is_an_error_of_the_rollout(
-    update: Any, kind: str, said: str, parallel: bool
-):
+def test_an_error_in_update_tool_args_fails_the_rollout(update: Any, kind: str, said: str, parallel: bool):
     class Wrong(Database):
         def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             return update(tool_args)
@@ -139,10 +137,10 @@ def test_what_goes_wrong_in_update_tool_args_is_an_error_of_the_rollout(
     assert env.opened == env.closed
 
 
-# Whatever ends a rollout, what it opened is closed
+# Cleanup of resources
 
 
-def test_closed_when_setting_up_fails_half_way():
+def test_resources_are_closed_if_setup_state_fails():
     class HalfWay(Database):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             await super().setup_state(state)
@@ -156,7 +154,7 @@ def test_closed_when_setting_up_fails_half_way():
 @pytest.mark.parametrize(
     "options", [{"stop_errors": [sqlite3.Error]}, {"max_turns": 1}, {}], ids=["error", "limit", "told"]
 )
-def test_closed_after_errors(options: dict[str, Any]):
+def test_resources_are_closed_after_errors(options: dict[str, Any]):
     env = Database(**options)
     record = play(env, calls(call("query", {"sql": "SELEC"})))
     assert (record.error is not None) == ("stop_errors" in options)
@@ -164,7 +162,7 @@ def test_closed_after_errors(options: dict[str, Any]):
 
 
 @pytest.mark.parametrize("threads", [0, 2])
-def test_closed_after_a_timeout(threads: int):
+def test_resources_are_closed_after_a_timeout(threads: int):
     release = threading.Event()
 
     class Slow(Database):
@@ -192,7 +190,7 @@ def test_closed_after_a_timeout(threads: int):
     assert env.opened == env.closed and env.opened
 
 
-async def test_closed_after_a_cancellation():
+async def test_resources_are_closed_after_a_cancellation():
     started = asyncio.Event()
 
     class Slow(Database):
@@ -210,7 +208,7 @@ async def test_closed_after_a_cancellation():
 
 
 class Busy(vf.StatefulToolEnv):
-    """Has a tool that no timeout ends, and tells what happens when."""
+    """Has a tool that no timeout interrupts, and logs the order of events."""
 
     def __init__(self, **options: Any):
         super().__init__(**{"dataset": rows(1), "timeout_seconds": 0.1, **options})
@@ -242,7 +240,7 @@ class Busy(vf.StatefulToolEnv):
 WORK = calls(call("work"))
 
 
-async def test_nothing_is_freed_while_a_tool_is_at_work_but_soon_after():
+async def test_cleanup_runs_as_soon_as_a_running_tool_returns():
     class Releasing(Busy):
         async def clean_up(self, state: vf.State) -> None:
             self.log.append("clean up")
@@ -255,7 +253,7 @@ async def test_nothing_is_freed_while_a_tool_is_at_work_but_soon_after():
     assert env.log == ["begin", "clean up", "end", "free", "leave"]
 
 
-async def test_a_cleanup_waits_for_a_tool_and_the_rollout_not_for_ever(monkeypatch: pytest.MonkeyPatch):
+async def test_a_cleanup_is_postponed_if_a_tool_exceeds_the_grace_period(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(tool_module, "CLEANUP_GRACE_S", 0.05)
     env = Busy(dataset=rows(2))
     with pytest.warns(UserWarning, match=r"sync tools of 2 rollout\(s\) have not returned"):
@@ -268,7 +266,7 @@ async def test_a_cleanup_waits_for_a_tool_and_the_rollout_not_for_ever(monkeypat
     assert sorted(env.log[3:]) == ["end", "end", "free", "free"]
 
 
-async def test_a_cleanup_that_is_late_and_fails_says_so(monkeypatch: pytest.MonkeyPatch):
+async def test_a_failing_postponed_cleanup_is_reported_as_a_warning(monkeypatch: pytest.MonkeyPatch):
     class Failing(Busy):
         @vf.cleanup
         def free(self, state: vf.State) -> None:
@@ -285,7 +283,7 @@ async def test_a_cleanup_that_is_late_and_fails_says_so(monkeypatch: pytest.Monk
         await vf.generate(Failing(), in_turn(WORK))
 
 
-async def test_a_cleanup_that_is_cut_short_still_waits_for_the_tool():
+async def test_a_cancelled_cleanup_still_waits_for_the_tool():
     env = Busy(timeout_seconds=None)
     run = asyncio.ensure_future(vf.generate(env, in_turn(WORK)))
     await asyncio.to_thread(env.begun.acquire, timeout=10)
@@ -316,7 +314,7 @@ class Counting(vf.StatefulToolEnv):
         n = state["n"]
         if self.meeting is not None and n == 0:
             self.meeting.wait(10)
-        threading.Event().wait(0.01)  # others' turn, if they may
+        threading.Event().wait(0.01)  # lets other threads run, if they can
         state["n"] = n + 1
         return state["n"]
 
@@ -324,19 +322,19 @@ class Counting(vf.StatefulToolEnv):
         return {**tool_args, "state": state}
 
 
-def test_sync_tools_of_a_rollout_run_one_at_a_time_in_their_order():
+def test_sync_tools_of_a_rollout_run_one_at_a_time_in_order():
     assert told(play(Counting(), calls(*[call("count")] * 5))) == ["1", "2", "3", "4", "5"]
 
 
-async def test_those_of_other_rollouts_run_beside_them():
+async def test_sync_tools_of_different_rollouts_run_concurrently():
     env = Counting(dataset=rows(3))
-    env.meeting = threading.Barrier(3)  # all three rollouts, or nobody gets on
+    env.meeting = threading.Barrier(3)  # no rollout continues until all three are here
     answer = calls(*[call("count")] * 2)
     records = await vf.generate(env, says(lambda messages, state, rng: "done" if state["trajectory"] else answer))
     assert [told(record) for record in records] == [["1", "2"]] * 3
 
 
-async def test_siblings_do_not_share():
+async def test_group_members_do_not_share_resources():
     env = Database(dataset=rows(2))
     script = [calls(call("query", {"sql": "INSERT INTO t VALUES (2)"})), calls(SELECT)]
     records = await vf.generate(env, in_turn(*script), rollouts_per_example=3)

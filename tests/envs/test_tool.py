@@ -1,4 +1,4 @@
-"""ToolEnv: calls and their answers, whatever is wrong with them; nothing leaves the rollout, no token is lost."""
+"""Tests of ToolEnv: tool calls and results, malformed calls, failing tools, and concurrency."""
 
 from __future__ import annotations
 
@@ -43,8 +43,8 @@ def fail(how: str = "badly") -> None:
 
 
 def call(name: Any, arguments: Any = None, id: Any = "call_1") -> dict[str, Any]:
-    told = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
-    return {"id": id, "type": "function", "function": {"name": name, "arguments": told}}
+    text = arguments if isinstance(arguments, str) else json.dumps(arguments or {})
+    return {"id": id, "type": "function", "function": {"name": name, "arguments": text}}
 
 
 def calls(*some: Any) -> vf.AssistantMessage:
@@ -52,9 +52,9 @@ def calls(*some: Any) -> vf.AssistantMessage:
 
 
 def in_turn(*answers: Any) -> vf.ScriptedClient:
-    """Says these one after the other, then "done"."""
-    said = [*answers, "done"]
-    return says(lambda messages, state, rng: said[len(state["trajectory"])])
+    """Return a client that sends these replies in order, then "done"."""
+    replies = [*answers, "done"]
+    return says(lambda messages, state, rng: replies[len(state["trajectory"])])
 
 
 def env_of(*tools: Any, **options: Any) -> vf.ToolEnv:
@@ -67,11 +67,11 @@ def play(env: vf.Environment, *answers: Any) -> vf.RolloutRecord:
 
 
 def told(record: vf.RolloutRecord) -> list[Any]:
-    """What the tool messages say."""
+    """Return the contents of the tool messages."""
     return [m["content"] for m in record.completion if m["role"] == "tool"]
 
 
-def test_a_rollout_with_tools():
+def test_tool_results_metrics_and_definitions_are_recorded():
     env = env_of(add, double, rubric=vf.Rubric([correct]))
     record = play(env, calls(call("add", {"a": 1, "b": 2}), call("double", {"n": 4}, "call_2")), "0")
     assert [(m["role"], m["content"], m.get("tool_call_id")) for m in record.completion] == [
@@ -87,26 +87,26 @@ def test_a_rollout_with_tools():
     assert timeless(decode_record(encode_record(record))) == timeless(record)
 
 
-def test_the_model_is_shown_the_tools_and_setup_state_may_choose_among_them():
+def test_the_request_has_the_tools_that_setup_state_selects():
     class Choosy(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == state["answer"]]
 
-    shown = []
+    tool_names = []
 
     class Looking(vf.ScriptedClient):
         async def respond(self, request: vf.Request) -> vf.Response:
-            shown.append([tool["function"]["name"] for tool in request.tools or []])
+            tool_names.append([tool["function"]["name"] for tool in request.tools or []])
             return await super().respond(request)
 
     dataset = [{"question": "q", "answer": name} for name in ("add", "none")]
     env = Choosy(tools=[add, double], dataset=dataset)
     records = roll(env, Looking(lambda messages, state, rng: "done"), max_concurrent=1)
-    assert shown == [["add"], []]
+    assert tool_names == [["add"], []]
     assert [record.tools for record in records] == [[env.tool_defs[0]], None]
 
 
-def test_a_tool_that_is_not_shown_cannot_be_called():
+def test_a_tool_that_setup_state_removed_cannot_be_called():
     class Choosy(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             state["tools"] = [tool for tool in state["tools"] if tool["function"]["name"] == "add"]
@@ -116,7 +116,7 @@ def test_a_tool_that_is_not_shown_cannot_be_called():
     assert told(record) == ["there is no tool 'double'; known: add", "3"]
 
 
-def test_what_a_rollout_does_to_its_tools_no_other_sees():
+def test_changes_to_the_tools_of_a_rollout_do_not_affect_other_rollouts():
     class Chatty(vf.ToolEnv):
         async def setup_state(self, state: vf.State, **kwargs: Any) -> None:
             function = state["tools"][0]["function"]
@@ -125,8 +125,8 @@ def test_what_a_rollout_does_to_its_tools_no_other_sees():
 
     env = Chatty(tools=[add], dataset=[{"question": "q", "answer": str(i)} for i in range(3)])
     records = roll(env, says(lambda messages, state, rng: "done"), max_concurrent=1)
-    told_of = [record.tools[0]["function"]["description"] for record in records if record.tools]
-    assert told_of == [f"Add two numbers.{i}" for i in range(3)]
+    descriptions = [record.tools[0]["function"]["description"] for record in records if record.tools]
+    assert descriptions == [f"Add two numbers.{i}" for i in range(3)]
     assert env.tool_defs == [make_tool(add).definition]
 
 
@@ -137,7 +137,7 @@ def test_turns_are_limited_to_ten_by_default():
     assert (record.stop_condition, len(record.steps), told(record)) == ("max_turns_reached", 2, ["3", "3"])
 
 
-def test_tools_come_and_go():
+def test_tools_can_be_added_and_removed():
     env = env_of(add)
     env.add_tool(double)
     assert (env.tools, list(env.tool_map), len(env.tool_defs)) == ([add, double], ["add", "double"], 2)
@@ -145,7 +145,7 @@ def test_tools_come_and_go():
         env.add_tool(add)
     env.remove_tool(add)
     env.add_tool(make_tool(add, name="plus"))
-    assert [one["function"]["name"] for one in env.tool_defs] == ["double", "plus"]
+    assert [definition["function"]["name"] for definition in env.tool_defs] == ["double", "plus"]
     assert {"double_calls", "plus_calls"} <= set(env.rubric.names) and "add_calls" not in env.rubric.names
     env.remove_tool("plus")
     with pytest.raises(vf.ConfigError, match="not one of the tools; known: double"):
@@ -153,7 +153,7 @@ def test_tools_come_and_go():
     assert told(play(env, calls(call("add")))) == ["there is no tool 'add'; known: double"]
 
 
-def test_what_an_environment_cannot_be_given():
+def test_invalid_arguments_are_rejected():
     with pytest.raises(vf.ConfigError, match="message_type 'completion'"):
         env_of(add, message_type="completion")
     with pytest.raises(vf.ConfigError, match="did you mean 'max_turns'"):
@@ -170,13 +170,13 @@ def test_what_an_environment_cannot_be_given():
         env_of(add, rubric=vf.Rubric([add_calls]))
 
 
-def test_tools_are_part_of_what_an_environment_is():
+def test_tools_are_part_of_the_identity():
     identity = env_of(add).identity
     assert identity["tools"] != env_of(double).identity["tools"]
     assert identity == env_of(add).identity
 
 
-def test_so_are_their_words_and_what_is_bound_or_hidden():
+def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity():
     class Stateful(vf.StatefulToolEnv):
         def update_tool_args(self, tool_name, tool_args, messages, state, **kwargs):
             return tool_args
@@ -189,7 +189,7 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
     def bound(*values: Any, **named: Any) -> vf.ToolEnv:
         return env_of(make_tool(functools.partial(add, *values, **named), name="t"))
 
-    some = [
+    envs = [
         env_of(make_tool(add, name="t")),
         env_of(make_tool(add, name="t", description="Add.")),
         bound(1),
@@ -200,13 +200,13 @@ def test_so_are_their_words_and_what_is_bound_or_hidden():
         hiding("a"),
         hiding("a", "b"),
     ]
-    seen = [env.identity["tools"][0] for env in some]
-    assert len(set(seen)) == len(seen)
+    identities = [env.identity["tools"][0] for env in envs]
+    assert len(set(identities)) == len(identities)
     assert bound(b={"x": [1, None]}).identity == bound(b={"x": [1, None]}).identity
-    assert bound(b=Panic()).identity == bound(b=Panic()).identity  # whatever its address
+    assert bound(b=Panic()).identity == bound(b=Panic()).identity  # the repr has an address, which must not matter
 
 
-# What can be wrong with a call
+# Malformed calls
 
 
 @pytest.mark.parametrize(
@@ -235,11 +235,11 @@ def test_an_invalid_call_is_reported_to_the_model(wrong: Any, said: str):
     assert answer.startswith(said) and len(answer) < 600
 
 
-def test_ids_are_the_servers_business():
-    """Some servers give calls no id, or all the same: the calls are answered all the same, in their order."""
-    some = [call("add", {"a": n, "b": 0}, id) for n, id in enumerate(["same", "same", "", None])]
-    del some[3]["id"]
-    record = play(env_of(add), calls(*some))
+def test_missing_and_repeated_call_ids_are_accepted():
+    """Some servers send no ids, or equal ids; the calls are still answered in order."""
+    tool_calls = [call("add", {"a": n, "b": 0}, id) for n, id in enumerate(["same", "same", "", None])]
+    del tool_calls[3]["id"]
+    record = play(env_of(add), calls(*tool_calls))
     assert [(m["content"], m["tool_call_id"]) for m in record.completion if m["role"] == "tool"] == [
         ("0", "same"),
         ("1", "same"),
@@ -248,7 +248,7 @@ def test_ids_are_the_servers_business():
     ]
 
 
-def test_calls_that_are_no_list_are_an_error_of_the_rollout():
+def test_tool_calls_that_are_not_a_list_fail_the_rollout():
     record = play(env_of(add), vf.AssistantMessage("", tool_calls="add(1, 2)"))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
@@ -263,19 +263,19 @@ def test_calls_that_are_no_list_are_an_error_of_the_rollout():
         ("<|python_tag|>add(1, 2)", '"parameters": {"argument": "value"}'),
     ],
 )
-def test_an_unreadable_call_is_reported_to_the_model(text: str, example: str):
+def test_a_malformed_call_in_the_text_is_reported_to_the_model(text: str, example: str):
     record = play(env_of(add), vf.AssistantMessage(text), vf.AssistantMessage("3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 2)
-    [told] = [message["content"] for message in record.completion if message["role"] == "user"]
-    assert told.startswith("the tool call cannot be read; expected, with nothing left out: ") and example in told
+    [report] = [message["content"] for message in record.completion if message["role"] == "user"]
+    assert report.startswith("the tool call cannot be read; expected, with nothing left out: ") and example in report
     stopped = play(env_of(add, stop_errors=[ToolParseError]), vf.AssistantMessage(text))
     assert stopped.error is not None and stopped.error.type == "ToolParseError"
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
-def test_a_call_in_the_text_of_an_endpoint_is_its_servers_fault(how: Format):
+def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_calls(how: Format):
     record = play(env_of(add), vf.AssistantMessage(how.write([Call("add", {"a": 1, "b": 2})])))
-    if how.bare:  # it may be any JSON
+    if how.bare:  # this format looks like any JSON text
         assert (record.error, record.stop_condition) == (None, "no_tools_called")
     else:
         assert record.error is not None and "does not parse tool calls" in record.error.message
@@ -287,39 +287,39 @@ class CutOff(vf.ScriptedClient):
         return msgspec.structs.replace(await super().respond(request), finish_reason="length")
 
 
-def test_a_call_that_was_thought_of_or_cut_off_is_none():
+def test_a_call_inside_thinking_or_in_a_truncated_response_is_ignored():
     record = play(env_of(add), vf.AssistantMessage("<think><tool_call></think>3"))
     assert (record.stop_condition, len(record.steps)) == ("no_tools_called", 1)
     [record] = roll(env_of(add), CutOff(lambda *_: '<tool_call>{"name'))
     assert (record.stop_condition, len(record.steps), record.is_truncated) == ("no_tools_called", 1, True)
 
 
-junk = st.recursive(
+json_like_values = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(st.characters(), max_size=8),
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(max_size=4), inner, max_size=3),
     max_leaves=6,
 )
 argument_texts = (
     st.text(st.characters(), max_size=20)
-    | junk.map(lambda value: json.dumps(value, default=str))
-    | junk.map(lambda value: json.dumps({"a": value, "b": 1}))
+    | json_like_values.map(lambda value: json.dumps(value, default=str))
+    | json_like_values.map(lambda value: json.dumps({"a": value, "b": 1}))
     | st.sampled_from(
         ['{"a": 1, "b": 2}', '{"a": "\\"1\\"", "b": \'2\'}', '{"a": 1, "a": 2, "b": 1e999}', "{}", "\ud800"]
     )
 )
 broken_calls = st.one_of(
-    junk,
+    json_like_values,
     st.fixed_dictionaries(
         {},
         optional={
-            "id": junk | st.sampled_from(["call_1", "call_1", ""]),
-            "type": st.just("function") | junk,
-            "function": junk
+            "id": json_like_values | st.sampled_from(["call_1", "call_1", ""]),
+            "type": st.just("function") | json_like_values,
+            "function": json_like_values
             | st.fixed_dictionaries(
                 {},
                 optional={
-                    "name": junk | st.sampled_from(["add", "ad", "double", "fail", ""]),
-                    "arguments": junk | argument_texts,
+                    "name": json_like_values | st.sampled_from(["add", "ad", "double", "fail", ""]),
+                    "arguments": json_like_values | argument_texts,
                 },
             ),
         },
@@ -328,8 +328,8 @@ broken_calls = st.one_of(
 
 
 @settings(deadline=None, max_examples=100)
-@given(st.lists(broken_calls, max_size=4) | junk, st.booleans())
-def test_no_call_gets_out_of_the_rollout(some: Any, parallel: bool):
+@given(st.lists(broken_calls, max_size=4) | json_like_values, st.booleans())
+def test_any_malformed_call_is_answered_or_becomes_a_typed_error(some: Any, parallel: bool):
     env = env_of(add, double, fail, parallel_calls=parallel, max_turns=1, max_threads=0)
     record = play(env, vf.AssistantMessage("", tool_calls=some))
     if record.error is not None:
@@ -341,7 +341,7 @@ def test_no_call_gets_out_of_the_rollout(some: Any, parallel: bool):
     assert (restored.stop_condition, len(restored.completion)) == (record.stop_condition, len(record.completion))
 
 
-# What a tool may do
+# Exceptions in tools
 
 
 def exit_now() -> None:
@@ -360,7 +360,7 @@ async def cancel() -> None:
 
 
 class Panic(BaseException):
-    """As extension modules raise."""
+    """A direct subclass of BaseException, as extension modules raise."""
 
 
 def panic() -> None:
@@ -410,7 +410,7 @@ def test_exceptions_of_a_tool_are_reported_to_the_model(tool: Any, said: str, pa
     assert said in told(record)[0] and told(record)[1] == "2"
 
 
-def test_error_formatter_writes_the_message():
+def test_error_formatter_formats_the_message():
     env = env_of(fail, error_formatter=lambda error: f"{type(error).__name__}!")
     assert told(play(env, calls(call("fail"), call("nothing")))) == ["ValueError!", "ToolParseError!"]
 
@@ -436,7 +436,7 @@ def test_stop_errors_end_the_rollout(wrong: Any, stop_errors: Any, kind: str, sa
     assert record.error.phase == (f"tool {wrong['function']['name']}" if kind == "ToolCallError" else "env_response")
 
 
-def test_an_error_that_is_not_among_them_does_not():
+def test_an_error_outside_of_stop_errors_does_not_end_the_rollout():
     assert told(play(env_of(fail, stop_errors=[KeyError]), calls(call("fail")))) == ["it went badly"]
 
 
@@ -450,7 +450,7 @@ def used_up() -> None:
     raise vf.LimitReachedError("budget_reached")
 
 
-def test_a_failing_machine_is_no_word_to_the_model():
+def test_infrastructure_errors_and_limits_in_a_tool_end_the_rollout():
     record = play(env_of(broken_machine), calls(call("broken_machine")))
     assert record.error is not None
     assert (record.error.type, record.error.phase, record.error.attempts) == (
@@ -462,7 +462,7 @@ def test_a_failing_machine_is_no_word_to_the_model():
     assert (record.error, record.stop_condition) == (None, "budget_reached")
 
 
-def test_images_reach_the_model_as_parts():
+def test_images_reach_the_model_as_content_parts():
     image = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
 
     def draw() -> list[Any]:
@@ -473,10 +473,10 @@ def test_images_reach_the_model_as_parts():
     assert record.steps[1].prompt[-1]["content"] == [{"type": "text", "text": "here"}, image]
 
 
-# At once, or one after the other
+# Concurrency
 
 
-async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():
+async def test_calls_of_a_turn_run_concurrently_and_are_answered_in_order():
     meeting = asyncio.Barrier(3)
 
     async def meet(n: int) -> int:
@@ -491,7 +491,7 @@ async def test_calls_of_a_turn_run_at_once_and_are_answered_in_order():
     assert told(record) == ["0", "1", "2"]
 
 
-def test_the_opt_out_runs_one_after_the_other():
+def test_without_parallel_calls_the_calls_run_sequentially():
     log = []
 
     async def step(n: int) -> None:
@@ -504,8 +504,8 @@ def test_the_opt_out_runs_one_after_the_other():
     assert log == [0, 0, 1, 1, 2, 2]
 
 
-async def test_a_sync_tool_that_blocks_does_not_hold_up_other_rollouts():
-    """Each rollout's tool waits for the others': on the loop they would wait for ever."""
+async def test_a_sync_tool_that_blocks_does_not_block_other_rollouts():
+    """The tools of all rollouts wait for each other; on the event loop they would deadlock."""
     meeting = threading.Barrier(4)
 
     def meet() -> int:
@@ -518,7 +518,7 @@ async def test_a_sync_tool_that_blocks_does_not_hold_up_other_rollouts():
     assert [told(record) for record in records] == [["1"]] * 4
 
 
-def test_without_threads_sync_tools_run_on_the_loop():
+def test_without_threads_sync_tools_run_on_the_event_loop():
     def where() -> bool:
         """Tell the thread."""
         return threading.current_thread() is threading.main_thread()
@@ -527,7 +527,7 @@ def test_without_threads_sync_tools_run_on_the_loop():
     assert told(play(env_of(where), calls(call("where")))) == ["false"]
 
 
-def test_a_sync_function_may_return_something_to_await():
+def test_a_sync_function_can_return_an_awaitable():
     assert told(play(env_of(make_tool(lambda: double(2), name="later")), calls(call("later")))) == ['{"doubled":4}']
 
 
@@ -543,20 +543,20 @@ def test_call_tool_can_be_overridden(parallel: bool):
     assert told(record) == ["3!", "4!"]
 
 
-async def test_call_tool_can_be_called():
+async def test_call_tool_can_be_called_directly():
     message = await env_of(add).call_tool("add", {"a": 1, "b": 2}, "c")
     assert message == vf.ToolMessage("3", "c")
     with pytest.raises(vf.ToolParseError, match="did you mean 'add'"):
         await env_of(add).call_tool("adds", {}, "c")
 
 
-def test_rollouts_with_tools_can_be_scored_again(tmp_path: Path):
-    """Played again, tools say what they said, and ids and tools are those of the record."""
+def test_rollouts_with_tools_can_be_rescored(tmp_path: Path):
+    """Rescoring reproduces tool results, call ids and tool definitions of the record."""
     answer = calls(call("add", {"a": 1, "b": 2}), call("ad", id="call_2"))
     client = in_turn(answer, "0")
     asyncio.run(vf.evaluate(env_of(add), client, run=tmp_path / "run"))
-    again = env_of(add, rubric=vf.Rubric([correct]))
-    asyncio.run(vf.rescore(again, vf.Run(tmp_path / "run"), into=tmp_path / "again"))
+    rescored_env = env_of(add, rubric=vf.Rubric([correct]))
+    asyncio.run(vf.rescore(rescored_env, vf.Run(tmp_path / "run"), into=tmp_path / "again"))
     [old], [new] = (list(vf.Run(tmp_path / name).rollouts()) for name in ("run", "again"))
     assert (old.reward, new.reward, new.error) == (0.0, 1.0, None)
     assert (new.completion, new.tools) == (old.completion, old.tools)
@@ -577,11 +577,11 @@ player = vf.ScriptedClient(lambda messages, state, rng: vf.AssistantMessage(None
 env = vf.ToolEnv(tools=[hang], dataset=[{"question": "q"}], timeout_seconds=0.1)
 print([record.stop_condition for record in env.generate_sync(player)])
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert (done.returncode, done.stdout) == (0, "['timeout_reached']\n"), done.stderr
+    process = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
+    assert (process.returncode, process.stdout) == (0, "['timeout_reached']\n"), process.stderr
 
 
-def test_a_timeout_ends_the_calls_too():
+def test_a_timeout_cancels_the_calls():
     ended = []
 
     async def hang(n: int) -> None:
@@ -595,7 +595,7 @@ def test_a_timeout_ends_the_calls_too():
     assert (record.stop_condition, record.error, sorted(ended)) == ("timeout_reached", None, [1, 2])
 
 
-def test_a_new_models_tokenizer_sees_tools_and_calls():
+def test_conversation_texts_contain_tools_and_calls():
     env = env_of(add)
     texts = conversation_texts([play(env, calls(call("add", {"a": 1, "b": 2})))])
     lines = [

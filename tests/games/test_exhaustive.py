@@ -1,4 +1,4 @@
-"""Every line of play: each once, chances exact, the same as straight from the rules."""
+"""Tests of exhaustive evaluation over the game tree: lines, exact probabilities, and goals."""
 
 from __future__ import annotations
 
@@ -24,13 +24,13 @@ def game() -> Any:
     return vf.load_environment("tictactoe")
 
 
-def played(client: vf.Client, env: Any = None) -> list[Line]:
+def play_all(client: vf.Client, env: Any = None) -> list[Line]:
     return asyncio.run(play_all_games(env or game(), client, GREEDY))
 
 
-def result_of(player: str) -> ExhaustiveResult:
+def exhaustive_result(player: str) -> ExhaustiveResult:
     env = game()
-    return summarize(env, played(says(env.policies[player]), env))
+    return summarize(env, play_all(says(env.policies[player]), env))
 
 
 def first_best(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -42,35 +42,35 @@ def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> st
     return f"<think>.</think><move>{state['board'].index('.')}</move>"
 
 
-def by_rules(choose: Any, board: str, to_move: str) -> tuple[int, dict[str, Fraction]]:
-    """Lines below a board and the chances of their ends, by recursion over boards."""
+def solve_by_recursion(choose: Any, board: str, to_move: str) -> tuple[int, dict[str, Fraction]]:
+    """Return the number of lines below a board and the probabilities of their ends, by recursion over boards."""
     ttt: Any = importlib.import_module("tictactoe")
     end = ttt.result(board)
     if end is not None:
         return 1, {end: Fraction(1)}
     if to_move == "X":
-        return by_rules(choose, ttt.place(board, choose(board), "X"), "O")
-    lines, chances = 0, dict.fromkeys(("X", "O", "draw"), Fraction(0))
+        return solve_by_recursion(choose, ttt.place(board, choose(board), "X"), "O")
+    line_count, probabilities = 0, dict.fromkeys(("X", "O", "draw"), Fraction(0))
     free = ttt.free_squares(board)
     for square in free:
-        below, ends = by_rules(choose, ttt.place(board, square, "O"), "X")
-        lines += below
-        for end, chance in ends.items():
-            chances[end] += chance / len(free)
-    return lines, chances
+        lines_below, ends_below = solve_by_recursion(choose, ttt.place(board, square, "O"), "X")
+        line_count += lines_below
+        for end, probability in ends_below.items():
+            probabilities[end] += probability / len(free)
+    return line_count, probabilities
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ["first best", "first free"])
-def test_lines_and_chances_are_those_of_the_rules(name: str):
+def test_lines_and_probabilities_match_a_recursion_over_the_rules(name: str):
     env = game()
     ttt: Any = importlib.import_module("tictactoe")
     player, choose = {
         "first best": (first_best, lambda board: ttt.best_moves(board, "X")[0]),
         "first free": (first_free, lambda board: board.index(".")),
     }[name]
-    result = summarize(env, played(says(player), env))
-    (lines_x, ends_x), (lines_o, ends_o) = (by_rules(choose, ttt.EMPTY, side) for side in "XO")
+    result = summarize(env, play_all(says(player), env))
+    (lines_x, ends_x), (lines_o, ends_o) = (solve_by_recursion(choose, ttt.EMPTY, side) for side in "XO")
     assert result.lines == lines_x + lines_o
     for metric, end in {"won": "X", "drawn": "draw", "lost": "O"}.items():
         exact = (ends_x.get(end, Fraction(0)) + ends_o.get(end, Fraction(0))) / 2
@@ -78,8 +78,8 @@ def test_lines_and_chances_are_those_of_the_rules(name: str):
 
 
 @pytest.mark.broad
-def test_a_perfect_player_loses_no_line():
-    result = result_of("optimal")
+def test_a_perfect_policy_loses_no_line():
+    result = exhaustive_result("optimal")
     assert result.counts["lost"] == result.counts["invalid_move"] == 0
     assert result.counts["won"] + result.counts["drawn"] == result.lines > 500
     assert all(check.seen == check.total > 0 for check in result.checks.values())
@@ -89,17 +89,17 @@ def test_a_perfect_player_loses_no_line():
     assert sum(result.expected[name] for name in ("won", "drawn")) == pytest.approx(1)
 
 
-def test_a_player_that_does_not_see_forks_loses_some():
-    result = result_of("teacher")
+def test_a_policy_that_misses_forks_loses_some_lines():
+    result = exhaustive_result("teacher")
     assert 0 < result.counts["lost"] < 50
     assert 0 < result.expected["lost"] < 0.02
     assert result.checks["wins in one taken"].seen == result.checks["wins in one taken"].total
     assert result.checks["moves that do not lose"].seen < result.checks["moves that do not lose"].total
 
 
-def test_a_player_that_breaks_the_rules_is_seen():
+def test_invalid_moves_are_counted():
     env = game()
-    lines = played(says("<think>.</think><move>4</move>"), env)
+    lines = play_all(says("<think>.</think><move>4</move>"), env)
     result = summarize(env, lines)
     assert result.counts["lost"] == result.counts["invalid_move"] == result.lines
     assert result.counts["won"] == 0
@@ -109,21 +109,21 @@ def test_a_player_that_breaks_the_rules_is_seen():
 @pytest.mark.broad
 def test_missed_goals_are_listed_and_summed():
     goals = Goals(never=["lost", "invalid_move"], expected={"won": 0.93}, checks={"moves that do not lose": 1.0})
-    teacher, optimal = result_of("teacher"), result_of("optimal")
+    teacher, optimal = exhaustive_result("teacher"), exhaustive_result("optimal")
     lines, won, moves = goals.missed(teacher)
     assert (lines.amount, lines.text) == (teacher.counts["lost"], f"lost in {teacher.counts['lost']} games")
     assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
     check = teacher.checks["moves that do not lose"]
     assert moves.amount == check.total - check.seen > 0
     assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100 %"
-    assert [one.text.split()[0] for one in goals.missed(optimal)] == ["won"]  # it does not set traps
+    assert [goal.text.split()[0] for goal in goals.missed(optimal)] == ["won"]  # the optimal policy does not set traps
     assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
     assert Goals().missed(teacher) == []
 
 
 @pytest.mark.broad
-def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
-    result = result_of("optimal")
+def test_a_check_that_never_occurred_is_missed_and_unknown_metrics_are_rejected():
+    result = exhaustive_result("optimal")
     [missed] = Goals(checks={"wins in two": 0.9}).missed(result)
     assert missed.text == "wins in two 0 of 1, goal 90 %"
     with pytest.raises(vf.ConfigError, match="unknown reward function or metric 'loss'; did you mean 'lost'"):
@@ -133,9 +133,9 @@ def test_what_was_never_there_is_missed_and_what_has_no_value_is_refused():
 
 
 @pytest.mark.broad
-def test_every_line_is_there_once_and_is_played_to_its_end():
+def test_every_line_occurs_once_and_is_played_to_its_end():
     env = game()
-    lines = played(says(env.policies["random"]), env)
+    lines = play_all(says(env.policies["random"]), env)
     assert len({(line.opening, line.replies) for line in lines}) == len(lines)
     assert lines == sorted(lines, key=lambda line: (line.opening, line.replies))
     assert sum(line.probability for line in lines) == pytest.approx(1)
@@ -150,13 +150,13 @@ def test_every_line_is_there_once_and_is_played_to_its_end():
 
 @pytest.mark.broad
 def test_equal_conversations_are_sent_once():
-    asked: list[str] = []
+    requests: list[str] = []
 
     class Counting:
         max_concurrent = 8
 
         async def respond(self, request: Request) -> Response:
-            asked.append(str(request.messages))
+            requests.append(str(request.messages))
             await asyncio.sleep(0)
             return await inner.respond(request)
 
@@ -164,20 +164,20 @@ def test_equal_conversations_are_sent_once():
 
     env = game()
     inner = says(env.policies["random"])
-    result = summarize(env, played(Counting(), env))
-    assert len(asked) == len(set(asked)) == result.conversations
+    result = summarize(env, play_all(Counting(), env))
+    assert len(requests) == len(set(requests)) == result.conversations
 
 
 def test_an_environment_without_openings_is_refused():
     with pytest.raises(vf.ConfigError, match="does not support exhaustive evaluation"):
-        played(says("x"), Talk(turns=1))
+        play_all(says("x"), Talk(turns=1))
 
 
-def test_a_player_that_fails_is_not_result_of():
+def test_an_exception_in_the_policy_aborts_the_evaluation():
     def broken(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
         raise ValueError("no idea")
 
     env = game()
     with pytest.raises(RolloutError, match="no idea"):
-        played(says(broken), env)
+        play_all(says(broken), env)
     assert env.opponent is None

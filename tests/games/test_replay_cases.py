@@ -1,4 +1,4 @@
-"""Kept games are met again as they were: the same example, and the person's moves."""
+"""Tests of replay cases: recorded games are replayed with the same example and the person's moves."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ def game() -> Any:
     return load_environment("tictactoe", num_examples=8)
 
 
-async def kept_game(seed: int, player: str = "optimal") -> RolloutRecord:
-    """A game of a scripted policy against somebody who takes the last free square."""
+async def record_game(seed: int, player: str = "optimal") -> RolloutRecord:
+    """Record a game of a scripted policy against a person who takes the last free square."""
     env = game()
     moves: list[tuple[str, str]] = []
 
@@ -47,31 +47,31 @@ def first_free(messages: Any, state: Any, rng: Any) -> str:
     return f"<think></think><move>{state['board'].index('.')}</move>"
 
 
-async def test_the_same_player_meets_the_same_game(tmp_path: Path):
+async def test_the_same_moves_reproduce_the_recorded_game(tmp_path: Path):
     env = game()
     env.policies["first"] = first_free
-    env.opponent = before = recorded_opponent(await kept_game(0))
-    then = [await kept_game(seed) for seed in range(4)]
+    env.opponent = own_opponent = recorded_opponent(await record_game(0))
+    records = [await record_game(seed) for seed in range(4)]
     client = vf.ScriptedClient(lambda messages, state, rng: answers[len(messages) - len(state["prompt"])])
-    for record in then:  # its own answers, in their order: every reply must be the one that it had
+    for record in records:  # with the recorded moves in order, every reply must equal the recorded one
         answers = {i: m["content"] for i, m in enumerate(record.completion) if m["role"] == "assistant"}
         [case] = [case async for case in run_replay_cases(env, client, [record])]
         assert case.now.completion == record.completion and case.now.reward == record.reward
         assert not case.is_worse
-    assert env.opponent is before
+    assert env.opponent is own_opponent
 
 
-async def test_another_player_meets_it_as_far_as_it_goes_and_the_rest_is_always_the_same():
-    env, then = game(), [await kept_game(seed) for seed in range(4)]
-    twice = [
-        [case.now.completion async for case in run_replay_cases(env, vf.ScriptedClient(first_free), then)]
+async def test_replays_with_another_policy_are_deterministic():
+    env, records = game(), [await record_game(seed) for seed in range(4)]
+    replays = [
+        [case.now.completion async for case in run_replay_cases(env, vf.ScriptedClient(first_free), records)]
         for _ in range(2)
     ]
-    assert twice[0] == twice[1] and len(twice[0]) == 4
+    assert replays[0] == replays[1] and len(replays[0]) == 4
     assert env.opponent is None
 
 
-async def test_a_game_without_a_person_is_played_against_the_environments_own():
+async def test_a_game_recorded_without_a_person_uses_the_environments_opponent():
     env = game()
     record = await one_game(env, vf.ScriptedClient(env.policies["optimal"]), "", SamplingParams(), 0)
     assert recorded_opponent(record) is None
@@ -79,8 +79,8 @@ async def test_a_game_without_a_person_is_played_against_the_environments_own():
     assert case.now.example_key == record.example_key
 
 
-async def test_an_example_that_is_gone_is_told():
-    record = await kept_game(1)
+async def test_a_recorded_example_that_no_longer_exists_is_reported():
+    record = await record_game(1)
     env = load_environment("tictactoe", num_examples=8, seed=5)
     with pytest.raises(
         vf.RunError, match=r"not among the first 10,000 examples of 'tictactoe'; pass the environment arguments"
@@ -88,15 +88,15 @@ async def test_an_example_that_is_gone_is_told():
         _ = [case async for case in run_replay_cases(env, vf.ScriptedClient(first_free), [record])]
 
 
-def test_a_lower_reward_than_recorded_ends_with_status_1(rove: Rove, tmp_path: Path):
+def test_a_lower_reward_than_recorded_exits_with_status_1(rove: Rove, tmp_path: Path):
     with Run(tmp_path / "kept") as run:
         run.start("eval", {"env": "tictactoe", "model": "m"}, {})
         for seed in range(3):
-            run.append_rollout(asyncio.run(kept_game(seed)))
-    words = ["play", "tictactoe", "-a", '{"num_examples": 8}', "--replay", "kept", "-m"]
-    done = rove(*words, "scripted:optimal")
-    assert (done.status, "0 of 3 games have a lower reward" in done.out) == (0, True), done.out + done.err
-    worse = rove(*words, "scripted:random")
+            run.append_rollout(asyncio.run(record_game(seed)))
+    arguments = ["play", "tictactoe", "-a", '{"num_examples": 8}', "--replay", "kept", "-m"]
+    result = rove(*arguments, "scripted:optimal")
+    assert (result.status, "0 of 3 games have a lower reward" in result.out) == (0, True), result.out + result.err
+    worse = rove(*arguments, "scripted:random")
     assert (worse.status, "worse" in worse.out) == (1, True), worse.out
-    assert "--replay needs a model" in rove(*words[:-1]).err
+    assert "--replay needs a model" in rove(*arguments[:-1]).err
     assert "is not a run folder" in rove("play", "tictactoe", "--replay", "nowhere", "-m", "scripted:random").err

@@ -1,4 +1,4 @@
-"""What an MCP tool returned as the content of a message, and a server's lines out of what its pipe brings."""
+"""Tests of the conversion of MCP tool results to message content, and of reading lines from a server."""
 
 from __future__ import annotations
 
@@ -44,9 +44,9 @@ def text(said: str) -> dict[str, Any]:
         ),
     ],
 )
-def test_blocks_as_content(blocks: list[dict[str, Any]], content: Any) -> None:
+def test_content_blocks_become_message_content(blocks: list[dict[str, Any]], content: Any) -> None:
     assert content_of({"content": blocks}, 1000) == content
-    assert as_content(content) == content  # what `ToolEnv` tells the model
+    assert as_content(content) == content  # `ToolEnv` sends it to the model unchanged
 
 
 def test_structured_content_appears_once() -> None:
@@ -58,26 +58,26 @@ def test_structured_content_appears_once() -> None:
 
 
 @given(st.lists(st.one_of(st.text(max_size=20), st.none()), max_size=6), st.integers(1, 30))
-def test_text_is_cut_only_above_the_limit(said: list[str | None], most: int) -> None:
-    result = {"content": [IMAGE if one is None else text(one) for one in said]}
-    kept = text_of_result(result, most)
-    texts = [one for one in said if one is not None]
+def test_text_is_truncated_only_above_the_limit(said: list[str | None], most: int) -> None:
+    result = {"content": [IMAGE if block_text is None else text(block_text) for block_text in said]}
+    shortened = text_of_result(result, most)
+    texts = [block_text for block_text in said if block_text is not None]
     if sum(map(len, texts)) + len(texts) <= most:
-        assert kept == "\n".join(texts)
+        assert shortened == "\n".join(texts)
     shown = content_of(result, most)
     images = 0 if isinstance(shown, str) else sum(part["type"] == "image_url" for part in shown)
     assert images == said.count(None)
-    assert len(kept) <= most + 40 * max(1, len(texts))
+    assert len(shortened) <= most + 40 * max(1, len(texts))
 
 
 @given(st.lists(st.binary(max_size=20).map(lambda line: line.replace(b"\n", b"")), max_size=8), st.integers(1, 7))
-def test_lines_come_whole_however_they_arrive(lines: list[bytes], size: int) -> None:
+def test_lines_are_complete_for_any_chunk_size(lines: list[bytes], size: int) -> None:
     async def read() -> list[bytes]:
         stream = asyncio.StreamReader()
-        whole = b"".join(line + b"\n" for line in lines) + b"cut off"
+        data = b"".join(line + b"\n" for line in lines) + b"cut off"
         task = asyncio.ensure_future(collect(stream))
-        for start in range(0, len(whole), size):
-            stream.feed_data(whole[start : start + size])
+        for start in range(0, len(data), size):
+            stream.feed_data(data[start : start + size])
             await asyncio.sleep(0)
         stream.feed_eof()
         return await task
@@ -88,7 +88,7 @@ def test_lines_come_whole_however_they_arrive(lines: list[bytes], size: int) -> 
     assert asyncio.run(read()) == lines
 
 
-async def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_line_above_the_size_limit_raises_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process, "MAX_MESSAGE_BYTES", 100)
     stream = asyncio.StreamReader()
     stream.feed_data(b"x" * 101)
@@ -96,9 +96,9 @@ async def test_a_line_without_end_is_given_up(monkeypatch: pytest.MonkeyPatch) -
         await anext(lines_of(stream))
 
 
-def test_identities_keep_no_secrets() -> None:
-    secret = (
+def test_identities_contain_no_secrets() -> None:
+    servers = (
         ServerSettings(name="a", command="b", env={"KEY": "sk-1"}),
         ServerSettings(name="a", url="http://c", headers={"authorization": "sk-1"}),
     )
-    assert [b"sk-1" in msgspec.json.encode(one.identity) for one in secret] == [False, False]
+    assert [b"sk-1" in msgspec.json.encode(server.identity) for server in servers] == [False, False]

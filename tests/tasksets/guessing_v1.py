@@ -1,4 +1,4 @@
-"""A taskset of verifiers v1 with an environment of its own: a game that plays the user, turn by turn."""
+"""A verifiers v1 taskset with a custom environment that acts as the user of a guessing game."""
 
 import verifiers.v1 as vf
 
@@ -21,13 +21,13 @@ class GuessingEnv(vf.Env[GuessingEnvConfig]):
     async def run(self, task, agents):
         guesses = 0
         async with agents.player.interaction(task) as interaction:
-            said = await interaction.turn()
-            while not said.terminated:
+            turn = await interaction.turn()
+            while not turn.terminated:
                 guesses += 1
-                guess = int(said.last_reply) if said.last_reply.isdigit() else -1
+                guess = int(turn.last_reply) if turn.last_reply.isdigit() else -1
                 if guess == task.data.secret:
                     break
-                said = await interaction.turn("Higher." if guess < task.data.secret else "Lower.")
+                turn = await interaction.turn("Higher." if guess < task.data.secret else "Lower.")
         interaction.trace.record_metric("guesses", guesses)
 
 

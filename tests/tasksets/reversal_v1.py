@@ -1,4 +1,4 @@
-"""A taskset of verifiers v1, of one turn: a text is to be said backwards."""
+"""A single-turn verifiers v1 taskset: reverse a word."""
 
 import os
 from typing import Literal
@@ -40,7 +40,7 @@ class ReversalTask(vf.Task[ReversalData, vf.State, vf.TaskConfig]):
 
 class ReversalTaskset(vf.Taskset[ReversalTask, ReversalConfig]):
     def load(self) -> list[ReversalTask]:
-        places = {"train": slice(4), "test": slice(4, None), "all": slice(None)}
+        splits = {"train": slice(4), "test": slice(4, None), "all": slice(None)}
         return [
             ReversalTask(
                 ReversalData(
@@ -51,7 +51,7 @@ class ReversalTaskset(vf.Taskset[ReversalTask, ReversalConfig]):
                 ),
                 self.config.task,
             )
-            for word in WORDS[places[self.config.split]]
+            for word in WORDS[splits[self.config.split]]
         ]
 
 

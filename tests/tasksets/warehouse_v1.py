@@ -1,4 +1,4 @@
-"""A taskset of verifiers v1 with tools: a server for each rollout, whose state the reward reads."""
+"""A verifiers v1 taskset with tools: one tool server per rollout, whose state determines the reward."""
 
 import verifiers.v1 as vf
 from pydantic import Field

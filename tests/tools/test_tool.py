@@ -1,4 +1,4 @@
-"""Functions as tools: what a model is told, what it may give, and what comes back."""
+"""Tests of functions as tools: schemas, conversion of arguments, and results."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def paint(
 PAINT = make_tool(paint)
 
 
-def test_a_schema_is_that_of_signature_and_docstring():
+def test_the_schema_comes_from_the_signature_and_the_docstring():
     assert PAINT.definition == {
         "type": "function",
         "function": {
@@ -97,11 +97,11 @@ def test_a_schema_is_that_of_signature_and_docstring():
     assert list(PAINT.parameters["properties"]) == ["where", "color", "size", "unit", "tags", "note", "more"]
 
 
-def test_arguments_become_what_the_signature_says():
-    given = {"where": {"x": 1}, "color": "blue", "size": 3, "note": None, "more": {"a": 1}}
-    read = PAINT.read(given)
+def test_arguments_are_converted_to_the_annotated_types():
+    arguments = {"where": {"x": 1}, "color": "blue", "size": 3, "note": None, "more": {"a": 1}}
+    read = PAINT.read(arguments)
     assert read == {"where": Point(1), "color": Color.BLUE, "size": 3, "note": None, "more": {"a": 1.0}}
-    assert PAINT.read({"where": {"x": 1}}) == {"where": Point(1)}  # defaults are the function's own business
+    assert PAINT.read({"where": {"x": 1}}) == {"where": Point(1)}  # the function applies its own defaults
 
 
 @pytest.mark.parametrize(
@@ -123,16 +123,16 @@ def test_arguments_become_what_the_signature_says():
     ],
 )
 def test_invalid_arguments_are_reported_with_the_expected_ones(given: dict[str, Any], said: str):
-    with pytest.raises(ToolParseError) as told:
+    with pytest.raises(ToolParseError) as caught:
         PAINT.read(given)
-    assert str(told.value).startswith(said)
+    assert str(caught.value).startswith(said)
 
 
-def test_errors_quote_no_megabytes():
+def test_error_messages_are_short_even_for_long_arguments():
     for arguments in ({"a" * 10**6: 1}, {"where": {"x": 1}, "unit": "x" * 10**6}):
-        with pytest.raises(ToolParseError) as told:
+        with pytest.raises(ToolParseError) as caught:
             PAINT.read(arguments)
-        assert len(str(told.value)) < 600
+        assert len(str(caught.value)) < 600
 
 
 def test_a_missing_annotation_accepts_anything_with_a_warning():
@@ -147,14 +147,14 @@ def test_a_missing_annotation_accepts_anything_with_a_warning():
     assert tool.read({"at": [1, None]}) == {"at": [1, None]}
 
 
-def test_a_default_of_none_may_be_given():
+def test_null_is_accepted_for_an_argument_with_default_none():
     def look(at: int = None):  # type: ignore[assignment]  # noqa: RUF013
         """Look."""
 
     assert make_tool(look).read({"at": None}) == {"at": None}
 
 
-def test_types_with_themselves_inside_keep_their_references():
+def test_recursive_types_use_schema_references():
     def grow(tree: Tree) -> None:
         """Grow."""
 
@@ -190,7 +190,7 @@ def add(a: int, b: int) -> int:
         (functools.wraps(add)(lambda *args, **kwargs: add(*args, **kwargs)), "add", ["a", "b"], "Add."),
     ],
 )
-def test_anything_that_can_be_called_by_name_is_a_tool(func: Any, name: str, arguments: list[str], description: str):
+def test_callables_with_named_arguments_can_be_tools(func: Any, name: str, arguments: list[str], description: str):
     tool = make_tool(func)
     assert (tool.name, list(tool.parameters["properties"]), tool.description) == (name, arguments, description)
     assert make_tool(tool) is tool
@@ -198,13 +198,13 @@ def test_anything_that_can_be_called_by_name_is_a_tool(func: Any, name: str, arg
         make_tool(tool, hidden=["a"])
 
 
-def test_async_is_seen_from_outside():
+def test_is_async_recognizes_methods_and_partials():
     counter = Counter()
     assert is_async(counter.later) and is_async(functools.partial(counter.later, 1))
     assert not is_async(counter) and not is_async(add)
 
 
-def test_names_and_descriptions_can_be_given():
+def test_name_and_description_can_be_set():
     tool = make_tool(lambda: 1, name="one", description="Gives 1.")
     assert (tool.definition["function"]["name"], tool.definition["function"]["description"]) == ("one", "Gives 1.")
     assert tool.parameters == {"type": "object", "properties": {}, "required": [], "additionalProperties": False}
@@ -232,12 +232,12 @@ def missing(a: Nowhere) -> None: ...  # type: ignore[name-defined]  # noqa: F821
         (iter, "tool 'iter' hides its arguments"),
     ],
 )
-def test_an_invalid_tool_is_rejected_at_once(func: Any, said: str):
+def test_an_invalid_tool_is_rejected(func: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         make_tool(func)
 
 
-def test_keys_that_are_numbers_are_texts_in_json():
+def test_json_string_keys_are_converted_to_numbers():
     def rename(names: dict[int, str], weights: dict[float, list[int]]) -> None:
         """Rename."""
 
@@ -247,7 +247,7 @@ def test_keys_that_are_numbers_are_texts_in_json():
         make_tool(rename).read({"names": {"one": "a"}, "weights": {}})
 
 
-def test_only_annotations_of_what_is_shown_have_to_be_found():
+def test_annotations_of_hidden_arguments_need_not_be_resolvable():
     def search(query: str, db: Connection, limit: int = 3) -> Rows:  # type: ignore[name-defined]  # noqa: F821
         """Search."""
         return (query, db, limit)
@@ -305,12 +305,12 @@ def test_arguments_are_a_json_object(given: Any, read: dict[str, Any]):
     ],
 )
 def test_malformed_arguments_are_reported(given: Any, said: str):
-    with pytest.raises(ToolParseError, match=said) as told:
+    with pytest.raises(ToolParseError, match=said) as caught:
         call_arguments(call(given))
-    assert len(str(told.value)) < 600
+    assert len(str(caught.value)) < 600
 
 
-def test_ids_and_names_are_read_as_far_as_they_are_there():
+def test_missing_or_invalid_ids_and_names_of_calls_are_tolerated():
     assert (call_id(call("")), call_name(call(""))) == ("1", "f")
     for broken in (None, "f", [], {}, {"id": 3, "function": "f"}, {"id": None, "function": {"name": 3}}):
         assert (call_id(broken), call_name(broken)) == ("", None)
@@ -344,11 +344,11 @@ IMAGE = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AA"}}
         (10**30, str(10**30)),
     ],
 )
-def test_results_are_texts_parts_or_json(value: Any, content: Any):
+def test_results_become_strings_content_parts_or_json(value: Any, content: Any):
     assert as_content(value) == content
 
 
-def test_arrays_are_lists():
+def test_numpy_arrays_become_json_lists():
     import numpy as np
 
     assert as_content(np.arange(3)) == "[0,1,2]"
@@ -377,7 +377,7 @@ fields = {
 
 @settings(deadline=None)
 @given(st.fixed_dictionaries({k: fields[k] for k in "nt"}, optional={k: fields[k] for k in ("o", "items", "kind")}))
-def test_arguments_that_fit_come_through_unchanged(arguments: dict[str, Any]):
+def test_valid_arguments_are_passed_unchanged(arguments: dict[str, Any]):
     read = PLAIN.read(call_arguments(call(json.dumps(arguments))))
     assert read == arguments
     plain(**read)
@@ -385,7 +385,7 @@ def test_arguments_that_fit_come_through_unchanged(arguments: dict[str, Any]):
 
 @settings(deadline=None)
 @given(st.dictionaries(st.sampled_from(sorted(fields)) | st.text(max_size=4), json_values, max_size=5))
-def test_any_other_arguments_are_an_error_that_says_so(arguments: dict[str, Any]):
+def test_other_arguments_raise_an_error_with_the_tool_name(arguments: dict[str, Any]):
     try:
         read = PLAIN.read(arguments)
     except ToolParseError as error:

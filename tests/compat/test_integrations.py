@@ -1,7 +1,7 @@
-"""v0's environments over other libraries under rove: rows, prompts and rewards as the real 0.3.1 has them.
+"""Test v0's environments for other libraries: rows, prompts and rewards are the same as in verifiers 0.3.1.
 
-`compat_recorded/reasoning_gym.json` and `text_arena.json` are what `compat_integrations` told with the real library, and the
-versions of reasoning-gym and TextArena beside it.
+`compat_recorded/reasoning_gym.json` and `text_arena.json` have the results of `compat_integrations` with the real library and
+the versions of reasoning-gym and TextArena that it used.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ WORDS = "apple berry lemon mango grape house river".split()  # noqa: SIM905
 
 
 def recorded(name: str, library: str) -> Any:
-    told = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
-    if importlib.metadata.version(library) != told["version"]:
-        pytest.skip(f"recorded with {library} {told['version']}")
-    return told["told"]
+    recording = json.loads((RECORDED / f"{name}.json").read_text(encoding="utf-8"))
+    if importlib.metadata.version(library) != recording["version"]:
+        pytest.skip(f"recorded with {library} {recording['version']}")
+    return recording["told"]
 
 
 @pytest.mark.broad
@@ -50,9 +50,9 @@ def test_text_arena_matches_v0(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         folder.mkdir(parents=True)
     for name in ("en", "en-basic", "README"):
         (corpus / name).write_text("\n".join(WORDS) + "\n")
-    parts = {"weights": {}, "tagdict": dict.fromkeys([*WORDS, "test"], "NN"), "classes": ["NN"]}
-    for name, part in parts.items():
-        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(part))
+    tagger_data = {"weights": {}, "tagdict": dict.fromkeys([*WORDS, "test"], "NN"), "classes": ["NN"]}
+    for name, data in tagger_data.items():
+        (tagger / f"averaged_perceptron_tagger_eng.{name}.json").write_text(json.dumps(data))
     monkeypatch.setenv("NLTK_DATA", str(tmp_path))
     assert json.loads(json.dumps(compat_integrations.words(vf))) == recorded("text_arena", "textarena")
 
@@ -61,7 +61,7 @@ def render(observation: dict[str, Any], context: str, seed: int | None = None) -
     return [{"role": "user", "content": f"{context} {observation['hint']}{'' if seed is None else f' #{seed}'}"}]
 
 
-def test_a_running_open_env_server() -> None:
+def test_rollouts_with_a_running_open_env_server_match_v0() -> None:
     async def go() -> list[rove.RolloutRecord]:
         async with serving(Guessing().app()) as url:
             env = vf.OpenEnvEnv(
@@ -72,7 +72,7 @@ def test_a_running_open_env_server() -> None:
     records = asyncio.run(go())
     assert [record.prompt[0]["content"] for record in records] == ["reset 0 to 9 #4", "reset 0 to 9 #5"]
     assert [(record.reward, len(record.steps), record.stop_condition) for record in records] == [
-        (1.0, 6, "openenv_done"),  # the last of them after the end, as in v0
+        (1.0, 6, "openenv_done"),  # as in v0, the last step follows the end of the game
         (1.0, 7, "openenv_done"),
     ]
     assert records[0].completion[1]["content"] == "step no"
@@ -88,11 +88,11 @@ def test_open_env_projects_must_be_started() -> None:
 def test_actions_with_several_fields_are_json() -> None:
     from rove.compat.verifiers.integrations import _parse_action
 
-    two = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}, "required": ["x", "y"]}
-    assert _parse_action('```json\n{"x": "1", "y": "2"}\n```', two) == {"x": "1", "y": "2"}
+    schema = {"properties": {"x": {"type": "string"}, "y": {"type": "string"}}, "required": ["x", "y"]}
+    assert _parse_action('```json\n{"x": "1", "y": "2"}\n```', schema) == {"x": "1", "y": "2"}
     assert _parse_action("left", {"properties": {"x": {"type": "string"}}}) == {"x": "left"}
     with pytest.raises(ValueError, match="Failed to parse"):
-        _parse_action("left", two)
+        _parse_action("left", schema)
 
 
 def add(a: int, b: int) -> int:
@@ -100,7 +100,7 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
-def test_tools_of_smolagents_are_tools() -> None:
+def test_smolagents_tools_can_be_used() -> None:
     from smolagents import tool
 
     @tool
@@ -122,7 +122,7 @@ def test_tools_of_smolagents_are_tools() -> None:
         env = vf.SmolaToolEnv(
             [double, add], max_steps=3, mask_env_response=True, dataset=[{"question": "?", "answer": ""}]
         )
-    assert [one.name for one in env.tool_defs] == ["double", "add"]
+    assert [tool_def.name for tool_def in env.tool_defs] == ["double", "add"]
     [record] = asyncio.run(rove.generate(env, says(play)))
     assert record.completion[-1]["content"] == "42"
     assert record.scores is not None
@@ -132,7 +132,7 @@ def test_tools_of_smolagents_are_tools() -> None:
 def test_the_legacy_math_environment_has_a_python_tool() -> None:
     with pytest.warns(FutureWarning, match="CodeMathEnv"):
         env = vf.CodeMathEnv(dataset=[{"question": "?", "answer": "4"}])
-    assert (env.max_turns, [one.name for one in env.tool_defs]) == (5, ["python"])
+    assert (env.max_turns, [tool_def.name for tool_def in env.tool_defs]) == (5, ["python"])
     assert "correct_answer" in env.__rove_environment__().rubric.names
 
 
@@ -148,13 +148,13 @@ def test_lora_settings_are_converted() -> None:
     assert rl_config(GRPOConfig(), "env", adapter).lora.targets == []
 
 
-def test_unsupported_names_report_what_to_use() -> None:
+def test_unsupported_names_report_a_replacement() -> None:
     for name in ("CliAgentEnv", "HarborEnv", "BrowserEnv", "VLLMClient"):
         with pytest.raises(AttributeError, match=f"no '{name}': .*(use|give|serve) "):
             getattr(vf, name)
 
 
-def measured(power: int) -> vf.SingleTurnEnv:
+def length_env(power: int) -> vf.SingleTurnEnv:
     async def length(completion: Any) -> float:
         return float(len(completion[-1]["content"])) ** power
 
@@ -162,13 +162,13 @@ def measured(power: int) -> vf.SingleTurnEnv:
 
 
 def test_rollouts_can_be_rescored(tmp_path: Path) -> None:
-    asyncio.run(rove.evaluate(measured(1), says("four"), run=tmp_path / "run"))
-    again = rove.rescore(measured(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
-    summary = asyncio.run(again)
+    asyncio.run(rove.evaluate(length_env(1), says("four"), run=tmp_path / "run"))
+    rescored = rove.rescore(length_env(2).__rove_environment__(), Run(tmp_path / "run"), into=tmp_path / "again")
+    summary = asyncio.run(rescored)
     assert (summary["reward"]["mean"], summary["scored"], summary["failed"]) == (16.0, 3, 0)
 
 
-def test_packages_of_verifiers_get_a_hint_how_to_load_them(tmp_path: Path) -> None:
+def test_loading_a_verifiers_package_without_the_alias_reports_a_hint(tmp_path: Path) -> None:
     rove.compat.uninstall()
     file = tmp_path / "old_one.py"
     file.write_text("import verifiers as vf\n\ndef load_environment():\n    return vf.SingleTurnEnv()\n")

@@ -1,4 +1,4 @@
-"""What packages for `verifiers` 0.1.0 to 0.1.10 write, on rove.compat: one small case each. test_compat_012 has packages."""
+"""Test the API of `verifiers` 0.1.0 to 0.1.10 in rove.compat, one small case each. test_releases_012 has whole packages."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def alias() -> Iterator[None]:
     rove.compat.uninstall()
 
 
-def said(text: str) -> rove.ScriptedClient:
+def scripted_client(text: str) -> rove.ScriptedClient:
     return rove.ScriptedClient(lambda messages, state, rng: text)
 
 
@@ -43,8 +43,8 @@ def outputs(env: Any, client: Any, **options: Any) -> list[Any]:
     return env.evaluate_sync(client, "m", **options)["outputs"]
 
 
-def package(folder: Path, name: str, source: str, requirement: str = "") -> Any:
-    """The environment of a package in a folder, with a requirement on `verifiers` or none."""
+def load_package(folder: Path, name: str, source: str, requirement: str = "") -> Any:
+    """Write a package with an optional requirement on `verifiers` into the folder; return its environment."""
     (folder / name).mkdir()
     (folder / name / f"{name}.py").write_text(source)
     if requirement:
@@ -57,7 +57,7 @@ def package(folder: Path, name: str, source: str, requirement: str = "") -> Any:
 
 
 class Judge:
-    """A client of a judge; `is_async` says how its answers come."""
+    """A judge client, synchronous or asynchronous."""
 
     def __init__(self, is_async: bool):
         self.is_async = is_async
@@ -97,11 +97,11 @@ def test_a_judge_can_be_called_with_and_without_await(is_async: bool) -> None:
     for func in (sync, later, passed_on):
         rubric.add_reward_func(func)
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
-    assert [one["metrics"] for one in outputs(env, said("4"))] == [
+    assert [output["metrics"] for output in outputs(env, scripted_client("4"))] == [
         {"sync": 1.0, "later": 1.0, "passed_on": 1.0, "num_turns": 1.0},
         {"sync": 0.0, "later": 0.0, "passed_on": 0.0, "num_turns": 1.0},
     ]
-    assert len(judge.asked) == 4  # once with the state, once without it, for each of two rows
+    assert len(judge.asked) == 4  # two calls (with and without the state) for each of two rows
 
 
 def test_errors_of_a_sync_judge_are_reported() -> None:
@@ -120,12 +120,12 @@ def test_errors_of_a_sync_judge_are_reported() -> None:
 
 
 @pytest.mark.broad
-def test_the_default_judge_client_is_that_of_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_default_judge_client_depends_on_the_release(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENAI_API_KEY", "k")
     source = "import rove.compat.verifiers as vf\ndef load_environment():\n"
     source += "    return vf.SingleTurnEnv(dataset=[{'question': '?', 'answer': ''}], rubric=vf.JudgeRubric())\n"
     kinds = {
-        name: type(package(tmp_path, name, source, requirement).rubric.rubrics[0].judge_client).__name__
+        name: type(load_package(tmp_path, name, source, requirement).rubric.rubrics[0].judge_client).__name__
         for name, requirement in {"judge_old": "verifiers<0.1.3", "judge_new": "verifiers>=0.1.2"}.items()
     }
     assert kinds == {"judge_old": "OpenAI", "judge_new": "AsyncOpenAI"}
@@ -134,7 +134,7 @@ def test_the_default_judge_client_is_that_of_the_release(tmp_path: Path, monkeyp
 # Messages and calls
 
 
-def test_calls_are_read_in_both_forms() -> None:
+def test_a_tool_call_has_flat_and_nested_fields() -> None:
     call = vf.ToolCall(id="1", name="add", arguments='{"a": 2}')
     assert call.function.name == call["function"]["name"] == call.get("function")["name"] == call.name == "add"
     assert json.loads(call.function.arguments) == {"a": 2} and call.type == call.get("type") == "function"
@@ -146,24 +146,24 @@ def test_calls_are_read_in_both_forms() -> None:
 
 def test_legacy_messages_have_no_empty_fields() -> None:
     call = {"id": "1", "name": "add", "arguments": "{}"}
-    given = messages.normalize_messages([{"role": "assistant"}, {"role": "assistant", "tool_calls": [call]}])
-    plain, calling = messages.as_legacy_messages(given)
+    normalized = messages.normalize_messages([{"role": "assistant"}, {"role": "assistant", "tool_calls": [call]}])
+    plain, calling = messages.as_legacy_messages(normalized)
     assert plain == {"role": "assistant", "content": ""}
-    assert "tool_calls" not in plain and "tool_calls" in calling and "tool_calls" in given[0]
+    assert "tool_calls" not in plain and "tool_calls" in calling and "tool_calls" in normalized[0]
     nested = {"id": "1", "function": {"arguments": "{}", "name": "add"}, "type": "function"}
     assert calling["tool_calls"][0].model_dump() == nested
     assert messages.as_legacy_messages("text") == "text"
 
 
-def test_calls_become_json() -> None:
+def test_tool_calls_are_converted_to_json_strings() -> None:
     call = vf.ToolCall(id="1", name="add", arguments="{}")
     message = vf.AssistantMessage(content=None, tool_calls=[call], reasoning_content="hm")
     plain = {"role": "user", "content": "?"}
-    made = messages.sanitize_tool_calls([plain, message, {"role": "assistant", "tool_calls": ["{}", dict(call)]}])
+    sanitized = messages.sanitize_tool_calls([plain, message, {"role": "assistant", "tool_calls": ["{}", dict(call)]}])
     dumped = '{"id": "1", "name": "add", "arguments": "{}"}'
-    assert made[0] is plain
-    assert made[1] == {"role": "assistant", "content": "", "tool_calls": [dumped], "reasoning_content": "hm"}
-    assert made[2] == {"role": "assistant", "content": "", "tool_calls": ["{}", dumped]}
+    assert sanitized[0] is plain
+    assert sanitized[1] == {"role": "assistant", "content": "", "tool_calls": [dumped], "reasoning_content": "hm"}
+    assert sanitized[2] == {"role": "assistant", "content": "", "tool_calls": ["{}", dumped]}
     assert messages.sanitize_tool_calls("text") == "text"
 
 
@@ -180,7 +180,7 @@ def right(completion: Any, answer: str) -> float:
     return float(completion[-1]["content"] == answer)
 
 
-def test_lists_of_functions_can_be_set(caplog: pytest.LogCaptureFixture) -> None:
+def test_the_function_lists_of_a_rubric_can_be_set(caplog: pytest.LogCaptureFixture) -> None:
     class Lists(vf.Rubric):
         def __init__(self, **kwargs: Any):
             super().__init__(**kwargs)
@@ -193,13 +193,13 @@ def test_lists_of_functions_can_be_set(caplog: pytest.LogCaptureFixture) -> None
     rubric = Lists(parallelize_scoring=False)
     assert rubric.get_reward_func_names() == ["right", "one"] and not rubric.parallelize_scoring  # type: ignore[attr-defined]
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=rubric)
-    assert [one["reward"] for one in outputs(env, said("4"))] == [1.0, 0.0]
+    assert [output["reward"] for output in outputs(env, scripted_client("4"))] == [1.0, 0.0]
     assert "2 reward functions and 1 weights" in caplog.text
     rubric.reward_weights.append(0.5)
-    assert [one["reward"] for one in outputs(env, said("4"))] == [1.5, 0.5]
+    assert [output["reward"] for output in outputs(env, scripted_client("4"))] == [1.5, 0.5]
 
 
-def test_overridden_lists_are_used() -> None:
+def test_overridden_methods_for_function_lists_are_used() -> None:
     class Asked(vf.Rubric):
         def get_reward_funcs(self) -> list[Any]:
             return [right]
@@ -210,11 +210,11 @@ def test_overridden_lists_are_used() -> None:
         def get_reward_func_names(self) -> list[str]:
             return ["other"]
 
-    first, second = outputs(vf.SingleTurnEnv(dataset=ROWS, rubric=Asked()), said("4"))
+    first, second = outputs(vf.SingleTurnEnv(dataset=ROWS, rubric=Asked()), scripted_client("4"))
     assert (first["reward"], second["reward"]) == (3.0, 0.0)
 
 
-def test_other_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_unknown_keywords_of_a_rubric_are_refused_when_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROVE_COMPAT", "fixed")
     with pytest.raises(TypeError, match="Rubric has no argument parallelize_scoring"):
         vf.Rubric(parallelize_scoring=True)
@@ -228,24 +228,24 @@ def test_groups_can_be_scored_with_legacy_methods() -> None:
     class Rank(vf.Rubric):
         async def score_rollouts(self, prompts: Any, completions: Any, *more: Any, **kwargs: Any) -> Any:
             scores = await super().score_rollouts(prompts, completions, *more, **kwargs)
-            longest = max(len(one[-1]["content"]) for one in completions)
-            ranks = [float(len(one[-1]["content"]) == longest) for one in completions]
+            longest = max(len(completion[-1]["content"]) for completion in completions)
+            ranks = [float(len(completion[-1]["content"]) == longest) for completion in completions]
             return vf.RolloutScores(reward=ranks, metrics={**scores.metrics, "rank": ranks})
 
     answers = iter(["a", "bbb", "cc", "dd"])
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=Rank(funcs=[right]))
     client = rove.ScriptedClient(lambda messages, state, rng: next(answers))
     rows = outputs(env, client, rollouts_per_example=2, max_concurrent=1)
-    assert [one["reward"] for one in rows] == [0.0, 1.0, 1.0, 1.0]
+    assert [output["reward"] for output in rows] == [0.0, 1.0, 1.0, 1.0]
     assert rows[0]["metrics"] == {"right": 0.0, "rank": 0.0, "num_turns": 1.0}
 
 
-def test_a_reward_of_one_rollout_has_attributes() -> None:
+def test_the_score_of_a_rollout_has_attributes_and_items() -> None:
     rubric = vf.Rubric(funcs=[right])
     score = asyncio.run(rubric.score_rollout("?", [{"role": "assistant", "content": "4"}], "4", State()))
     assert score.reward == 1.0 and score.metrics == {"right": 1.0} and score["reward"] == 1.0
-    given = {"prompt": "?", "completion": [{"role": "assistant", "content": "4"}], "answer": "4", "state": {}}
-    assert asyncio.run(rubric.score_rollout(**given)).reward == 1.0
+    arguments = {"prompt": "?", "completion": [{"role": "assistant", "content": "4"}], "answer": "4", "state": {}}
+    assert asyncio.run(rubric.score_rollout(**arguments)).reward == 1.0
     group = vf.RubricGroup([rubric, rubric])
     assert asyncio.run(group.score_rollout("?", [{"role": "assistant", "content": "4"}], answer="4")).reward == 2.0
     assert group.logger.name == "verifiers.RubricGroup"
@@ -255,7 +255,7 @@ def test_a_reward_of_one_rollout_has_attributes() -> None:
 def test_a_rollout_can_be_scored_with_legacy_keyword_arguments(make: Any) -> None:
     rubric = make(vf.Rubric(funcs=[right], weights=[2.0]))
     completion = [{"role": "assistant", "content": "4"}]
-    given: dict[str, Any] = {
+    values: dict[str, Any] = {
         "prompt": "?",
         "completion": completion,
         "answer": "4",
@@ -263,10 +263,10 @@ def test_a_rollout_can_be_scored_with_legacy_keyword_arguments(make: Any) -> Non
         "task": "",
         "info": {},
     }
-    names = list(given)
-    for positional in range(len(given)):  # 0.1.2 took each of them by position or by name
+    names = list(values)
+    for positional in range(len(values)):  # 0.1.2 accepts each argument by position or by name
         before, after = names[:positional], names[positional:]
-        arguments, named = [given[name] for name in before], {name: given[name] for name in after}
+        arguments, named = [values[name] for name in before], {name: values[name] for name in after}
         assert asyncio.run(rubric.score_rollout(*arguments, **named)).reward == 2.0
     state = State({"prompt": "?", "completion": completion, "answer": "4"})
     assert asyncio.run(rubric.score_rollout(state=state)) is None and state["reward"] == 2.0
@@ -282,18 +282,18 @@ def double(number: int) -> int:
 def test_tool_calls_are_counted_once() -> None:
     call = {"id": "c", "type": "function", "function": {"name": "double", "arguments": '{"number": 2}'}}
 
-    def plays(messages: Any, state: Any, rng: Any) -> Any:
+    def call_tool(messages: Any, state: Any, rng: Any) -> Any:
         return "done" if messages[-1]["role"] == "tool" else rove.AssistantMessage(None, tool_calls=[call])
 
     for rubric in (vf.ToolRubric(tools=[double]), vf.RubricGroup([vf.Rubric(), vf.ToolRubric()]), vf.Rubric()):
         env = vf.ToolEnv(dataset=ROWS[:1], tools=[double], rubric=rubric)
-        [row] = outputs(env, rove.ScriptedClient(plays))
+        [row] = outputs(env, rove.ScriptedClient(call_tool))
         assert row["metrics"] == {"num_turns": 2.0, "total_tool_calls": 1.0, "double_calls": 1.0}
 
 
-def test_a_group_has_the_names_of_all_members() -> None:
-    one = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
-    assert vf.EnvGroup([one]).rubric.all_reward_names == ["num_turns", "right"]  # type: ignore[attr-defined]
+def test_a_group_has_the_reward_names_of_its_members() -> None:
+    env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
+    assert vf.EnvGroup([env]).rubric.all_reward_names == ["num_turns", "right"]  # type: ignore[attr-defined]
 
 
 # Environments
@@ -317,18 +317,18 @@ def load_environment():
     ("is_async", "requirement", "turns"),
     [("", "", 10), ("async ", "", 12), ("async ", "verifiers<0.1.3", 10), ("", "verifiers==0.1.2", 10)],
 )
-def test_default_limit_of_turns_in_the_first_releases(
+def test_the_default_limit_of_turns_depends_on_the_release(
     is_async: str, requirement: str, turns: int, tmp_path: Path
 ) -> None:
     source = TURNS.format(is_async=is_async, most=12)
-    env = package(tmp_path, f"count_{len(is_async)}_{len(requirement)}", source, requirement)
-    [row] = outputs(env, said("so"), state_columns=["trajectory"])
+    env = load_package(tmp_path, f"count_{len(is_async)}_{len(requirement)}", source, requirement)
+    [row] = outputs(env, scripted_client("so"), state_columns=["trajectory"])
     assert len(row["trajectory"]) == turns
     assert row["stop_condition"] == ("max_turns_reached" if turns == 10 else "is_completed")
 
 
 @pytest.mark.usefixtures("alias")
-def test_shipped_tools_are_where_they_were() -> None:
+def test_old_import_paths_of_tools_and_types_work() -> None:
     tools = importlib.import_module("verifiers.utils.tools")
     assert tools.python is legacy_environments.python
     assert importlib.import_module("verifiers.envs.textarena_env").TextArenaEnv is vf.TextArenaEnv
@@ -337,7 +337,7 @@ def test_shipped_tools_are_where_they_were() -> None:
     assert "ChatMessages" not in vf.__all__
 
 
-def test_shipped_tools_calculate_and_run_code() -> None:
+def test_the_calculator_and_python_tools_return_results_or_errors() -> None:
     assert legacy_environments.calculator("2 ** 5 / 4") == "8.0"
     assert legacy_environments.calculator("import os") == "Error: Invalid characters in expression"
     assert legacy_environments.calculator("(1").startswith("Error: ")
@@ -367,7 +367,7 @@ def test_unsupported_names_report_a_replacement(statement: str, instead: str) ->
 # Helpers
 
 
-def test_errors_have_chains() -> None:
+def test_chains_of_errors_are_returned() -> None:
     tool, cause = vf.ToolError("t"), ValueError("v")
     tool.__cause__ = vf.InfraError("i")
     tool.__cause__.__cause__ = cause
@@ -376,21 +376,21 @@ def test_errors_have_chains() -> None:
     assert errors.get_vf_error_chain(cause) == errors.get_error_chain(None) == []
 
 
-def test_functions_are_retried() -> None:
-    tries: list[int] = []
+def test_functions_are_retried_after_infrastructure_errors() -> None:
+    attempts: list[int] = []
 
     async def fails(until: int) -> Any:
-        tries.append(until)
-        if len(tries) == 1:
+        attempts.append(until)
+        if len(attempts) == 1:
             raise vf.InfraError("first")
-        return [State(error=vf.InfraError("second") if len(tries) < until else None)]
+        return [State(error=vf.InfraError("second") if len(attempts) < until else None)]
 
     assert decorators.maybe_retry(fails) is fails
-    again = decorators.maybe_retry(fails, max_retries=3, initial=0.0)
-    assert asyncio.run(again(3))[0]["error"] is None and len(tries) == 3
+    retried = decorators.maybe_retry(fails, max_retries=3, initial=0.0)
+    assert asyncio.run(retried(3))[0]["error"] is None and len(attempts) == 3
     assert (
         isinstance(asyncio.run(decorators.maybe_retry(fails, 2, 0.0)(99))[0]["error"], vf.InfraError)
-        and len(tries) == 6
+        and len(attempts) == 6
     )
     with pytest.raises(KeyError):
         asyncio.run(decorators.maybe_retry(lambda: {}["x"], 2, 0.0)())
@@ -407,7 +407,7 @@ def test_a_state_reports_keys_that_json_cannot_represent() -> None:
 @pytest.mark.broad
 def test_results_become_a_dataset_with_usage() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[right]))
-    results = env.evaluate_sync(said("4"), "m", state_columns=["usage_tracker"])
+    results = env.evaluate_sync(scripted_client("4"), "m", state_columns=["usage_tracker"])
     rows = list(env.make_dataset(results))
     assert [row["reward"] for row in rows] == [1.0, 0.0]
     assert all(
@@ -415,7 +415,7 @@ def test_results_become_a_dataset_with_usage() -> None:
     )
 
 
-def test_a_field_describes_an_argument() -> None:
+def test_pydantic_fields_describe_tool_arguments() -> None:
     pydantic = pytest.importorskip("pydantic")
     from typing import Annotated
 
@@ -456,53 +456,54 @@ def load_environment(funcs="right sometimes"):
 """
 
 
-def broken_in(folder: Path) -> None:
+def write_broken_package(folder: Path) -> None:
     (folder / "broken.py").write_text(BROKEN)
 
 
 def test_a_reward_that_always_raises_is_in_the_summary(tmp_path: Path) -> None:
-    broken_in(tmp_path)
+    write_broken_package(tmp_path)
     env = rove.load_environment("broken", tmp_path)
-    summary = asyncio.run(rove.evaluate(env, said("4"), run=tmp_path / "run"))
+    summary = asyncio.run(rove.evaluate(env, scripted_client("4"), run=tmp_path / "run"))
     assert list(summary["broken_rewards"]) == ["right"]
     assert summary["broken_rewards"]["right"].startswith("AttributeError: AssistantMessage has no field 'nothing'")
     assert summary["reward"]["mean"] == -0.25 and summary["failed"] == 0
-    again = asyncio.run(rove.evaluate(env, said("4"), run=tmp_path / "run"))  # of records that are kept
-    assert again["broken_rewards"] == summary["broken_rewards"]
+    # computed from the saved records
+    resumed = asyncio.run(rove.evaluate(env, scripted_client("4"), run=tmp_path / "run"))
+    assert resumed["broken_rewards"] == summary["broken_rewards"]
     env = rove.load_environment("broken", tmp_path, funcs="sometimes")
-    assert "broken_rewards" not in asyncio.run(rove.evaluate(env, said("4")))
+    assert "broken_rewards" not in asyncio.run(rove.evaluate(env, scripted_client("4")))
 
 
-def test_evaluation_with_v0s_loop_warns(tmp_path: Path) -> None:
-    broken_in(tmp_path)
+def test_v0_evaluation_warns_of_a_broken_reward(tmp_path: Path) -> None:
+    write_broken_package(tmp_path)
     env = load_environment("broken", tmp_path).inner  # type: ignore[attr-defined]
     with pytest.warns(UserWarning, match="its reward is broken: right raised in every rollout"):
-        rows = outputs(env, said("4"))
+        rows = outputs(env, scripted_client("4"))
     assert [list(row["reward_errors"]) for row in rows] == [["right", "sometimes", "metric"], ["right", "metric"]]
 
 
 @pytest.mark.broad
-def test_the_command_reports_a_broken_reward(
+def test_rove_eval_reports_a_broken_reward(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    broken_in(tmp_path)
+    write_broken_package(tmp_path)
     command = in_this_process(tmp_path, monkeypatch, capsys)
     monkeypatch.setattr(
         "rove.cli.eval.make_client", lambda *args: rove.ScriptedClient(lambda messages, state, rng: "4")
     )
-    words = ["eval", "broken", "--env-dir", ".", "-m", "any", "-n", "2", "-r", "1", "--no-save"]
-    done = command(*words)
-    assert done.status == 1, done
-    assert "its reward is broken: right raised in every rollout, which counts as 0.0: AttributeError: " in done.out
-    assert command(*words, "-a", '{"funcs": "sometimes"}').status == 0
-    done = command(*words, "--json")
-    assert done.status == 1 and list(json.loads(done.out)["broken_rewards"]) == ["right"]
+    arguments = ["eval", "broken", "--env-dir", ".", "-m", "any", "-n", "2", "-r", "1", "--no-save"]
+    result = command(*arguments)
+    assert result.status == 1, result
+    assert "its reward is broken: right raised in every rollout, which counts as 0.0: AttributeError: " in result.out
+    assert command(*arguments, "-a", '{"funcs": "sometimes"}').status == 0
+    result = command(*arguments, "--json")
+    assert result.status == 1 and list(json.loads(result.out)["broken_rewards"]) == ["right"]
     suite = "".join(f'[[eval]]\nenv_args = {{funcs = "{funcs}"}}\n' for funcs in ("sometimes", "right"))
     (tmp_path / "suite.toml").write_text(
         f'env = "broken"\nmodel = "any"\nenv_dir = "."\nsave = false\nbase_url = "http://127.0.0.1:9/v1"\n{suite}'
     )
-    done = command("eval", "@", "suite.toml")
-    assert done.status == 1 and done.out.count("its reward is broken: right") == 1
+    result = command("eval", "@", "suite.toml")
+    assert result.status == 1 and result.out.count("its reward is broken: right") == 1
 
 
 # Requirements
@@ -531,10 +532,10 @@ def load_environment():
         ("", ["correct_answer"], [1.0], "MaybeThinkParser", "2"),
     ],
 )
-def test_the_rubric_of_mathematics_is_that_of_the_release(
+def test_the_math_rubric_depends_on_the_release(
     requirement: str, names: list[str], weights: list[float], parser: str, boxed: str, tmp_path: Path
 ) -> None:
-    env = package(tmp_path, f"math_{len(requirement)}", MATH, requirement)
+    env = load_package(tmp_path, f"math_{len(requirement)}", MATH, requirement)
     rubric = env.rubric.rubrics[0]
     assert rubric.get_reward_func_names() == names and rubric.weights == weights
     assert type(rubric.parser).__name__ == parser
@@ -542,13 +543,13 @@ def test_the_rubric_of_mathematics_is_that_of_the_release(
     asyncio.run(rubric.teardown())
 
 
-def test_the_first_box() -> None:
+def test_the_first_boxed_answer_is_extracted() -> None:
     assert data.extract_first_boxed_answer("so \\boxed{a{b}c} \\boxed{d}") == "a{b}c"
     assert data.extract_first_boxed_answer("no box") == "no box"
     assert data.extract_first_boxed_answer("\\boxed{open") == "\\boxed{open"
 
 
-def test_the_newest_release_that_is_allowed(tmp_path: Path) -> None:
+def test_the_newest_release_allowed_by_the_requirements_is_found(tmp_path: Path) -> None:
     assert str(newest_allowed(["verifiers==0.1.2"])) == "0.1.2"
     assert str(newest_allowed(["numpy<2", "Verifiers>=0.1.2,<0.1.3"])) == "0.1.2.post1"
     assert newest_allowed(["verifiers>=9", "?"]) == newest_allowed([]) == NEWEST == RELEASES[-1]
@@ -560,8 +561,11 @@ def test_the_newest_release_that_is_allowed(tmp_path: Path) -> None:
 
 def test_old_names_cause_warnings() -> None:
     rubric = vf.Rubric()
-    with warnings.catch_warnings(record=True) as noted:
+    with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
         rubric.reward_funcs = [right]
         rubric.reward_weights = [1.0]
-    assert [str(one.message).partition(" is ")[0] for one in noted] == ["rubric.reward_funcs", "rubric.reward_weights"]
+    assert [str(warning.message).partition(" is ")[0] for warning in caught] == [
+        "rubric.reward_funcs",
+        "rubric.reward_weights",
+    ]

@@ -1,4 +1,4 @@
-"""`rove.compat`: the name `verifiers`, v0's API over rove's runs, what older packages write, and the fixes."""
+"""Test `rove.compat`: the alias `verifiers`, v0's API on rove's runs, deprecated forms and the fixed mode."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from rove.workers.import_alias import active_import_alias
 
 PACKAGES = Path(__file__).parents[1] / "compat_packages"
 SERVER = Path(__file__).parents[1].joinpath("support", "mcp_server.py")
-PATHS = """verifiers.types verifiers.errors verifiers.decorators verifiers.clients verifiers.parsers.parser
+MODULE_PATHS = """verifiers.types verifiers.errors verifiers.decorators verifiers.clients verifiers.parsers.parser
 verifiers.parsers.think_parser verifiers.parsers.xml_parser verifiers.rubrics.rubric verifiers.rubrics.judge_rubric
 verifiers.rubrics.tool_rubric verifiers.rubrics.rubric_group verifiers.envs.environment verifiers.envs.multiturn_env
 verifiers.envs.singleturn_env verifiers.envs.tool_env verifiers.envs.stateful_tool_env verifiers.envs.sandbox_env
@@ -45,7 +45,7 @@ verifiers.utils.error_utils verifiers.legacy.envs.environment verifiers.trainers
 
 @pytest.fixture
 def alone() -> Iterator[None]:
-    """No alias before and after, nor a library of that name, nor packages that were imported with it."""
+    """Remove the alias, the module `verifiers` and the imported test packages before and after the test."""
 
     def clean() -> None:
         rove.compat.uninstall()
@@ -59,7 +59,7 @@ def alone() -> Iterator[None]:
 
 
 class Says:
-    """A rove client that says one thing after the other to every rollout."""
+    """A rove client that returns the same sequence of responses in every rollout."""
 
     max_concurrent = 8
 
@@ -82,7 +82,7 @@ def call(name: str, arguments: Any) -> dict[str, Any]:
     return {"id": "c", "type": "function", "function": {"name": name, "arguments": json.dumps(arguments)}}
 
 
-ADDING = """
+ADDING_PACKAGE = """
 import sys
 import rove.compat.verifiers as vf
 
@@ -98,13 +98,13 @@ def four(completion: Any, answer: str) -> float:
     return 1.0 if completion[-1]["content"] == answer else 0.0
 
 
-# The name
+# The alias
 
 
 @pytest.mark.usefixtures("alone")
 def test_every_module_path_can_be_imported() -> None:
     rove.compat.install()
-    for path in PATHS:
+    for path in MODULE_PATHS:
         assert importlib.import_module(path).__name__ == path
     xml = importlib.import_module("verifiers.parsers.xml_parser")
     assert xml.XMLParser is importlib.import_module("verifiers").XMLParser is vf.XMLParser
@@ -121,7 +121,7 @@ def test_every_module_path_can_be_imported() -> None:
         importlib.import_module("verifiers.types.nothing")
 
 
-NAMES = {
+NAMES_OF_MODULES = {
     "types": "TextContentPart ImageUrlContentPart ClientConfig GenerateOutputs State Messages ProcessedOutputs TASK_INPUT_FIELDS",
     "utils.async_utils": "maybe_await maybe_call_with_named_args maybe_semaphore",
     "utils.data_utils": "BOXED_SYSTEM_PROMPT THINK_BOXED_SYSTEM_PROMPT extract_boxed_answer load_example_dataset",
@@ -144,16 +144,16 @@ NAMES = {
 
 
 @pytest.mark.usefixtures("alone")
-def test_names_are_where_packages_import_them_from() -> None:
+def test_names_can_be_imported_from_their_v0_modules() -> None:
     rove.compat.install()
-    for path, names in NAMES.items():
+    for path, names in NAMES_OF_MODULES.items():
         module = importlib.import_module(f"verifiers.{path}")
         for name in names.split():
             assert getattr(module, name) is not None
 
 
 @pytest.mark.usefixtures("alone")
-def test_star_imports_have_the_names_of_0_3_1_and_no_former_ones() -> None:
+def test_star_imports_have_the_names_of_0_3_1_and_no_older_names() -> None:
     rove.compat.install()
     names: dict[str, Any] = {}
     exec("from verifiers import *", names)
@@ -162,7 +162,7 @@ def test_star_imports_have_the_names_of_0_3_1_and_no_former_ones() -> None:
     assert "ToolRubric" not in names
 
 
-def test_every_root_name_is_there() -> None:
+def test_every_root_name_can_be_imported() -> None:
     for name in vf.__all__:
         assert getattr(vf, name) is not None
     assert "XMLParser" in dir(vf)
@@ -183,12 +183,12 @@ def test_every_root_name_is_there() -> None:
     ],
 )
 def test_missing_names_are_reported(path: str, said: str) -> None:
-    told = rove.compat.missing_reason(path)
-    assert said in told and bool(told) == bool(said)
+    reason = rove.compat.missing_reason(path)
+    assert said in reason and bool(reason) == bool(said)
 
 
 @pytest.mark.usefixtures("alone")
-def test_install_once_is_enough_and_uninstall_undoes_it() -> None:
+def test_install_is_idempotent_and_uninstall_reverts_it() -> None:
     before = list(sys.meta_path)
     rove.compat.install()
     rove.compat.install()
@@ -203,48 +203,48 @@ def test_install_once_is_enough_and_uninstall_undoes_it() -> None:
 
 @pytest.fixture
 def other(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, alone: None) -> Path:
-    """Another library of that name."""
+    """Create another module `verifiers`, as if the library were installed."""
     (tmp_path / "verifiers.py").write_text("__version__ = '0.3.1'\n")
     monkeypatch.syspath_prepend(str(tmp_path))
     return tmp_path
 
 
 def test_an_installed_library_is_not_replaced_by_default(other: Path) -> None:
-    with pytest.raises(ConfigError, match="--compat") as told:
+    with pytest.raises(ConfigError, match="--compat") as raised:
         rove.compat.install()
-    assert str(other) in str(told.value)
+    assert str(other) in str(raised.value)
     rove.compat.install_fallback()
     assert importlib.import_module("verifiers").__file__ == str(other / "verifiers.py")
     with pytest.raises(ConfigError, match="imported already"):
         rove.compat.install(replace=True)
 
 
-def setup_in_workers() -> str:
+def worker_setup() -> str:
     active = active_import_alias()
     return "" if active is None else active.setup
 
 
 def test_an_installed_library_can_be_replaced(other: Path) -> None:
     rove.compat.install_fallback()
-    assert setup_in_workers() == "rove.compat:install_fallback"
+    assert worker_setup() == "rove.compat:install_fallback"
     rove.compat.install_replacement()
-    assert setup_in_workers() == "rove.compat:install_replacement"
+    assert worker_setup() == "rove.compat:install_replacement"
     assert isinstance(importlib.import_module("verifiers"), alias._AliasModule)
 
 
-def test_import_is_light() -> None:
+def test_the_alias_imports_no_heavy_libraries() -> None:
     code = "import sys, rove.compat; rove.compat.install(); import verifiers; verifiers.Rubric; " + (
         "print([m for m in ('datasets', 'openai', 'torch', 'transformers', 'mcp') if m in sys.modules])"
     )
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
+    completed = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert completed.stdout.strip() == "[]"
 
 
-# Environments in rove's hands
+# Environments run by rove
 
 
 @pytest.mark.usefixtures("alone")
-def test_load_environment_gives_a_rove_environment() -> None:
+def test_load_environment_returns_a_rove_environment() -> None:
     rove.compat.install()
     env = load_environment("guess_number", env_dir=PACKAGES)
     assert isinstance(env, rove.Environment)
@@ -262,9 +262,9 @@ def command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capt
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
+def test_rove_eval_enables_the_alias_by_itself(command: Rove) -> None:
     with ScriptedServer() as server:
-        words = (
+        arguments = (
             "guess_number",
             "-m",
             "guess_number",
@@ -277,14 +277,14 @@ def test_commands_find_verifiers_by_themselves(command: Rove) -> None:
             "-r",
             "2",
         )
-        done = command("eval", *words, "--run-dir", "run", "--json")
-    assert done.status == 0, done.err
+        result = command("eval", *arguments, "--run-dir", "run", "--json")
+    assert result.status == 0, result.err
     rewards = sorted(record.reward for record in Run("run").rollouts() if record.reward is not None)
     real = json.loads((RECORDED / "guess_number.json").read_text(encoding="utf-8"))
     assert rewards == sorted(row["reward"] for row in real["rows"])
 
 
-def test_numbers_in_a_package_are_its_defaults(command: Rove, tmp_path: Path) -> None:
+def test_eval_settings_of_a_package_are_its_defaults(command: Rove, tmp_path: Path) -> None:
     package = tmp_path / "environments" / "guess_number"
     package.mkdir(parents=True)
     (package / "guess_number.py").write_text((PACKAGES / "guess_number.py").read_text(encoding="utf-8"))
@@ -292,14 +292,14 @@ def test_numbers_in_a_package_are_its_defaults(command: Rove, tmp_path: Path) ->
         "[tool.verifiers.eval]\nnum_examples = 2\nrollouts_per_example = 1\nmodel = 'x'\n"
     )
     with ScriptedServer() as server:
-        done = command("eval", "guess_number", "-m", "guess_number", "-b", server.url, "--run-dir", "run")
-    assert done.status == 0, done.err
+        result = command("eval", "guess_number", "-m", "guess_number", "-b", server.url, "--run-dir", "run")
+    assert result.status == 0, result.err
     assert len(list(Run("run").rollouts())) == 2
 
 
 def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -> None:
     with ScriptedServer() as server:
-        words = (
+        arguments = (
             "guess_number",
             "-m",
             "guess_number",
@@ -312,31 +312,31 @@ def test_compat_flag_replaces_an_installed_library(other: Path, command: Rove) -
             "-r",
             "1",
         )
-        assert "has no attribute" in command("eval", *words).err
+        assert "has no attribute" in command("eval", *arguments).err
         del sys.modules["verifiers"]
-        done = command("eval", *words, "--compat")
-    assert done.status == 0, done.err
+        result = command("eval", *arguments, "--compat")
+    assert result.status == 0, result.err
 
 
 @pytest.mark.broad
 def test_the_course_trains_unchanged(command: Rove, tmp_path: Path) -> None:
     tiny_model().save(tmp_path / "m")
-    words = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
-    done = command("rl", "tictactoe_course", "-m", "m", "-a", '{"max_turns": 3, "num_examples": 4}', *words)
-    assert done.status == 0, done.err
+    options = ("--steps", "3", "--batch-size", "8", "-r", "4", "-t", "8", "--run-dir", "rl", "--env-dir", str(PACKAGES))
+    result = command("rl", "tictactoe_course", "-m", "m", "-a", '{"max_turns": 3, "num_examples": 4}', *options)
+    assert result.status == 0, result.err
     assert (tmp_path / "rl" / "final" / "config.json").exists()
     records = list(Run("rl").rollouts())
     assert len(records) == 24
     assert all(record.error is None and record.scores is not None for record in records)
     pairs = [pair for record in records for pair in itertools.pairwise(record.steps)]
     assert pairs
-    for before, after in pairs:  # not a token is lost on the way through v0's messages
+    for before, after in pairs:  # conversion to v0's messages loses no token
         assert before.tokens is not None
         assert after.tokens is not None
         assert after.tokens.prompt_ids[: len(before.tokens.ids)] == before.tokens.ids
 
 
-async def test_rows_can_be_plain_lists() -> None:
+async def test_datasets_can_be_plain_lists() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, system_prompt="Be brief.", rubric=vf.Rubric(funcs=[four]))
     client = Says("4")
     records = await rove.generate(env, client)
@@ -348,18 +348,18 @@ async def test_rows_can_be_plain_lists() -> None:
     assert env.get_dataset(1).to_list()[0]["question"] == "2+2?"
 
 
-async def test_the_last_run_tears_down() -> None:
-    ended: list[int] = []
+async def test_an_environment_is_torn_down_after_its_last_run() -> None:
+    teardowns: list[int] = []
 
     class Ends(vf.SingleTurnEnv):
         @vf.teardown
         async def end(self) -> None:
-            ended.append(1)
+            teardowns.append(1)
 
     env = Ends(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
     assert env.__rove_environment__() is env.__rove_environment__()
     await asyncio.gather(*(rove.evaluate(env, Says("4")) for _ in range(2)))
-    assert ended == [1]
+    assert teardowns == [1]
 
 
 async def test_errors_affect_only_their_rollout() -> None:
@@ -379,8 +379,8 @@ async def test_errors_affect_only_their_rollout() -> None:
     assert [record.stop_condition for record in records] == ["has_error", "has_error"]
 
 
-async def test_pairs_of_message_and_state_are_accepted() -> None:
-    """As in 0.1.0; 0.1.2 to 0.1.7 had a list in its place."""
+async def test_env_response_may_return_a_message_and_a_state() -> None:
+    """0.1.0 returned one message with the state; 0.1.2 to 0.1.7 returned a list of messages with it."""
 
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
@@ -389,10 +389,10 @@ async def test_pairs_of_message_and_state_are_accepted() -> None:
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[lambda state: float(state["asked"])]), max_turns=2)
     with pytest.warns(FutureWarning, match="return the messages"):
         [record] = await rove.generate(env, Says("4"))
-    assert record.reward == 1.0 and [one["content"] for one in record.completion] == ["4", "Sure?", "4"]
+    assert record.reward == 1.0 and [message["content"] for message in record.completion] == ["4", "Sure?", "4"]
 
 
-async def test_a_cancelled_rollout_cleans_up() -> None:
+async def test_a_rollout_that_times_out_is_cleaned_up() -> None:
     closed: list[int] = []
 
     class Slow(vf.MultiTurnEnv):
@@ -420,7 +420,7 @@ async def test_a_timed_out_rollout_is_scored() -> None:
     assert (record.stop_condition, record.reward, record.error) == ("timeout_reached", 1.0, None)
 
 
-async def test_limits_of_a_run_hold() -> None:
+async def test_the_limits_of_a_run_are_enforced() -> None:
     class Talk(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
             return "go on"
@@ -431,14 +431,15 @@ async def test_limits_of_a_run_hold() -> None:
     assert record.error is None
 
 
-async def test_calls_of_the_environment_have_their_own_random_stream_and_role() -> None:
+async def test_model_calls_of_the_environment_have_their_own_seeds_and_role() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
-            asked = [vf.UserMessage(content="same")]
-            said = [
-                await self.get_model_response(state, asked, sampling_args=how) for how in ({"temperature": 0.5}, None)
+            prompt = [vf.UserMessage(content="same")]
+            responses = [
+                await self.get_model_response(state, prompt, sampling_args=sampling_args)
+                for sampling_args in ({"temperature": 0.5}, None)
             ]
-            return [vf.UserMessage(content=said[0].message.content)]
+            return [vf.UserMessage(content=responses[0].message.content)]
 
     env = Asks(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     client = Says("4")
@@ -447,21 +448,22 @@ async def test_calls_of_the_environment_have_their_own_random_stream_and_role() 
     assert len(record.model_roles["environment"]) == 2
     assert len({request.seed for request in client.asked}) == 4
     assert [request.sampling_params.temperature for request in client.asked] == [None, 0.5, None, None]
-    again = Says("4")
-    await rove.generate(env, again)
-    assert [request.seed for request in again.asked] == [request.seed for request in client.asked]
+    other_client = Says("4")
+    await rove.generate(env, other_client)
+    assert [request.seed for request in other_client.asked] == [request.seed for request in client.asked]
 
 
 async def test_the_environment_can_make_concurrent_calls() -> None:
     class Asks(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: Any, **kwargs: Any) -> Any:
-            asked = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
-            how = [None, {"temperature": 0.5}] * 4
+            prompts = [[vf.UserMessage(content=f"number {i}")] for i in range(8)]
+            sampling_args = [None, {"temperature": 0.5}] * 4
             calls = (
-                self.get_model_response(state, one, sampling_args=args) for one, args in zip(asked, how, strict=True)
+                self.get_model_response(state, one, sampling_args=args)
+                for one, args in zip(prompts, sampling_args, strict=True)
             )
-            said = await asyncio.gather(*calls)
-            return [vf.UserMessage(content=" ".join(one.message.content for one in said))]
+            responses = await asyncio.gather(*calls)
+            return [vf.UserMessage(content=" ".join(one.message.content for one in responses))]
 
     class Echo(Says):
         async def respond(self, request: rove.Request) -> rove.Response:
@@ -495,7 +497,7 @@ async def test_prompts_contain_the_sampled_turns() -> None:
     assert client.asked[1].messages[1]["content"] == ""
 
 
-async def test_groups_of_environments_score_with_their_own_rubric() -> None:
+async def test_members_of_environment_groups_use_their_own_rubric() -> None:
     def loud(completion: Any) -> float:
         return 1.0
 
@@ -506,15 +508,15 @@ async def test_groups_of_environments_score_with_their_own_rubric() -> None:
     assert [record.info["env_id"] for record in records] == [["in", "a"], ["in", "a"], ["in", "b"], "out"]
     assert [record.env_id for record in records] == ["in/a", "in/a", "in/b", "out"]
     scores = [record.scores for record in records if record.scores]
-    assert [one.weights for one in scores] == [{"four": 0.5}, {"four": 0.5}, {"loud": 1.0}, {"loud": 1.0}]
-    assert [one.reward for one in scores] == [0.5, 0.0, 1.0, 1.0]
+    assert [score.weights for score in scores] == [{"four": 0.5}, {"four": 0.5}, {"loud": 1.0}, {"loud": 1.0}]
+    assert [score.reward for score in scores] == [0.5, 0.0, 1.0, 1.0]
     with pytest.raises(ValueError, match="at least one"):
         vf.EnvGroup([])
     with pytest.raises(ValueError, match="env_id"):
         outer.routed({"prompt": []})
 
 
-async def test_rubrics_with_their_own_scoring() -> None:
+async def test_rubrics_can_override_score_group() -> None:
     class Own(vf.Rubric):
         async def score_group(self, states: Any) -> None:
             for state in states:
@@ -528,24 +530,24 @@ async def test_rubrics_with_their_own_scoring() -> None:
     assert record.scores.metrics == {"four": 1.0, "num_turns": 1.0}
 
 
-async def test_a_bridged_rubric_scores_only_its_own_rollouts() -> None:
+async def test_a_bridged_rubric_refuses_rollouts_of_other_processes() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four])).__rove_environment__()
     assert isinstance(env.rubric, RoveRubric)
     with pytest.raises(ConfigError, match="in this process"):
         await env.rubric.score_rollout(rove.State(input={}))
 
 
-async def test_unscored_environments() -> None:
+async def test_environments_without_scoring_have_zero_rewards() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), score_rollouts=False)
     [output] = (await env.evaluate(Says("4"), "m"))["outputs"]
     assert (output["reward"], output["metrics"]) == (0.0, {})
 
 
-# v0's own runs and loading
+# v0's evaluation and loading functions
 
 
 @pytest.mark.usefixtures("alone")
-def test_load_environment_as_v0_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_load_environment_works_as_in_v0(monkeypatch: pytest.MonkeyPatch) -> None:
     rove.compat.install()
     monkeypatch.syspath_prepend(str(PACKAGES))
     env = vf.load_environment("owner/guess-number@1.0", max_turns=2)
@@ -556,24 +558,24 @@ def test_load_environment_as_v0_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
         vf.load_environment("guess-number", max_turns=2, nonsense=object(), dataset=3)
 
 
-def test_missing_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_keys_raise_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SOME_KEY", "x")
     vf.ensure_keys(["SOME_KEY"])
-    with pytest.raises(vf.MissingKeyError, match="OTHER_KEY, THIRD_KEY") as told:
+    with pytest.raises(vf.MissingKeyError, match="OTHER_KEY, THIRD_KEY") as raised:
         vf.ensure_keys(["SOME_KEY", "OTHER_KEY", "THIRD_KEY"])
-    assert told.value.keys == ["OTHER_KEY", "THIRD_KEY"]
+    assert raised.value.keys == ["OTHER_KEY", "THIRD_KEY"]
 
 
-async def test_results_are_saved_with_their_means(tmp_path: Path) -> None:
+async def test_results_are_saved_with_mean_values(tmp_path: Path) -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), env_id="sums")
-    seen: list[int] = []
+    progress: list[int] = []
     results = await env.evaluate(
         Says("4"),
         "m",
         rollouts_per_example=2,
         save_results=True,
         results_path=tmp_path / "out",
-        on_progress=lambda outputs, new, metadata: seen.append(len(outputs)),
+        on_progress=lambda outputs, new, metadata: progress.append(len(outputs)),
     )
     metadata = results["metadata"]
     assert metadata["avg_reward"] == 0.5
@@ -585,14 +587,14 @@ async def test_results_are_saved_with_their_means(tmp_path: Path) -> None:
         "final_output_tokens": 4,
         "final_input_tokens": 3,
     }
-    assert seen == [2, 4]
+    assert progress == [2, 4]
     lines = [json.loads(line) for line in (tmp_path / "out" / "results.jsonl").read_text().splitlines()]
     assert [line["reward"] for line in lines] == [1.0, 1.0, 0.0, 0.0]
     assert json.loads((tmp_path / "out" / "metadata.json").read_text())["env_id"] == "sums"
     assert len(env.make_dataset(results)) == 4
 
 
-async def test_custom_clients() -> None:
+async def test_custom_clients_are_used() -> None:
     class Mine(vf.Client):
         def setup_client(self, config: Any) -> Any:
             return config
@@ -627,12 +629,12 @@ async def test_custom_clients() -> None:
         await env.evaluate()
 
 
-async def test_tokens_are_cut_at_the_longest_sequence() -> None:
+async def test_tokens_are_truncated_to_the_maximum_sequence_length() -> None:
     from rove.compat.verifiers.multiturn import parse_response_message, parse_response_tokens
 
     tokens = {"prompt_ids": [1, 2], "prompt_mask": [0, 0], "completion_ids": [3, 4], "completion_mask": [1, 1]}
-    made = vf.ResponseTokens(**tokens, completion_logprobs=[-0.1, -0.2])
-    response = vf.Response(message=vf.ResponseMessage(content="hi", tokens=made, note=1))
+    response_tokens = vf.ResponseTokens(**tokens, completion_logprobs=[-0.1, -0.2])
+    response = vf.Response(message=vf.ResponseMessage(content="hi", tokens=response_tokens, note=1))
     assert await parse_response_message(response) == [vf.AssistantMessage(content="hi", note=1)]
     whole = await parse_response_tokens(response)
     assert whole is not None
@@ -648,7 +650,7 @@ async def test_tokens_are_cut_at_the_longest_sequence() -> None:
     assert (await env.run_rollout(row, Says("4"), "m", {}, 0, ["trajectory_id"]))["reward"] == 1.0
 
 
-def test_configs_of_several_endpoints() -> None:
+def test_a_client_config_can_have_several_endpoints() -> None:
     config = vf.ClientConfig(
         timeout=5.0,
         endpoint_configs=[
@@ -656,16 +658,16 @@ def test_configs_of_several_endpoints() -> None:
             {"api_base_url": "http://b/v1", "timeout": 9.0},
         ],
     )
-    assert [(one.api_base_url, one.timeout) for one in config.resolved()] == [
+    assert [(endpoint.api_base_url, endpoint.timeout) for endpoint in config.resolved()] == [
         ("http://a/v1", 3600.0),
         ("http://b/v1", 9.0),
     ]
 
 
-# Shapes of older packages
+# Deprecated forms of older packages
 
 
-async def test_old_forms_are_accepted_with_a_warning() -> None:
+async def test_deprecated_arguments_are_accepted_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="funcs="):
         rubric = vf.Rubric(four, four, weights=[1.0, 0.5])
     assert rubric.weights == [1.0, 0.5]
@@ -680,15 +682,15 @@ async def test_old_forms_are_accepted_with_a_warning() -> None:
     with pytest.warns(FutureWarning, match="counts calls"):
         counts = vf.ToolRubric(tools=[four], funcs=[four])
     with pytest.warns(FutureWarning, match="read env.tool_defs"):
-        told = vf.ToolEnv(dataset=ROWS, tools=[four]).oai_tools
-    assert told[0]["function"]["name"] == "four"
+        tools = vf.ToolEnv(dataset=ROWS, tools=[four]).oai_tools
+    assert tools[0]["function"]["name"] == "four"
     assert counts._get_reward_func_names() == ["four", "total_tool_calls", "four_calls"]
     with pytest.warns(FutureWarning, match=r"info\['tool_defs'\]"):
         state = await env.init_state({"prompt": "x", "example_id": 0, "info": {"oai_tools": [tool]}}, Says(""), "m")
     assert state["tool_defs"][0]["name"] == "add"
 
 
-async def test_results_by_column() -> None:
+async def test_results_can_be_read_by_column_with_a_warning() -> None:
     env = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]), client=Says("4"), model="m")
     with pytest.warns(FutureWarning, match="num_examples"):
         results = await env.evaluate(num_samples=2)
@@ -725,7 +727,7 @@ def test_trainer_settings_are_converted() -> None:
         rl_config(GRPOConfig(loss_type="other"), "env")
 
 
-async def test_tools_in_openais_form() -> None:
+async def test_functions_are_converted_to_openai_tools_with_a_warning() -> None:
     from rove.compat.verifiers.tools import convert_func_to_oai_tool
 
     with pytest.warns(FutureWarning, match="convert_func_to_tool_def"):
@@ -740,13 +742,13 @@ def fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROVE_COMPAT", "fixed")
 
 
-def test_the_variable_has_two_values(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_compat_variable_is_unset_or_fixed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ROVE_COMPAT", "fix")
     with pytest.raises(ConfigError, match="expected 'fixed'"):
         vf.SingleTurnEnv(dataset=ROWS, anything=1)
 
 
-async def failing_reward() -> list[Any]:
+async def sample_with_failing_reward() -> list[Any]:
     def fails(answer: str) -> float:
         return 1 / (int(answer) - 4)
 
@@ -754,13 +756,16 @@ async def failing_reward() -> list[Any]:
     return await rove.generate(env, Says("4"))
 
 
-async def test_a_failing_function_is_a_zero() -> None:
-    assert [(record.reward, record.error) for record in await failing_reward()] == [(0.0, None), (0.5, None)]
+async def test_a_failing_reward_function_scores_zero() -> None:
+    assert [(record.reward, record.error) for record in await sample_with_failing_reward()] == [
+        (0.0, None),
+        (0.5, None),
+    ]
 
 
 @pytest.mark.usefixtures("fixed")
-async def test_a_failing_function_is_an_error_when_fixed() -> None:
-    first, second = await failing_reward()
+async def test_a_failing_reward_function_is_an_error_when_fixed() -> None:
+    first, second = await sample_with_failing_reward()
     assert first.error is not None
     assert (first.error.phase, first.error.type, second.reward) == ("reward fails", "ZeroDivisionError", 0.5)
 
@@ -768,18 +773,18 @@ async def test_a_failing_function_is_an_error_when_fixed() -> None:
 DRAFTS = [{"role": "assistant", "content": "<answer>1</answer> no: <answer>2</answer>"}]
 
 
-def test_drafts_are_graded() -> None:
+def test_the_first_answer_is_parsed() -> None:
     assert vf.XMLParser(["answer"]).parse_answer(DRAFTS) == "1"
     assert vf.XMLParser(["answer"]).get_format_reward_func()([{"role": "assistant", "content": "no tag"}]) == 0.2
 
 
 @pytest.mark.usefixtures("fixed")
-def test_last_answers_are_graded_when_fixed() -> None:
+def test_the_last_answer_is_parsed_when_fixed() -> None:
     assert vf.XMLParser(["answer"]).parse_answer(DRAFTS) == "2"
     assert vf.XMLParser(["answer"]).get_format_reward_func()([{"role": "assistant", "content": "no tag"}]) == 0.0
 
 
-async def advantages() -> list[float]:
+async def compute_advantages() -> list[float]:
     def small(number: int) -> float:
         return [1.0, 0.0, 0.0, 0.0][number]
 
@@ -794,13 +799,13 @@ async def advantages() -> list[float]:
     return [state["trajectory"][0]["advantage"] for state in states]
 
 
-async def test_advantages_are_of_the_first_rubric() -> None:
-    assert await advantages() == [0.75, -0.25, -0.25, -0.25]
+async def test_advantages_use_the_reward_of_the_first_rubric() -> None:
+    assert await compute_advantages() == [0.75, -0.25, -0.25, -0.25]
 
 
 @pytest.mark.usefixtures("fixed")
-async def test_advantages_are_of_the_whole_reward_when_fixed() -> None:
-    assert await advantages() == [1 - 2.75, 10 - 2.75, -2.75, -2.75]
+async def test_advantages_use_the_total_reward_when_fixed() -> None:
+    assert await compute_advantages() == [1 - 2.75, 10 - 2.75, -2.75, -2.75]
 
 
 class Counts(vf.MultiTurnEnv):
@@ -816,23 +821,23 @@ def seen(state: Any) -> float:
     return state["seen"]
 
 
-async def played() -> Any:
+async def sample_with_counter() -> Any:
     env = Counts(dataset=ROWS[:1], rubric=vf.Rubric(funcs=[seen]), max_turns=2)
     [record] = await rove.generate(env, Says("4"))
     return record.reward, [message["content"] for message in record.completion]
 
 
-async def test_the_last_turn_is_not_seen() -> None:
-    assert await played() == (1.0, ["4", "seen 1", "4"])
+async def test_env_response_is_not_called_for_the_last_turn() -> None:
+    assert await sample_with_counter() == (1.0, ["4", "seen 1", "4"])
 
 
 @pytest.mark.usefixtures("fixed")
-async def test_the_last_turn_is_seen_when_fixed() -> None:
-    assert await played() == (2.0, ["4", "seen 1", "4", "seen 2"])
+async def test_env_response_is_called_for_the_last_turn_when_fixed() -> None:
+    assert await sample_with_counter() == (2.0, ["4", "seen 1", "4", "seen 2"])
 
 
 @pytest.mark.usefixtures("fixed")
-def test_typos_and_doubles_are_refused_when_fixed() -> None:
+def test_typos_and_duplicate_functions_are_refused_when_fixed() -> None:
     with pytest.raises(ConfigError, match="did you mean 'max_seq_len'"):
         vf.SingleTurnEnv(dataset=ROWS, seq_len=512)
     rubric = vf.Rubric(funcs=[four])
@@ -840,7 +845,7 @@ def test_typos_and_doubles_are_refused_when_fixed() -> None:
         rubric.add_metric(four)
 
 
-async def shadowed() -> Any:
+async def reward_of_shadowing_metric() -> Any:
     def reward(completion: Any) -> float:
         return 5.0
 
@@ -849,24 +854,24 @@ async def shadowed() -> Any:
     return output["reward"]
 
 
-async def test_metrics_shadow_fields() -> None:
-    assert await shadowed() == 5.0
+async def test_a_metric_named_reward_replaces_the_reward() -> None:
+    assert await reward_of_shadowing_metric() == 5.0
 
 
 @pytest.mark.usefixtures("fixed")
-async def test_metrics_shadow_nothing_when_fixed() -> None:
-    assert await shadowed() == 1.0
+async def test_a_metric_named_reward_does_not_replace_the_reward_when_fixed() -> None:
+    assert await reward_of_shadowing_metric() == 1.0
 
 
 GPQA = {"Question": "Which?", "Correct Answer": "right", **{f"Incorrect Answer {i}": f"wrong {i}" for i in (1, 2, 3)}}
 
 
-def test_example_datasets_as_v0_words_them() -> None:
+def test_example_datasets_have_the_same_text_as_in_v0() -> None:
     from rove.compat.verifiers import data
 
-    said = data._gpqa(GPQA)
-    assert said["question"].startswith("Question: Which?\n\nA: ")
-    assert f"{said['answer']}: right" in said["question"]
+    row = data._gpqa(GPQA)
+    assert row["question"].startswith("Question: Which?\n\nA: ")
+    assert f"{row['answer']}: right" in row["question"]
     assert data._mmlu({"question": "Q", "choices": ["x", "y"], "answer": 1}) == {
         "question": "Question: Q\n\nA: x\nB: y",
         "answer": "B",
@@ -882,13 +887,13 @@ def test_example_datasets_as_v0_words_them() -> None:
 
 
 @pytest.mark.usefixtures("fixed")
-def test_options_stay_in_place_when_fixed() -> None:
+def test_answer_options_are_not_shuffled_when_fixed() -> None:
     from rove.compat.verifiers import data
 
     assert len({data._gpqa(GPQA)["question"] for _ in range(5)}) == 1
 
 
-async def unreadable() -> Any:
+async def score_unreadable_answer() -> Any:
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.MathRubric())
     bridged = env.__rove_environment__()
     async with bridged.used_in_run():
@@ -897,17 +902,17 @@ async def unreadable() -> Any:
 
 
 @pytest.mark.broad
-async def test_an_unreadable_right_answer_is_a_zero() -> None:
-    assert await unreadable() == (0.0, None)
+async def test_an_unreadable_reference_answer_scores_zero() -> None:
+    assert await score_unreadable_answer() == (0.0, None)
 
 
 @pytest.mark.broad
 @pytest.mark.usefixtures("fixed")
-async def test_an_unreadable_right_answer_is_an_error_when_fixed() -> None:
-    assert await unreadable() == (None, "Error")
+async def test_an_unreadable_reference_answer_is_an_error_when_fixed() -> None:
+    assert await score_unreadable_answer() == (None, "Error")
 
 
-async def group_metrics() -> Any:
+async def metrics_of_group_member() -> Any:
     first = vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[four]))
     group = vf.EnvGroup([first, vf.SingleTurnEnv(dataset=ROWS, rubric=vf.Rubric(funcs=[seen]))], ["a", "b"])
     row = group.get_dataset()[0]
@@ -916,13 +921,13 @@ async def group_metrics() -> Any:
     return state["metrics"]
 
 
-async def test_metrics_of_other_members_are_zero() -> None:
-    assert await group_metrics() == {"four": 1.0, "num_turns": 1, "seen": 0.0}
+async def test_metrics_of_other_group_members_are_zero() -> None:
+    assert await metrics_of_group_member() == {"four": 1.0, "num_turns": 1, "seen": 0.0}
 
 
 @pytest.mark.usefixtures("fixed")
-async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
-    assert await group_metrics() == {"four": 1.0, "num_turns": 1}
+async def test_metrics_of_other_group_members_are_absent_when_fixed() -> None:
+    assert await metrics_of_group_member() == {"four": 1.0, "num_turns": 1}
 
 
 # Tools, sandboxes, records
@@ -932,8 +937,8 @@ async def test_metrics_of_other_members_are_absent_when_fixed() -> None:
 async def test_the_python_tool_is_persistent(contained: None) -> None:
     class Env(vf.PythonEnv):
         async def post_rollout(self, state: Any) -> None:
-            done = await self.sandbox_client.execute_command(state["sandbox_id"], "echo there")
-            state["after"] = done.stdout.strip()
+            result = await self.sandbox_client.execute_command(state["sandbox_id"], "echo there")
+            state["after"] = result.stdout.strip()
 
     def after(state: Any) -> float:
         return float(state["after"] == "there")
@@ -951,7 +956,7 @@ async def test_the_python_tool_is_persistent(contained: None) -> None:
 
 
 @pytest.mark.broad
-async def test_servers_are_restarted_for_the_next_run() -> None:
+async def test_mcp_servers_are_restarted_for_the_next_run() -> None:
     servers = [{"name": "test", "command": sys.executable, "args": [str(SERVER), "stdio"]}]
     env = vf.MCPEnv(mcp_servers=servers, dataset=ROWS[:1], rubric=vf.Rubric(funcs=[four]), max_turns=2)
     assert "add" in env.tool_map
@@ -963,9 +968,9 @@ async def test_servers_are_restarted_for_the_next_run() -> None:
 
 
 @pytest.mark.broad
-async def test_a_forked_worker_starts_its_own_servers(tmp_path: Path) -> None:
+async def test_a_forked_worker_starts_its_own_mcp_servers(tmp_path: Path) -> None:
     (tmp_path / "adding").mkdir()
-    (tmp_path / "adding" / "adding.py").write_text(ADDING.format(server=str(SERVER)))
+    (tmp_path / "adding" / "adding.py").write_text(ADDING_PACKAGE.format(server=str(SERVER)))
     env = IsolatedEnv("adding", env_dir=tmp_path, hang_seconds=60)
     try:
         records = await rove.generate(env, Says([call("add", {"a": 2, "b": 3})], "5"), max_concurrent=1)
@@ -975,7 +980,7 @@ async def test_a_forked_worker_starts_its_own_servers(tmp_path: Path) -> None:
         await env.tear_down()
 
 
-def test_messages_are_read_in_every_way() -> None:
+def test_messages_have_attributes_items_and_model_methods() -> None:
     message = vf.AssistantMessage(content="hi", note=1)
     assert (message.role, message["role"], message.get("content"), message.get("nothing", 3)) == (
         "assistant",
@@ -997,7 +1002,7 @@ def test_messages_are_read_in_every_way() -> None:
         vf.ToolMessage(content="x")
 
 
-def test_states_read_through_to_their_row() -> None:
+def test_states_read_and_write_their_input_row() -> None:
     state = State(input={"prompt": "p", "answer": "4", "info": {}})
     state["answer"] = "5"
     assert state["input"]["answer"] == "5"
@@ -1013,20 +1018,20 @@ def test_states_read_through_to_their_row() -> None:
     assert (state["is_completed"], state["stop_condition"]) == (True, "enough")
 
 
-# The distribution that stands for the library
+# The shim: a distribution that replaces the library
 
 SHIM = Path(__file__).resolve().parents[2] / "shim"
 
 
 @pytest.mark.usefixtures("alone")
-def test_the_shim_makes_way(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_shim_imports_rove_compat(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(str(SHIM))
     assert importlib.import_module("verifiers").XMLParser is vf.XMLParser
     assert importlib.import_module("verifiers.envs.environment").Environment is vf.Environment
-    rove.compat.install()  # what stands for this library is no other one
+    rove.compat.install()  # the shim does not count as another library
 
 
-def test_the_shim_is_constrained_to_its_version() -> None:
+def test_the_shim_pins_its_own_version() -> None:
     version = tomllib.loads((SHIM / "pyproject.toml").read_text(encoding="utf-8"))["project"]["version"]
     assert (SHIM / "constraint.txt").read_text(encoding="utf-8").strip() == f"verifiers=={version}"
     assert version.startswith("0.3.1+rove")

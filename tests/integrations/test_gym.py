@@ -1,4 +1,4 @@
-"""GymEnv: classes of one's own, and Gymnasium's text games where it is installed."""
+"""Test GymEnv with custom classes and, where Gymnasium is installed, with its text games."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ gymnasium = needs_library("gymnasium", "rove[gym]")
 
 
 class Walk:
-    """Gymnasium's form: five squares in a row, start in the middle or (by seed) beside it; the right end pays 1."""
+    """A Gymnasium-style walk on five squares: the seed selects the start, the right end has reward 1."""
 
     closed = 0
 
@@ -40,7 +40,7 @@ class Walk:
 
 
 class OldWalk(Walk):
-    """The older Gym's form: no seed, no info, four values."""
+    """The same walk with the API of older Gym versions: no seed, no info, four values per step."""
 
     def reset(self) -> int:  # pyright: ignore[reportIncompatibleMethodOverride]
         self.at = 2
@@ -55,14 +55,14 @@ def walk(env_cls: Any = Walk, **options: Any) -> vf.Environment:
     return vf.GymEnv(env_cls, actions=["left", "right"], num_eval_episodes=4, **options)
 
 
-def played(env: vf.Environment, player: Any, rollouts: int = 1) -> list[vf.RolloutRecord]:
+def sample(env: vf.Environment, player: Any, rollouts: int = 1) -> list[vf.RolloutRecord]:
     return env.generate_sync(says(player), rollouts_per_example=rollouts)
 
 
 @pytest.mark.parametrize("env_cls", [Walk, OldWalk])
-def test_a_class_with_reset_and_step_is_played(env_cls: Any) -> None:
+def test_a_class_with_reset_and_step_is_an_environment(env_cls: Any) -> None:
     before = env_cls.closed
-    records = played(walk(env_cls, obs_to_text=lambda at: f"You stand at {at}."), "right")
+    records = sample(walk(env_cls, obs_to_text=lambda at: f"You stand at {at}."), "right")
     for record in records:
         assert record.scores is not None, record.error
         assert (record.reward, record.stop_condition) == (1.0, "is_done")
@@ -77,23 +77,23 @@ def test_a_class_with_reset_and_step_is_played(env_cls: Any) -> None:
 
 
 def test_rollouts_of_a_group_share_a_seed() -> None:
-    records = played(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
-    worlds = {
+    records = sample(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
+    prompts = {
         record.example_id: {r.prompt[-1]["content"] for r in records if r.example_id == record.example_id}
         for record in records
     }
-    assert all(len(texts) == 1 for texts in worlds.values())
-    assert len(set.union(*worlds.values())) > 1
-    again = played(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
-    assert [record.completion for record in again] == [record.completion for record in records]
-    other = played(walk(seed=1), "right")
+    assert all(len(texts) == 1 for texts in prompts.values())
+    assert len(set.union(*prompts.values())) > 1
+    repeated = sample(walk(), lambda messages, state, rng: rng.choice(["left", "right"]), rollouts=3)
+    assert [record.completion for record in repeated] == [record.completion for record in records]
+    other = sample(walk(seed=1), "right")
     assert [r.info for r in other] != [r.info for r in records[::3]]
 
 
 def test_an_invalid_action_costs_a_turn() -> None:
-    said = iter(["hm", "right", "right", "right"])
+    responses = iter(["hm", "right", "right", "right"])
     [record] = vf.GymEnv(OldWalk, actions=["left", "right"], num_eval_episodes=1, invalid_penalty=0.3).generate_sync(
-        says(lambda messages, state, rng: next(said))
+        says(lambda messages, state, rng: next(responses))
     )
     assert record.scores is not None
     assert record.completion[1]["content"] == "That names no action. Answer with one of: left, right."
@@ -107,21 +107,21 @@ def test_returns_are_scaled_and_clipped() -> None:
             return 0, [-30.0, 5.0][action], True, False, {}
 
     env = walk(Payer, reward_range=(-10.0, 10.0))
-    assert {record.reward for record in played(env, "left")} == {0.0}
-    [record, *_] = played(env, "1")
+    assert {record.reward for record in sample(env, "left")} == {0.0}
+    [record, *_] = sample(env, "1")
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["raw_return"]) == (0.75, 5.0)
-    assert {record.reward for record in played(walk(Payer), "left")} == {-30.0}
+    assert {record.reward for record in sample(walk(Payer), "left")} == {-30.0}
 
 
-def test_limits_of_steps() -> None:
-    [record, *_] = played(walk(length_of_days(), max_episode_steps=3), "left")
+def test_steps_are_limited_by_max_episode_steps_or_to_100() -> None:
+    [record, *_] = sample(walk(make_endless_walk(), max_episode_steps=3), "left")
     assert (record.stop_condition, len(record.steps)) == ("max_turns_reached", 3)
-    [record, *_] = played(walk(length_of_days()), "left")
+    [record, *_] = sample(walk(make_endless_walk()), "left")
     assert len(record.steps) == 100
 
 
-def length_of_days() -> Any:
+def make_endless_walk() -> Any:
     class Endless(Walk):
         def step(self, action: int) -> tuple[int, float, bool, bool, dict]:
             return 0, 0.0, False, False, {}
@@ -129,15 +129,15 @@ def length_of_days() -> Any:
     return Endless
 
 
-def test_custom_action_parser_and_observation_text() -> None:
+def test_a_custom_action_parser_and_observation_text_are_used() -> None:
     def parse(text: str) -> int:
         if text not in "<>":
             raise ValueError("say < or >")
         return "<>".index(text)
 
-    said = iter("!>>>>")
+    responses = iter("!>>>>")
     env = vf.GymEnv(OldWalk, action_parser=parse, obs_to_text=lambda at: "." * at + "x", num_eval_episodes=1)
-    [record] = env.generate_sync(says(lambda messages, state, rng: next(said)))
+    [record] = env.generate_sync(says(lambda messages, state, rng: next(responses)))
     assert record.prompt[-1]["content"] == "Play this game.\n\n\n..x"
     assert [message["content"] for message in record.completion[1::2]] == [
         "say < or >",
@@ -152,13 +152,13 @@ def test_a_step_that_raises_fails_its_rollout_and_the_environment_is_closed() ->
             raise RuntimeError("a wheel came off")
 
     before = Broken.closed
-    record, *_ = played(walk(Broken), "left")
+    record, *_ = sample(walk(Broken), "left")
     assert record.error is not None
     assert (record.error.phase, record.error.message) == ("env_response", "a wheel came off")
     assert Broken.closed == before + 4
 
 
-def test_a_slow_step_does_not_block_and_ends_before_close() -> None:
+def test_a_slow_step_times_out_and_ends_before_close() -> None:
     log: list[str] = []
 
     class Slow(Walk):
@@ -192,11 +192,11 @@ def test_a_slow_step_does_not_block_and_ends_before_close() -> None:
         ("pick up", ["pick up", "pick"], 0),
     ],
 )
-def test_actions_in_text(text: str, names: Sequence[str], number: int | None) -> None:
+def test_actions_are_read_from_text(text: str, names: Sequence[str], number: int | None) -> None:
     assert read_action(text, names) == number
 
 
-def test_colors_of_renderings_become_brackets() -> None:
+def test_colors_in_renderings_become_brackets() -> None:
     assert plain("  (Down)\nS\x1b[41mF\x1b[0mFF\n\x1b[35mR\x1b[0m\n") == "S[F]FF\nR"
 
 
@@ -208,7 +208,7 @@ def test_colors_of_renderings_become_brackets() -> None:
         ({"max_episode_steps": -1}, "max_episode_steps is -1"),
     ],
 )
-def test_invalid_arguments(arguments: dict, told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict, told: str) -> None:
     with pytest.raises(vf.ConfigError, match=told):
         vf.GymEnv(Walk, **arguments)
 
@@ -219,18 +219,18 @@ def test_actions_without_names_or_numbers_are_an_error() -> None:
 
 
 def lake_walker(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-    """Down and right around the holes of the 4x4 map: safe where it is not slippery."""
+    """Walk around the holes of the 4x4 map; always reaches the goal if the ice is not slippery."""
     return {0: "down", 4: "down", 8: "right", 9: "down", 13: "right", 14: "right"}[int(state["gym_env"].unwrapped.s)]
 
 
 @gymnasium
-def test_frozen_lake() -> None:
+def test_frozen_lake_can_be_solved_by_a_scripted_policy() -> None:
     env = vf.GymEnv("FrozenLake-v1", {"is_slippery": False}, num_eval_episodes=2)
-    for record in played(env, lake_walker):
+    for record in sample(env, lake_walker):
         assert (record.reward, record.stop_condition, len(record.steps)) == (1.0, "is_done", 6)
         assert record.prompt[-1]["content"].endswith("[S]FFF\nFHFH\nFFFH\nHFFG")
         assert record.completion[1]["content"] == "SFFF\n[F]HFH\nFFFH\nHFFG"
-    assert {record.reward for record in played(env, "left then down? no: DOWN.\n<action>2</action>")} <= {0.0, 1.0}
+    assert {record.reward for record in sample(env, "left then down? no: DOWN.\n<action>2</action>")} <= {0.0, 1.0}
     assert env.max_turns == 100
 
 
@@ -248,7 +248,7 @@ def test_frozen_lake() -> None:
         2,
     ),
 )
-def test_text_games_with_a_random_policy(name: str, told: str) -> None:
+def test_text_games_run_with_a_random_policy(name: str, told: str) -> None:
     env = vf.GymEnv(name, num_eval_episodes=5)
     records = env.generate_sync(vf.ScriptedClient(env.policies["random"]), rollouts_per_example=2)
     assert [record.error for record in records] == [None] * 10
@@ -257,25 +257,25 @@ def test_text_games_with_a_random_policy(name: str, told: str) -> None:
 
 
 @gymnasium
-def test_the_taxi_can_be_driven_well() -> None:
+def test_taxi_can_be_solved_by_a_scripted_policy() -> None:
     def driver(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
-        """Along the free row 2, by the positions that the text tells."""
+        """Drive to the next landmark through row 2, which has no walls."""
         row, column, passenger, goal = state["gym_env"].unwrapped.decode(state["gym_env"].unwrapped.s)
-        places = [(0, 0), (0, 4), (4, 0), (4, 3)]
-        to = places[passenger] if passenger < 4 else places[goal]
-        if (row, column) == to:
+        landmarks = [(0, 0), (0, 4), (4, 0), (4, 3)]
+        target = landmarks[passenger] if passenger < 4 else landmarks[goal]
+        if (row, column) == target:
             return "pickup" if passenger < 4 else "dropoff"
-        if column == to[1]:
-            return "south" if row < to[0] else "north"
+        if column == target[1]:
+            return "south" if row < target[0] else "north"
         if row != 2:
             return "south" if row < 2 else "north"
-        return "east" if column < to[1] else "west"
+        return "east" if column < target[1] else "west"
 
-    records = played(vf.GymEnv("Taxi-v4", num_eval_episodes=6), driver)
+    records = sample(vf.GymEnv("Taxi-v4", num_eval_episodes=6), driver)
     assert all(record.scores is not None and record.scores.metrics["raw_return"] > 0 for record in records)
 
 
 @gymnasium
-def test_an_unknown_gymnasium_game() -> None:
+def test_an_unknown_gymnasium_environment_is_reported() -> None:
     with pytest.raises(vf.ConfigError, match="Gymnasium has no environment 'FrozenLike-v1'"):
         vf.GymEnv("FrozenLike-v1")

@@ -1,4 +1,4 @@
-"""What holds for every integration: it is found under its name, it is light, and it says what it needs."""
+"""Test all integrations: missing libraries are reported, imports are lazy, and the examples of the docs run."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from rove.core.errors import ConfigError
 from rove.integrations import require_library
 
 ROOT = Path(__file__).resolve().parents[2]
-NEEDING: list[tuple[str, str, Callable[[], object]]] = [
+REQUIRED_LIBRARIES: list[tuple[str, str, Callable[[], object]]] = [
     ("gymnasium", "gym", lambda: vf.GymEnv("FrozenLake-v1")),
     ("textarena", "textarena", lambda: vf.TextArenaEnv("TicTacToe-v0")),
     ("reasoning_gym", "reasoning-gym", lambda: vf.ReasoningGymEnv("gcd")),
 ]
 
 
-@pytest.mark.parametrize(("module", "extra", "make"), NEEDING)
+@pytest.mark.parametrize(("module", "extra", "make"), REQUIRED_LIBRARIES)
 def test_a_missing_library_is_reported(
     module: str, extra: str, make: Callable[[], object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,7 +37,7 @@ def test_a_missing_library_is_reported(
         make()
 
 
-def test_an_installed_library_is_not_imported() -> None:
+def test_checking_for_a_library_does_not_import_it() -> None:
     program = "import sys\nfrom rove.integrations import require_library\nrequire_library('wave', 'x', 'it')\n"
     subprocess.run([sys.executable, "-c", f"{program}assert 'wave' not in sys.modules"], check=True)
     with pytest.raises(ConfigError, match="it needs 'no_such_library'"):
@@ -51,8 +51,8 @@ SECTIONS = dict(
 LIBRARIES = {"Gymnasium": "gymnasium", "reasoning-gym": "reasoning_gym", "TextArena": "textarena"}
 
 
-def examples_of(section: str, replaced: Callable[[str], str] = str) -> int:
-    """Run the examples in Python of a section of the page; how many there are."""
+def run_examples(section: str, replaced: Callable[[str], str] = str) -> int:
+    """Run the Python examples of a section of the page and return their number."""
     code = replaced("\n".join(re.findall(r"^```python\n(.*?)^```$", SECTIONS[section], flags=re.MULTILINE | re.DOTALL)))
     test = doctest.DocTestParser().get_doctest(code, {}, section, section, 0)
     report = io.StringIO()
@@ -61,57 +61,59 @@ def examples_of(section: str, replaced: Callable[[str], str] = str) -> int:
     return len(test.examples)
 
 
-ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
-"""Sections that other tests run."""
+SECTIONS_TESTED_ELSEWHERE = ("OpenEnv", "Tasksets of verifiers v1", "Training in them")
+"""Sections whose examples are run by other tests."""
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in ELSEWHERE])
-def test_output_of_the_page(section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("section", [name for name in SECTIONS if name not in SECTIONS_TESTED_ELSEWHERE])
+def test_examples_of_the_page_have_the_shown_output(
+    section: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     library = LIBRARIES.get(section)
     if library is not None and importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     monkeypatch.chdir(tmp_path)
-    assert examples_of(section) >= 4
+    assert run_examples(section) >= 4
 
 
-def served(words: list[str], folder: Path) -> subprocess.Popen[str]:
+def start_process(words: list[str], folder: Path) -> subprocess.Popen[str]:
     env = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(words, cwd=folder, env=env, stdout=subprocess.PIPE, text=True)
 
 
-def rove(line: str) -> list[str]:
+def rove_command(line: str) -> list[str]:
     return [sys.executable, "-m", "rove.cli.main", *shlex.split(line)[1:]]
 
 
 @pytest.mark.broad
-def test_the_page_serves_and_plays_over_open_env(tmp_path: Path) -> None:
+def test_the_pages_open_env_server_and_client_run(tmp_path: Path) -> None:
     [serve] = re.findall(r"^rove serve .*$", SECTIONS["OpenEnv"], flags=re.MULTILINE)
-    with served(rove(serve.replace("8000", "0")), tmp_path) as server:
+    with start_process(rove_command(serve.replace("8000", "0")), tmp_path) as server:
         assert server.stdout is not None
         [url] = re.findall(r"http://127.0.0.1:\d+", server.stdout.readline())
         try:
-            assert examples_of("OpenEnv", lambda code: code.replace("http://127.0.0.1:8000", url)) >= 4
+            assert run_examples("OpenEnv", lambda code: code.replace("http://127.0.0.1:8000", url)) >= 4
         finally:
             server.terminate()
 
 
 @pytest.mark.broad
-def test_the_page_isolates(tmp_path: Path) -> None:
+def test_the_pages_isolated_commands_run(tmp_path: Path) -> None:
     lines = re.findall(r"^rove [a-z]+ --isolated [a-z].*$", SECTIONS["Isolation"], flags=re.MULTILINE)
-    for line, told in zip(lines, ["15 of 15 rollouts scored", "reward of the model: "], strict=True):
-        with served(rove(line), tmp_path) as command:
-            out, _ = command.communicate()
-        assert command.returncode == 0 and told in out
+    for line, expected in zip(lines, ["15 of 15 rollouts scored", "reward of the model: "], strict=True):
+        with start_process(rove_command(line), tmp_path) as command:
+            output, _ = command.communicate()
+        assert command.returncode == 0 and expected in output
 
 
 PACKAGES = dict(re.findall(r"^```python file=environments/(\w+).py\n(.*?)^```$", PAGE, flags=re.MULTILINE | re.DOTALL))
-SMALLER = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "64": "8", "256": "8", "16": "4"}
+SMALLER_VALUES = {"4000": "1500", "500": "20", "30": "1", "8": "2", "40": "1", "64": "8", "256": "8", "16": "4"}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "library"), [("frozen_lake", "gymnasium"), ("sums", "reasoning_gym")])
-def test_the_page_trains(name: str, library: str, tmp_path: Path) -> None:
+def test_the_pages_training_commands_run(name: str, library: str, tmp_path: Path) -> None:
     if importlib.util.find_spec(library) is None:
         pytest.skip(f"{library} is not installed")
     (tmp_path / "environments").mkdir()
@@ -124,8 +126,8 @@ def test_the_page_trains(name: str, library: str, tmp_path: Path) -> None:
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     env["PYTHONPATH"] = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     for line in block.splitlines():
-        words = [SMALLER.get(word, word) for word in rove(line)]
-        done = subprocess.run(words, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+        command = [SMALLER_VALUES.get(word, word) for word in rove_command(line)]
+        completed = subprocess.run(command, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
+        assert completed.returncode == 0, f"{line}\n{completed.stdout}\n{completed.stderr}"
     [metrics] = (tmp_path / "runs").glob("*-rl/metrics.jsonl")
     assert '"reward/mean"' in metrics.read_text()

@@ -19,25 +19,25 @@ def not_yet_warned() -> Iterator[None]:
     warn_of_seed_overlap.cache_clear()
 
 
-def caught(library: str, name: str) -> list[str]:
-    with warnings.catch_warnings(record=True) as found:
+def warnings_for(library: str, name: str) -> list[str]:
+    with warnings.catch_warnings(record=True) as caught_warnings:
         warnings.simplefilter("always")
         warn_of_known_defects(library, name)
         warn_of_known_defects(library, name)
-    return [str(one.message) for one in found]
+    return [str(warning.message) for warning in caught_warnings]
 
 
-def test_known_defects_are_named_once() -> None:
+def test_known_defects_cause_one_warning() -> None:
     name, defects = next(iter(known_defects()["reasoning-gym"].defects.items()))
-    [text] = caught("reasoning-gym", name)
+    [text] = warnings_for("reasoning-gym", name)
     assert f"'{name}' has known defects" in text and defects[0] in text and "audit_report.md" in text
 
 
 @pytest.mark.parametrize(("library", "name"), [("reasoning-gym", "chain_sum"), ("other", "chain_sum")])
-def test_other_tasks_have_no_warning(library: str, name: str) -> None:
-    assert caught(library, name) == []
+def test_tasks_without_known_defects_cause_no_warning(library: str, name: str) -> None:
+    assert warnings_for(library, name) == []
 
 
-def test_seed_overlap() -> None:
+def test_overlapping_seeds_cause_a_warning() -> None:
     with pytest.warns(UserWarning, match=r"seeds task i with seed \+ i"):
         warn_of_seed_overlap()

@@ -1,4 +1,4 @@
-"""OpenEnv both ways: servers of it as environments, environments as servers of it."""
+"""Test OpenEnv servers as environments and rove environments as OpenEnv servers."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ openenv = needs_library("openenv", "openenv")
 
 
 class Guessing:
-    """A server with the words of OpenEnv's: guess a number; each step is paid, the right one ends the episode."""
+    """A server with OpenEnv's protocol: guess a number; the right guess has reward 1 and ends the episode."""
 
     def __init__(self, room: int = 1000, schema: dict[str, Any] | None = None):
         self.room, self.schema = room, schema
@@ -44,8 +44,8 @@ class Guessing:
     def app(self) -> web.Application:
         app = web.Application()
         fields = self.schema or {"properties": {"guess": {"type": "string"}, "metadata": {}}, "required": ["guess"]}
-        app.router.add_get("/schema", answering({"action": fields}))
-        app.router.add_get("/metadata", answering({"name": "guessing", "description": "Guess a number."}))
+        app.router.add_get("/schema", json_handler({"action": fields}))
+        app.router.add_get("/metadata", json_handler({"name": "guessing", "description": "Guess a number."}))
         app.router.add_get("/ws", self.session)
         return app
 
@@ -79,14 +79,14 @@ class Guessing:
             await ws.send_json({"type": "error", "data": {"message": "boom", "code": "EXECUTION_ERROR"}})
         elif not str(data.get("guess", "")).isdigit():
             errors = [{"loc": ["guess"], "msg": "not a digit"}]
-            told = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
-            await ws.send_json({"type": "error", "data": told})
+            error = {"message": "Invalid message", "code": "VALIDATION_ERROR", "errors": errors}
+            await ws.send_json({"type": "error", "data": error})
         else:
             is_right = str(data["guess"]) == self.secrets[ws]
             await observe(ws, {"hint": "right" if is_right else "no"}, is_right, is_right)
 
 
-def answering(value: Any) -> Any:
+def json_handler(value: Any) -> Any:
     async def answer(_: web.Request) -> web.Response:
         return web.json_response(value)
 
@@ -103,7 +103,7 @@ async def serving(app: web.Application) -> AsyncIterator[str]:
         yield base_url_of(runner).removesuffix("/v1")
 
 
-def played(app: web.Application, player: Any, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
+def sample(app: web.Application, player: Any, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
     async def go() -> list[vf.RolloutRecord]:
         async with serving(app) as url:
             env = OpenEnvEnv(url, **{"num_eval_examples": 4, "max_turns": 12, **options})
@@ -118,11 +118,11 @@ def count_up(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return f"<think>next</think> {len(state['trajectory'])}"
 
 
-def test_an_environment_of_a_server() -> None:
+def test_an_open_env_server_is_an_environment() -> None:
     server = Guessing()
-    records = played(server.app(), count_up, rollouts=2)
+    records = sample(server.app(), count_up, rollouts=2)
     seeds = [data["seed"] for data in server.resets]
-    assert len(seeds) == 8 and len(set(seeds)) == 4  # siblings share theirs
+    assert len(seeds) == 8 and len(set(seeds)) == 4  # group members share a seed
     for record in records:
         assert record.scores is not None, record.error
         assert record.prompt == [vf.UserMessage("Guess a number.\n\n0 to 9")]
@@ -133,37 +133,37 @@ def test_an_environment_of_a_server() -> None:
 
 
 @pytest.mark.broad
-def test_128_sessions_at_once() -> None:
-    server, all_here = Guessing(), asyncio.Event()
+def test_128_concurrent_sessions_are_served() -> None:
+    server, all_connected = Guessing(), asyncio.Event()
 
-    async def patient(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    async def wait_for_all(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
         if server.live == 128:
-            all_here.set()
-        await all_here.wait()
+            all_connected.set()
+        await all_connected.wait()
         return count_up(messages, state, rng)
 
-    client = vf.ScriptedClient(patient, max_concurrent=128)
-    records = played(server.app(), client, num_eval_examples=128)
+    client = vf.ScriptedClient(wait_for_all, max_concurrent=128)
+    records = sample(server.app(), client, num_eval_examples=128)
     assert server.peak == 128 and [record.reward for record in records] == [1.0] * 128
 
 
-def test_a_server_without_capacity_is_waited_for() -> None:
+def test_sessions_wait_for_a_server_without_capacity() -> None:
     server = Guessing(room=2)
-    records = played(server.app(), count_up, num_eval_examples=10)
+    records = sample(server.app(), count_up, num_eval_examples=10)
     assert server.peak == 2 and [record.reward for record in records] == [1.0] * 10
 
 
 def test_a_server_that_never_has_capacity_is_an_infra_error() -> None:
-    [record] = played(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
+    [record] = sample(Guessing(room=0).app(), count_up, num_eval_examples=1, capacity_seconds=0.2)
     assert record.error is not None
     assert record.error.type == "InfraError" and "no capacity for another session within 0.2 s" in record.error.message
 
 
 def test_actions_with_several_fields_are_json() -> None:
     schema = {"properties": {"guess": {"type": "integer"}, "why": {"type": "string"}}, "required": ["guess"]}
-    said = iter(["hm", '["4"]', 'so {"guess": "four"}', *(f'```json\n{{"guess": {i}}}\n```' for i in range(10))])
-    [record] = played(
-        Guessing(schema=schema).app(), lambda messages, state, rng: next(said), num_eval_examples=1, max_turns=20
+    responses = iter(["hm", '["4"]', 'so {"guess": "four"}', *(f'```json\n{{"guess": {i}}}\n```' for i in range(10))])
+    [record] = sample(
+        Guessing(schema=schema).app(), lambda messages, state, rng: next(responses), num_eval_examples=1, max_turns=20
     )
     assert record.scores is not None
     texts = [message["content"] for message in record.completion[1:7:2]]
@@ -175,34 +175,34 @@ def test_actions_with_several_fields_are_json() -> None:
 def test_an_action_can_be_a_tool_call() -> None:
     guess = {"type": "integer", "description": "0 to 9"}
     schema = {"properties": {"guess": guess, "metadata": {}}, "required": ["guess"], "description": "A guess."}
-    said: Any = iter(
+    responses: Any = iter(
         ["four", calls(call("gues", {"guess": 1})), calls(call("act", "{")), calls(call("act", {"guess": "four"}))]
     )
 
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> Any:
-        every = [call("act", {"guess": number}, id=f"c{number}") for number in range(10)]
-        return next(said, None) or calls(*every)
+        all_guesses = [call("act", {"guess": number}, id=f"c{number}") for number in range(10)]
+        return next(responses, None) or calls(*all_guesses)
 
-    [record] = played(Guessing(schema=schema).app(), player, num_eval_examples=1, as_tool=True)
+    [record] = sample(Guessing(schema=schema).app(), player, num_eval_examples=1, as_tool=True)
     assert record.tools is not None and record.scores is not None
-    [tool] = [one["function"] for one in record.tools]
+    [tool] = [definition["function"] for definition in record.tools]
     assert (tool["name"], tool["description"]) == ("act", "A guess.")
     assert tool["parameters"] == {"type": "object", "properties": {"guess": guess}, "required": ["guess"]}
     assert record.prompt[0]["content"].startswith("Guess a number.\n\nAct by calling the tool act.")
-    told = [message["content"] for message in record.completion if message["role"] != "assistant"]
-    assert told[0] == "That is no action. Act by calling the tool act."
-    assert "there is no tool 'gues'" in told[1] and "not JSON" in told[2] and "not a digit" in told[3]
+    replies = [message["content"] for message in record.completion if message["role"] != "assistant"]
+    assert replies[0] == "That is no action. Act by calling the tool act."
+    assert "there is no tool 'gues'" in replies[1] and "not JSON" in replies[2] and "not a digit" in replies[3]
     secret = record.info["seed"] % 10
-    assert told[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
+    assert replies[4:] == [*["no"] * secret, "right\nThe episode is over.", *["The episode is over."] * (9 - secret)]
     assert record.reward == 1.0 and record.scores.metrics["invalid_actions"] == 4 / 5
     assert (record.stop_condition, record.completion[-1]["tool_call_id"]) == ("has_final_env_response", "c9")
     with pytest.raises(vf.ConfigError, match="pass only one of them"):
         OpenEnvEnv("http://x", as_tool=True, action_parser=json.loads)
 
 
-def test_custom_prompt_renderer_and_action_parser() -> None:
+def test_a_custom_prompt_renderer_and_action_parser_are_used() -> None:
     options = {"prompt_renderer": lambda seen: f"<{seen['hint']}>", "action_parser": lambda text: {"guess": text[-1]}}
-    [record] = played(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
+    [record] = sample(Guessing().app(), "I say 3", num_eval_examples=1, max_turns=1, instructions="Go.", **options)
     assert record.prompt[0]["content"] == "Go.\n\n<0 to 9>" and record.completion[-1]["content"][0] == "<"
 
 
@@ -210,7 +210,7 @@ def test_custom_prompt_renderer_and_action_parser() -> None:
     ("guess", "told"), [("leave", "closed the session"), ("break", r"refused the action \(EXECUTION_ERROR\): boom")]
 )
 def test_server_errors_fail_the_rollout(guess: str, told: str) -> None:
-    [record] = played(Guessing().app(), guess, num_eval_examples=1)
+    [record] = sample(Guessing().app(), guess, num_eval_examples=1)
     assert record.error is not None and re.search(told, record.error.message)
     assert record.error.phase == "env_response"
 
@@ -221,7 +221,7 @@ def test_a_server_that_does_not_respond_fails_the_rollout() -> None:
         async def answer(self, ws: web.WebSocketResponse, kind: str, data: dict[str, Any]) -> None:
             await asyncio.sleep(60)
 
-    [record] = played(Silent().app(), "1", num_eval_examples=1, call_seconds=0.3)
+    [record] = sample(Silent().app(), "1", num_eval_examples=1, call_seconds=0.3)
     assert record.error is not None and "did not answer 'reset' within 0.3 s" in record.error.message
 
 
@@ -231,41 +231,43 @@ def test_a_missing_server_is_reported() -> None:
     [record] = OpenEnvEnv(f"http://127.0.0.1:{port}/", num_eval_examples=1).generate_sync(says("1"))
     assert record.error is not None
     assert record.error.type == "InfraError" and f"http://127.0.0.1:{port}" in record.error.message
-    [record] = played(web.Application(), "1", num_eval_examples=1)
+    [record] = sample(web.Application(), "1", num_eval_examples=1)
     assert record.error is not None and "cannot reach an OpenEnv server" in record.error.message
     with pytest.raises(vf.ConfigError, match="call_seconds is 0"):
         OpenEnvEnv("http://x", call_seconds=0)
 
 
-def test_observations_as_text() -> None:
+def test_observations_are_shown_as_text() -> None:
     assert show_fields({"board": "X", "metadata": {}}) == "X"
     assert show_fields({"a": [1], "b": None, "c": "é"}) == "a: [1]\nc: é"
     assert show_fields({"text": "hello", "messages": [{"role": "user"}]}) == "hello"
 
 
-async def sessions(env: vf.Environment, use: Callable[[Callable[[], Session]], Awaitable[Any]], **options: Any) -> Any:
+async def with_sessions(
+    env: vf.Environment, use: Callable[[Callable[[], Session]], Awaitable[Any]], **options: Any
+) -> Any:
     async with serving(OpenEnvServer(env, "ours", **options).app()) as url, aiohttp.ClientSession() as http:
         return await use(lambda: Session(http, url))
 
 
-def test_environments_are_servers_of_themselves() -> None:
-    """A game over the protocol is the game: the same words, and the reward at its end."""
+def test_a_served_game_matches_the_local_environment() -> None:
+    """The texts and the final reward are the same through the server and without it."""
     env = vf.load_environment("tictactoe", num_examples=8)
 
     async def go(connect: Callable[[], Session]) -> list[Any]:
-        session, told = connect(), []
-        told.append(await session.reset(9, 9, split="eval", index=3, seed=5))
+        session, results = connect(), []
+        results.append(await session.reset(9, 9, split="eval", index=3, seed=5))
         for square in (0, 1, 2, 3, 4, 5, 6, 7, 8, 0, 0):
-            told.append(await session.step({"message": f"<move>{square}</move>"}, 9))
-            if told[-1]["done"]:
+            results.append(await session.step({"message": f"<move>{square}</move>"}, 9))
+            if results[-1]["done"]:
                 break
-        told.append(await session.request("state", {}, 9))
+        results.append(await session.request("state", {}, 9))
         with pytest.raises(RefusedError, match="the episode has ended"):
             await session.step({"message": "more"}, 9)
         await session.close()
-        return told
+        return results
 
-    *told, state = asyncio.run(sessions(env, go))
+    *results, state = asyncio.run(with_sessions(env, go))
     moves = iter(range(9))
     [*_, record] = [
         record
@@ -274,11 +276,11 @@ def test_environments_are_servers_of_themselves() -> None:
         )
         if record.example_id == 3
     ]
-    theirs = [message["content"] for message in record.completion if message["role"] == "user"]
-    assert [one["observation"]["text"] for one in told[1:]] == theirs
-    assert told[0]["observation"]["messages"] == record.prompt and told[-1]["done"]
-    assert [one["reward"] for one in told] == [0.0] * (len(told) - 1) + [record.reward]
-    assert record.scores is not None and told[-1]["metadata"]["metrics"] == record.scores.metrics
+    expected_texts = [message["content"] for message in record.completion if message["role"] == "user"]
+    assert [result["observation"]["text"] for result in results[1:]] == expected_texts
+    assert results[0]["observation"]["messages"] == record.prompt and results[-1]["done"]
+    assert [result["reward"] for result in results] == [0.0] * (len(results) - 1) + [record.reward]
+    assert record.scores is not None and results[-1]["metadata"]["metrics"] == record.scores.metrics
     assert (state["step_count"], state["example_id"], state["split"]) == (len(record.steps), 3, "eval")
 
 
@@ -287,17 +289,26 @@ def test_invalid_messages_are_refused_with_a_code() -> None:
         session, refused = connect(), []
         with pytest.raises(RefusedError, match="index is 99; expected 0 to 2"):
             await session.reset(9, 9, index=99)
-        asks = [("step", {"message": "early"}), ("dance", {}), ("reset", {"split": "middle"}), ("reset", {"seed": 1})]
-        asks += [("step", {"text": "wrong field"}), ("step", {"message": 3}), ("step", {"message": "right field"})]
-        for kind, data in asks:
+        requests = [
+            ("step", {"message": "early"}),
+            ("dance", {}),
+            ("reset", {"split": "middle"}),
+            ("reset", {"seed": 1}),
+        ]
+        requests += [("step", {"text": "wrong field"}), ("step", {"message": 3}), ("step", {"message": "right field"})]
+        for kind, data in requests:
             try:
                 await session.request(kind, data, 9)
             except RefusedError as error:
                 refused.append((kind, error.code))
         return refused
 
-    wrong = [("step", "EXECUTION_ERROR"), ("dance", "UNKNOWN_TYPE"), ("reset", "VALIDATION_ERROR")]
-    assert asyncio.run(sessions(Quiz(), go)) == [*wrong, ("step", "VALIDATION_ERROR"), ("step", "VALIDATION_ERROR")]
+    expected = [("step", "EXECUTION_ERROR"), ("dance", "UNKNOWN_TYPE"), ("reset", "VALIDATION_ERROR")]
+    assert asyncio.run(with_sessions(Quiz(), go)) == [
+        *expected,
+        ("step", "VALIDATION_ERROR"),
+        ("step", "VALIDATION_ERROR"),
+    ]
 
 
 @pytest.mark.broad
@@ -309,13 +320,13 @@ def test_sessions_are_limited_and_released() -> None:
         await first.reset(9, 9)
         with pytest.raises(vf.InfraError, match="no capacity"):
             await second.reset(9, 0.1)
-        await first.reset(9, 9)  # in the middle of an episode
+        await first.reset(9, 9)  # restarts in the middle of an episode
         await first.close()
         await second.reset(9, 9)
         await second.step({"message": "a"}, 9)
         await second.close()
 
-    asyncio.run(sessions(env, go, max_sessions=1))
+    asyncio.run(with_sessions(env, go, max_sessions=1))
 
 
 def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
@@ -328,13 +339,13 @@ def test_a_failed_rollout_has_an_error_and_no_reward() -> None:
         await session.reset(9, 9)
         return await session.step({"message": "a"}, 9)
 
-    told = asyncio.run(sessions(Broken(), go))
-    assert (told["done"], told["reward"]) == (True, None)
-    assert told["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
+    result = asyncio.run(with_sessions(Broken(), go))
+    assert (result["done"], result["reward"]) == (True, None)
+    assert result["metadata"]["error"] == {"phase": "env_response", "type": "RuntimeError", "message": "no more words"}
 
 
-async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
-    """Plain requests: (path, body) → (status, answer); without a body it is a GET."""
+async def call_rest(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[Any]]], Awaitable[Any]]) -> Any:
+    """Serve and call `use` with a function (path, body) → (status, response); without a body the method is GET."""
     async with serving(server.app()) as url, aiohttp.ClientSession() as http:
 
         async def ask(path: str, body: Any = None, **options: Any) -> tuple[int, Any]:
@@ -345,37 +356,39 @@ async def asking(server: OpenEnvServer, use: Callable[[Callable[..., Awaitable[A
         return await use(ask)
 
 
-def test_episodes_over_rest() -> None:
+def test_episodes_over_rest_match_those_over_a_websocket() -> None:
     env = vf.load_environment("tictactoe", num_examples=8)
 
     async def over_rest(ask: Any) -> list[Any]:
         before = await ask("state")
-        told = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
+        results = [(await ask("reset", {"split": "eval", "index": 3, "seed": 5, "episode_id": "one"}))[1]]
         _, other = await ask("reset", {"split": "eval", "index": 3, "seed": 5})
         name = other["metadata"]["episode_id"]
         for square in range(9):
             move = {"message": f"<move>{square}</move>"}
-            told.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
-            assert (await ask("step", {"action": move}))[1]["observation"] == told[-1]["observation"]  # the last begun
-            if told[-1]["done"]:
+            results.append((await ask("step", {"action": move, "episode_id": "one", "timeout_s": 9}))[1])
+            assert (await ask("step", {"action": move}))[1]["observation"] == results[-1][
+                "observation"
+            ]  # the latest episode
+            if results[-1]["done"]:
                 break
-        gone = await ask("step", {"action": move, "episode_id": "one"})
-        assert gone[0] == 404 and "no episode 'one' is active" in gone[1]["detail"]
+        missing = await ask("step", {"action": move, "episode_id": "one"})
+        assert missing[0] == 404 and "no episode 'one' is active" in missing[1]["detail"]
         assert before == (200, {"episode_id": None, "step_count": 0}) and len(name) == 32
-        assert {one["metadata"]["episode_id"] for one in told} == {"one"}
-        return told
+        assert {one["metadata"]["episode_id"] for one in results} == {"one"}
+        return results
 
     async def over_socket(connect: Callable[[], Session]) -> list[Any]:
         session = connect()
-        told = [await session.reset(9, 9, split="eval", index=3, seed=5)]
-        while not told[-1]["done"]:
-            told.append(await session.step({"message": f"<move>{len(told) - 1}</move>"}, 9))
+        results = [await session.reset(9, 9, split="eval", index=3, seed=5)]
+        while not results[-1]["done"]:
+            results.append(await session.step({"message": f"<move>{len(results) - 1}</move>"}, 9))
         await session.close()
-        return told
+        return results
 
-    rest = asyncio.run(asking(OpenEnvServer(env, "ours"), over_rest))
-    socket = asyncio.run(sessions(env, over_socket))
-    for one, other in zip(rest, socket, strict=True):
+    rest_results = asyncio.run(call_rest(OpenEnvServer(env, "ours"), over_rest))
+    socket_results = asyncio.run(with_sessions(env, over_socket))
+    for one, other in zip(rest_results, socket_results, strict=True):
         assert one["observation"] == other["observation"]
         assert (one["reward"], one["done"]) == (other["reward"], other["done"])
         assert one["metadata"].items() >= other.get("metadata", {}).items()
@@ -388,20 +401,20 @@ def test_invalid_rest_requests_are_refused_with_a_status() -> None:
         assert (await ask("step", {"action": {"message": "a"}}))[0] == 404
         assert (await ask("reset", data=b"{", headers={"Content-Type": "application/json"}))[0] == 422
         assert (await ask("reset", [1]))[0] == 422
-        status, told = await ask("reset", {"index": 99999})
-        assert status == 422 and "expected 0 to" in told["detail"] and server.limit.active == 0
+        status, result = await ask("reset", {"index": 99999})
+        assert status == 422 and "expected 0 to" in result["detail"] and server.limit.active == 0
         assert (await ask("reset", data=b""))[0] == 200
-        status, told = await ask("reset", {})
-        assert status == 503 and (told["code"], told["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
+        status, result = await ask("reset", {})
+        assert status == 503 and (result["code"], result["detail"]) == ("CAPACITY_REACHED", "all 1 sessions are in use")
         for body in ({}, {"action": {"text": "x"}}, {"action": {"message": 3}}):
             assert (await ask("step", body))[0] == 422
         assert (await ask("state"))[1]["step_count"] == 0
-        server.rest.idle_seconds = -1.0  # whoever has left makes room
+        server.rest.idle_seconds = -1.0  # idle episodes release their session
         assert (await ask("reset", {"episode_id": "new"}))[0] == 200
         assert (await ask("state?episode_id=new"))[1]["episode_id"] == "new"
         assert (await ask("state?episode_id=old"))[0] == 404
 
-    asyncio.run(asking(server, go))
+    asyncio.run(call_rest(server, go))
     assert server.limit.active == 0
 
 
@@ -415,16 +428,16 @@ def test_tasks_are_listed_without_their_answers() -> None:
 
             async with http.get(f"{url}/quiz/splits") as response:
                 splits = await response.json()
-            one = await post("quiz/task", split="eval", index=2)
-            some = await post("quiz/task_range", split="train", start=1, stop=3)
+            single = await post("quiz/task", split="eval", index=2)
+            task_range = await post("quiz/task_range", split="train", start=1, stop=3)
             refused = [await post("quiz/task", split="eval", index=5), await post("other/tasks", split="eval")]
             refused.append(await post("quiz/tasks", split="middle"))
-            return [splits, await post("quiz/num_tasks", split="train"), one, some, refused]
+            return [splits, await post("quiz/num_tasks", split="train"), single, task_range, refused]
 
-    splits, count, one, some, refused = asyncio.run(go())
+    splits, count, single, task_range, refused = asyncio.run(go())
     assert splits == [{"name": "train", "type": "train"}, {"name": "eval", "type": "validation"}]
-    assert count == {"num_tasks": 5} and [task["index"] for task in some["tasks"]] == [1, 2]
-    assert one == {"task": {"index": 2, "prompt": [{"role": "user", "content": "q2"}]}}
+    assert count == {"num_tasks": 5} and [task["index"] for task in task_range["tasks"]] == [1, 2]
+    assert single == {"task": {"index": 2, "prompt": [{"role": "user", "content": "q2"}]}}
     assert refused == [400, 404, 400]
 
 
@@ -437,10 +450,10 @@ def test_group_rewards_are_refused() -> None:
         OpenEnvServer(Quiz(rubric=vf.Rubric([rank])), "quiz")
 
 
-def test_rove_client_with_rove_server() -> None:
-    plain = vf.load_environment("reverse_text", num_examples=6)
-    records = played(
-        OpenEnvServer(plain, "reverse_text").app(),
+def test_the_rove_client_works_with_the_rove_server() -> None:
+    env = vf.load_environment("reverse_text", num_examples=6)
+    records = sample(
+        OpenEnvServer(env, "reverse_text").app(),
         "a",
         num_eval_examples=5,
         reset_args={"split": "eval"},
@@ -449,7 +462,7 @@ def test_rove_client_with_rove_server() -> None:
     assert all(record.scores is not None and record.scores.metrics["finished"] == 1.0 for record in records)
 
 
-# With the package itself
+# Tests with the openenv package
 
 
 SERVER = """
@@ -488,7 +501,7 @@ def free_port() -> int:
 
 @pytest.fixture(params=[1, 128])
 def scaffold(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
-    """The server that `openenv init` writes, with room for so many sessions."""
+    """Start the server that `openenv init` writes, with this number of concurrent sessions, and yield its URL."""
     init = [sys.executable, "-m", "openenv.cli", "init", "guess", "--output-dir", str(tmp_path)]
     subprocess.run(init, check=True, capture_output=True)
     port = free_port()
@@ -506,36 +519,38 @@ def scaffold(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[str]:
 
 @openenv
 @pytest.mark.slow
-def test_the_scaffold_server(scaffold: str, request: pytest.FixtureRequest) -> None:
-    room = request.node.callspec.params["scaffold"]
-    env = OpenEnvEnv(scaffold, num_eval_examples=128 if room > 1 else 6, max_turns=3)
+def test_the_scaffold_server_works_and_matches_the_rest_api(scaffold: str, request: pytest.FixtureRequest) -> None:
+    capacity = request.node.callspec.params["scaffold"]
+    env = OpenEnvEnv(scaffold, num_eval_examples=128 if capacity > 1 else 6, max_turns=3)
     records = env.generate_sync(vf.ScriptedClient(lambda m, s, r: "abcd", max_concurrent=128))
     assert [record.error for record in records] == [None] * len(records)
     assert {round(record.reward or 0.0, 6) for record in records} == {1.2}
     assert records[0].completion[-1]["content"] == "echoed_message: abcd\nmessage_length: 4"
 
-    async def ours(ask: Any) -> list[tuple[int, Any]]:
+    async def call_rove(ask: Any) -> list[tuple[int, Any]]:
         return [
             await ask("reset", {}),
             await ask("step", {"action": {"message": "a"}}),
             await ask("step", {"action": {}}),
         ]
 
-    async def theirs() -> list[tuple[int, Any]]:
-        found = []
+    async def call_scaffold() -> list[tuple[int, Any]]:
+        responses = []
         async with aiohttp.ClientSession() as http:
             for path, body in (("reset", {}), ("step", {"action": {"message": "a"}}), ("step", {"action": {}})):
                 async with http.post(f"{scaffold}/{path}", json=body) as response:
-                    found.append((response.status, await response.json()))
-        return found
+                    responses.append((response.status, await response.json()))
+        return responses
 
-    for mine, other in zip(asyncio.run(asking(OpenEnvServer(Talk(), "t"), ours)), asyncio.run(theirs())):
-        assert mine[0] == other[0] and other[1].keys() <= mine[1].keys()
+    for response, expected in zip(
+        asyncio.run(call_rest(OpenEnvServer(Talk(), "t"), call_rove)), asyncio.run(call_scaffold())
+    ):
+        assert response[0] == expected[0] and expected[1].keys() <= response[1].keys()
 
 
 @openenv
 @pytest.mark.slow
-def test_the_official_client_with_rove_server() -> None:
+def test_the_official_client_works_with_the_rove_server() -> None:
     port = free_port()
     env = {**os.environ, "PYTHONPATH": str(Path(vf.__file__).parents[1])}
     serve = [sys.executable, "-m", "rove.cli.main", "serve", "--openenv", "tictactoe", "--port", str(port)]
@@ -543,10 +558,10 @@ def test_the_official_client_with_rove_server() -> None:
         assert server.stdout is not None
         assert f"serving tictactoe at http://127.0.0.1:{port}" in server.stdout.readline()
         client = [sys.executable, "-c", CLIENT, f"http://127.0.0.1:{port}"]
-        done = subprocess.run(client, capture_output=True, text=True, check=False)
+        completed = subprocess.run(client, capture_output=True, text=True, check=False)
         server.terminate()
-    assert done.returncode == 0, done.stderr
-    games = json.loads(done.stdout.replace("(", "[").replace(")", "]"))
+    assert completed.returncode == 0, completed.stderr
+    games = json.loads(completed.stdout.replace("(", "[").replace(")", "]"))
     assert len(games) == 128 and all(0 <= reward <= 1.2 and 1 <= turns <= 8 for reward, turns in games)
 
 

@@ -1,4 +1,4 @@
-"""ReasoningGymEnv: what it makes, how it scores, and that answers run in its workers or nowhere."""
+"""Test ReasoningGymEnv: tasks, scores, and that code in answers runs only in worker processes."""
 
 from __future__ import annotations
 
@@ -26,15 +26,15 @@ pytestmark = needs_library("reasoning_gym", "rove[reasoning-gym]")
 
 
 class Families(Lasting, ReasoningGymEnv):
-    """Of one host."""
+    """A ReasoningGymEnv whose workers share one fork server."""
 
 
-def right(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+def answer_correctly(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return f"So it is <answer>{state['answer']}</answer>"
 
 
-def answered(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]:
-    """One rollout of the first example per answer."""
+def sample_answers(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]:
+    """Return one rollout of the first example for each answer."""
     count = {"asked": 0}
 
     def player(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
@@ -46,16 +46,16 @@ def answered(env: vf.Environment, *answers: str) -> list[vf.RolloutRecord]:
     return sorted(records, key=lambda record: record.rollout_index)
 
 
-def test_a_family() -> None:
+def test_a_family_has_disjoint_splits_and_is_scored() -> None:
     env = Families("leg_counting", num_train_examples=5, num_eval_examples=20)
     train, held_out = env.get_dataset(), env.get_eval_dataset()
     assert (len(train), len(held_out)) == (5, 20)
     assert not {row["question"] for row in train} & {row["question"] for row in held_out}
     assert train[0]["prompt"][0]["role"] == "system" and "<answer>" in train[0]["prompt"][0]["content"]
-    summary = env.evaluate_sync(says(right))
+    summary = env.evaluate_sync(says(answer_correctly))
     assert (summary["scored"], summary["reward"]["mean"]) == (20, 1.0)
-    [wrong, silent] = answered(env, "banana", "")
-    assert wrong.reward == silent.reward == 0.0
+    [wrong, empty] = sample_answers(env, "banana", "")
+    assert wrong.reward == empty.reward == 0.0
     assert wrong.scores is not None
     assert {"raw_score", "exact", "unreadable", "num_turns"} == wrong.scores.metrics.keys()
 
@@ -78,116 +78,128 @@ def test_the_same_seed_makes_the_same_tasks_in_every_process() -> None:
         "print(fingerprint({'rows': env.get_eval_dataset()}))\n"
     )
 
-    def said(seed: int, hash_seed: str) -> str:
+    def tasks_digest(seed: int, hash_seed: str) -> str:
         command = [sys.executable, "-c", program.replace("SEED", str(seed))]
         env = {**os.environ, "PYTHONHASHSEED": hash_seed}
         return subprocess.run(command, env=env, capture_output=True, text=True, check=True).stdout
 
-    assert said(1, "1") == said(1, "2") != said(2, "1")
+    assert tasks_digest(1, "1") == tasks_digest(1, "2") != tasks_digest(2, "1")
 
 
-def test_many_tasks_need_few_worker_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_many_tasks_are_created_in_few_worker_calls(monkeypatch: pytest.MonkeyPatch) -> None:
     sizes: list[int] = []
     env = Families("gcd", num_train_examples=500)
     call = env.workers.call_sync
 
-    def counted(name: str, timeout: float, **arguments: Any) -> Any:
+    def count_positions(name: str, timeout: float, **arguments: Any) -> Any:
         sizes.append(len(arguments["positions"]))
         return call(name, timeout, **arguments)
 
-    monkeypatch.setattr(env.workers, "call_sync", counted)
-    monkeypatch.setattr(reasoning, "CHUNK_S", 60.0)  # of a busy machine
+    monkeypatch.setattr(env.workers, "call_sync", count_positions)
+    monkeypatch.setattr(reasoning, "CHUNK_S", 60.0)  # a slow chunk on a busy machine does not change the sizes
     assert len({row["question"] for row in env.get_dataset()}) > 1
     assert sizes == [16, 32, 64, 128, 256, 4]
 
 
-def test_a_mixture_has_its_shares_and_its_settings() -> None:
+def test_a_mixture_follows_its_weights_and_configs() -> None:
     mixture = [{"name": "gcd", "weight": 3, "config": {"min_numbers": 4, "max_numbers": 4}}, "leg_counting"]
     env = Families(mixture, num_eval_examples=64)
     rows = env.get_eval_dataset()
     gcds = [row for row in rows if row["info"]["family"] == "gcd"]
     assert 36 <= len(gcds) <= 60 and len(gcds) < 64
     assert all(row["question"].count(",") >= 3 for row in gcds)
-    assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
+    assert env.evaluate_sync(says(answer_correctly))["reward"]["mean"] == 1.0
 
 
 @pytest.mark.broad
 def test_reference_answers_of_tasks_with_tuples_are_correct() -> None:
     env = Families(["arc_agi", "rearc", "graph_color"], num_eval_examples=12)
-    records = [record for record in env.generate_sync(says(right)) if record.info["family"] != "graph_color"]
+    records = [record for record in env.generate_sync(says(answer_correctly)) if record.info["family"] != "graph_color"]
     assert records and {record.reward for record in records} == {1.0}
 
 
 def test_partial_credit_can_be_disabled() -> None:
-    half, none = (Families("count_primes", partial_credit=partial) for partial in (True, False))
-    [row] = half.get_eval_dataset(1)
-    [paid], [unpaid] = (answered(env, f"it is {row['answer']}, or 7") for env in (half, none))
-    assert paid.scores is not None and 0.0 < paid.scores.reward < 1.0
-    assert unpaid.scores is not None and unpaid.scores.reward == 0.0
-    assert unpaid.scores.metrics["raw_score"] == paid.scores.reward
-    assert half.rubric.identity != none.rubric.identity
+    partial_env, strict_env = (Families("count_primes", partial_credit=partial) for partial in (True, False))
+    [row] = partial_env.get_eval_dataset(1)
+    [partial_record], [strict_record] = (
+        sample_answers(env, f"it is {row['answer']}, or 7") for env in (partial_env, strict_env)
+    )
+    assert partial_record.scores is not None and 0.0 < partial_record.scores.reward < 1.0
+    assert strict_record.scores is not None and strict_record.scores.reward == 0.0
+    assert strict_record.scores.metrics["raw_score"] == partial_record.scores.reward
+    assert partial_env.rubric.identity != strict_env.rubric.identity
 
 
 def test_an_answer_that_the_scorer_cannot_read_is_wrong() -> None:
-    [record] = answered(Families("prime_factorization"), "two times three")
+    [record] = sample_answers(Families("prime_factorization"), "two times three")
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["unreadable"]) == (0.0, 1.0)
 
 
 @pytest.mark.broad
-def test_answers_are_never_run_here(tmp_path: Path) -> None:
-    """The library evaluates answers of this family. Where that happens is a worker's business, and lasts for one answer."""
-    note = tmp_path / "note"
-    write = f"__import__('pathlib').Path('{note}').write_text(str(__import__('os').getpid()))"
+def test_code_in_answers_never_runs_in_this_process(tmp_path: Path) -> None:
+    """reasoning-gym evaluates answers of this family as code: this happens in a worker, without effect on later answers."""
+    marker = tmp_path / "note"
+    write = f"__import__('pathlib').Path('{marker}').write_text(str(__import__('os').getpid()))"
     cheat = "setattr(__import__('reasoning_gym').games.n_queens.NQueensDataset, 'score_answer', lambda *a, **k: 1.0)"
     env = Families("n_queens", score_seconds=3.0)
-    ran, cheated, later, slow, deadly, last = answered(
+    wrote, cheated, later, slow, exiting, last = sample_answers(
         env, write, cheat, "banana", "9**9**9**9", "__import__('os')._exit(0)", "banana"
     )
-    assert int(note.read_text()) != os.getpid()
-    assert [record.error for record in (ran, cheated, later, last)] == [None] * 4
+    assert int(marker.read_text()) != os.getpid()
+    assert [record.error for record in (wrote, cheated, later, last)] == [None] * 4
     assert later.reward == last.reward == 0.0
-    for record, told in ((slow, "did not end within 3 s"), (deadly, "its process ended")):
+    for record, message in ((slow, "did not end within 3 s"), (exiting, "its process ended")):
         assert record.scores is None and record.error is not None
         assert (record.error.type, record.error.phase) == ("WorkerError", "scoring")
-        assert told in record.error.message
+        assert message in record.error.message
 
 
 @pytest.mark.slow
 def test_every_family_loads_and_runs_no_answer_in_this_process(tmp_path: Path) -> None:
-    note = tmp_path / "note"
-    write = f"__import__('pathlib').Path({str(note)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
+    marker = tmp_path / "note"
+    write = f"__import__('pathlib').Path({str(marker)!r}).open('a').write(str(__import__('os').getpid()) + ' ')"
     workers = Families("gcd").workers
     workers.start()
     families = workers.setup_result["families"]
     specs = [{"name": "chain_sum", "weight": 1, "config": {}}, {"name": "gcd", "weight": 1, "config": {}}]
-    right, played = set(), set()
+    solved, sampled = set(), set()
     for family in families:
         config = {"datasets": specs} if family == "composite" else None
         env = Families(family, num_eval_examples=1, config=config, score_seconds=20.0)
-        own, ran = (
+        oracle_record, code_record = (
             env.generate_sync(says(player))[0] for player in (env.policies["oracle"], f"<answer>{write}</answer>")
         )
-        assert own.error is None and ran.error is None, (family, own.error, ran.error)
-        played.add(family)
-        right |= {family} if own.reward == 1.0 else set()
-    assert len(played) == len(families) >= 106 and "reasoning_gym" not in sys.modules
-    unanswered = {"boxnet", "graph_color", "propositional_logic", "rubiks_cube", "rush_hour"}  # no answer of their own
-    assert played - right == unanswered
-    assert note.exists() and str(os.getpid()) not in note.read_text().split()
+        assert oracle_record.error is None and code_record.error is None, (
+            family,
+            oracle_record.error,
+            code_record.error,
+        )
+        sampled.add(family)
+        solved |= {family} if oracle_record.reward == 1.0 else set()
+    assert len(sampled) == len(families) >= 106 and "reasoning_gym" not in sys.modules
+    unanswered = {
+        "boxnet",
+        "graph_color",
+        "propositional_logic",
+        "rubiks_cube",
+        "rush_hour",
+    }  # have no reference answers
+    assert sampled - solved == unanswered
+    assert marker.exists() and str(os.getpid()) not in marker.read_text().split()
 
 
 @pytest.mark.broad
 def test_workers_end_with_the_run() -> None:
     env = ReasoningGymEnv("gcd", num_eval_examples=3)
-    env.evaluate_sync(says(right))
+    env.evaluate_sync(says(answer_correctly))
     assert env.workers._server is None
-    assert env.evaluate_sync(says(right))["reward"]["mean"] == 1.0
+    assert env.evaluate_sync(says(answer_correctly))["reward"]["mean"] == 1.0
 
 
 def test_the_random_state_of_this_process_is_unchanged() -> None:
     before = random.getstate()
-    Families("word_ladder", num_eval_examples=3).evaluate_sync(says(right))
+    Families("word_ladder", num_eval_examples=3).evaluate_sync(says(answer_correctly))
     assert random.getstate() == before and "reasoning_gym" not in sys.modules
 
 
@@ -202,13 +214,13 @@ def test_the_random_state_of_this_process_is_unchanged() -> None:
         ({"gym": "gcd", "config": {"numbers": 2}}, "numbers"),
     ],
 )
-def test_invalid_arguments(arguments: dict, told: str) -> None:
+def test_invalid_arguments_are_refused(arguments: dict, told: str) -> None:
     with pytest.raises(vf.Error, match=told):
         Families(**arguments).get_eval_dataset()
 
 
-def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("", ".composite", ".factory", ".utils"):  # the library itself is imported by workers alone
+def test_tasks_are_unchanged_by_encoding_and_decoding(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("", ".composite", ".factory", ".utils"):  # only workers import the real library
         stub: Any = ModuleType(f"reasoning_gym{name}")
         stub.DatasetSpec = stub.DATASETS = stub.SYSTEM_PROMPTS = None
         monkeypatch.setitem(sys.modules, stub.__name__, stub)
@@ -224,7 +236,7 @@ def test_tasks_come_through_json_as_they_were(monkeypatch: pytest.MonkeyPatch) -
 
 
 @pytest.mark.broad
-def test_score_answer() -> None:
+def test_score_answer_scores_a_single_answer() -> None:
     env = Families("gcd", num_eval_examples=1)
     [row] = env.get_eval_dataset()
 

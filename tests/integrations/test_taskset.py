@@ -1,7 +1,8 @@
-"""TasksetEnv: tasksets of verifiers v1 played by verifiers itself, their turns recorded here, and what goes wrong in them.
+"""Test TasksetEnv: tasksets of verifiers v1 run in verifiers, and rove records their turns and errors.
 
-`tasksets` has three; `tasksets/recorded.json` is what verifiers' own vf-eval made of them with the same scripted endpoint. They
-need verifiers 0.4, here or in another virtual environment whose interpreter `ROVE_VERIFIERS_V1` names.
+The folder `tasksets` has three tasksets. `tasksets/recorded.json` has the results of verifiers' vf-eval for them with the same
+scripted endpoint. The tests need verifiers 0.4, in this virtual environment or in another one whose interpreter
+`ROVE_VERIFIERS_V1` names.
 """
 
 from __future__ import annotations
@@ -32,35 +33,35 @@ RECORDED = json.loads((TASKSETS / "recorded.json").read_text(encoding="utf-8"))
 PYTHON = os.environ.get("ROVE_VERIFIERS_V1")
 
 
-def is_there() -> bool:
-    """Whether verifiers 0.4 is: packages of that name before it have no `v1`, or another one."""
+def is_verifiers_available() -> bool:
+    """Return whether verifiers 0.4 is available; earlier versions have no `v1`, or a different one."""
     if PYTHON is not None or importlib.util.find_spec("verifiers") is None:
         return PYTHON is not None
     return importlib.metadata.version("verifiers") >= "0.4"
 
 
 library = pytest.mark.skipif(
-    not is_there(), reason="verifiers 0.4 is not installed, and ROVE_VERIFIERS_V1 names no Python"
+    not is_verifiers_available(), reason="verifiers 0.4 is not installed, and ROVE_VERIFIERS_V1 names no Python"
 )
 
 
-def loaded(name: str, **options: Any) -> TasksetEnv:
+def load_taskset(name: str, **options: Any) -> TasksetEnv:
     return TasksetEnv(name, python=PYTHON, taskset_dir=TASKSETS, start_seconds=300, **options)
 
 
 @pytest.fixture(scope="module")
 def reversal() -> TasksetEnv:
-    return loaded("reversal_v1", config={"split": "train"}, eval_config={"split": "all"})
+    return load_taskset("reversal_v1", config={"split": "train"}, eval_config={"split": "all"})
 
 
 @pytest.fixture(scope="module")
 def guessing() -> TasksetEnv:
-    return loaded("guessing_v1")
+    return load_taskset("guessing_v1")
 
 
 @pytest.fixture(scope="module")
 def warehouse() -> TasksetEnv:
-    return loaded("warehouse_v1")
+    return load_taskset("warehouse_v1")
 
 
 @library
@@ -72,7 +73,7 @@ def test_rollouts_match_those_of_verifiers(name: str, request: pytest.FixtureReq
 
 
 @library
-def test_rows_are_the_tasks(reversal: TasksetEnv, warehouse: TasksetEnv) -> None:
+def test_rows_contain_the_tasks(reversal: TasksetEnv, warehouse: TasksetEnv) -> None:
     assert (len(reversal.get_dataset()), len(reversal.get_eval_dataset())) == (4, 6)
     row = reversal.get_dataset()[0]
     assert [message["role"] for message in row["prompt"]] == ["system", "user"]
@@ -104,17 +105,17 @@ def test_a_rollout_that_reaches_a_limit_is_scored(guessing: TasksetEnv) -> None:
 
 @library
 def test_a_rollout_that_is_stopped_is_scored(guessing: TasksetEnv, monkeypatch: pytest.MonkeyPatch) -> None:
-    async def enough(state: vf.State) -> bool:
+    async def stop_at_once(state: vf.State) -> bool:
         state["stop_condition"] = "enough"
         return True
 
-    monkeypatch.setattr(guessing, "check_stops", enough)
+    monkeypatch.setattr(guessing, "check_stops", stop_at_once)
     records = guessing.generate_sync(says(player))
     assert [(record.reward, record.stop_condition, len(record.steps)) for record in records] == [(0.0, "enough", 1)] * 3
 
 
 class Silent:
-    """Never answers."""
+    """A client that never responds."""
 
     max_concurrent = 8
 
@@ -128,19 +129,19 @@ class Silent:
 @library
 @pytest.mark.slow
 def test_a_rollout_that_times_out_is_scored() -> None:
-    [record] = loaded("reversal_v1", num_examples=1, timeout_seconds=0.5).generate_sync(Silent())
+    [record] = load_taskset("reversal_v1", num_examples=1, timeout_seconds=0.5).generate_sync(Silent())
     assert (record.stop_condition, record.reward) == ("agent_timeout", 0.0)
 
 
 @library
 def test_errors_fail_only_their_rollout(reversal: TasksetEnv) -> None:
-    said = {"lantern": "break", "harbour": "crash", "pepper": "fail"}
+    responses = {"lantern": "break", "harbour": "crash", "pepper": "fail"}
 
     async def answer(messages: vf.Messages, state: vf.State, rng: Any) -> Any:
         word = str(messages[-1]["content"]).split()[1]
-        if said.get(word) == "fail":
+        if responses.get(word) == "fail":
             raise ModelError("no such model")
-        return said.get(word, word[::-1])
+        return responses.get(word, word[::-1])
 
     records = reversal.generate_sync(says(answer), max_concurrent=1)
     errors = [record.error for record in sorted(records, key=lambda record: record.example_id)]
@@ -158,16 +159,16 @@ def test_errors_fail_only_their_rollout(reversal: TasksetEnv) -> None:
 
 @library
 def test_a_simulated_user_has_a_role() -> None:
-    env = loaded("reversal_v1", env={"id": "user-sim"}, agent="assistant", num_examples=2)
+    env = load_taskset("reversal_v1", env={"id": "user-sim"}, agent="assistant", num_examples=2)
     assert env.told["model_roles"] == ["user"]
 
-    def both(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    def user_or_model(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         if "role-playing a USER" in str(messages[0]["content"]):
             word = re.findall(r"Say (\w+) backwards", str(messages[0]["content"]))[0]
             return "###DONE###" if len(messages) > 3 else f"Would you turn {word} around?"
         return str(messages[-1]["content"]).split()[3][::-1]
 
-    records = env.generate_sync(says(both))
+    records = env.generate_sync(says(user_or_model))
     assert [record.error for record in records] == [None, None]
     for record in records:
         assert (record.reward, len(record.steps), len(record.model_roles["user"])) == (1.0, 1, 2)
@@ -178,22 +179,22 @@ def test_a_simulated_user_has_a_role() -> None:
 @library
 @pytest.mark.slow
 def test_unsupported_settings_are_refused() -> None:
-    for options, said in (
+    for options, message in (
         ({"env": {"id": "user-sim"}}, "select the model.s with agent="),
         ({"env": {"id": "user-sim"}, "agent": "nobody"}, "no agent 'nobody'"),
         ({"env": {"retries": {"max_retries": 2}}}, "set max_retries to 0"),
         ({"config": {"splitt": "all"}}, "splitt"),
     ):
-        with pytest.raises(ConfigError, match=said):
-            loaded("reversal_v1", **options)
+        with pytest.raises(ConfigError, match=message):
+            load_taskset("reversal_v1", **options)
     with pytest.raises(ConfigError, match="nowhere_v1"):
-        loaded("nowhere_v1")
+        load_taskset("nowhere_v1")
 
 
 @library
 @pytest.mark.slow
 def test_an_agent_that_runs_twice_is_an_error() -> None:
-    [record] = loaded("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(says(player))
+    [record] = load_taskset("reversal_v1", env={"id": "best-of-n", "n": 2}, num_examples=1).generate_sync(says(player))
     assert record.error is not None and "ran 2 times" in record.error.message
 
 
@@ -205,7 +206,7 @@ def test_missing_verifiers_is_reported(tmp_path: Path) -> None:
 
 
 @library
-def test_commands_run_a_taskset(
+def test_rove_eval_runs_a_taskset(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rove = in_this_process(tmp_path, monkeypatch, capsys)
@@ -221,7 +222,7 @@ def test_commands_run_a_taskset(
     (tmp_path / "environments").mkdir()
     (tmp_path / "environments/reversal.py").write_text(package)
     shutil.copytree(TASKSETS, tmp_path / "tasksets")
-    done = rove("eval", "reversal", "-m", "scripted:first", "-n", "2", "-r", "2", "--run-dir", "run")
-    assert done.status == 0, done.err
+    completed = rove("eval", "reversal", "-m", "scripted:first", "-n", "2", "-r", "2", "--run-dir", "run")
+    assert completed.status == 0, completed.err
     summary = json.loads((tmp_path / "run/summary.json").read_text())
     assert (summary["scored"], summary["failed"], summary["reward"]["mean"]) == (4, 0, 1.0)

@@ -1,4 +1,4 @@
-"""TextArenaEnv: games in processes of their own, other roles, rewards, and what goes wrong in games."""
+"""Test TextArenaEnv: games in separate processes, opponents, rewards and errors."""
 
 from __future__ import annotations
 
@@ -18,21 +18,21 @@ library = needs_library("textarena", "rove[textarena]")
 
 
 class Games(Lasting, TextArenaEnv):
-    """Of one host."""
+    """A TextArenaEnv whose workers share one fork server."""
 
 
-def rolled(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
+def sample(env: vf.Environment, player: object = random_bracket, rollouts: int = 1) -> list[vf.RolloutRecord]:
     client = player if isinstance(player, vf.Client) else says(player)  # pyright: ignore[reportArgumentType]
     return env.generate_sync(client, rollouts_per_example=rollouts)
 
 
-def first_free(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+def last_free_square(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
     return re.findall(r"\[\d\]", messages[-1].content)[-1]
 
 
 @library
 def test_the_model_takes_both_positions_of_a_game() -> None:
-    records = rolled(Games("TicTacToe-v0", 8), rollouts=2)
+    records = sample(Games("TicTacToe-v0", 8), rollouts=2)
     assert [record.error for record in records] == [None] * 16
     assert {frozenset(record.model_roles) for record in records} == {frozenset({"player 0"}), frozenset({"player 1"})}
     for record in records:
@@ -40,32 +40,32 @@ def test_the_model_takes_both_positions_of_a_game() -> None:
         raw = record.scores.metrics["raw_reward"]
         assert record.reward == (raw + 1) / 2 and record.scores.metrics["finished"] == 1.0
         assert record.completion[-1]["content"].endswith("The game is over.")
-        assert "three in a row" not in str(record.completion)  # only what is new is said
+        assert "three in a row" not in str(record.completion)  # each message has only the new text
 
 
 @library
 def test_rollouts_of_a_group_have_the_same_game() -> None:
     env = Games("Minesweeper-v0", 3)
-    groups = [rolled(env, "[0 0]", rollouts=3) for _ in range(2)]
+    groups = [sample(env, "[0 0]", rollouts=3) for _ in range(2)]
     assert [record.completion for record in groups[0]] == [record.completion for record in groups[1]]
     by_row = {i: {str(r.completion) for r in groups[0] if r.example_id == i} for i in range(3)}
-    assert all(len(said) == 1 for said in by_row.values()) and len(set.union(*by_row.values())) == 3
+    assert all(len(texts) == 1 for texts in by_row.values()) and len(set.union(*by_row.values())) == 3
 
 
 @pytest.mark.broad
 @library
 def test_the_fork_server_ends_with_the_run() -> None:
     env = TextArenaEnv("TicTacToe-v0", 1)
-    assert rolled(env)[0].error is None and env.workers._server is None
+    assert sample(env)[0].error is None and env.workers._server is None
 
 
 @library
 def test_concurrent_games_are_independent() -> None:
-    """The library seeds and draws from the one generator of its process."""
+    """TextArena uses the global random generator of its process."""
     env = Games("Blackjack-v0", 12)
-    together = env.generate_sync(says("[Hit]"), max_concurrent=12)
-    alone = env.generate_sync(says("[Hit]"), max_concurrent=1)
-    assert [r.completion for r in together] == [r.completion for r in alone]
+    concurrent = env.generate_sync(says("[Hit]"), max_concurrent=12)
+    sequential = env.generate_sync(says("[Hit]"), max_concurrent=1)
+    assert [r.completion for r in concurrent] == [r.completion for r in sequential]
     state = random.getstate()
     env.generate_sync(says("[Stand]"))
     assert random.getstate() == state and "textarena" not in sys.modules
@@ -75,69 +75,69 @@ def test_concurrent_games_are_independent() -> None:
 def test_opponents_see_the_game_from_their_position() -> None:
     seen: list[list[str]] = []
 
-    def other(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
+    def opponent(messages: vf.Messages, state: vf.State, rng: random.Random) -> str:
         seen.append([message.role for message in messages])
-        return first_free(messages, state, rng)
+        return last_free_square(messages, state, rng)
 
-    [record] = rolled(Games("TicTacToe-v0", 1, opponent=other), first_free)
+    [record] = sample(Games("TicTacToe-v0", 1, opponent=opponent), last_free_square)
     [steps] = record.model_roles.values()
     assert len(steps) == len(seen) >= 2 and seen[1] == ["user", "assistant", "user"]
-    [record] = rolled(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
+    [record] = sample(Games("TicTacToe-v0", 1, opponent=says("no move at all")))
     assert (record.reward, record.scores and record.scores.metrics["raw_reward"]) == (1.0, 1.0)
 
 
 @library
-def test_one_invalid_move_is_allowed() -> None:
-    [record] = rolled(Games("TicTacToe-v0", 1), "I pass")
+def test_the_second_invalid_move_loses_the_game() -> None:
+    [record] = sample(Games("TicTacToe-v0", 1), "I pass")
     assert record.scores is not None and len(record.steps) == 2
     assert (record.reward, record.scores.metrics["invalid_move"]) == (0.0, 1.0)
 
 
 @library
-def test_a_game_cut_short_earns_nothing() -> None:
-    [record] = rolled(Games("TicTacToe-v0", 1, max_turns=1))
+def test_an_unfinished_game_has_zero_reward() -> None:
+    [record] = sample(Games("TicTacToe-v0", 1, max_turns=1))
     assert record.scores is not None
     assert (record.reward, record.scores.metrics["finished"], record.stop_condition) == (0.0, 0.0, "max_turns_reached")
 
 
 @library
 def test_feedback_fn_changes_the_text() -> None:
-    [record] = rolled(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
+    [record] = sample(Games("TicTacToe-v0", 1, feedback_fn=str.upper))
     assert "AVAILABLE MOVES" in record.prompt[-1]["content"] and "Available" not in str(record.completion)
 
 
 @pytest.mark.broad
 @library
 def test_a_hanging_game_fails_its_rollout() -> None:
-    """With one player this game waits for others for ever."""
-    [record] = rolled(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
+    """With one player, this game waits forever for the others."""
+    [record] = sample(Games("PublicGoodsGame-v0", 1, num_players=1, call_seconds=3.0))
     assert record.error is not None
     assert record.error.type == "WorkerError" and "did not end within 3 s" in record.error.message
 
 
 @library
 def test_network_access_is_refused() -> None:
-    [record] = rolled(Games("Wordle-v0", 1), "[crane]")
+    [record] = sample(Games("Wordle-v0", 1), "[crane]")
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("setup_state", "LookupError") and "nltk" in record.error.message
 
 
 @library
-def test_an_unknown_game() -> None:
-    [record] = rolled(Games("TicTacTo-v0", 1))
+def test_an_unknown_game_is_reported() -> None:
+    [record] = sample(Games("TicTacTo-v0", 1))
     assert record.error is not None
     assert (record.error.type, record.error.phase) == ("ConfigError", "setup_state")
     assert "did you mean 'TicTacToe" in record.error.message
 
 
 @library
-def test_arguments_are_checked() -> None:
+def test_invalid_arguments_are_refused() -> None:
     with pytest.raises(vf.ConfigError, match="num_players is 0"):
         Games("TicTacToe-v0", num_players=0)
 
 
 @pytest.mark.broad
-def test_random_moves_are_among_those_shown() -> None:
+def test_random_moves_are_chosen_from_the_text() -> None:
     def move(text: str, seed: int = 1) -> str:
         return random_bracket([vf.UserMessage(text)], State(input={"info": {"seed": seed}}), random.Random(0))
 

@@ -1,4 +1,4 @@
-"""Containers, with a stand-in for the engine's command line: it runs the supervisor right here, with harmless code only."""
+"""Test containers with a fake engine command, which runs the supervisor on this machine; all code is harmless."""
 
 from __future__ import annotations
 
@@ -44,28 +44,28 @@ def engine(tmp_path: Path) -> Path:
     return path
 
 
-async def test_a_session_in_a_container(engine: Path) -> None:
+async def test_a_container_session_has_limits_and_is_removed(engine: Path) -> None:
     backend: Backend = DockerBackend(limits=LIMITS, binary=str(engine), environment={"MINE": "1"})
     session = await backend.open()
     assert (await session.run_python("x = 20")).ok
     assert (await session.run_python("x + 1")).value == "21"
     await session.put("a", b"1 2")
     assert (await session.bash("cat a; exit 2")).text() == "1 2\n[exit status 2]"
-    late = await session.run_python("while True: pass", 0.2)
-    assert (late.timed_out, late.restarted) == (True, True)
+    timed_out = await session.run_python("while True: pass", 0.2)
+    assert (timed_out.timed_out, timed_out.restarted) == (True, True)
     assert await session.get("a") == b"1 2"
     await session.close()
     await backend.close()
-    ran, removed = [json.loads(line) for line in (engine.parent / "log").read_text().splitlines()]
-    options = dict(itertools.pairwise(ran))
+    run_command, remove_command = [json.loads(line) for line in (engine.parent / "log").read_text().splitlines()]
+    options = dict(itertools.pairwise(run_command))
     assert (options["--network"], options["--cap-drop"], options["--pids-limit"]) == ("none", "ALL", "20")
     assert options["--memory"] == options["--memory-swap"] == str((256 << 20) + (1 << 20))
     assert "size=1048576" in options["--tmpfs"]
-    assert {"--rm", "--read-only", "MINE=1"} <= set(ran)
-    assert removed == ["rm", "--force", options["--name"]]
+    assert {"--rm", "--read-only", "MINE=1"} <= set(run_command)
+    assert remove_command == ["rm", "--force", options["--name"]]
 
 
-async def test_a_container_that_dies_is_made_anew(engine: Path) -> None:
+async def test_a_container_that_dies_is_replaced(engine: Path) -> None:
     async with DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=1) as backend:
         session = await backend.open()
         assert session._process is not None
@@ -75,7 +75,7 @@ async def test_a_container_that_dies_is_made_anew(engine: Path) -> None:
 
 
 @pytest.mark.broad
-def test_an_environment_in_containers_run_after_run(engine: Path) -> None:
+def test_an_environment_in_containers_can_run_repeatedly(engine: Path) -> None:
     backend = DockerBackend(limits=LIMITS, binary=str(engine), max_sessions=1)
     env = vf.PythonEnv(dataset=rows(3), backend=backend)
     assert env.limits == LIMITS
@@ -86,7 +86,7 @@ def test_an_environment_in_containers_run_after_run(engine: Path) -> None:
     assert [words[0] for words in lines].count("run") == [words[0] for words in lines].count("rm") == 6
 
 
-async def test_an_engine_that_refuses_is_told(tmp_path: Path) -> None:
+async def test_a_refusal_of_the_engine_is_reported(tmp_path: Path) -> None:
     path = tmp_path / "podman"
     path.write_text("#!/bin/sh\necho cannot connect >&2\nexit 125\n")
     path.chmod(0o755)
@@ -97,7 +97,7 @@ async def test_an_engine_that_refuses_is_told(tmp_path: Path) -> None:
     assert len((await backend.describe()).enforced) == 4
 
 
-def test_without_an_engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_missing_engine_raises_an_error(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(ConfigError, match="docker or podman is not on PATH"):
         DockerBackend()

@@ -1,4 +1,4 @@
-"""Functions of the host that sandboxed code calls: what crosses, what it costs, what becomes of failures."""
+"""Test host functions that sandboxed code calls: their values, time limits and errors."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ async def fails(how: str = "badly") -> None:
 
 
 @module_loop
-async def test_code_calls_functions_and_waits_for_what_they_return(session: Session) -> None:
+async def test_code_calls_host_functions_and_waits_for_results(session: Session) -> None:
     seen: list[str] = []
 
     async def loud(text: str, times: int = 1) -> list[str]:
@@ -75,7 +75,7 @@ async def test_code_calls_functions_and_waits_for_what_they_return(session: Sess
         "x" * 60_000,
     ],
 )
-async def test_what_json_can_say_comes_back_as_it_went(session: Session, value: Any) -> None:
+async def test_json_values_are_passed_and_returned_unchanged(session: Session, value: Any) -> None:
     code = f"value = {value!r}\nsame(value) == value and same([value], a=value) == dict(value=[value], a=value)"
     if isinstance(value, str) and len(value) > 2000:
         code = f"same({value!r}) == {value!r}"
@@ -95,7 +95,7 @@ async def test_what_json_can_say_comes_back_as_it_went(session: Session, value: 
         ("same('\\ud800') + 1", "TypeError: can only concatenate str"),
     ],
 )
-async def test_what_goes_wrong_is_raised_in_the_code(session: Session, code: str, error: str) -> None:
+async def test_errors_of_a_function_are_raised_in_the_code(session: Session, code: str, error: str) -> None:
     async def many(count: int) -> str:
         return "x" * count
 
@@ -111,7 +111,7 @@ async def test_what_goes_wrong_is_raised_in_the_code(session: Session, code: str
 
 
 @module_loop
-async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Session) -> None:
+async def test_a_function_is_available_only_in_calls_that_receive_it(session: Session) -> None:
     assert "NameError" in (await session.run_python("same(1)")).error
     assert (await session.run_python("kept = same\nkept(1)", None, {"same": same})).value == "1"
     assert "same() cannot be called now; expected one of: none" in (await session.run_python("kept(1)")).error
@@ -124,20 +124,18 @@ async def test_a_function_is_there_in_the_calls_that_are_given_it(session: Sessi
 
 @pytest.mark.broad
 @module_loop
-async def test_the_time_that_a_function_takes_does_not_count(session: Session) -> None:
+async def test_the_time_of_a_function_does_not_count_toward_the_limit(session: Session) -> None:
     async def slow() -> None:
         await asyncio.sleep(0.4)
 
     assert (await session.run_python("slow(); slow(); 1", 0.5, {"slow": slow})).value == "1"
-    late = await session.run_python("slow()\nwhile True: pass", 0.3, {"slow": slow})
-    assert late.timed_out and 0.7 <= late.seconds < 3
+    timed_out = await session.run_python("slow()\nwhile True: pass", 0.3, {"slow": slow})
+    assert timed_out.timed_out and 0.7 <= timed_out.seconds < 3
 
 
 @module_loop
 @pytest.mark.parametrize("error", [InfraError("gone"), LimitReachedError("max_cost_reached")])
-async def test_an_error_of_the_machine_ends_the_call_and_the_session_goes_on_anew(
-    session: Session, error: Exception
-) -> None:
+async def test_an_infrastructure_error_ends_the_call_and_resets_the_session(session: Session, error: Exception) -> None:
     async def broken() -> None:
         raise error
 
@@ -148,18 +146,18 @@ async def test_an_error_of_the_machine_ends_the_call_and_the_session_goes_on_ane
 
 
 @module_loop
-async def test_a_call_that_is_cancelled_cancels_its_function(session: Session) -> None:
-    began, ended = asyncio.Event(), asyncio.Event()
+async def test_canceling_a_call_cancels_its_function(session: Session) -> None:
+    started, ended = asyncio.Event(), asyncio.Event()
 
     async def endless() -> None:
-        began.set()
+        started.set()
         try:
             await asyncio.sleep(60)
         finally:
             ended.set()
 
     call = asyncio.create_task(session.run_python("endless()", None, {"endless": endless}))
-    await began.wait()
+    await started.wait()
     call.cancel()
     with pytest.raises(asyncio.CancelledError):
         await call
@@ -168,36 +166,36 @@ async def test_a_call_that_is_cancelled_cancels_its_function(session: Session) -
 
 
 @module_loop
-async def test_a_session_that_is_closed_while_its_code_waits(backend: LocalBackend) -> None:
+async def test_a_session_can_be_closed_while_its_code_waits(backend: LocalBackend) -> None:
     session = await backend.open()
-    began, go_on = asyncio.Event(), asyncio.Event()
+    started, can_continue = asyncio.Event(), asyncio.Event()
 
     async def waits() -> int:
-        began.set()
-        await go_on.wait()
+        started.set()
+        await can_continue.wait()
         return 1
 
     call = asyncio.create_task(session.run_python("waits()", None, {"waits": waits}))
-    await began.wait()
+    await started.wait()
     await session.close()
-    go_on.set()
+    can_continue.set()
     assert (await call).files_lost
-    after = await backend.open()
-    assert (await after.run_python("1 + 1")).value == "2"
-    await after.close()
+    new_session = await backend.open()
+    assert (await new_session.run_python("1 + 1")).value == "2"
+    await new_session.close()
 
 
 @module_loop
-async def test_sessions_ask_at_the_same_time(backend: LocalBackend) -> None:
+async def test_sessions_call_functions_concurrently(backend: LocalBackend) -> None:
     waiting = 0
-    all_there = asyncio.Event()
+    all_waiting = asyncio.Event()
 
     async def meet(number: int) -> int:
         nonlocal waiting
         waiting += 1
         if waiting == 4:
-            all_there.set()
-        await asyncio.wait_for(all_there.wait(), 20)
+            all_waiting.set()
+        await asyncio.wait_for(all_waiting.wait(), 20)
         return number * number
 
     sessions = [await backend.open() for _ in range(4)]
@@ -208,7 +206,7 @@ async def test_sessions_ask_at_the_same_time(backend: LocalBackend) -> None:
     await asyncio.gather(*(one.close() for one in sessions))
 
 
-async def test_functions_in_containers(engine: Path) -> None:  # noqa: F811
+async def test_code_in_containers_calls_functions(engine: Path) -> None:  # noqa: F811
     async with DockerBackend(limits=LIMITS, binary=str(engine)) as backend:
         session = await backend.open()
         assert (await session.run_python("same('a') + same('b')", None, {"same": same})).value == "'ab'"
@@ -223,14 +221,14 @@ async def test_functions_in_containers(engine: Path) -> None:  # noqa: F811
         lambda a: st.lists(a) | st.dictionaries(st.sampled_from(["id", "name", "args", "kwargs", "x"]), a),
     ).map(json.dumps)
 )
-def test_whatever_is_asked_is_answered(asked: str) -> None:
-    said = json.loads(asyncio.run(reply_to(asked, {"same": same, "fails": fails}, 1000)))
-    assert said.keys() in ({"id", "value"}, {"id", "error"}) and isinstance(said["id"], int)
+def test_every_request_gets_a_reply(asked: str) -> None:
+    reply = json.loads(asyncio.run(reply_to(asked, {"same": same, "fails": fails}, 1000)))
+    assert reply.keys() in ({"id", "value"}, {"id", "error"}) and isinstance(reply["id"], int)
 
 
-async def test_words_of_an_error_are_bounded() -> None:
-    said = json.loads(
+async def test_the_length_of_an_error_message_is_limited() -> None:
+    reply = json.loads(
         await reply_to('{"id": 7, "name": "fails", "args": ["' + "x" * 10**5 + '"]}', {"fails": fails}, 10**6)
     )
-    assert said["id"] == 7 and len(said["error"]) == MAX_ERROR_CHARS
+    assert reply["id"] == 7 and len(reply["error"]) == MAX_ERROR_CHARS
     assert "error" in json.loads(await reply_to("[" * 10**5, {}, 1000))

@@ -1,4 +1,4 @@
-"""Every attack of the table, with what is at stake in place: a secret, a listening port, another session."""
+"""Run every attack of the table against a secret file, a listening port and another session."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ IMAGE = os.environ.get("ROVE_TEST_IMAGE", "")
 
 
 class Host:
-    """What an attack may not touch."""
+    """Resources of the host that an attack must not reach."""
 
     def __init__(self, folder: Path):
         folder.chmod(0o755)
@@ -46,7 +46,7 @@ class Host:
 @pytest.fixture(scope="module")
 def host():
     os.environ["ROVE_SECRET"] = "canary"
-    with tempfile.TemporaryDirectory() as folder:  # everybody may enter it, which pytest's own forbid
+    with tempfile.TemporaryDirectory() as folder:  # readable by all users, unlike pytest's temporary folders
         host = Host(Path(folder))
         yield host
         host.server.close()
@@ -61,25 +61,25 @@ async def backend(host: Host) -> AsyncIterator[LocalBackend]:
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def bystander(backend: LocalBackend) -> AsyncIterator[Session | None]:
-    """Another session, with something to lose; None on a machine that is refused."""
-    if await refused(backend):
+    """Yield another session with a file and a variable to protect, or None on a refused machine."""
+    if await machine_is_refused(backend):
         yield None
         return
-    session = await minding(backend)
+    session = await open_bystander(backend)
     yield session
     await session.close()
 
 
-async def minding(backend: Backend) -> Session:
-    """A session with something to lose."""
+async def open_bystander(backend: Backend) -> Session:
+    """Open a session with a file and a variable that attacks must not change."""
     session = await backend.open()
     await session.put("bystander", b"canary")
     await session.run_python("import os; mine, where = 'canary', os.path.abspath('bystander')")
     return session
 
 
-async def refused(backend: LocalBackend) -> bool:
-    """Whether this machine lacks what it takes, in which case nothing may run at all."""
+async def machine_is_refused(backend: LocalBackend) -> bool:
+    """Return whether this machine lacks essential features, in which case no session may open."""
     missing = [line.split(":")[0] for line in (await backend.describe()).missing]
     if not set(missing) & set(ESSENTIAL):
         return False
@@ -89,16 +89,16 @@ async def refused(backend: LocalBackend) -> bool:
 
 
 @pytest.mark.parametrize("one", some_quick(SNIPPETS, 6), ids=lambda one: one.name)
-async def test_attack(one: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
+async def test_an_attack_fails(one: Snippet, backend: LocalBackend, bystander: Session | None, host: Host) -> None:
     if bystander is None:
         return
     groups = "memory group" not in " ".join((await backend.describe()).missing)
-    wanted = one.outcome if one.by != "memory group" or groups else "runs: False"
-    await withstand(one, wanted, backend, bystander, host)
+    expected = one.outcome if one.by != "memory group" or groups else "runs: False"
+    await assert_attack_fails(one, expected, backend, bystander, host)
 
 
-async def withstand(one: Snippet, wanted: str, backend: Backend, bystander: Session, host: Host) -> None:
-    """Attack in a new session; it, the bystander and the host are as before."""
+async def assert_attack_fails(one: Snippet, wanted: str, backend: Backend, bystander: Session, host: Host) -> None:
+    """Run the attack in a new session; check that this session, the bystander and the host are unchanged."""
     session = await backend.open()
     try:
         code = host.aim(one.code)
@@ -121,11 +121,11 @@ async def withstand(one: Snippet, wanted: str, backend: Backend, bystander: Sess
     assert host.secret.read_text() == "canary"
     with pytest.raises(BlockingIOError):
         host.server.accept()
-    assert not [line for line in command_lines() if f"98765.{os.getpid()}".encode() in line]
+    assert not [line for line in all_command_lines() if f"98765.{os.getpid()}".encode() in line]
 
 
-def command_lines() -> list[bytes]:
-    """Of every process of the machine."""
+def all_command_lines() -> list[bytes]:
+    """Return the command line of every process on the machine."""
     lines = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -137,7 +137,7 @@ def command_lines() -> list[bytes]:
 
 @pytest.mark.broad
 @pytest.mark.parametrize(("off", "name", "wanted"), WITHOUT, ids=lambda value: str(value)[:40])
-async def test_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
+async def test_an_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str, wanted: str, host: Host) -> None:
     [one] = [snippet for snippet in SNIPPETS if snippet.name == name]
     async with LocalBackend(LIMITS, without=off, unsafe=True) as backend, await backend.open() as session:
         result = await session.run_python(host.aim(one.code), one.seconds)
@@ -147,7 +147,7 @@ async def test_attack_with_a_feature_turned_off(off: tuple[str, ...], name: str,
 
 
 @pytest.mark.broad
-async def test_page_is_up_to_date() -> None:
+async def test_the_page_of_attacks_is_up_to_date() -> None:
     assert len(SNIPPETS) >= 40
     assert len({one.name for one in SNIPPETS}) == len(SNIPPETS)
     assert {one.by for one in SNIPPETS} <= {*FEATURES, "limits", "supervisor"}
@@ -156,14 +156,14 @@ async def test_page_is_up_to_date() -> None:
 
 
 @pytest.mark.slow
-async def test_sixty_four_attacks_at_once(host: Host) -> None:
-    late = [one for one in SNIPPETS if one.outcome == WALL and one.kind == "python"]
+async def test_sixty_four_concurrent_attacks_fail(host: Host) -> None:
+    stopped = [one for one in SNIPPETS if one.outcome == WALL and one.kind == "python"]
     async with LocalBackend(LIMITS, max_sessions=64) as backend:
-        if await refused(backend):
+        if await machine_is_refused(backend):
             return
         sessions = await asyncio.gather(*(backend.open() for _ in range(64)))
         results = await asyncio.gather(
-            *(session.run_python(late[i % len(late)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
+            *(session.run_python(stopped[i % len(stopped)].code, None, FUNCTIONS) for i, session in enumerate(sessions))
         )
         assert {(result.error, result.files_lost) for result in results} == {(WALL, False)}
         after = await asyncio.gather(*(session.run_python("40 + 2") for session in sessions))
@@ -174,9 +174,9 @@ async def test_sixty_four_attacks_at_once(host: Host) -> None:
 @pytest.mark.skipif(
     not IMAGE, reason="ROVE_TEST_IMAGE names no image that Docker or Podman has, with Python as python3"
 )
-async def test_attacks_in_containers(host: Host) -> None:
+async def test_attacks_in_containers_fail(host: Host) -> None:
     async with DockerBackend(IMAGE, LIMITS, binary=os.environ.get("ROVE_TEST_ENGINE")) as backend:
-        bystander = await minding(backend)
+        bystander = await open_bystander(backend)
         for one in SNIPPETS:
-            await withstand(one, IN_CONTAINERS.get(one.name, one.outcome), backend, bystander, host)
+            await assert_attack_fails(one, IN_CONTAINERS.get(one.name, one.outcome), backend, bystander, host)
         await bystander.close()

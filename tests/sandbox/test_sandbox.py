@@ -1,4 +1,4 @@
-"""What a session is to those who use it: state, limits, files, failures, and nothing left behind."""
+"""Test sandbox sessions: state, limits, files, failures and cleanup."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ module_loop = pytest.mark.asyncio(loop_scope="module")
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def backend() -> AsyncIterator[LocalBackend]:
-    """Where a machine cannot contain code, what is tested here works all the same."""
+    """Yield an unsafe backend, so that these tests also run on machines that cannot contain code."""
     async with LocalBackend(LIMITS, unsafe=True, max_sessions=4) as backend:
         yield backend
 
@@ -54,8 +54,10 @@ async def session(backend: LocalBackend) -> AsyncIterator[Session]:
 
 
 @module_loop
-async def test_state_stays_and_values_come_back(session: Session) -> None:
-    assert await session.run_python("import math\nx = 3") == like(await session.run_python(""), output="", value="")
+async def test_python_state_persists_and_values_are_returned(session: Session) -> None:
+    assert await session.run_python("import math\nx = 3") == check_fields(
+        await session.run_python(""), output="", value=""
+    )
     first = await session.run_python("print('out')\nimport sys\nprint('err', file=sys.stderr)\nx + 1")
     assert (first.output, first.value, first.error, first.ok) == ("out\nerr\n", "4", "", True)
     assert (await session.run_python("def f(n): return n * x\nf(2)")).value == "6"
@@ -68,13 +70,13 @@ async def test_state_stays_and_values_come_back(session: Session) -> None:
     ).output == "child\n"
 
 
-def like(result: Result, **fields: object) -> Result:
+def check_fields(result: Result, **fields: object) -> Result:
     assert {name: getattr(result, name) for name in fields} == fields
     return AnyTime(result)
 
 
 class AnyTime:
-    """Equal to a result that differs in its duration only."""
+    """A result that equals any result with the same fields except the duration."""
 
     def __init__(self, result: Result):
         self.result = result
@@ -85,7 +87,7 @@ class AnyTime:
 
 
 @module_loop
-async def test_an_exception_is_a_traceback_of_the_code_alone(session: Session) -> None:
+async def test_a_traceback_shows_only_the_users_code(session: Session) -> None:
     result = await session.run_python("def f():\n    return 1 / 0\n\nf()")
     assert not result.ok
     assert [line for line in result.error.splitlines() if "File" in line] == [
@@ -109,7 +111,7 @@ async def test_bash_and_python_share_files(session: Session) -> None:
 
 
 @module_loop
-async def test_files_go_in_and_out(session: Session) -> None:
+async def test_files_are_written_and_read_back(session: Session) -> None:
     data = bytes(range(256)) * 100
     await session.put("folder/deep/a.bin", data)
     assert await session.get("folder/deep/a.bin") == data
@@ -130,7 +132,9 @@ async def test_files_go_in_and_out(session: Session) -> None:
         ("import os; os.symlink('/etc/shadow', 'link')", "link", "No such file"),
     ],
 )
-async def test_files_that_cannot_be_had(contained: None, session: Session, before: str, path: str, why: str) -> None:
+async def test_unreadable_files_raise_an_error(
+    contained: None, session: Session, before: str, path: str, why: str
+) -> None:
     await session.run_python(before)
     if not why:
         assert len(await session.get(path)) == 1 << 20
@@ -141,7 +145,7 @@ async def test_files_that_cannot_be_had(contained: None, session: Session, befor
 
 
 @module_loop
-async def test_what_is_put_follows_no_link_and_has_a_limit(session: Session) -> None:
+async def test_put_refuses_links_pipes_and_large_files(session: Session) -> None:
     await session.run_python("import os; os.symlink('elsewhere', 'link'); os.mkfifo('pipe')")
     for path in ("link", "pipe"):
         with pytest.raises(SandboxFileError):
@@ -151,13 +155,13 @@ async def test_what_is_put_follows_no_link_and_has_a_limit(session: Session) -> 
 
 
 @module_loop
-async def test_a_time_out_ends_processes_and_variables_but_keeps_files(session: Session) -> None:
+async def test_a_timeout_resets_processes_and_variables_but_keeps_files(session: Session) -> None:
     await session.run_python("x = 1; open('kept', 'w').write('yes') and None")
-    for run in (
+    for call in (
         session.run_python("print('said', flush=True)\nwhile True: pass", 0.2),
         session.bash("echo said; sleep 60", 0.2),
     ):
-        result = await run
+        result = await call
         assert (result.timed_out, result.restarted, result.files_lost, result.output) == (True, True, False, "said\n")
         assert result.error == "stopped after 0.2 s"
     assert "NameError" in (await session.run_python("x")).error
@@ -165,7 +169,7 @@ async def test_a_time_out_ends_processes_and_variables_but_keeps_files(session: 
 
 
 @module_loop
-async def test_a_python_that_ends_unseen_is_told_with_the_next_call(session: Session) -> None:
+async def test_an_unnoticed_exit_of_python_is_reported_by_the_next_call(session: Session) -> None:
     await session.run_python("import os, threading\nthreading.Timer(0.05, os._exit, (0,)).start()")
     await asyncio.sleep(0.5)
     result = await session.run_python("1 + 1")
@@ -186,7 +190,7 @@ async def test_output_is_clipped_in_the_middle(session: Session) -> None:
 
 
 @module_loop
-async def test_calls_at_once_are_run_one_after_the_other(session: Session) -> None:
+async def test_concurrent_calls_run_one_after_another(session: Session) -> None:
     results = await asyncio.gather(
         *(session.run_python(f"x = {i}\nimport time; time.sleep(0.01)\nx") for i in range(8))
     )
@@ -194,7 +198,7 @@ async def test_calls_at_once_are_run_one_after_the_other(session: Session) -> No
 
 
 @module_loop
-async def test_a_cancelled_call_leaves_a_new_session(session: Session) -> None:
+async def test_canceling_a_call_resets_the_session(session: Session) -> None:
     call = asyncio.create_task(session.run_python("x = 1\nimport time; time.sleep(60)", 60))
     await asyncio.sleep(0.3)
     call.cancel()
@@ -204,8 +208,8 @@ async def test_a_cancelled_call_leaves_a_new_session(session: Session) -> None:
 
 
 @module_loop
-async def test_more_sessions_than_slots_wait(backend: LocalBackend) -> None:
-    async def one(number: int) -> str:
+async def test_sessions_wait_for_a_free_slot(backend: LocalBackend) -> None:
+    async def run_one_session(number: int) -> str:
         session = await backend.open()
         try:
             await session.run_python(f"n = {number}")
@@ -213,11 +217,11 @@ async def test_more_sessions_than_slots_wait(backend: LocalBackend) -> None:
         finally:
             await session.close()
 
-    assert await asyncio.gather(*(one(i) for i in range(12))) == [str(i) for i in range(12)]
+    assert await asyncio.gather(*(run_one_session(i) for i in range(12))) == [str(i) for i in range(12)]
 
 
 @module_loop
-async def test_sessions_have_nothing_in_common(backend: LocalBackend) -> None:
+async def test_sessions_are_isolated_from_each_other(backend: LocalBackend) -> None:
     one, other = await backend.open(), await backend.open()
     await one.run_python("import random, os; x = 1")
     await one.put("a", b"mine")
@@ -234,7 +238,7 @@ async def test_sessions_have_nothing_in_common(backend: LocalBackend) -> None:
 
 
 @module_loop
-async def test_odd_requests_are_answered_and_the_session_goes_on(session: Session) -> None:
+async def test_unusual_requests_do_not_break_the_session(session: Session) -> None:
     assert (await session.run_python("'\ud800' and 1")).value == "1"
     assert "null byte" in (await session.bash("echo \0")).output
     with pytest.raises(SandboxFileError, match="null (byte|character)"):
@@ -247,7 +251,7 @@ async def test_odd_requests_are_answered_and_the_session_goes_on(session: Sessio
 
 
 @module_loop
-async def test_limits_of_a_session(backend: LocalBackend) -> None:
+async def test_time_and_memory_limits_of_a_session(backend: LocalBackend) -> None:
     session = await backend.open(SandboxLimits(cpu_seconds=1, seconds=20.0, memory_bytes=128 << 20))
     result = await session.run_python("while True: pass")
     assert "SIGXCPU" in result.error or "SIGKILL" in result.error
@@ -258,7 +262,7 @@ async def test_limits_of_a_session(backend: LocalBackend) -> None:
         SandboxLimits(processes=0)
 
 
-async def test_a_dead_supervisor_costs_the_files_and_nothing_else(contained: None) -> None:
+async def test_only_files_are_lost_when_the_supervisor_dies(contained: None) -> None:
     async with LocalBackend(LIMITS, unsafe=True) as backend:
         session = await backend.open()
         await session.put("a", b"1")
@@ -280,36 +284,36 @@ async def test_a_dead_supervisor_costs_the_files_and_nothing_else(contained: Non
 
 
 @pytest.mark.broad
-async def test_nothing_is_left_behind(contained: None) -> None:
+async def test_closing_a_backend_releases_processes_descriptors_and_groups(contained: None) -> None:
     async def round_trip() -> None:
         async with LocalBackend(LIMITS, unsafe=True, max_sessions=8) as backend:
             sessions = await asyncio.gather(*(backend.open() for _ in range(8)))
             await asyncio.gather(*(s.bash(f"setsid sleep 87654.{os.getpid()} &") for s in sessions))
             await asyncio.gather(*(s.close() for s in sessions[:4]))
 
-    others = groups()
+    groups_before = control_group_folders()
     await round_trip()
     gc.collect()
-    before = held()
+    before = held_resources()
     await round_trip()
     await asyncio.sleep(0)
     gc.collect()
-    assert held() == before
-    assert processes(f"87654.{os.getpid()}") == []
-    assert groups() == others
+    assert held_resources() == before
+    assert matching_processes(f"87654.{os.getpid()}") == []
+    assert control_group_folders() == groups_before
 
 
-def groups() -> list[Path]:
+def control_group_folders() -> list[Path]:
     return list(Path("/sys/fs/cgroup").glob(f"*/**/rove-{os.getpid()}-*"))
 
 
-def held() -> tuple[int, int, str]:
+def held_resources() -> tuple[int, int, str]:
     children = " ".join(sorted(path.read_text() for path in Path("/proc/self/task").glob("*/children")))
     return len(os.listdir("/proc/self/fd")), threading.active_count(), children
 
 
-def processes(word: str) -> list[bytes]:
-    """Command lines with a word, of every process of the machine."""
+def matching_processes(word: str) -> list[bytes]:
+    """Return the command lines of all processes on the machine that contain the word."""
     found = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
@@ -319,7 +323,7 @@ def processes(word: str) -> list[bytes]:
     return found
 
 
-HOST = """
+HOST_PROGRAM = """
 import asyncio
 from rove.sandbox import LocalBackend
 async def main():
@@ -331,67 +335,67 @@ asyncio.run(main())
 """
 
 
-def test_sessions_end_with_a_host_that_is_killed(contained: None) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOST], stdout=subprocess.PIPE, text=True) as host:
+def test_sessions_end_when_the_host_process_is_killed(contained: None) -> None:
+    with subprocess.Popen([sys.executable, "-c", HOST_PROGRAM], stdout=subprocess.PIPE, text=True) as host:
         assert host.stdout is not None
         assert host.stdout.readline() == "ready\n"
-        assert processes("76543")
+        assert matching_processes("76543")
         host.kill()
     deadline = time.monotonic() + 20
-    while processes("76543") and time.monotonic() < deadline:
+    while matching_processes("76543") and time.monotonic() < deadline:
         time.sleep(0.02)
-    assert processes("76543") == []
+    assert matching_processes("76543") == []
 
 
-def test_a_backend_outlives_its_event_loop() -> None:
+def test_a_backend_can_be_used_after_its_event_loop_ends() -> None:
     backend: Backend = LocalBackend(LIMITS, unsafe=True)
 
-    async def once() -> str:
+    async def run_session() -> str:
         session = await backend.open()
         value = (await session.run_python("6 * 7")).value
         await session.close()
         return value
 
-    async def last() -> str:
-        value = await once()
+    async def run_session_and_close() -> str:
+        value = await run_session()
         await backend.close()
         return value
 
-    assert [asyncio.run(once()), asyncio.run(last())] == ["42", "42"]
+    assert [asyncio.run(run_session()), asyncio.run(run_session_and_close())] == ["42", "42"]
 
 
 def test_a_closed_backend_can_be_used_in_another_event_loop() -> None:
     backend = LocalBackend(LIMITS, unsafe=True, max_sessions=2)
 
-    async def one() -> str:
+    async def run_session() -> str:
         async with await backend.open() as session:
             return (await session.run_python("6 * 7")).value
 
-    async def many() -> list[str]:
+    async def run_sessions() -> list[str]:
         async with backend:
-            return await asyncio.gather(*(one() for _ in range(5)))
+            return await asyncio.gather(*(run_session() for _ in range(5)))
 
-    assert [asyncio.run(many()) for _ in range(2)] == [["42"] * 5] * 2
+    assert [asyncio.run(run_sessions()) for _ in range(2)] == [["42"] * 5] * 2
 
 
-async def test_without_namespace_and_user_what_it_started_ends_with_it() -> None:
+async def test_child_processes_end_without_a_pid_namespace_and_own_user() -> None:
     async with LocalBackend(LIMITS, without=["processes", "own user"], unsafe=True) as backend:
         session = await backend.open()
         call = asyncio.create_task(
             session.run_python("import os\nos.system('sleep 54321 &')\nos.system('sleep 54321')", 60)
         )
         for _ in range(500):
-            if processes("54321"):
+            if matching_processes("54321"):
                 break
             await asyncio.sleep(0.01)
-        assert processes("54321")
+        assert matching_processes("54321")
         call.cancel()
         with pytest.raises(asyncio.CancelledError):
             await call
-    assert processes("54321") == []
+    assert matching_processes("54321") == []
 
 
-NOBODY = """
+UNPRIVILEGED_PROGRAM = """
 import asyncio, json, os, sys
 from rove.core.errors import ConfigError
 from rove.sandbox import LocalBackend, SandboxLimits
@@ -413,8 +417,8 @@ except (ConfigError, OSError) as error:
 
 
 @pytest.mark.broad
-def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
-    """Or, where the kernel has no user namespaces for them, a refusal."""
+def test_code_is_contained_when_the_host_user_is_not_root(tmp_path: Path) -> None:
+    """If the kernel does not allow user namespaces to this user, the backend refuses to start."""
     (tmp_path / "secret").write_text("canary")
     codes = [
         f"open('{tmp_path}/secret').read()",
@@ -422,14 +426,18 @@ def test_somebody_who_is_not_root_has_walls_as_well(tmp_path: Path) -> None:
         "import os; os.setuid(0)",
         "os.kill(1, 9)\n7",
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", NOBODY], input=json.dumps(codes), capture_output=True, text=True, check=True
+    completed = subprocess.run(
+        [sys.executable, "-c", UNPRIVILEGED_PROGRAM],
+        input=json.dumps(codes),
+        capture_output=True,
+        text=True,
+        check=True,
     )
-    answers = json.loads(done.stdout)
-    if isinstance(answers, str):
-        assert "lacks features that the sandbox requires" in answers or "Operation not permitted" in answers
+    results = json.loads(completed.stdout)
+    if isinstance(results, str):
+        assert "lacks features that the sandbox requires" in results or "Operation not permitted" in results
         return
-    uid, secret, system, root, alive = answers
+    uid, secret, system, root, alive = results
     assert uid not in (0, "0")
     assert secret.startswith("FileNotFoundError")
     assert system.startswith("OSError: [Errno 30]")
@@ -454,11 +462,11 @@ async def test_a_missing_feature_is_refused_unless_unsafe(feature: str) -> None:
         await session.put("a", b"1")
         assert (await session.bash("cat a")).output == "1"
         await session.close()
-    assert processes(f"65432.{os.getpid()}") == []
+    assert matching_processes(f"65432.{os.getpid()}") == []
 
 
 @pytest.mark.broad
-async def test_installed_packages_can_be_had(contained: None, tmp_path: Path) -> None:
+async def test_selected_packages_and_paths_are_available_read_only(contained: None, tmp_path: Path) -> None:
     (tmp_path / "shown").write_text("7")
     async with LocalBackend(
         LIMITS, packages=["msgspec"], paths=[str(tmp_path)], environment={"MINE": "1"}, unsafe=True
@@ -480,7 +488,7 @@ async def test_installed_packages_can_be_had(contained: None, tmp_path: Path) ->
         LocalBackend(without=["file"])
 
 
-async def test_a_package_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_an_import_error_of_a_package_is_reported(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = tmp_path / "site-packages"
     folder.mkdir()
     (folder / "broken_package.py").write_text("raise RuntimeError('no good')")
@@ -490,7 +498,7 @@ async def test_a_package_that_breaks_is_told(tmp_path: Path, monkeypatch: pytest
             await backend.open()
 
 
-async def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_other_operating_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "platform", "darwin")
     with pytest.raises(ConfigError, match="needs Linux, this is darwin"):
         await LocalBackend(unsafe=True).open()
@@ -499,7 +507,7 @@ async def test_other_systems_are_refused(monkeypatch: pytest.MonkeyPatch) -> Non
     assert any(line.startswith("network: ") and "this is darwin" in line for line in description.missing)
 
 
-async def test_who_waits_for_a_parent_that_dies_gets_another_one() -> None:
+async def test_a_waiting_session_gets_a_new_zygote_when_the_old_one_dies() -> None:
     async with LocalBackend(LIMITS, unsafe=True, max_sessions=1) as backend:
         first = await backend.open()
         waiting = asyncio.create_task(backend.open())
@@ -527,19 +535,19 @@ def test_clipping_keeps_both_ends_and_the_limit(pieces: list[bytes], limit: int)
 
 
 @given(st.dictionaries(st.text(max_size=5), st.text(max_size=50) | st.integers() | st.none(), max_size=5))
-def test_frames_come_back_as_they_were(message: dict[str, object]) -> None:
-    reading, writing = os.pipe()
+def test_frames_are_read_as_they_were_written(message: dict[str, object]) -> None:
+    read_end, write_end = os.pipe()
     try:
-        write_frame(writing, message)
-        assert read_frame(reading) == message
-        os.write(writing, b"\x05\x00")
+        write_frame(write_end, message)
+        assert read_frame(read_end) == message
+        os.write(write_end, b"\x05\x00")
     finally:
-        os.close(writing)
-        assert read_frame(reading) is None
-        os.close(reading)
+        os.close(write_end)
+        assert read_frame(read_end) is None
+        os.close(read_end)
 
 
-HASTY = """
+SLOW_FORK_PROGRAM = """
 import json, os, sys, time
 sys.path.insert(0, sys.argv[1])
 from inside.frames import read_frame, write_frame
@@ -564,14 +572,14 @@ while message := read_frame(answer):
 """
 
 
-def test_a_command_that_ends_before_its_supervisor_knows_of_it_is_not_waited_for(tmp_path: Path) -> None:
+def test_a_command_may_end_before_fork_returns_in_the_supervisor(tmp_path: Path) -> None:
     folder = Path(seccomp.__file__).parents[1]
     limits = json.dumps({**msgspec.structs.asdict(LIMITS), "processes": -1})
-    words = [sys.executable, "-c", HASTY, str(folder), limits, str(tmp_path)]
-    done = subprocess.run(words, capture_output=True, text=True, check=True)
-    ready, *answers = map(ast.literal_eval, done.stdout.splitlines())
+    command = [sys.executable, "-c", SLOW_FORK_PROGRAM, str(folder), limits, str(tmp_path)]
+    completed = subprocess.run(command, capture_output=True, text=True, check=True)
+    ready, *responses = map(ast.literal_eval, completed.stdout.splitlines())
     assert ready == {"ready": True}
-    assert [(one["output"], one["exit_code"]) for one in answers] == [("here\n", 3)] * 2
+    assert [(response["output"], response["exit_code"]) for response in responses] == [("here\n", 3)] * 2
 
 
 @pytest.mark.parametrize("code", ["", "# nothing", "x = 1", "None", "print"])
@@ -580,7 +588,7 @@ def test_only_a_last_expression_has_a_value(code: str) -> None:
 
 
 @pytest.mark.parametrize("machine", ["x86_64", "aarch64"])
-def test_filter_is_a_program_of_the_kernels_kind(machine: str) -> None:
+def test_the_system_call_filter_is_a_valid_kernel_program(machine: str) -> None:
     code = seccomp.program(machine)
     assert len(code) % 8 == 0
     assert len(code) // 8 < 4096
@@ -591,20 +599,20 @@ def test_filter_is_a_program_of_the_kernels_kind(machine: str) -> None:
 async def test_sandboxes_start_in_a_process_with_many_open_files() -> None:
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 4096), hard))
-    held: list[int] = []
+    descriptors: list[int] = []
     try:
-        while not held or held[-1] < 1100:
-            held.append(os.open(os.devnull, os.O_RDONLY))
+        while not descriptors or descriptors[-1] < 1100:
+            descriptors.append(os.open(os.devnull, os.O_RDONLY))
         async with LocalBackend(LIMITS, unsafe=True) as backend, await backend.open() as session:
             assert (await session.run_python("6 * 7")).value == "42"
             assert (await session.bash("echo here")).output == "here\n"
     finally:
-        for fd in held:
+        for fd in descriptors:
             os.close(fd)
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
 
 
-def test_descriptors_that_are_ready() -> None:
+def test_ready_descriptors_are_returned() -> None:
     reader, writer = os.pipe()
     assert readable([reader], 0.0, [writer]) == {writer}
     os.write(writer, b"x")
@@ -615,8 +623,8 @@ def test_descriptors_that_are_ready() -> None:
 
 
 @pytest.mark.slow
-async def test_256_sandboxes_start_at_once() -> None:
-    """Without control groups requests come faster than the zygote reads them, and the socket to it is full."""
+async def test_256_sandboxes_start_concurrently() -> None:
+    """Without control groups, requests arrive faster than the zygote reads them, so its socket fills up."""
     without = ["memory group", "pids group"]
     async with LocalBackend(LIMITS, unsafe=True, max_sessions=256, without=without) as backend:
         sessions = await asyncio.gather(*(backend.open() for _ in range(256)))
@@ -624,11 +632,11 @@ async def test_256_sandboxes_start_at_once() -> None:
 
 
 async def test_a_start_waits_until_the_zygote_reads(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that is cancelled meanwhile gives its slot back."""
-    full = [True]
+    """A start that is canceled while it waits releases its slot."""
+    is_full = [True]
 
     def send_fds(*words: Any) -> int:
-        if full[0]:
+        if is_full[0]:
             raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
         return send(*words)
 
@@ -643,38 +651,40 @@ async def test_a_start_waits_until_the_zygote_reads(monkeypatch: pytest.MonkeyPa
             if cancelled:
                 opening.cancel()
                 await asyncio.gather(opening, return_exceptions=True)
-        full[0] = False
+        is_full[0] = False
         session = await opening
         assert (await session.run_python("6 * 7")).value == "42"
         assert (await (await backend.open()).run_python("6 * 7")).value == "42"
 
 
-async def test_missing_control_groups_are_said_once_with_what_to_do() -> None:
+async def test_missing_control_groups_cause_one_warning_with_a_fix() -> None:
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("default")
         async with LocalBackend(LIMITS, unsafe=True, without=["memory group", "pids group"]) as backend:
             for _ in range(3):
                 await (await backend.open()).close()
-    (said,) = [str(one.message) for one in caught if "sandboxes run without control groups" in str(one.message)]
-    assert "memory_bytes limits each process separately" in said
-    assert "processes are limited only by the count for the session's user" in said
-    assert "run as root, or in a control group" in said
+    (message,) = [
+        str(warning.message) for warning in caught if "sandboxes run without control groups" in str(warning.message)
+    ]
+    assert "memory_bytes limits each process separately" in message
+    assert "processes are limited only by the count for the session's user" in message
+    assert "run as root, or in a control group" in message
 
 
-def test_users_come_from_the_end_of_what_there_is(tmp_path: Path) -> None:
-    few, all_of_them = tmp_path / "few", tmp_path / "all"
+def test_user_ids_come_from_the_end_of_the_available_range(tmp_path: Path) -> None:
+    few, full = tmp_path / "few", tmp_path / "all"
     few.write_text("0 100000 65536\n")
-    all_of_them.write_text("0 0 4294967295\n")
+    full.write_text("0 0 4294967295\n")
     assert first_user_id(64, 1000, few) is None
     assert first_user_id(64, 0, few) == 65536 - 65
-    first = first_user_id(64, 0, all_of_them)
+    first = first_user_id(64, 0, full)
     assert first is not None
     assert 1_000_000_000 <= first < 2_000_000_000
 
 
 @pytest.mark.broad
-def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """With a folder in place of the kernel's: it makes the files that the kernel would make."""
+def test_version_2_control_groups_get_their_limits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A temporary folder replaces the kernel's; `make` creates the files that the kernel would create."""
     own = tmp_path / "own"
     own.write_text("0::/box\n")
     (tmp_path / "box").mkdir()
@@ -699,8 +709,8 @@ def test_control_groups_of_the_second_kind(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.slow
-def test_the_benchmark_leaves_nothing_behind() -> None:
+def test_the_benchmark_leaves_no_resources_behind() -> None:
     script = Path(__file__).resolve().parents[2] / "benchmarks/sandbox.py"
-    words = ["--sessions", "300", "--rounds", "2", "--peers", "8"]
-    done = subprocess.run([sys.executable, str(script), *words], capture_output=True, text=True, check=True)
-    assert done.stdout.endswith("left behind: nothing\n"), done.stdout
+    options = ["--sessions", "300", "--rounds", "2", "--peers", "8"]
+    completed = subprocess.run([sys.executable, str(script), *options], capture_output=True, text=True, check=True)
+    assert completed.stdout.endswith("left behind: nothing\n"), completed.stdout

@@ -1,4 +1,4 @@
-"""The viewer's server: who is let in, what it answers, and that nothing makes it fail."""
+"""Test the viewer's server: access control, API results, and invalid or hostile input."""
 
 from __future__ import annotations
 
@@ -32,19 +32,19 @@ from rove.viewer.search import Query, search_lines
 EVIL = "<script>alert(1)</script>\x1b[31m\u202e"
 
 
-def many(wins: list[float | None], **fields: Any) -> list[Any]:
+def records_of_examples(wins: list[float | None], **fields: Any) -> list[Any]:
     return [record(example, i, win, **fields) for example in range(3) for i, win in enumerate(wins)]
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
-    """Two evaluations, an RL run with tokens, and what no viewer should trip over."""
+    """Create two evaluations, an RL run with tokens, and damaged runs."""
     runs = tmp_path / "runs"
-    better = made_run(runs / "better", many([1.0, 1.0, 0.5]), num_examples=3)
+    better = made_run(runs / "better", records_of_examples([1.0, 1.0, 0.5]), num_examples=3)
     better.finish({"reward": {"mean": 1.03, "low": 0.93, "high": 1.13, "caveat": None}})
-    made_run(runs / "worse", many([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
+    made_run(runs / "worse", records_of_examples([0.0, 1.0, None]), api_base="https://me:secret@host/v1")
     turn = TrajectoryStep([], [], tokens=StepTokens([1, 2], [3, 4], [-0.1, -2.0]))
-    with made_run(runs / "deep/rl", many([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
+    with made_run(runs / "deep/rl", records_of_examples([1.0, 0.0], step=1, steps=[turn]), kind="rl", steps=2) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.7, "eval/held/reward/mean": 0.4})
         run.append_alert({"step": 1, "name": "x", "text": EVIL})
     (runs / "torn").mkdir()
@@ -64,15 +64,15 @@ async def client(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
         yield client
 
 
-async def asked(client: TestClient[Any, Any], path: str, **params: Any) -> Any:
+async def get_json(client: TestClient[Any, Any], path: str, **params: Any) -> Any:
     answer = await client.get(path, params=params)
     assert answer.status == 200, await answer.text()
     return await answer.json()
 
 
-async def test_every_run_is_listed_also_those_that_cannot_be_read(client: TestClient[Any, Any]):
-    found = await asked(client, "/api/runs")
-    runs = {run["name"]: run for run in found["runs"]}
+async def test_all_runs_are_listed_including_unreadable_ones(client: TestClient[Any, Any]):
+    listing = await get_json(client, "/api/runs")
+    runs = {run["name"]: run for run in listing["runs"]}
     assert list(runs) == ["better", "broken", "deep/rl", "torn", "worse"]
     assert (runs["better"]["status"], runs["better"]["reward"]["mean"], runs["better"]["bad"]) == ("complete", 1.03, 1)
     assert (runs["worse"]["rollouts"], runs["worse"]["failed"], runs["worse"]["status"]) == (9, 3, "stopped")
@@ -82,35 +82,35 @@ async def test_every_run_is_listed_also_those_that_cannot_be_read(client: TestCl
     assert runs["torn"]["rollouts"] == 8
 
 
-async def test_a_run_is_told_without_its_passwords(client: TestClient[Any, Any]):
+async def test_the_details_of_a_run_contain_no_passwords(client: TestClient[Any, Any]):
     answer = await client.get("/api/run", params={"run": "worse"})
     assert "secret" not in await answer.text()
-    told = await answer.json()
-    assert told["scores"] == ["win", "format", "length"]
-    assert told["progress"] == {
-        "bytes": told["progress"]["size"],
-        "size": told["progress"]["size"],
+    details = await answer.json()
+    assert details["scores"] == ["win", "format", "length"]
+    assert details["progress"] == {
+        "bytes": details["progress"]["size"],
+        "size": details["progress"]["size"],
         "done": True,
         "bad": 0,
     }
 
 
-async def test_rows_facets_and_a_rollout(client: TestClient[Any, Any]):
-    page = await asked(client, "/api/rollouts", run="worse", **{"is.error": ""}, sort="reward", order="down")
+async def test_rows_facets_rollouts_and_unreadable_lines_are_returned(client: TestClient[Any, Any]):
+    page = await get_json(client, "/api/rollouts", run="worse", **{"is.error": ""}, sort="reward", order="down")
     assert page["total"] == 6 and page["rows"][0]["scores"]["win"] == 1.0
-    facet = await asked(client, "/api/facet", run="worse", name="error")
+    facet = await get_json(client, "/api/facet", run="worse", name="error")
     assert facet["values"] == [[None, 6], ["model: InfraError", 3]]
-    told = await asked(client, "/api/rollout", run="worse", line=2)
-    assert (told["error"]["type"], told["reward"], len(told["members"])) == ("InfraError", None, 3)
-    raw = await asked(client, "/api/raw", run="worse", line=2)
+    rollout = await get_json(client, "/api/rollout", run="worse", line=2)
+    assert (rollout["error"]["type"], rollout["reward"], len(rollout["members"])) == ("InfraError", None, 3)
+    raw = await get_json(client, "/api/raw", run="worse", line=2)
     assert msgspec.json.decode(raw["text"])["record"]["error"]["type"] == "InfraError"
-    bad = await asked(client, "/api/bad", run="better")
+    bad = await get_json(client, "/api/bad", run="better")
     assert bad["bad"] == 1 and bad["lines"][0]["text"].startswith("\ufffd{garbage")
 
 
-async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClient[Any, Any]):
-    told = await asked(client, "/api/rollout", run="deep/rl", line=0)
-    [turn] = told["tokens"]
+async def test_tokens_are_returned_with_log_probabilities_and_advantage(client: TestClient[Any, Any]):
+    rollout = await get_json(client, "/api/rollout", run="deep/rl", line=0)
+    [turn] = rollout["tokens"]
     assert turn == {
         "turn": 0,
         "fresh": False,
@@ -120,10 +120,10 @@ async def test_tokens_are_told_with_what_training_knows_of_them(client: TestClie
         "versions": [[0, 2]],
         "left_out": 0,
     }
-    assert told["advantage"] == pytest.approx(0.5)
+    assert rollout["advantage"] == pytest.approx(0.5)
 
 
-async def test_every_version_of_the_weights_that_sampled_a_turn_is_told(client: TestClient[Any, Any], folder: Path):
+async def test_all_policy_versions_of_a_turn_are_returned(client: TestClient[Any, Any], folder: Path):
     spans = [(3, 1), (5, 2)]
     steps = [
         TrajectoryStep([], [], tokens=StepTokens([1], [7, 8, 9], [-0.1] * 3, 3, spans)),
@@ -131,62 +131,65 @@ async def test_every_version_of_the_weights_that_sampled_a_turn_is_told(client: 
         TrajectoryStep([], []),
     ]
     made_run(folder / "async", [record(0, 0, step=6, steps=steps)], kind="rl")
-    told = await asked(client, "/api/rollout", run="async", line=0)
-    assert [step["versions"] for step in told["steps"]] == ["versions 3–5", "version 5", ""]
-    assert [turn["versions"] for turn in told["tokens"]] == [[[3, 1], [5, 2]], [[5, 1]]]
+    rollout = await get_json(client, "/api/rollout", run="async", line=0)
+    assert [step["versions"] for step in rollout["steps"]] == ["versions 3–5", "version 5", ""]
+    assert [turn["versions"] for turn in rollout["tokens"]] == [[[3, 1], [5, 2]], [[5, 1]]]
 
 
-async def test_what_the_trainer_knew_stands_beside_the_tokens_it_was_kept_of(
-    client: TestClient[Any, Any], folder: Path
-):
+async def test_recorded_token_stats_are_returned_with_their_tokens(client: TestClient[Any, Any], folder: Path):
     write_tokens(folder / "deep/rl", 1, [TrainedRollout("key1", 0, [TrainedTurn(0, [-0.2, -2.5], [0.3, 1.0], 0.75)])])
-    rows = (await asked(client, "/api/rollouts", run="deep/rl"))["rows"]
-    places = {(row["example"], row["rollout"]): row["line"] for row in rows}
-    told = await asked(client, "/api/rollout", run="deep/rl", line=places[1, 0])
-    [turn] = told["tokens"]
+    rows = (await get_json(client, "/api/rollouts", run="deep/rl"))["rows"]
+    lines = {(row["example"], row["rollout"]): row["line"] for row in rows}
+    rollout = await get_json(client, "/api/rollout", run="deep/rl", line=lines[1, 0])
+    [turn] = rollout["tokens"]
     assert turn["trained"] == {"logprobs": [-0.2, -2.5], "entropies": [0.3, 1.0], "advantage": 0.75}
-    other = await asked(client, "/api/rollout", run="deep/rl", line=places[2, 1])
+    other = await get_json(client, "/api/rollout", run="deep/rl", line=lines[2, 1])
     assert "trained" not in other["tokens"][0]
-    assert [row["line"] for row in other["kept"]] == [places[1, 0]]
+    assert [row["line"] for row in other["kept"]] == [lines[1, 0]]
     file = folder / "deep/rl/tokens/1.json"
     for broken in (b"[1, 2]", b"\xff", b""):
         file.write_bytes(broken)
-        assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+        assert (await get_json(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
     file.unlink()
     file.symlink_to("/etc/passwd")
-    assert (await asked(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
-    assert "tokens" not in str((await asked(client, "/api/runs"))["runs"])
+    assert (await get_json(client, "/api/rollout", run="deep/rl", line=0))["kept"] == []
+    assert "tokens" not in str((await get_json(client, "/api/runs"))["runs"])
 
 
-async def test_training_is_followed_without_telling_anything_twice(client: TestClient[Any, Any], folder: Path):
-    first = await asked(client, "/api/metrics", run="deep/rl")
+async def test_metrics_updates_have_only_new_rows(client: TestClient[Any, Any], folder: Path):
+    first = await get_json(client, "/api/metrics", run="deep/rl")
     assert [row["step"] for row in first["rows"]] == [1] and first["alerts"][0]["text"] == EVIL
     assert [step["step"] for step in first["steps"]] == [1]
     with (folder / "deep/rl/metrics.jsonl").open("ab") as lines:
         lines.write(b'{"step": 2}\n{"step": 3')
-    news = await asked(client, "/api/metrics", run="deep/rl", after=1, life=first["life"])
-    assert [row["step"] for row in news["rows"]] == [2]
-    (folder / "deep/rl/metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 0.5}\n')  # resumed from a checkpoint
-    again = await asked(client, "/api/metrics", run="deep/rl", after=2, life=first["life"])
-    assert again["life"] == first["life"] + 1 and [row["step"] for row in again["rows"]] == [1]
+    update = await get_json(client, "/api/metrics", run="deep/rl", after=1, life=first["life"])
+    assert [row["step"] for row in update["rows"]] == [2]
+    # as if resumed from a checkpoint
+    (folder / "deep/rl/metrics.jsonl").write_bytes(b'{"step": 1, "reward/mean": 0.5}\n')
+    reloaded = await get_json(client, "/api/metrics", run="deep/rl", after=2, life=first["life"])
+    assert reloaded["life"] == first["life"] + 1 and [row["step"] for row in reloaded["rows"]] == [1]
 
 
 async def test_group_members_show_their_first_difference(client: TestClient[Any, Any]):
-    told = await asked(client, "/api/group", run="better", line=1)
-    assert [one["parts"] for one in told["rollouts"]] == [None, [0, 7], [0, 7]]
-    assert told["left_out"] == 0
+    group = await get_json(client, "/api/group", run="better", line=1)
+    assert [rollout["parts"] for rollout in group["rollouts"]] == [None, [0, 7], [0, 7]]
+    assert group["left_out"] == 0
 
 
-async def test_two_runs_are_compared_and_movers_have_their_rollouts(client: TestClient[Any, Any]):
-    told = await asked(client, "/api/compare", a="worse", b="better")
-    assert told["main"]["difference"] == pytest.approx(1 / 3)
-    assert {one["name"]: one["weight"] for one in told["others"]} == {"win": 1.0, "format": 0.2, "length": 0.0}
-    assert told["up"][0]["lines"] == [0, 2]
+async def test_two_runs_are_compared_and_movers_have_lines(client: TestClient[Any, Any]):
+    comparison = await get_json(client, "/api/compare", a="worse", b="better")
+    assert comparison["main"]["difference"] == pytest.approx(1 / 3)
+    assert {difference["name"]: difference["weight"] for difference in comparison["others"]} == {
+        "win": 1.0,
+        "format": 0.2,
+        "length": 0.0,
+    }
+    assert comparison["up"][0]["lines"] == [0, 2]
     answer = await client.get("/api/compare", params={"a": "worse", "b": "better", "value": "wins"})
     assert answer.status == 400 and "did you mean 'win'" in (await answer.json())["error"]
 
 
-async def test_a_search_streams_what_it_finds(client: TestClient[Any, Any]):
+async def test_a_search_streams_its_hits(client: TestClient[Any, Any]):
     answer = await client.get("/api/search", params={"run": "worse", "text": "QUESTION 1"})
     lines = [msgspec.json.decode(line) for line in (await answer.read()).splitlines()]
     assert [line["line"] for line in lines[:-1]] == [3, 4, 5]
@@ -195,44 +198,45 @@ async def test_a_search_streams_what_it_finds(client: TestClient[Any, Any]):
     assert refused.status == 400 and "not a regular expression" in (await refused.json())["error"]
 
 
-def searches(folder: Path) -> list[str]:
-    """The processes that look through a run of this folder."""
+def search_processes(folder: Path) -> list[str]:
+    """Return the search processes for runs of this folder."""
     commands = [path.read_bytes() for path in Path("/proc").glob("[0-9]*/cmdline")]
     return [command.decode() for command in commands if b"rove.viewer.search" in command and bytes(folder) in command]
 
 
-async def test_a_search_ends_when_nobody_listens(client: TestClient[Any, Any], folder: Path):
+async def test_a_search_ends_when_the_client_disconnects(client: TestClient[Any, Any], folder: Path):
     line = (folder / "worse/rollouts.jsonl").read_bytes().splitlines(keepends=True)[0]
-    evil = line.replace(b"question 0", b"a" * 40 + b"!")
-    (folder / "worse/rollouts.jsonl").write_bytes(line + evil)
+    slow_line = line.replace(b"question 0", b"a" * 40 + b"!")
+    (folder / "worse/rollouts.jsonl").write_bytes(line + slow_line)
     answer = await client.get("/api/search", params={"run": "worse", "text": "(a+)+$", "regex": "1"})
-    assert (await asked(client, "/api/rollouts", run="worse"))["total"] == 1  # the pattern keeps nobody waiting
-    assert searches(folder)
+    # the slow pattern does not block other requests
+    assert (await get_json(client, "/api/rollouts", run="worse"))["total"] == 1
+    assert search_processes(folder)
     answer.close()
     for _ in range(200):
-        if not searches(folder):
+        if not search_processes(folder):
             break
         await asyncio.sleep(0.05)
-    assert not searches(folder)
+    assert not search_processes(folder)
 
 
 @pytest.mark.parametrize(
     "name",
     ["../secret", "..", ".", "", "/etc", "better/../better", "better\0", "a" * 5000, "deep", "link"],
 )
-async def test_nothing_outside_of_the_folder_is_read(client: TestClient[Any, Any], folder: Path, name: str):
+async def test_runs_outside_of_the_folder_are_refused(client: TestClient[Any, Any], folder: Path, name: str):
     (folder / "link").symlink_to(folder.parent / "secret")
     for path in ("/api/run", "/api/rollouts", "/api/bad", "/api/metrics", "/api/search"):
         answer = await client.get(path, params={"run": name, "text": "x"})
         assert answer.status == 400, (path, await answer.text())
         assert "no run" in (await answer.json())["error"]
-    assert "link" not in {run["name"] for run in (await asked(client, "/api/runs"))["runs"]}
+    assert "link" not in {run["name"] for run in (await get_json(client, "/api/runs"))["runs"]}
 
 
 @pytest.mark.parametrize(
     "path", ["/static/../app.py", "/static/%2e%2e%2fapp.py", "/static/", "/static/nothing.js", "/api/nothing", "/x"]
 )
-async def test_only_the_pages_own_files_are_served(client: TestClient[Any, Any], path: str):
+async def test_unknown_paths_and_files_are_not_served(client: TestClient[Any, Any], path: str):
     answer = await client.session.get(f"http://{client.host}:{client.port}{path}")
     assert answer.status == 404 and "error" in await answer.json()
 
@@ -254,7 +258,7 @@ async def test_only_the_pages_own_files_are_served(client: TestClient[Any, Any],
         ({"Sec-Fetch-Site": "same-origin"}, True),
     ],
 )
-async def test_requests_of_other_sites_are_refused(
+async def test_requests_from_other_sites_are_refused(
     client: TestClient[Any, Any], headers: dict[str, str], allowed: bool
 ):
     for path in ("/api/runs", "/static/main.js"):
@@ -264,74 +268,74 @@ async def test_requests_of_other_sites_are_refused(
         assert "Access-Control-Allow-Origin" not in answer.headers
 
 
-async def test_it_answers_questions_only(client: TestClient[Any, Any]):
+async def test_only_get_and_head_requests_are_allowed(client: TestClient[Any, Any]):
     for method in ("POST", "PUT", "DELETE", "PATCH"):
         answer = await client.request(method, "/api/runs")
         assert answer.status == 405 and answer.headers["Allow"] == "GET,HEAD"
 
 
-async def annotating(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
+async def open_annotating_client(folder: Path) -> AsyncIterator[TestClient[Any, Any]]:
     async with TestClient(TestServer(make_viewer(RunStore(folder, annotate=True)))) as client:
         yield client
 
 
-annotating_client = pytest.fixture(annotating)
+annotating_client = pytest.fixture(open_annotating_client)
 
 
-async def test_rollouts_are_tagged_noted_chosen_by_it_and_counted(
+async def test_rollouts_are_annotated_filtered_by_annotations_and_counted(
     annotating_client: TestClient[Any, Any], folder: Path
 ):
     client = annotating_client
 
-    async def say(**wish: Any) -> Any:
+    async def annotate(**wish: Any) -> Any:
         answer = await client.post("/api/annotate", json={"run": "worse", **wish})
         assert answer.status == 200, await answer.text()
         return await answer.json()
 
-    assert (await asked(client, "/api/facet", run="worse", name="tag"))["values"] == []
-    assert await say(line=0, add=["good", "odd"]) == {
+    assert (await get_json(client, "/api/facet", run="worse", name="tag"))["values"] == []
+    assert await annotate(line=0, add=["good", "odd"]) == {
         "tags": ["good", "odd"],
         "note": "",
         "known_tags": ["good", "odd"],
     }
-    assert (await say(line=4, add=["odd"], note=EVIL))["note"] == EVIL
-    assert (await say(line=0, remove=["good"], add=["bad"]))["tags"] == ["odd", "bad"]
-    assert (await say(add=["keep"]))["tags"] == ["keep"]
-    [card] = [run for run in (await asked(client, "/api/runs"))["runs"] if run["name"] == "worse"]
-    assert card["tags"] == ["keep"]
-    about = await asked(client, "/api/run", run="worse")
-    assert (about["tags"], about["known_tags"], about["annotated"], about["annotate"]) == (
+    assert (await annotate(line=4, add=["odd"], note=EVIL))["note"] == EVIL
+    assert (await annotate(line=0, remove=["good"], add=["bad"]))["tags"] == ["odd", "bad"]
+    assert (await annotate(add=["keep"]))["tags"] == ["keep"]
+    [listed] = [run for run in (await get_json(client, "/api/runs"))["runs"] if run["name"] == "worse"]
+    assert listed["tags"] == ["keep"]
+    details = await get_json(client, "/api/run", run="worse")
+    assert (details["tags"], details["known_tags"], details["annotated"], details["annotate"]) == (
         ["keep"],
         ["bad", "odd"],
         True,
         True,
     )
-    facet = await asked(client, "/api/facet", run="worse", name="tag")
+    facet = await get_json(client, "/api/facet", run="worse", name="tag")
     assert facet["values"] == [["odd", 2], ["bad", 1], [None, 7]]
-    for wanted, lines in {"odd": [0, 4], "bad": [0], "": [1, 2, 3, 5, 6, 7, 8], "nobody's": []}.items():
-        page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": wanted})
+    for tag, lines in {"odd": [0, 4], "bad": [0], "": [1, 2, 3, 5, 6, 7, 8], "nobody's": []}.items():
+        page = await get_json(client, "/api/rollouts", run="worse", **{"is.tag": tag})
         assert [row["line"] for row in page["rows"]] == lines
     either = await client.get(
         "/api/rollouts", params=[("run", "worse"), ("is.tag", "bad"), ("is.tag", ""), ("limit", 3)]
     )
     assert [row["line"] for row in (await either.json())["rows"]] == [0, 1, 2]
-    page = await asked(client, "/api/rollouts", run="worse", **{"is.noted": 1, "sort": "noted"})
+    page = await get_json(client, "/api/rollouts", run="worse", **{"is.noted": 1, "sort": "noted"})
     assert [(row["line"], row["tags"], row["note"]) for row in page["rows"]] == [(4, ["odd"], EVIL)]
-    assert (await asked(client, "/api/facet", run="worse", name="noted"))["values"] == [[0, 8], [1, 1]]
-    shown = await asked(client, "/api/rollout", run="worse", line=4)
-    assert (shown["tags"], shown["note"]) == (["odd"], EVIL)
-    again = record(0, 0, 1.0)  # the rollout of line 0 is repeated: what was said of it is said of the new try
+    assert (await get_json(client, "/api/facet", run="worse", name="noted"))["values"] == [[0, 8], [1, 1]]
+    rollout = await get_json(client, "/api/rollout", run="worse", line=4)
+    assert (rollout["tags"], rollout["note"]) == (["odd"], EVIL)
+    repeated = record(0, 0, 1.0)  # the rollout of line 0 is repeated: its annotations apply to the new record
     with (folder / "worse/rollouts.jsonl").open("ab") as lines:
-        lines.write(encode_record(again) + b"\n")
-    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "bad"})
+        lines.write(encode_record(repeated) + b"\n")
+    page = await get_json(client, "/api/rollouts", run="worse", **{"is.tag": "bad"})
     assert [row["line"] for row in page["rows"]] == [9]
 
 
-async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
+async def test_annotating_needs_the_flag_and_a_request_from_the_viewer_page(
     client: TestClient[Any, Any], annotating_client: TestClient[Any, Any], folder: Path
 ):
-    wish = {"run": "worse", "line": 0, "add": ["good"]}
-    refused = await client.post("/api/annotate", json=wish)
+    change = {"run": "worse", "line": 0, "add": ["good"]}
+    refused = await client.post("/api/annotate", json=change)
     assert refused.status == 403 and "rove view --annotate" in (await refused.json())["error"]
     for headers in (
         {"Origin": "https://evil.example"},
@@ -340,9 +344,9 @@ async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
         {"Sec-Fetch-Site": "same-site"},
         {"Host": "evil.example"},
     ):
-        assert (await annotating_client.post("/api/annotate", json=wish, headers=headers)).status == 403
+        assert (await annotating_client.post("/api/annotate", json=change, headers=headers)).status == 403
     form = await annotating_client.post(
-        "/api/annotate", data=msgspec.json.encode(wish), headers={"Content-Type": "text/plain"}
+        "/api/annotate", data=msgspec.json.encode(change), headers={"Content-Type": "text/plain"}
     )
     assert form.status == 415
     assert (await annotating_client.get("/api/annotate", params={"run": "worse"})).status == 404
@@ -366,7 +370,7 @@ async def test_nobody_writes_unless_it_is_allowed_and_nobody_from_elsewhere(
         (b"[" * 5000, "not an annotation"),
     ],
 )
-async def test_what_is_no_annotation_is_refused(
+async def test_invalid_annotations_are_refused(
     annotating_client: TestClient[Any, Any], folder: Path, body: bytes, why: str
 ):
     answer = await annotating_client.post("/api/annotate", data=body, headers={"Content-Type": "application/json"})
@@ -374,16 +378,16 @@ async def test_what_is_no_annotation_is_refused(
     assert not (folder / "worse/annotations.jsonl").exists()
 
 
-async def test_damaged_annotations_hide_nothing_else(client: TestClient[Any, Any], folder: Path):
+async def test_damaged_annotations_do_not_hide_valid_ones(client: TestClient[Any, Any], folder: Path):
     good = b'{"add":["good"],"rollout":{"example_key":"key0","rollout_index":1}}\n'
     (folder / "worse/annotations.jsonl").write_bytes(b"\xff\n" + good + b'{"add":["torn"],"roll')
-    about = await asked(client, "/api/run", run="worse")
-    assert (about["bad_annotations"], about["known_tags"]) == (1, ["good"])
-    page = await asked(client, "/api/rollouts", run="worse", **{"is.tag": "good"})
+    details = await get_json(client, "/api/run", run="worse")
+    assert (details["bad_annotations"], details["known_tags"]) == (1, ["good"])
+    page = await get_json(client, "/api/rollouts", run="worse", **{"is.tag": "good"})
     assert [row["line"] for row in page["rows"]] == [1]
 
 
-async def test_beyond_this_machine_it_takes_a_token(folder: Path):
+async def test_access_from_other_machines_needs_a_token(folder: Path):
     async with TestClient(TestServer(make_viewer(RunStore(folder), host="0.0.0.0", token="right"))) as client:
         assert (await client.get("/", allow_redirects=False)).status == 401
         assert (await client.get("/api/runs?token=wrong")).status == 401
@@ -396,7 +400,7 @@ async def test_beyond_this_machine_it_takes_a_token(folder: Path):
         assert (await client.get("/api/runs", headers={**cookie, "Host": "evil.example"})).status == 403
 
 
-async def test_the_pages_hold_no_inline_scripts_and_name_no_other_place(client: TestClient[Any, Any]):
+async def test_pages_have_no_inline_scripts_or_external_urls(client: TestClient[Any, Any]):
     page = await (await client.get("/")).text()
     static = Path(__file__).parents[2] / "rove/viewer/static"
     scripts = sorted(path.name for path in static.glob("*.js"))
@@ -411,9 +415,9 @@ async def test_the_pages_hold_no_inline_scripts_and_name_no_other_place(client: 
         assert text.count("\n") < 260, name
 
 
-# What people and crashes leave behind
+# Arbitrary queries and records
 
-texts = st.one_of(
+param_values = st.one_of(
     st.sampled_from(
         [
             "better",
@@ -434,7 +438,7 @@ texts = st.one_of(
     ),
     st.text(max_size=20),
 )
-names = st.one_of(
+param_names = st.one_of(
     st.sampled_from(
         [
             "run",
@@ -463,9 +467,9 @@ names = st.one_of(
 @given(
     st.sampled_from(sorted(ENDPOINTS)),
     st.sampled_from(["better", "deep/rl", "torn", "broken"]),
-    st.lists(st.tuples(names, texts), max_size=5),
+    st.lists(st.tuples(param_names, param_values), max_size=5),
 )
-async def test_no_question_makes_it_fail(
+async def test_no_query_causes_a_server_error(
     client: TestClient[Any, Any], endpoint: str, run: str, params: list[tuple[str, str]]
 ):
     answer = await client.get(f"/api/{endpoint}", params=[("run", run), *params])
@@ -474,7 +478,7 @@ async def test_no_question_makes_it_fail(
         assert (await answer.json())["error"]
 
 
-json = st.recursive(
+json_values = st.recursive(
     st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), st.text(max_size=5)),
     lambda inner: st.one_of(st.lists(inner, max_size=3), st.dictionaries(st.text(max_size=5), inner, max_size=3)),
     max_leaves=6,
@@ -484,13 +488,16 @@ json = st.recursive(
 @pytest.mark.broad
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.data())
-async def test_no_record_makes_it_fail(client: TestClient[Any, Any], folder: Path, data: st.DataObject):
+async def test_no_record_causes_a_server_error(client: TestClient[Any, Any], folder: Path, data: st.DataObject):
     lines = (folder / "deep/rl/rollouts.jsonl").read_bytes().splitlines(keepends=True)[:2]
     record = msgspec.json.decode(lines[0])
-    where = data.draw(st.sampled_from([record, record["record"], record["record"]["scores"], record["steps"][0]]))
-    where[data.draw(st.sampled_from(sorted(where)))] = data.draw(json)
+    target = data.draw(st.sampled_from([record, record["record"], record["record"]["scores"], record["steps"][0]]))
+    target[data.draw(st.sampled_from(sorted(target)))] = data.draw(json_values)
     if isinstance(record["record"], dict) and data.draw(st.booleans()):
-        record["record"]["completion"] = [data.draw(json), {"role": data.draw(json), "content": data.draw(json)}]
+        record["record"]["completion"] = [
+            data.draw(json_values),
+            {"role": data.draw(json_values), "content": data.draw(json_values)},
+        ]
     (folder / "torn/rollouts.jsonl").write_bytes(msgspec.json.encode(record) + b"\n" + lines[1])
     for endpoint in ENDPOINTS:
         answer = await client.get(
@@ -499,36 +506,36 @@ async def test_no_record_makes_it_fail(client: TestClient[Any, Any], folder: Pat
         assert answer.status in (200, 400, 404), (endpoint, await answer.text())
 
 
-async def test_hostile_text_arrives_as_text(client: TestClient[Any, Any], folder: Path):
-    said = [{"role": "assistant", "content": EVIL + "x" * 5_000_000}]
-    evil = record(0, 0, completion=said, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
+async def test_hostile_text_is_returned_as_text_and_shortened(client: TestClient[Any, Any], folder: Path):
+    completion = [{"role": "assistant", "content": EVIL + "x" * 5_000_000}]
+    hostile = record(0, 0, completion=completion, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
     with Run(folder / "torn") as run:
         (run.path / "rollouts.jsonl").unlink()
-        run.append_rollout(evil)
-    told = await asked(client, "/api/rollout", run="torn", line=0)
+        run.append_rollout(hostile)
+    rollout = await get_json(client, "/api/rollout", run="torn", line=0)
     assert (
-        told["completion"][0]["content"].startswith(EVIL)
-        and len(told["completion"][0]["content"]) < 25_000
-        and told["cut"]
+        rollout["completion"][0]["content"].startswith(EVIL)
+        and len(rollout["completion"][0]["content"]) < 25_000
+        and rollout["cut"]
     )
-    whole = await asked(client, "/api/rollout", run="torn", line=0, whole=1)
+    whole = await get_json(client, "/api/rollout", run="torn", line=0, whole=1)
     assert len(whole["completion"][0]["content"]) > 5_000_000
-    assert (await asked(client, "/api/facet", run="torn", name="stop"))["values"] == [[EVIL, 1]]
+    assert (await get_json(client, "/api/facet", run="torn", name="stop"))["values"] == [[EVIL, 1]]
 
 
-async def test_what_stopped_a_run_is_told_without_passwords(client: TestClient[Any, Any], folder: Path):
+async def test_the_error_of_a_stopped_run_contains_no_passwords(client: TestClient[Any, Any], folder: Path):
     with pytest.raises(RunError), Run(folder / "worse") as run:
         run._acquire()
         raise RunError("http://me:secret@here:1/v1 does not answer " + "x" * 9000)
-    [listed] = [one for one in (await asked(client, "/api/runs"))["runs"] if one["name"] == "worse"]
-    about, trained = [await asked(client, path, run="worse") for path in ("/api/run", "/api/metrics")]
-    for told in (listed, about, trained):
-        assert told["why"].startswith("http://…@here:1/v1 does not answer")
-        assert len(told["why"]) < 1000
-    assert (await asked(client, "/api/run", run="better"))["why"] == ""
+    [listed] = [row for row in (await get_json(client, "/api/runs"))["runs"] if row["name"] == "worse"]
+    details, metrics = [await get_json(client, path, run="worse") for path in ("/api/run", "/api/metrics")]
+    for result in (listed, details, metrics):
+        assert result["why"].startswith("http://…@here:1/v1 does not answer")
+        assert len(result["why"]) < 1000
+    assert (await get_json(client, "/api/run", run="better"))["why"] == ""
 
 
-def test_a_run_is_running_while_somebody_holds_its_lock(tmp_path: Path):
+def test_a_run_is_running_while_a_process_holds_its_lock(tmp_path: Path):
     run = made_run(tmp_path / "run", [record()])
     assert status(run) == "stopped"
     with (run.path / ".lock").open("ab") as lock:
@@ -538,24 +545,23 @@ def test_a_run_is_running_while_somebody_holds_its_lock(tmp_path: Path):
     assert status(run) == "complete"
 
 
-def test_a_single_run_is_a_shelf_of_one(tmp_path: Path):
+def test_the_run_store_of_a_run_folder_has_one_run(tmp_path: Path):
     made_run(tmp_path / "one", [record()])
     made_run(tmp_path / "other", [record()])
-    shelf = RunStore(tmp_path / "one")
-    assert shelf.names() == ["one"]
+    store = RunStore(tmp_path / "one")
+    assert store.names() == ["one"]
     with pytest.raises(ConfigError, match="no run 'other'"):
-        shelf.run("other")
+        store.run("other")
     with pytest.raises(ConfigError, match="no folder"):
         RunStore(tmp_path / "nowhere")
 
 
-async def test_it_listens_until_it_is_told_to_stop(folder: Path):
+async def test_the_viewer_listens_until_it_is_canceled(folder: Path):
     urls: asyncio.Queue[str] = asyncio.Queue()
     task = asyncio.create_task(serve_viewer(RunStore(folder), "127.0.0.1", 0, "secret", urls.put_nowait))
     url = await urls.get()
-    async with ClientSession(
-        cookie_jar=CookieJar(unsafe=True)
-    ) as session:  # aiohttp keeps none of an address in numbers
+    # by default aiohttp ignores cookies of IP addresses
+    async with ClientSession(cookie_jar=CookieJar(unsafe=True)) as session:
         answer = await session.get(url)
         assert (answer.status, url.endswith("/?token=secret")) == (200, True)
     task.cancel()
@@ -564,43 +570,43 @@ async def test_it_listens_until_it_is_told_to_stop(folder: Path):
 
 
 def test_lines_of_a_growing_file_are_read_once(tmp_path: Path):
-    lines = JsonlTail(tmp_path / "metrics.jsonl")
-    lines.catch_up()
-    assert (lines.rows, lines.life) == ([], 0)
-    lines.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2')
-    lines.catch_up()
-    assert (lines.rows, lines.bad) == ([{"a": 1}], 2)
-    lines.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2}\n')
-    lines.catch_up()
-    assert lines.rows == [{"a": 1}, {"a": 2}]
-    lines.file.unlink()
-    lines.catch_up()
-    assert (lines.rows, lines.life) == ([], 1)
+    tail = JsonlTail(tmp_path / "metrics.jsonl")
+    tail.catch_up()
+    assert (tail.rows, tail.life) == ([], 0)
+    tail.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2')
+    tail.catch_up()
+    assert (tail.rows, tail.bad) == ([{"a": 1}], 2)
+    tail.file.write_bytes(b'{"a": 1}\nnothing\n[1]\n{"a": 2}\n')
+    tail.catch_up()
+    assert tail.rows == [{"a": 1}, {"a": 2}]
+    tail.file.unlink()
+    tail.catch_up()
+    assert (tail.rows, tail.life) == ([], 1)
 
 
-messages = st.lists(
+message_lists = st.lists(
     st.builds(lambda role, text: {"role": role, "content": text}, st.sampled_from("ab"), st.text("xy", max_size=6)),
     max_size=4,
 )
 
 
-@given(messages, messages)
-def test_conversations_part_where_they_first_differ(one: list[dict[str, str]], other: list[dict[str, str]]):
-    found = first_difference(one, other)
-    if found is None:
+@given(message_lists, message_lists)
+def test_the_first_difference_of_conversations_is_found(one: list[dict[str, str]], other: list[dict[str, str]]):
+    difference = first_difference(one, other)
+    if difference is None:
         assert one == other
         return
-    place, letter = found
-    assert one[:place] == other[:place]
-    if place < min(len(one), len(other)):
-        a, b = one[place]["content"], other[place]["content"]
-        assert one[place] != other[place] and a[:letter] == b[:letter] and (a[letter:][:1] != b[letter:][:1] or a == b)
+    message, char = difference
+    assert one[:message] == other[:message]
+    if message < min(len(one), len(other)):
+        a, b = one[message]["content"], other[message]["content"]
+        assert one[message] != other[message] and a[:char] == b[:char] and (a[char:][:1] != b[char:][:1] or a == b)
 
 
 @given(
     st.lists(st.text('aBcé"\\\n', max_size=8), max_size=6), st.text('aBcé"\\\n', min_size=1, max_size=2), st.booleans()
 )
-def test_a_search_finds_what_is_there(
+def test_a_search_finds_all_matching_rollouts(
     tmp_path_factory: pytest.TempPathFactory, said: list[str], wanted: str, case: bool
 ):
     run = made_run(
@@ -613,5 +619,5 @@ def test_a_search_finds_what_is_there(
     (run.path / "rollouts.jsonl").touch()
     with (run.path / "rollouts.jsonl").open("rb") as lines:
         found = [hit["line"] for hit in search_lines(lines, Query(wanted, case=case)) if "line" in hit]
-    kept = [i for i, text in enumerate(said) if (wanted in text if case else wanted.lower() in text.lower())]
-    assert found == kept
+    expected = [i for i, text in enumerate(said) if (wanted in text if case else wanted.lower() in text.lower())]
+    assert found == expected

@@ -1,4 +1,4 @@
-"""The viewer's pages in a real browser: finished, live, killed and damaged runs; keyboard, contrast, hostile content."""
+"""Test the viewer's pages in a browser: complete, live, killed and damaged runs, keyboard, contrast, hostile content."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
 EVIL = '<script>window.pwned = 1</script><img src="https://evil.example/x" onerror="window.pwned = 2">\x1b[31m\u202egnp'
-WATCH = """
+RECORD_HITS = """
 window.told = [];
 const note = () => window.told.push(document.querySelector(".hits").innerText);
 new MutationObserver(note).observe(document.body, { subtree: true, childList: true, characterData: true });
 """
-PAGES = {
+PAGE_PATHS = {
     "runs": "",
     "matrix": "?view=matrix",
     "columns": "?column=setting.temperature&column=metric.win&group=env&base=teacher",
@@ -48,22 +48,22 @@ PAGES = {
 }
 
 
-def step(number: int, wins: list[float]) -> tuple[list[Any], dict[str, float]]:
-    """The rollouts and the metrics of a training step."""
-    made = []
+def make_step(number: int, wins: list[float]) -> tuple[list[Any], dict[str, float]]:
+    """Return the rollouts and the metrics of a training step."""
+    records = []
     for i, win in enumerate(wins):
-        said = [
+        completion = [
             {"role": "assistant", "content": f"<think>so</think>{i}"},
             {"role": "user", "content": " X O 2\n 3 4 5\n 6 7 8"},
         ]
         call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": '{"at": 3}'}}
-        said += [
+        completion += [
             {"role": "assistant", "content": None, "tool_calls": [call]},
             {"role": "tool", "content": "3", "tool_call_id": "1"},
         ]
-        turn = TrajectoryStep([], said[:1], seconds=0.2, tokens=StepTokens([5, 6, 7], [8, 9], [-0.02, -3.0]))
-        made.append(record(i // 4, i % 4, win, step=number, completion=said, steps=[turn]))
-    rewards = [one.reward for one in made]
+        turn = TrajectoryStep([], completion[:1], seconds=0.2, tokens=StepTokens([5, 6, 7], [8, 9], [-0.02, -3.0]))
+        records.append(record(i // 4, i % 4, win, step=number, completion=completion, steps=[turn]))
+    rewards = [rollout.reward for rollout in records]
     metrics = {
         "reward/mean": sum(rewards) / len(rewards),
         "entropy/all/mean": 1.0 / number,
@@ -71,25 +71,25 @@ def step(number: int, wins: list[float]) -> tuple[list[Any], dict[str, float]]:
         "length/mean": 2.0,
     }
     metrics |= {"groups/all": 2.0, "groups/zero_spread": 0.0, "ratio/mean": 1.0, "tokens": 16.0, "time/sampling": 0.5}
-    return made, {"step": number, **metrics, "eval/held/reward/mean": 0.1 * number}
+    return records, {"step": number, **metrics, "eval/held/reward/mean": 0.1 * number}
 
 
-def train(run: Run, number: int) -> None:
-    made, metrics = step(number, [1.0, 0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0])
-    for one in made:
-        run.append_rollout(one)
+def append_step(run: Run, number: int) -> None:
+    records, metrics = make_step(number, [1.0, 0.0, 0.0, 1.0, 0.5, 0.0, 1.0, 1.0])
+    for rollout in records:
+        run.append_rollout(rollout)
     run.append_metrics(metrics)
 
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two finished evaluations of Tic-Tac-Toe, a finished RL run and one of SFT."""
+    """Create two complete evaluations of tic-tac-toe, a complete RL run and an SFT run."""
     runs = tmp_path_factory.mktemp("folder") / "runs"
     shutil.copytree(ROOT / "docs/example_runs/teacher", runs / "teacher")
     shutil.copytree(ROOT / "docs/example_runs/rl", runs / "trained")
     with made_run(runs / "rl", [], kind="rl", env="tictactoe", steps=3) as run:
         for number in (1, 2, 3):
-            train(run, number)
+            append_step(run, number)
         run.append_alert({"step": 2, "name": "entropy_collapse", "text": "entropy collapse: the model hardly explores"})
         run.finish({})
     with made_run(runs / "sft", [], kind="sft", data="runs/teacher") as run:
@@ -120,27 +120,29 @@ def tab(browser: Any, url: str) -> Iterator[Tab]:
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_every_page_is_whole_readable_and_asks_nobody_else(browser: Any, url: str, size: tuple[int, int], scheme: str):
+def test_every_page_fits_is_accessible_and_loads_nothing_external(
+    browser: Any, url: str, size: tuple[int, int], scheme: str
+):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
     tab = Tab(browser, url, size, scheme)
-    found = {}
-    for name, place in PAGES.items():
-        page = tab.open(place)
+    violations_by_page = {}
+    for name, path in PAGE_PATHS.items():
+        page = tab.open(path)
         assert tab.overflow <= 0, f"{name} is {tab.overflow} pixels too wide"
         assert "Error" not in page.locator("main").inner_text(), name
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"]}
-        found[name] = [
-            f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
-            for one in axe.Axe().run(page, options=options).response["violations"]
+        violations_by_page[name] = [
+            f"{violation['id']}: {[node['html'][:200] for node in violation['nodes'][:3]]}"
+            for violation in axe.Axe().run(page, options=options).response["violations"]
         ]
-    assert not any(found.values()), found
+    assert not any(violations_by_page.values()), violations_by_page
     assert tab.trouble == []
     tab.context.close()
 
 
-def test_bars_and_values_choose_rollouts(tab: Tab):
+def test_rollouts_are_filtered_by_bars_and_sorted(tab: Tab):
     page = tab.open("rollouts?run=trained")
     tab.wait("120 rollouts")
     page.get_by_role("button", name="lost 1: 4").click()
@@ -152,10 +154,10 @@ def test_bars_and_values_choose_rollouts(tab: Tab):
     page.locator("tr[data-place='0'] .pill.r1", has_text="0.2").wait_for()
     assert "sort=reward" in page.url
     page.get_by_role("button", name="turns", exact=True).click()
-    page.wait_for_url("**sort=turns&order=down")  # the longest first
+    page.wait_for_url("**sort=turns&order=down")  # sorts by most turns first
 
 
-def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
+def test_a_rollout_page_shows_its_board_scores_and_tool_calls(tab: Tab):
     page = tab.open("rollout?run=trained&line=0")
     assert page.get_by_role("heading", name="Example 0, rollout 0").is_visible()
     assert page.locator("#message-9").get_by_role("img", name="board: X, O, O; O, X, X; O, X, O").is_visible()
@@ -178,31 +180,33 @@ def test_a_rollout_tells_its_story_and_draws_its_board(tab: Tab):
     assert "tool call look" in call and '"at": 3' in call and call.endswith("tool 1\n3")
 
 
-def test_each_tool_call_has_its_result_below_it(browser: Any, tmp_path: Path):
+def test_each_tool_call_is_followed_by_its_result(browser: Any, tmp_path: Path):
     def call(known: str, city: str) -> dict[str, Any]:
         return {"id": known, "type": "function", "function": {"name": "weather", "arguments": f'{{"city": "{city}"}}'}}
 
-    said = [
+    completion = [
         {"role": "assistant", "content": "Both.", "tool_calls": [call("a", "Oslo"), call("b", "Rome")]},
         {"role": "tool", "content": "31 degrees", "tool_call_id": "b"},
         {"role": "tool", "content": "4 degrees", "tool_call_id": "a"},
         {"role": "assistant", "content": None, "tool_calls": [call("a", "Lima")]},
         {"role": "tool", "content": "of no call", "tool_call_id": "x"},
     ]
-    made = [record(0, 0, completion=said), record(0, 1, completion=[*said[:2], *said[3:]])]
+    records = [record(0, 0, completion=completion), record(0, 1, completion=[*completion[:2], *completion[3:]])]
     for name in ("calls", "again"):
-        made_run(tmp_path / "runs" / name, made)
+        made_run(tmp_path / "runs" / name, records)
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=calls&line=0")
-        calls = [one.inner_text() for one in page.locator(".call").all()]
-        assert [("Oslo" in one, "4 degrees" in one) for one in calls[:2]] == [(True, True), (False, False)]
+        calls = [tool_call.inner_text() for tool_call in page.locator(".call").all()]
+        assert [("Oslo" in tool_call, "4 degrees" in tool_call) for tool_call in calls[:2]] == [
+            (True, True),
+            (False, False),
+        ]
         assert "Rome" in calls[1] and "31 degrees" in calls[1]
         assert "Lima" in calls[2] and calls[2].endswith("no result")
-        assert (
-            page.locator("section[aria-label=Chat] > article").count() == 4
-        )  # the prompt, two turns, a result of no call
-        assert page.locator("#message-2").inner_text().endswith("31 degrees")  # links to a result lead to it
+        # the prompt, two turns and a result without a call
+        assert page.locator("section[aria-label=Chat] > article").count() == 4
+        assert page.locator("#message-2").inner_text().endswith("31 degrees")  # anchor of the result's message
         page = tab.open("rollout?run=calls&line=0&tab=group")
         assert page.locator("section.member").nth(1).locator(".call").nth(0).inner_text().endswith("no result")
         page = tab.open("compare?a=calls&b=again&left=0&right=1")
@@ -219,27 +223,28 @@ def test_a_rollout_is_copied_as_a_request_and_as_a_test_case(tab: Tab):
     tab.wait('"replies": [')
 
 
-def test_a_link_to_a_training_page_has_its_range_of_steps(tab: Tab):
+def test_the_url_of_a_training_page_has_its_range_of_steps(tab: Tab):
     page = tab.open("training?run=rl")
     box = page.locator('.curves[data-key="reward"] .u-over').bounding_box()
-    at = [box["x"] + box["width"] * share for share in (0.5, 0.9)]
-    page.mouse.move(at[0], box["y"] + 50)
+    positions = [box["x"] + box["width"] * share for share in (0.5, 0.9)]
+    page.mouse.move(positions[0], box["y"] + 50)
     page.mouse.down()
-    page.mouse.move(at[1], box["y"] + 50, steps=4)
+    page.mouse.move(positions[1], box["y"] + 50, steps=4)
     page.mouse.up()
     page.wait_for_url("**steps=2.0..2.8")
     page.get_by_label("log scale").check()
     page.wait_for_url("**log=1*")
-    assert "steps=2.0..2.8" in page.url  # other settings of the page keep it
+    assert "steps=2.0..2.8" in page.url  # other settings of the page do not remove the range
 
     page.goto("about:blank")
     page = tab.open("training?run=rl&steps=2.5..3")
     over = page.locator('.curves[data-key="reward"] .u-over')
     over.hover(position={"x": 3, "y": 50})
-    assert "step 3" in page.locator("figure", has=over).locator("output").inner_text()  # of all steps it would be 1
+    # without the range it would be step 1
+    assert "step 3" in page.locator("figure", has=over).locator("output").inner_text()
     over.dblclick(position={"x": 3, "y": 50})
     page.wait_for_function("() => !location.hash.includes('steps=')")
-    page.get_by_role("link", name="step 2").click()  # of the alert
+    page.get_by_role("link", name="step 2").click()  # in the alert
     page.locator("details.sample[open]", has_text="What did it say at step 2?").locator("article").first.wait_for()
     for broken in ("steps=x", "steps=1..Infinity", "steps=3..1"):
         assert tab.open(f"training?run=rl&{broken}").locator(".curves canvas").count() > 3
@@ -252,7 +257,7 @@ def test_group_members_show_their_first_difference(tab: Tab):
     assert "the reference" in page.locator("section.member").first.inner_text()
 
 
-def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
+def test_tokens_are_colored_by_probability_and_loss_mask(tab: Tab):
     page = tab.open("rollout?run=rl&line=0&tab=tokens")
     tokens = page.locator("pre.tokens .token")
     assert [token.get_attribute("class") for token in tokens.all()] == ["token given"] * 3 + ["token p0", "token p4"]
@@ -262,10 +267,10 @@ def test_tokens_are_coloured_by_what_training_knows(tab: Tab):
     assert page.locator("pre.tokens .token.trained").count() == 2
 
 
-def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp_path: Path):
+def test_tokens_show_the_policy_version_that_sampled_them(browser: Any, tmp_path: Path):
     spans = [(3, 1), (4, 1), (5, 1)]
     turns = [StepTokens([5], [8, 9, 7], [-0.1] * 3, 3, spans), StepTokens([5, 8, 9, 7, 6], [4], [-0.1], 5)]
-    steps = [TrajectoryStep([], [{"role": "assistant", "content": "x"}], seconds=0.1, tokens=one) for one in turns]
+    steps = [TrajectoryStep([], [{"role": "assistant", "content": "x"}], seconds=0.1, tokens=turn) for turn in turns]
     made_run(tmp_path / "runs/async", [record(0, 0, step=6, steps=steps), record(0, 1, step=6)], kind="rl")
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
@@ -273,9 +278,14 @@ def test_tokens_tell_which_version_of_the_weights_sampled_them(browser: Any, tmp
         assert page.get_by_role("heading", name="Turn 1 versions 3–5").is_visible()
         assert page.get_by_role("heading", name="Turn 2 version 5").is_visible()
         sampled = page.locator("pre.tokens .token:not(.given)")
-        assert [one.get_attribute("class") for one in sampled.all()] == ["token p2", "token p1", "token p0", "token p0"]
-        told = [str(one.get_attribute("title")).rpartition("; ")[2] for one in sampled.all()]
-        assert told == [f"policy version {version}" for version in (3, 4, 5, 5)]
+        assert [token.get_attribute("class") for token in sampled.all()] == [
+            "token p2",
+            "token p1",
+            "token p0",
+            "token p0",
+        ]
+        titles = [str(token.get_attribute("title")).rpartition("; ")[2] for token in sampled.all()]
+        assert titles == [f"policy version {version}" for version in (3, 4, 5, 5)]
         assert page.locator(".tokenkey .token").all_inner_texts() == ["version 3", "version 4", "version 5"]
         assert page.locator(".title").inner_text().count("versions 3–5 of the weights") == 1
         page = tab.open("rollout?run=async&line=0")
@@ -290,13 +300,13 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
         with made_run(tmp_path / f"runs/{name}", [], kind="rl") as run:
             for step in (1, 2, 3):
                 metrics = {"metrics/won": 0.1 * step, "metrics/lost": 0.2, "metrics/num_turns": 4.0 + number}
-                late = {"eval/held/reward/mean": 0.5} if step == 3 else {}
-                run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **late})
+                held_out = {"eval/held/reward/mean": 0.5} if step == 3 else {}
+                run.append_metrics({"step": step, "reward/mean": 0.5, **metrics, **held_out})
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("training?run=one&run=two")
         page.locator('.curves[data-key="metrics: won"] canvas').wait_for()
-        charts = [str(one.get_attribute("data-key")) for one in page.locator(".curves").all()]
+        charts = [str(chart.get_attribute("data-key")) for chart in page.locator(".curves").all()]
         held = "held-out reward: held"
         assert charts == ["reward", "metrics: lost", "metrics: won", "metrics above 1: num_turns", held]
         for chart in page.locator("figure", has=page.locator(".curves")).all():
@@ -306,7 +316,7 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
         page.locator('button[aria-pressed="false"]', has_text="two").first.wait_for()
         page = tab.open("training?run=one")
         page.locator('.curves[data-key="metrics"]').wait_for()
-        assert [str(one.get_attribute("data-key")) for one in page.locator(".curves").all()] == [
+        assert [str(chart.get_attribute("data-key")) for chart in page.locator(".curves").all()] == [
             "reward",
             "metrics",
             "metrics above 1",
@@ -315,7 +325,7 @@ def test_several_runs_share_a_chart_for_each_metric(browser: Any, tmp_path: Path
         assert violations(page) == [] and tab.trouble == [] and tab.overflow <= 0
 
 
-def test_everything_can_be_done_with_the_keyboard(tab: Tab):
+def test_rollouts_and_training_pages_work_with_the_keyboard(tab: Tab):
     page = tab.open("rollouts?run=trained")
     page.locator('[data-key="row 0"]').focus()
     page.keyboard.press("ArrowDown")
@@ -346,7 +356,7 @@ def test_everything_can_be_done_with_the_keyboard(tab: Tab):
     assert "is.step=2" in page.url
 
 
-def test_the_focus_stays_where_it_is_when_a_page_is_drawn_anew(tab: Tab):
+def test_the_focus_is_kept_when_a_page_is_rendered_again(tab: Tab):
     page = tab.open("")
     page.get_by_label("Filter").press_sequentially("train", delay=30)
     page.locator("tbody tr").nth(1).wait_for(state="detached")
@@ -354,7 +364,7 @@ def test_the_focus_stays_where_it_is_when_a_page_is_drawn_anew(tab: Tab):
     assert page.locator("tbody tr").count() == 1 and "trained" in page.locator("tbody").inner_text()
 
 
-def test_picked_runs_are_compared_down_to_two_rollouts(tab: Tab):
+def test_selected_runs_and_their_rollouts_are_compared(tab: Tab):
     page = tab.open("")
     page.get_by_label("pick teacher").check()
     page.get_by_label("pick trained").check()
@@ -365,7 +375,7 @@ def test_picked_runs_are_compared_down_to_two_rollouts(tab: Tab):
     assert page.locator("#pair .board").count() > 4
 
 
-def test_a_search_shows_what_it_finds(tab: Tab):
+def test_a_search_shows_its_hits(tab: Tab):
     page = tab.open("rollouts?run=trained")
     page.get_by_label("Text").fill("you LOSE")
     page.get_by_role("button", name="Search").click()
@@ -376,30 +386,30 @@ def test_a_search_shows_what_it_finds(tab: Tab):
     page.get_by_role("heading", name="Example").wait_for()
 
 
-def test_new_points_appear_while_a_run_goes_on(browser: Any, tmp_path: Path):
+def test_new_steps_and_rollouts_appear_while_a_run_continues(browser: Any, tmp_path: Path):
     with made_run(tmp_path / "runs/live", [], kind="rl", steps=9) as run, viewing(tmp_path / "runs") as url:
         run.start("rl", {"env": "quiz", "model": "m", "steps": 9}, {})
-        train(run, 1)
+        append_step(run, 1)
         tab = Tab(browser, url)
         page = tab.open("training?run=live")
         assert page.locator("#steps").inner_text() == "1 step" and page.locator(".status").inner_text() == "running"
         page.evaluate("window.stays = 1")
-        train(run, 2)
-        train(run, 3)
+        append_step(run, 2)
+        append_step(run, 3)
         page.locator("#steps", has_text="3 steps").wait_for()
         assert page.locator('.curves[data-key="reward"]').get_attribute("data-points") == "3"
         assert page.evaluate("window.stays") == 1
-        rows = Tab(browser, url)
-        rows.open("rollouts?run=live")
-        rows.wait("24 rollouts")
-        train(run, 4)
-        rows.wait("32 rollouts")
+        rollouts_tab = Tab(browser, url)
+        rollouts_tab.open("rollouts?run=live")
+        rollouts_tab.wait("24 rollouts")
+        append_step(run, 4)
+        rollouts_tab.wait("32 rollouts")
         run.close()
         page.locator(".status", has_text="stopped").wait_for()
-        assert tab.trouble == rows.trouble == []
+        assert tab.trouble == rollouts_tab.trouble == []
 
 
-def test_a_run_that_was_killed_in_the_middle_of_a_line(browser: Any, tmp_path: Path):
+def test_a_run_that_was_killed_while_writing_a_line_is_shown(browser: Any, tmp_path: Path):
     run = made_run(tmp_path / "runs/killed", [record(0, i) for i in range(3)])
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(encode_record(record(0, 3))[:100])
@@ -412,7 +422,7 @@ def test_a_run_that_was_killed_in_the_middle_of_a_line(browser: Any, tmp_path: P
         assert tab.trouble == []
 
 
-def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Path):
+def test_unreadable_lines_are_shown_with_their_errors(browser: Any, tmp_path: Path):
     run = made_run(tmp_path / "runs/odd", [record(0, i) for i in range(3)])
     with (run.path / "rollouts.jsonl").open("ab") as file:
         file.write(
@@ -424,17 +434,17 @@ def test_lines_that_cannot_be_read_are_shown_as_such(browser: Any, tmp_path: Pat
         tab = Tab(browser, url)
         page = tab.open("rollouts?run=odd")
         page.locator(".unreadable summary", has_text="2 lines of rollouts.jsonl cannot be read").click()
-        told = page.locator(".unreadable").inner_text()
-        assert "line 4" in told and "garbage" in told
-        assert "this rollout has schema 8; this version of rove reads up to 2. Upgrade rove" in told
+        text = page.locator(".unreadable").inner_text()
+        assert "line 4" in text and "garbage" in text
+        assert "this rollout has schema 8; this version of rove reads up to 2. Upgrade rove" in text
         page = tab.open("")
         assert "2 unreadable lines" in page.locator("tbody").inner_text()
         assert tab.trouble == []
 
 
-def test_hostile_content_is_shown_and_nothing_else(browser: Any, tmp_path: Path):
+def test_hostile_content_is_shown_as_text(browser: Any, tmp_path: Path):
     call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}
-    said = [
+    completion = [
         {
             "role": "assistant",
             "content": f"<think>{EVIL}</think>{EVIL}",
@@ -444,24 +454,24 @@ def test_hostile_content_is_shown_and_nothing_else(browser: Any, tmp_path: Path)
         {"role": EVIL, "content": [{"type": "text", "text": EVIL}, {"type": EVIL}, EVIL], "name": EVIL},
         {"role": "user", "content": "x" * 5_000_000},
     ]
-    evil = record(
+    hostile = record(
         0,
         0,
-        completion=said,
+        completion=completion,
         stop_condition=EVIL,
         scores=scores(1.0, **{EVIL: 1.0}),
         example_key=EVIL,
         info={EVIL: EVIL},
     )
     with made_run(
-        tmp_path / "runs/evil", [evil, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
+        tmp_path / "runs/evil", [hostile, record(0, 1, example_key=EVIL)], env=EVIL, model=EVIL, kind="rl"
     ) as run:
         run.append_metrics({"step": 1, "reward/mean": 0.5, f"metrics/{EVIL}": 1.0, f"eval/{EVIL}/reward/mean": 1.0})
         run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         rollout = "rollout?run=evil&line=0"
-        for place in (
+        for path in (
             "",
             "rollouts?run=evil",
             rollout,
@@ -470,19 +480,21 @@ def test_hostile_content_is_shown_and_nothing_else(browser: Any, tmp_path: Path)
             "training?run=evil",
             "compare?a=evil&b=evil",
         ):
-            page = tab.open(place)
+            page = tab.open(path)
             assert page.evaluate("window.pwned") is None
-            assert page.evaluate("document.querySelectorAll('script, img, iframe').length") == 1, place
-            assert tab.overflow <= 0, place
-        shown = tab.open(rollout).locator("main").inner_text()
-        assert shown.count("window.pwned = 1") >= 8
+            assert page.evaluate("document.querySelectorAll('script, img, iframe').length") == 1, path
+            assert tab.overflow <= 0, path
+        text = tab.open(rollout).locator("main").inner_text()
+        assert text.count("window.pwned = 1") >= 8
         assert tab.trouble == []
 
 
-def test_a_rollout_of_two_hundred_turns(browser: Any, tmp_path: Path):
-    said = [{"role": role, "content": f"turn {i} of {role}"} for i in range(200) for role in ("assistant", "user")]
+def test_a_rollout_of_200_turns_is_shown(browser: Any, tmp_path: Path):
+    completion = [
+        {"role": role, "content": f"turn {i} of {role}"} for i in range(200) for role in ("assistant", "user")
+    ]
     steps = [TrajectoryStep([], [], seconds=0.01) for _ in range(200)]
-    made_run(tmp_path / "runs/long", [record(0, 0, completion=said, steps=steps)])
+    made_run(tmp_path / "runs/long", [record(0, 0, completion=completion, steps=steps)])
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("rollout?run=long&line=0")
@@ -491,7 +503,7 @@ def test_a_rollout_of_two_hundred_turns(browser: Any, tmp_path: Path):
         assert tab.trouble == [] and tab.overflow <= 0
 
 
-def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path):
+def test_100_000_rollouts_are_shown_in_one_table(browser: Any, tmp_path: Path):
     run = made_run(tmp_path / "runs/large", [])
     line = encode_record(record(77777, 6, 0.5)) + b"\n"
     with (run.path / "rollouts.jsonl").open("wb") as file:
@@ -502,7 +514,7 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("run?run=large")
-        tab.wait("100,000 · 100 %")  # the counts of a run that is being read are drawn until they are those of all
+        tab.wait("100,000 · 100 %")  # the page updates its counts until the whole run is read
         page = tab.open("rollouts?run=large")
         tab.wait("100,000 rollouts")
         assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
@@ -511,21 +523,22 @@ def test_a_hundred_thousand_rollouts_are_one_table(browser: Any, tmp_path: Path)
         assert page.locator("table.rollouts tbody tr[data-place]").count() < 60
         page = tab.open("rollouts?run=large&offset=50000")
         page.locator("tr[data-place='50000'] a", has_text="6,250 · 0").wait_for()
-        page.evaluate(WATCH)
-        page.get_by_label("Text").fill("questio[n] 0")  # a pattern takes longer than the 0.2 s between reports
+        page.evaluate(RECORD_HITS)
+        page.get_by_label("Text").fill(
+            "questio[n] 0"
+        )  # a search with a pattern takes longer than the 0.2 s between reports
         page.get_by_label("regular expression").check()
         page.get_by_role("button", name="Search").click()
         page.wait_for_function(
             "() => window.told.some((text) => /^8 rollouts in \\d+ MB$/m.test(text) && !/so far/.test(text))"
         )
-        parts = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
-        assert parts >= 1, page.evaluate(
-            "window.told"
-        )  # what was found is shown while the rest is read, and how far that is
+        partial_reports = page.evaluate("window.told.filter((text) => /^8 rollouts in .* so far/m.test(text)).length")
+        # hits and progress are shown while the rest is read
+        assert partial_reports >= 1, page.evaluate("window.told")
         assert tab.trouble == []
 
 
-def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_path: Path):
+def test_a_game_is_played_with_mouse_and_keyboard_and_saved(browser: Any, tmp_path: Path):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
@@ -563,17 +576,17 @@ def test_a_game_is_played_with_mouse_and_keyboard_and_kept(browser: Any, tmp_pat
     assert row["reward"] >= 0.7 and row["completion"][0]["role"] == "assistant"
 
 
-def test_a_person_sits_where_the_environment_asks_by_name(browser: Any, tmp_path: Path):
+def test_a_person_plays_a_named_model_role(browser: Any, tmp_path: Path):
     environment(tmp_path / "mine", "haggle", HAGGLE)
-    words = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
-    with serving(tmp_path, *words, "--model-role", "seller") as url:
+    arguments = ("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--web", "--run-dir", "kept")
+    with serving(tmp_path, *arguments, "--model-role", "seller") as url:
         tab = Tab(browser, url, NARROW)
         page = tab.page
         page.goto(url)
         for offer, answer in (("10?", "Never."), ("20?", "Sold.")):
             page.locator(".role").get_by_text(f"The buyer says: {offer}").wait_for()
             assert page.locator(".verdict").inner_text() == "Your turn as seller"
-            assert page.evaluate("document.activeElement.dataset.key") == "answer role"  # ready to be typed into
+            assert page.evaluate("document.activeElement.dataset.key") == "answer role"  # the field has the focus
             assert violations(page) == [] and tab.overflow <= 0
             page.keyboard.type(answer)
             page.get_by_role("button", name="Answer").press("Enter")

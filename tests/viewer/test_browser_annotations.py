@@ -1,4 +1,4 @@
-"""Tags and notes in a real browser: given with the keyboard, shown and chosen by, inert, and only where it is allowed."""
+"""Test tags and notes in a browser: entered with the keyboard, used as filters, shown as text, changed only with --annotate."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def browser() -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW], ids=["wide", "narrow"])
-def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path, size: tuple[int, int]):
+def test_a_rollout_gets_tags_and_a_note_and_is_found_by_them(browser: Any, runs: Path, size: tuple[int, int]):
     with viewing(runs, "--annotate") as url:
         tab = Tab(browser, url, size, "dark" if size == NARROW else "light")
         page = tab.open("rollout?run=one&line=2")
@@ -39,7 +39,8 @@ def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path,
         page.keyboard.type("good")
         page.keyboard.press("Enter")
         page.get_by_role("button", name="remove the tag good").wait_for()
-        assert page.evaluate("document.activeElement.list.id") == "tags-Add-a-tag"  # the next one can be typed at once
+        # the field for the next tag has the focus
+        assert page.evaluate("document.activeElement.list.id") == "tags-Add-a-tag"
         page.keyboard.type(EVIL)
         page.keyboard.press("Enter")
         page.get_by_role("button", name=f"remove the tag {EVIL}").wait_for()
@@ -55,24 +56,24 @@ def test_a_rollout_is_tagged_and_noted_and_found_again(browser: Any, runs: Path,
             page.get_by_text("Filter by").click()
         page.get_by_role("button", name=f"{EVIL} 1").click()
         tab.wait("1 rollout")
-        shown = page.locator("table.rollouts tbody tr")
-        assert "good" in shown.inner_text() and "second line" in shown.inner_text()
+        row = page.locator("table.rollouts tbody tr")
+        assert "good" in row.inner_text() and "second line" in row.inner_text()
         assert page.evaluate("window.pwned") is None and page.locator("main img").count() == 0
         assert violations(page) == [] and tab.overflow <= 0
         page = tab.open("rollout?run=one&line=2")
         page.get_by_role("button", name="remove the tag good").click()
         page.get_by_role("button", name="remove the tag good").wait_for(state="detached")
         assert tab.trouble == []
-    said = Annotations(runs / "one").rollouts[(None, "key1", 0)]
-    assert said == ((EVIL,), f"{EVIL}\nsecond line")
+    annotations = Annotations(runs / "one").rollouts[(None, "key1", 0)]
+    assert annotations == ((EVIL,), f"{EVIL}\nsecond line")
 
 
-def test_picked_runs_are_tagged_and_the_table_is_filtered_by_it(browser: Any, runs: Path):
+def test_selected_runs_get_a_tag_and_the_table_is_filtered_by_it(browser: Any, runs: Path):
     with viewing(runs, "--annotate") as url:
         tab = Tab(browser, url)
         page = tab.open("?pick=one&pick=other")
         page.get_by_label("Tag selected runs").fill("keep")
-        page.wait_for_timeout(4500)  # the table is drawn anew meanwhile
+        page.wait_for_timeout(4500)  # the table is rendered again in this time
         assert page.get_by_label("Tag selected runs").input_value() == "keep"
         page.get_by_role("button", name="Add").click()
         page.locator("tbody .tag").nth(1).wait_for()
@@ -85,7 +86,7 @@ def test_picked_runs_are_tagged_and_the_table_is_filtered_by_it(browser: Any, ru
         assert "one" in page.locator("tbody").inner_text() and tab.trouble == []
 
 
-def test_without_leave_everything_is_shown_and_nothing_can_be_changed(browser: Any, runs: Path):
+def test_without_the_flag_annotations_are_shown_but_cannot_be_changed(browser: Any, runs: Path):
     annotate(runs / "one", Change(["good"], note="see this", rollout=RolloutId("key0", 1)))
     annotate(runs / "one", Change(["keep"]))
     with viewing(runs) as url:
@@ -96,6 +97,6 @@ def test_without_leave_everything_is_shown_and_nothing_can_be_changed(browser: A
         assert page.locator("textarea, .tagging").count() == 0 and violations(page) == []
         page = tab.open("?pick=one")
         assert page.locator("tbody .tag").inner_text() == "keep" and page.locator(".tagging").count() == 0
-        asked = "{method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}"
-        status = page.evaluate(f"fetch('/api/annotate', {asked}).then((answer) => answer.status)")
+        request = "{method: 'POST', headers: {'Content-Type': 'application/json'}, body: '{}'}"
+        status = page.evaluate(f"fetch('/api/annotate', {request}).then((answer) => answer.status)")
         assert status == 403

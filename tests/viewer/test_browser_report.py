@@ -1,4 +1,4 @@
-"""A report in a real browser, from a file: whole, readable, inert, and asking nobody for anything."""
+"""Test reports in a browser, opened as files: layout, accessibility, hostile content and no network access."""
 
 from __future__ import annotations
 
@@ -26,17 +26,17 @@ def browser() -> Iterator[Any]:
         yield browser
 
 
-def opened(browser: Any, run: Run, path: Path, size: tuple[int, int] = WIDE, scheme: str = "light") -> Tab:
+def open_report(browser: Any, run: Run, path: Path, size: tuple[int, int] = WIDE, scheme: str = "light") -> Tab:
     tab = Tab(browser, write_report(run, path, 20).as_uri(), size, scheme)
     tab.open("")
     return tab
 
 
 @pytest.mark.parametrize(("size", "scheme"), [(WIDE, "light"), (NARROW, "dark")], ids=["wide", "narrow"])
-def test_reports_are_whole_and_readable(browser: Any, tmp_path: Path, size: tuple[int, int], scheme: str):
+def test_reports_fit_and_are_accessible(browser: Any, tmp_path: Path, size: tuple[int, int], scheme: str):
     runs = {"evaluation": Run(ROOT / "docs/example_runs/rl"), "training": trained(tmp_path / "rl")}
     for name, run in runs.items():
-        tab = opened(browser, run, tmp_path / f"{name}.html", size, scheme)
+        tab = open_report(browser, run, tmp_path / f"{name}.html", size, scheme)
         tab.page.locator("details.rollout summary").first.click()
         tab.page.locator("article.message").first.wait_for()
         assert violations(tab.page) == [], name
@@ -44,8 +44,8 @@ def test_reports_are_whole_and_readable(browser: Any, tmp_path: Path, size: tupl
         tab.context.close()
 
 
-def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
-    tab = opened(browser, Run(ROOT / "docs/example_runs/rl"), tmp_path / "report.html")
+def test_the_report_of_an_evaluation_shows_scores_examples_and_rollouts(browser: Any, tmp_path: Path):
+    tab = open_report(browser, Run(ROOT / "docs/example_runs/rl"), tmp_path / "report.html")
     page = tab.page
     assert page.locator("h1").inner_text() == "tictactoe · models/rl"
     assert "0.683 [0.667, 0.700]" in page.locator(".cards").inner_text()
@@ -65,8 +65,8 @@ def test_an_evaluation_tells_its_story(browser: Any, tmp_path: Path):
     assert tab.trouble == []
 
 
-def test_training_is_drawn_with_its_alerts(browser: Any, tmp_path: Path):
-    tab = opened(browser, trained(tmp_path / "rl"), tmp_path / "report.html")
+def test_the_report_of_training_shows_curves_and_alerts(browser: Any, tmp_path: Path):
+    tab = open_report(browser, trained(tmp_path / "rl"), tmp_path / "report.html")
     page = tab.page
     assert page.locator('.curves[data-key="reward"]').get_attribute("data-points") == "3"
     assert page.locator('.curves[data-key="held-out reward"] canvas').count() == 1
@@ -79,18 +79,23 @@ def test_training_is_drawn_with_its_alerts(browser: Any, tmp_path: Path):
     assert page.locator("details.rollout").count() == 4 and tab.trouble == []
 
 
-def test_whatever_a_run_says_is_text(browser: Any, tmp_path: Path):
+def test_hostile_content_of_a_run_is_shown_as_text(browser: Any, tmp_path: Path):
     call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}
-    said = [{"role": EVIL, "content": EVIL, "tool_calls": [call, EVIL], "reasoning_content": EVIL}]
-    common: dict[str, Any] = {"completion": said, "stop_condition": EVIL, "example_key": EVIL, "info": {EVIL: EVIL}}
-    evil = [record(0, i, step=1, scores=scores(i, **{EVIL: float(i)}), **common) for i in range(2)]
+    completion = [{"role": EVIL, "content": EVIL, "tool_calls": [call, EVIL], "reasoning_content": EVIL}]
+    common: dict[str, Any] = {
+        "completion": completion,
+        "stop_condition": EVIL,
+        "example_key": EVIL,
+        "info": {EVIL: EVIL},
+    }
+    hostile = [record(0, i, step=1, scores=scores(i, **{EVIL: float(i)}), **common) for i in range(2)]
     for kind in ("eval", "rl"):
-        with made_run(tmp_path / kind, evil, kind=kind, env=EVIL, model=EVIL) as run:
+        with made_run(tmp_path / kind, hostile, kind=kind, env=EVIL, model=EVIL) as run:
             run.append_metrics({"step": 1, "reward/mean": 0.5, f"eval/{EVIL}/reward/mean": 1.0})
             run.append_alert({"step": 1, "name": EVIL, "text": EVIL})
-        tab = opened(browser, run, tmp_path / f"{kind}.html")
-        for fold in tab.page.locator("details").all():
-            fold.evaluate("(fold) => { fold.open = true; }")
+        tab = open_report(browser, run, tmp_path / f"{kind}.html")
+        for element in tab.page.locator("details").all():
+            element.evaluate("(fold) => { fold.open = true; }")
         assert tab.page.evaluate("window.pwned") is None
         assert tab.page.evaluate("document.querySelectorAll('script, img, iframe').length") == 2
         assert tab.page.locator("main").inner_text().count("window.pwned = 1") >= 12

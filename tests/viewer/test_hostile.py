@@ -1,4 +1,4 @@
-"""Run folders that a stranger made: nothing outside of them is read or changed, nothing waits forever, errors are rove's own."""
+"""Test untrusted run folders: no file outside of them is read or changed, nothing hangs, and all errors are rove errors."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ from rove.viewer.index import Index
 from rove.viewer.report import markdown, write_report
 from rove.viewer.run_store import RunStore
 
-FILES = (
+RUN_FILES = (
     "config.toml",
     "versions.json",
     "summary.json",
@@ -72,7 +72,7 @@ CONFIGS: dict[str, str] = {
 
 @pytest.fixture(autouse=True)
 def watchdog() -> Iterator[None]:
-    """End a test that waits for a named pipe."""
+    """Fail a test that hangs on a named pipe."""
 
     def stop(number: int, frame: object) -> None:
         raise AssertionError("waited for a file that never ends")
@@ -86,14 +86,14 @@ def watchdog() -> Iterator[None]:
 
 @pytest.fixture
 def victim(tmp_path: Path) -> Path:
-    """A file of the user, outside of all run folders."""
+    """Create a file of the user outside of all run folders."""
     file = tmp_path / "victim"
     file.write_bytes(b"years of work")
     return file
 
 
-def received(path: Path, kind: str = "eval") -> Run:
-    """A complete run folder with a file of every kind."""
+def make_full_run(path: Path, kind: str = "eval") -> Run:
+    """Create a run folder with all kinds of files."""
     run = made_run(path, [record(0, 0), record(1, 0, 0.0), record(1, 1, None)], kind=kind, seed=0)
     run.append_metrics({"step": 1, "reward/mean": 0.5})
     run.append_alert({"step": 1, "name": "x", "text": "y"})
@@ -103,9 +103,9 @@ def received(path: Path, kind: str = "eval") -> Run:
     return run
 
 
-def look(path: Path, output: Path) -> list[str]:
-    """Use a run folder in every way that only reads it; returns the errors."""
-    shelf, errors = RunStore(path.parent), []
+def use_run(path: Path, output: Path) -> list[str]:
+    """Use a run folder in every way that only reads it; return the error messages."""
+    store, errors = RunStore(path.parent), []
 
     def attempt(use: Callable[[], object]) -> None:
         try:
@@ -115,7 +115,7 @@ def look(path: Path, output: Path) -> list[str]:
 
     def ask(name: str) -> None:
         params = {"run": path.name, "line": "0", "name": "reward", "a": path.name, "b": "good", "as": "curl"}
-        msgspec.json.encode(ENDPOINTS[name](shelf, QueryParams(list(params.items()))))
+        msgspec.json.encode(ENDPOINTS[name](store, QueryParams(list(params.items()))))
 
     run = Run(path)
     for name in ENDPOINTS:
@@ -126,20 +126,20 @@ def look(path: Path, output: Path) -> list[str]:
     attempt(lambda: write_rows(RunRows(run), output / "rows.jsonl", "jsonl"))
     attempt(lambda: settings_of(run))
     attempt(lambda: asyncio.run(rescore(SingleTurnEnv(dataset=[{"question": "?"}]), run, into=output / "rescored")))
-    shelf.close()
+    store.close()
     return errors
 
 
 def check_listed(path: Path) -> dict[str, Any]:
-    """The row of a run in the viewer's list, beside a good one."""
-    shelf = RunStore(path.parent)
-    rows = {one["name"]: one for one in ENDPOINTS["runs"](shelf, QueryParams([]))["runs"]}
-    shelf.close()
+    """Return the row of the run in the viewer's list; check that the good run is listed too."""
+    store = RunStore(path.parent)
+    rows = {row["name"]: row for row in ENDPOINTS["runs"](store, QueryParams([]))["runs"]}
+    store.close()
     assert rows["good"]["status"] == "stopped" and "trouble" not in rows["good"]
     return rows[path.name]
 
 
-def put(path: Path, kind: str, victim: Path) -> None:
+def replace_file(path: Path, kind: str, victim: Path) -> None:
     path.unlink(missing_ok=True)
     if kind == "link":
         path.symlink_to(victim)
@@ -153,14 +153,14 @@ def put(path: Path, kind: str, victim: Path) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", ["link", "pipe", "folder", "device"])
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("made", ["eval", "rl"])
 def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: Path, name: str, kind: str, made: str):
-    received(tmp_path / "runs/good")
-    run = received(tmp_path / "runs/bad", made)
-    put(run.path / name, kind, victim)
-    assert any(name in error for error in look(run.path, tmp_path))
-    if (name, kind) != ("config.toml", "folder"):  # without a config.toml it is no run
+    make_full_run(tmp_path / "runs/good")
+    run = make_full_run(tmp_path / "runs/bad", made)
+    replace_file(run.path / name, kind, victim)
+    assert any(name in error for error in use_run(run.path, tmp_path))
+    if (name, kind) != ("config.toml", "folder"):  # without config.toml, the folder is not a run
         row = check_listed(run.path)
         assert row["status"] == "unreadable" and name in row["trouble"]
     assert victim.read_bytes() == b"years of work"
@@ -168,9 +168,9 @@ def test_only_regular_files_of_a_run_folder_are_opened(tmp_path: Path, victim: P
 
 @pytest.mark.parametrize("name", ["rollouts.jsonl", "metrics.jsonl"])
 def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str):
-    received(tmp_path / "runs/good")
-    run = received(tmp_path / "runs/bad")
-    put(run.path / name, "pipe", victim)
+    make_full_run(tmp_path / "runs/good")
+    run = make_full_run(tmp_path / "runs/bad")
+    replace_file(run.path / name, "pipe", victim)
     with pytest.raises(RunError, match=rf"{name} is a named pipe; expected a regular file. Remove it"):
         list(run.outcomes() if name == "rollouts.jsonl" else run.metrics())
     assert check_listed(run.path)["status"] == "unreadable"
@@ -178,22 +178,22 @@ def test_a_named_pipe_is_refused_by_name(tmp_path: Path, victim: Path, name: str
 
 @pytest.mark.broad
 @pytest.mark.parametrize("garbage", GARBAGE)
-@pytest.mark.parametrize("name", FILES)
+@pytest.mark.parametrize("name", RUN_FILES)
 @pytest.mark.parametrize("made", ["eval", "rl"])
-def test_what_a_file_holds_is_checked(tmp_path: Path, name: str, garbage: str, made: str):
-    received(tmp_path / "runs/good")
-    run = received(tmp_path / "runs/bad", made)
+def test_invalid_file_contents_cause_only_rove_errors(tmp_path: Path, name: str, garbage: str, made: str):
+    make_full_run(tmp_path / "runs/good")
+    run = make_full_run(tmp_path / "runs/bad", made)
     (run.path / name).write_bytes(GARBAGE[garbage])
-    look(run.path, tmp_path)
+    use_run(run.path, tmp_path)
     check_listed(run.path)
 
 
 @pytest.mark.parametrize("name", some_quick(CONFIGS, 4))
-def test_settings_of_other_types_are_errors_that_name_the_file(tmp_path: Path, name: str):
-    received(tmp_path / "runs/good")
-    run = received(tmp_path / "runs/bad")
+def test_invalid_settings_are_errors_that_name_the_file(tmp_path: Path, name: str):
+    make_full_run(tmp_path / "runs/good")
+    run = make_full_run(tmp_path / "runs/bad")
     (run.path / "config.toml").write_text(CONFIGS[name])
-    errors = look(run.path, tmp_path)
+    errors = use_run(run.path, tmp_path)
     assert not [error for error in errors if "config.toml" not in error and "not the run of an evaluation" not in error]
     check_listed(run.path)
 
@@ -212,9 +212,9 @@ def test_settings_of_other_types_are_errors_that_name_the_file(tmp_path: Path, n
     ],
     ids=str,
 )
-def test_a_summary_of_other_types_is_an_error_that_names_the_file(tmp_path: Path, summary: dict[str, Any]):
-    received(tmp_path / "runs/good")
-    run = received(tmp_path / "runs/bad")
+def test_an_invalid_summary_is_an_error_that_names_the_file(tmp_path: Path, summary: dict[str, Any]):
+    make_full_run(tmp_path / "runs/good")
+    run = make_full_run(tmp_path / "runs/bad")
     run.finish(summary)
     with pytest.raises(RunError, match=r"summary\.json is damaged, or not a file that rove wrote: .*Expected"):
         markdown(run)
@@ -222,7 +222,7 @@ def test_a_summary_of_other_types_is_an_error_that_names_the_file(tmp_path: Path
 
 
 def super_journal(victim: Path) -> bytes:
-    """A journal that makes SQLite delete a file, its super-journal, when it opens the database."""
+    """Return a journal that makes SQLite delete the file when it opens the database."""
     header = struct.pack(">8sIIIII", bytes.fromhex("d9d505f920a163d7"), 0, 0, 1, 512, 4096).ljust(512, b"\0")
     name = os.fsencode(victim)
     tail = struct.pack(">II", len(name), sum(name)) + bytes.fromhex("d9d505f920a163d7")
@@ -230,23 +230,23 @@ def super_journal(victim: Path) -> bytes:
 
 
 def test_an_index_in_the_run_folder_is_never_opened(tmp_path: Path, victim: Path):
-    run = received(tmp_path / "runs/bad")
+    run = make_full_run(tmp_path / "runs/bad")
     database = tmp_path / "contacts.sqlite"
-    with sqlite3.connect(database) as theirs:
-        theirs.execute("CREATE TABLE people (name)")
-    theirs.close()
+    with sqlite3.connect(database) as connection:
+        connection.execute("CREATE TABLE people (name)")
+    connection.close()
     before = database.read_bytes()
     (run.path / "index.sqlite").symlink_to(database)
     (run.path / "index.sqlite-journal").write_bytes(super_journal(victim))
-    received(tmp_path / "runs/good")
-    look(run.path, tmp_path)
+    make_full_run(tmp_path / "runs/good")
+    use_run(run.path, tmp_path)
     assert check_listed(run.path)["rollouts"] == 3
     assert database.read_bytes() == before
     assert victim.exists() and (run.path / "index.sqlite-journal").exists()
 
 
-def test_a_forged_index_is_not_believed(tmp_path: Path):
-    run = received(tmp_path / "runs/bad")
+def test_a_forged_index_in_the_run_folder_is_ignored(tmp_path: Path):
+    run = make_full_run(tmp_path / "runs/bad")
     index = Index(run.path / "rollouts.jsonl")
     index.catch_up()
     index.query("UPDATE rollouts SET reward = 99.125")
@@ -255,50 +255,50 @@ def test_a_forged_index_is_not_believed(tmp_path: Path):
     os.replace(index.store, run.path / "index.sqlite")
     write_report(run, tmp_path / "report.html")
     assert "99.125" not in markdown(run)
-    shelf = RunStore(run.path)
-    rows = ENDPOINTS["rollouts"](shelf, QueryParams([("run", "bad")]))["rows"]
-    shelf.close()
+    store = RunStore(run.path)
+    rows = ENDPOINTS["rollouts"](store, QueryParams([("run", "bad")]))["rows"]
+    store.close()
     assert [row["reward"] for row in rows] == [pytest.approx(1.2), pytest.approx(0.2), None]
 
 
 @pytest.mark.parametrize("made", ["eval", "rl"])
 @pytest.mark.parametrize("wins", some_quick([[1e308, 1e308], [1e308, -1e308], [-1e308, -1e308]], 3), ids=str)
-def test_rewards_too_large_for_a_mean_hide_no_other_run(tmp_path: Path, wins: list[float], made: str):
-    received(tmp_path / "runs/good")
+def test_rewards_too_large_for_a_mean_do_not_hide_other_runs(tmp_path: Path, wins: list[float], made: str):
+    make_full_run(tmp_path / "runs/good")
     step = 1 if made == "rl" else None
     records = [record(i // 2, i % 2, win, step=step) for i, win in enumerate(wins * 4)]
     made_run(tmp_path / "runs/bad", records, kind=made, seed=0)
-    for error in look(tmp_path / "runs/bad", tmp_path):
+    for error in use_run(tmp_path / "runs/bad", tmp_path):
         assert "too large" in error or "metrics" in error or "evaluation" in error
     row = check_listed(tmp_path / "runs/bad")
     assert "too large" in row.get("trouble", "too large")
 
 
-async def test_names_that_are_not_utf8_hide_no_other_run(tmp_path: Path):
-    received(tmp_path / "runs/good")
-    odd = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/\xff\xfe"))
-    received(odd)
-    deep = received(tmp_path / "runs/deep")
-    (deep.path / "config.toml").write_text(f"a = {'[' * 90}{']' * 90}")
-    os.close(os.open(os.fsencode(deep.path) + b"/\xff", os.O_CREAT))
+async def test_folder_names_that_are_not_utf8_do_not_hide_other_runs(tmp_path: Path):
+    make_full_run(tmp_path / "runs/good")
+    invalid_name = Path(os.fsdecode(os.fsencode(tmp_path / "runs") + b"/\xff\xfe"))
+    make_full_run(invalid_name)
+    nested = make_full_run(tmp_path / "runs/deep")
+    (nested.path / "config.toml").write_text(f"a = {'[' * 90}{']' * 90}")
+    os.close(os.open(os.fsencode(nested.path) + b"/\xff", os.O_CREAT))
     async with TestClient(TestServer(make_viewer(RunStore(tmp_path / "runs")))) as client:
         answer = await client.get("/api/runs")
         assert answer.status == 200
-        rows = {one["name"]: one for one in (await answer.json())["runs"]}
+        rows = {row["name"]: row for row in (await answer.json())["runs"]}
         assert rows["??"]["status"] == "unreadable" and "rename the folder" in rows["??"]["trouble"]
         assert rows["deep"]["status"] == "unreadable" and rows["good"]["status"] == "stopped"
         answer = await client.get("/api/run", params={"run": "nothing"})
         assert answer.status == 400 and "known: deep, good, ??" in (await answer.json())["error"]
-    async with TestClient(TestServer(make_viewer(RunStore(odd)))) as client:
+    async with TestClient(TestServer(make_viewer(RunStore(invalid_name)))) as client:
         assert (await client.get("/api/runs")).status == 200
-    assert "report" in write_report(Run(odd), tmp_path / "report.html").name
-    markdown(Run(odd)).encode()
+    assert "report" in write_report(Run(invalid_name), tmp_path / "report.html").name
+    markdown(Run(invalid_name)).encode()
 
 
 def test_markdown_shows_versions_and_paths_as_text(tmp_path: Path):
-    run = received(tmp_path / "a`b``c\n# d")
-    evil = "1 | <img src=x> [a](b) `c`\n# Title \x1b[31m &lt;"
-    (run.path / "versions.json").write_bytes(msgspec.json.encode([{"rove": evil, "python": "3"}]))
+    run = make_full_run(tmp_path / "a`b``c\n# d")
+    hostile = "1 | <img src=x> [a](b) `c`\n# Title \x1b[31m &lt;"
+    (run.path / "versions.json").write_bytes(msgspec.json.encode([{"rove": hostile, "python": "3"}]))
     last = markdown(run).splitlines()[-1]
     assert last.startswith("Repeat: ``` rove eval @ ") and " ``` (rove 1 " in last
     assert r"1 \| \<img src=x\> \[a\](b) \`c\` # Title \[31m \&lt;" in last
@@ -306,18 +306,18 @@ def test_markdown_shows_versions_and_paths_as_text(tmp_path: Path):
 
 
 @pytest.mark.parametrize("content", ['{"rove": "1"}', "[3]", '[{"rove": 1}]', "[]", "{"])
-def test_versions_of_other_types_are_shown_as_missing(tmp_path: Path, content: str):
-    run = received(tmp_path / "run")
+def test_invalid_versions_are_shown_as_missing(tmp_path: Path, content: str):
+    run = make_full_run(tmp_path / "run")
     (run.path / "versions.json").write_text(content)
     assert "rove 0" not in markdown(run)
     assert write_report(run, tmp_path / "report.html").exists()
 
 
-# Writing into a run folder: by resuming it, annotating it, or with a report
+# Writing into a run folder: resuming, annotating, reports
 
 
-def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, victim: Path):
-    run = received(tmp_path / "run")
+def test_a_draft_that_is_a_symbolic_link_is_replaced(tmp_path: Path, victim: Path):
+    run = make_full_run(tmp_path / "run")
     for name in (".report.html.draft", "report.html", ".data.jsonl.draft"):
         (run.path / name).symlink_to(victim)
     write_report(run, run.path / "report.html")
@@ -326,7 +326,7 @@ def test_a_draft_that_is_a_link_is_replaced_and_not_followed(tmp_path: Path, vic
     assert not (run.path / "report.html").is_symlink()
 
 
-WRITTEN = (
+WRITTEN_FILES = (
     "rollouts.jsonl",
     "metrics.jsonl",
     "alerts.jsonl",
@@ -344,21 +344,21 @@ WRITTEN = (
 )
 
 
-@pytest.mark.parametrize("name", some_quick(WRITTEN, 3))
+@pytest.mark.parametrize("name", some_quick(WRITTEN_FILES, 3))
 @pytest.mark.parametrize("kind", ["link", "link to a folder", "pipe"])
-def test_a_run_is_not_continued_through_a_link_or_pipe(tmp_path: Path, victim: Path, name: str, kind: str):
-    run = received(tmp_path / "run", "rl")
+def test_a_run_with_a_link_or_pipe_cannot_be_resumed(tmp_path: Path, victim: Path, name: str, kind: str):
+    run = make_full_run(tmp_path / "run", "rl")
     target = tmp_path / "elsewhere"
     target.mkdir()
     (target / "1.json").write_bytes(b"{}")
     file = run.path / name
     file.parent.mkdir(exist_ok=True)
-    put(file, kind.split()[0], target if kind == "link to a folder" else victim)
+    replace_file(file, kind.split()[0], target if kind == "link to a folder" else victim)
     config = run.config()
     with pytest.raises(RunError, match=r"is a (symbolic link|named pipe); expected a regular file"):
         run.start("rl", config["config"], config["identity"])
     run.close()
-    with suppress(RunError):  # what is replaced is not followed either
+    with suppress(RunError):  # overwriting replaces links and does not follow them
         run.start("rl", config["config"], config["identity"], overwrite=True)
     run.close()
     assert victim.read_bytes() == b"years of work" and (target / "1.json").exists()
@@ -366,8 +366,8 @@ def test_a_run_is_not_continued_through_a_link_or_pipe(tmp_path: Path, victim: P
 
 @pytest.mark.parametrize("kind", ["link", "pipe"])
 def test_annotations_are_not_written_through_a_link_or_pipe(tmp_path: Path, victim: Path, kind: str):
-    run = received(tmp_path / "run")
-    put(run.path / "annotations.jsonl", kind, victim)
+    run = make_full_run(tmp_path / "run")
+    replace_file(run.path / "annotations.jsonl", kind, victim)
     with pytest.raises(RunError, match=r"annotations\.jsonl is a"):
         annotate(run.path, Change(["bad"]))
     assert victim.read_bytes() == b"years of work"
@@ -375,7 +375,7 @@ def test_annotations_are_not_written_through_a_link_or_pipe(tmp_path: Path, vict
 
 def test_tokens_are_not_read_through_a_linked_folder(tmp_path: Path):
     write_tokens(tmp_path, 1, [])
-    run = received(tmp_path / "run")
+    run = make_full_run(tmp_path / "run")
     (run.path / "tokens").symlink_to(tmp_path / "tokens")
     with pytest.raises(RunError, match="tokens is a symbolic link"):
         read_tokens(run.path, 1)

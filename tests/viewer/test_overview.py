@@ -1,4 +1,4 @@
-"""The first page of a run: its verdict on training, its settings with their defaults, and the reasons for failures."""
+"""Test the overview page of a run: verdict on training, settings with their defaults, reasons for failures."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ from rove.viewer.run_store import RunStore
 from rove.viewer.verdict import time_left, training_verdict
 
 
-def answer(folder: Path, name: str, **params: Any) -> Any:
-    """The answer of the API about the run `run` in a folder."""
+def get_json(folder: Path, name: str, **params: Any) -> Any:
+    """Return the API's result for the run `run` in the folder."""
     found = ENDPOINTS[name](RunStore(folder), QueryParams([("run", "run"), *((k, str(v)) for k, v in params.items())]))
     return json.loads(msgspec.json.encode(found))
 
 
 def curve(**values: list[float]) -> list[dict[str, Any]]:
-    """Rows of metrics; `a__b` is the metric a/b."""
+    """Return rows of metrics; the keyword `a__b` is the metric a/b."""
     size = len(next(iter(values.values())))
     return [{"step": i + 1, **{k.replace("__", "/"): v[i] for k, v in values.items()}} for i in range(size)]
 
@@ -39,29 +39,33 @@ def curve(**values: list[float]) -> list[dict[str, Any]]:
 NOISE = [0.01, -0.01, 0.02, 0.0, -0.02, 0.01, 0.0, -0.01, 0.02, -0.02]
 
 
-def test_a_rise_is_named_with_its_interval_and_its_source():
-    won = [0.2 + one for one in NOISE] + [0.8 + one for one in NOISE]
-    rows = curve(reward__won=won, reward__format=[1.0] * 20, reward__mean=[one + 0.2 for one in won])
+def test_a_rise_of_the_reward_is_reported_with_interval_and_source():
+    won = [0.2 + noise for noise in NOISE] + [0.8 + noise for noise in NOISE]
+    rows = curve(reward__won=won, reward__format=[1.0] * 20, reward__mean=[noise + 0.2 for noise in won])
     first, parts = training_verdict(rows, {"won": 1.0, "format": 0.2})
     assert first.startswith("The reward rose from 0.400 to 1.000") and "+0.600 [" in first
     assert parts.startswith("By reward function (weight × change): won +0.600") and "Format is 0% of the rise" in parts
 
 
-def test_a_rise_that_is_only_format_is_named_as_such():
-    form = [0.1 + one for one in NOISE] + [0.9 + one for one in NOISE]
-    rows = curve(reward__won=[0.5] * 20, reward__format=form, reward__mean=[0.5 + 0.2 * one for one in form])
+def test_a_rise_that_is_mostly_format_is_reported():
+    format_values = [0.1 + noise for noise in NOISE] + [0.9 + noise for noise in NOISE]
+    rows = curve(
+        reward__won=[0.5] * 20,
+        reward__format=format_values,
+        reward__mean=[0.5 + 0.2 * noise for noise in format_values],
+    )
     assert "More than half of the rise is format." in training_verdict(rows, {"won": 1.0, "format": 0.2})[1]
 
 
-def test_noise_is_no_progress_and_few_steps_decide_nothing():
+def test_noise_and_too_few_steps_are_not_reported_as_progress():
     assert training_verdict(curve(reward__mean=NOISE * 2), {})[0].startswith("No measurable change of the reward")
     assert training_verdict(curve(reward__mean=[0.1, 0.9]), {})[0].startswith("Too few steps")
     assert training_verdict(curve(reward__mean=[0.5]), {}) == ["One step finished: reward 0.500."]
     assert training_verdict([], {}) == []
 
 
-def test_a_fall_after_the_best_step_and_a_collapse_of_entropy_are_named():
-    reward = [0.5 + one for one in NOISE] + [1.0] * 5 + [0.1 + one for one in NOISE]
+def test_a_fall_of_the_reward_and_an_entropy_collapse_are_reported():
+    reward = [0.5 + noise for noise in NOISE] + [1.0] * 5 + [0.1 + noise for noise in NOISE]
     rows = curve(reward__mean=reward, entropy__all__mean=[1.0] * 12 + [0.01] * 13)
     first, entropy, alerts = training_verdict(rows, {}, [{"step": 13, "name": "entropy_collapse"}])
     assert "The reward fell" in first and "The best step was 11 with 1.000" in first
@@ -69,41 +73,39 @@ def test_a_fall_after_the_best_step_and_a_collapse_of_entropy_are_named():
     assert alerts == "1 alert: entropy collapse (from step 13)."
 
 
-def test_the_overview_of_a_large_run_reads_its_columns_in_the_background(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_the_overview_caches_columns_of_large_runs_in_the_background(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     made_run(tmp_path / "run", [record(0, i, float(i % 2)) for i in range(20)])
     monkeypatch.setattr(run_store, "PREPARE_PAUSE_S", 0.0)
-    for least in (21, 20):
-        monkeypatch.setattr(run_store, "MIN_PREPARED_ROLLOUTS", least)
+    for minimum in (21, 20):
+        monkeypatch.setattr(run_store, "MIN_PREPARED_ROLLOUTS", minimum)
         store = RunStore(tmp_path)
         before = threading.enumerate()
         ENDPOINTS["overview"](store, QueryParams([("run", "run")]))
         for thread in set(threading.enumerate()) - set(before):
             thread.join()
         index, _ = store.index("run")
-        read = {name for name in (("bars", "reward"), ("values", "stop")) if index.cached(name, lambda: None)}
-        assert len(read) == (0 if least == 21 else 2)
+        cached = {name for name in (("bars", "reward"), ("values", "stop")) if index.cached(name, lambda: None)}
+        assert len(cached) == (0 if minimum == 21 else 2)
         store.close()
 
 
-def test_reasons_are_those_of_counting_row_by_row(tmp_path: Path):
-    """More than 200 different replies and stop reasons, lines that cannot be read, and repeated rollouts."""
-    rng, made = random.Random(0), []
+def test_reasons_for_failures_match_a_count_row_by_row(tmp_path: Path):
+    """The run has more than 200 different replies and stop reasons, unreadable lines, and repeated rollouts."""
+    rng, records = random.Random(0), []
     for i in range(480):
-        said = [{"role": "assistant", "content": rng.choice(["yes", "no", f"other {i}"])}]
+        completion = [{"role": "assistant", "content": rng.choice(["yes", "no", f"other {i}"])}]
         stop = rng.choice(["answered", "max_turns", f"reason {i}"])
-        known = scores(rng.choice([0.0, 0.5, 1.0]), length=rng.choice([1.0, 2.0]))
-        made.append(record(i // 4, i % 4, completion=said, stop_condition=stop, scores=known))
-    made[10:12] = [record(30, 0, None), record(30, 1, None)]  # failed, and repeated by later lines
-    run = made_run(tmp_path / "run", [*made, record(0, 0, None)], pass_threshold=1.2)
+        rollout_scores = scores(rng.choice([0.0, 0.5, 1.0]), length=rng.choice([1.0, 2.0]))
+        records.append(record(i // 4, i % 4, completion=completion, stop_condition=stop, scores=rollout_scores))
+    records[10:12] = [record(30, 0, None), record(30, 1, None)]  # failed rollouts that later lines repeat
+    run = made_run(tmp_path / "run", [*records, record(0, 0, None)], pass_threshold=1.2)
     lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:5], b"bad\n", *lines[5:9], b"worse\n", *lines[9:]]))
     for params in ({}, {"from.step": 0}, {"is.score.length": 2, "to.line": 300}):
-        rows = answer(tmp_path, "rollouts", limit=500, **params)["rows"]
+        rows = get_json(tmp_path, "rollouts", limit=500, **params)["rows"]
         failing = [row for row in rows if row["error"] or row["reward"] < 1.2]
         expected = {}
-        for kind, fewest, value in (
+        for kind, minimum, value in (
             ("error", 1, lambda row: row["error"]),
             ("stop reason", 1, lambda row: None if row["error"] else row["stop"]),
             ("scores", 1, lambda row: row["scores"] and f"win = {row['scores']['win']:g}, format = 1"),
@@ -112,18 +114,22 @@ def test_reasons_are_those_of_counting_row_by_row(tmp_path: Path):
             found = [(value(row), row["line"]) for row in failing if value(row)]
             counts = Counter(text for text, _ in found).most_common(8)
             firsts = dict(reversed(found))
-            expected[kind] = [(text, count, firsts[text]) for text, count in counts if count >= fewest]
-        told = answer(tmp_path, "reasons", **params)
-        assert told["total"] == len(failing)
+            expected[kind] = [(text, count, firsts[text]) for text, count in counts if count >= minimum]
+        reasons = get_json(tmp_path, "reasons", **params)
+        assert reasons["total"] == len(failing)
         for kind, groups in expected.items():
-            shown = [(one["label"], one["count"], one["line"]) for one in told["groups"] if one["kind"] == kind]
+            shown = [
+                (group["label"], group["count"], group["line"]) for group in reasons["groups"] if group["kind"] == kind
+            ]
             assert shown == groups, kind
-        for group in told["groups"]:
-            count = answer(tmp_path, "rollouts", **params, **{"is.outcome": "below"}, **dict(group["filter"]))["total"]
+        for group in reasons["groups"]:
+            count = get_json(tmp_path, "rollouts", **params, **{"is.outcome": "below"}, **dict(group["filter"]))[
+                "total"
+            ]
             assert group["kind"] == "error" or count == group["count"]
 
 
-def test_the_time_left_is_that_of_the_last_steps():
+def test_the_time_left_is_estimated_from_the_last_steps():
     rows = curve(derived__seconds=[900.0] * 5 + [30.0] * 10)
     assert time_left(rows, 25) == "about 5 min 0 s left of 25 steps"
     assert time_left(rows, 15) == time_left([], 15) == time_left(rows, None) == time_left(rows, 10**400) == ""
@@ -131,7 +137,7 @@ def test_the_time_left_is_that_of_the_last_steps():
 
 
 @pytest.mark.parametrize("value", ["x", None, True, 1e400, -(10**400), [1]])
-def test_values_of_other_types_are_no_metrics(value: object):
+def test_metrics_of_other_types_cause_no_error(value: object):
     rows = [
         {"step": i, "reward/mean": value, "groups/all": value, "groups/zero_spread": value, "eval/x/reward/mean": value}
         for i in range(30)
@@ -151,101 +157,105 @@ def test_settings_that_differ_from_their_defaults_come_first(tmp_path: Path):
     assert list(flat({"a": {"b": 1}, "c": [{"d": "e"}], "f": [], "g": None})) == [("a.b", "1"), ("c[0].d", "e")]
 
 
-def test_the_defaults_are_those_of_the_settings():
+def test_the_stored_defaults_match_the_settings():
     assert DEFAULTS.read_bytes() == defaults(), "run make settings-page"
 
 
-def test_an_evaluation_shows_outcomes_answers_and_why_rollouts_fail(tmp_path: Path):
-    said = {"role": "assistant", "content": "<think>hm</think>It is <answer>7</answer>"}
+def test_an_evaluation_shows_outcomes_answers_and_reasons_for_failures(tmp_path: Path):
+    reply = {"role": "assistant", "content": "<think>hm</think>It is <answer>7</answer>"}
     call = {"role": "assistant", "content": None, "tool_calls": [{"function": {"name": "look", "arguments": "{}"}}]}
-    wrong = [record(1, i, 0.0, completion=[said]) for i in range(3)]
-    made = [record(0, 0), record(0, 1, completion=[call]), *wrong, record(2, 0, None)]
-    with made_run(tmp_path / "run", made, pass_threshold=1.2) as run:
+    wrong = [record(1, i, 0.0, completion=[reply]) for i in range(3)]
+    records = [record(0, 0), record(0, 1, completion=[call]), *wrong, record(2, 0, None)]
+    with made_run(tmp_path / "run", records, pass_threshold=1.2) as run:
         run.finish({})
-    found = answer(tmp_path, "overview")
-    assert found["outcomes"] == [["below", 3], ["passed", 2], ["failed", 1]] and found["threshold"] == 1.2
-    assert found["range"] == [0.0, 1.2]
+    overview = get_json(tmp_path, "overview")
+    assert overview["outcomes"] == [["below", 3], ["passed", 2], ["failed", 1]] and overview["threshold"] == 1.2
+    assert overview["range"] == [0.0, 1.2]
     assert (
-        "rove eval @" in found["repeat"]
-        and ["config.toml", (run.path / "config.toml").stat().st_size] in found["files"]
+        "rove eval @" in overview["repeat"]
+        and ["config.toml", (run.path / "config.toml").stat().st_size] in overview["files"]
     )
-    rows = answer(tmp_path, "rollouts")["rows"]
+    rows = get_json(tmp_path, "rollouts")["rows"]
     assert [(row["reply"], row["answer"]) for row in rows] == [
         ("answer 0", "0"),
         ("look({})", "0"),
         *[("7", "1")] * 3,
         (None, "2"),
     ]
-    groups = answer(tmp_path, "reasons")["groups"]
-    assert [(one["kind"], one["label"], one["count"], one["line"]) for one in groups] == [
+    groups = get_json(tmp_path, "reasons")["groups"]
+    assert [(group["kind"], group["label"], group["count"], group["line"]) for group in groups] == [
         ("error", "model: InfraError", 1, 5),
         ("stop reason", "answered", 3, 2),
         ("scores", "win = 0, format = 1", 3, 2),
         ("answer", "7", 3, 2),
     ]
-    for one in groups:
-        chosen = answer(tmp_path, "rollouts", **dict(one["filter"]))
-        assert one["line"] in [row["line"] for row in chosen["rows"]]
-    assert answer(tmp_path, "reasons", **{"is.outcome": "passed"}) == {"total": 0, "groups": []}
-    assert answer(tmp_path, "rollouts", **{"is.reply": "7"})["total"] == 3
+    for group in groups:
+        chosen = get_json(tmp_path, "rollouts", **dict(group["filter"]))
+        assert group["line"] in [row["line"] for row in chosen["rows"]]
+    assert get_json(tmp_path, "reasons", **{"is.outcome": "passed"}) == {"total": 0, "groups": []}
+    assert get_json(tmp_path, "rollouts", **{"is.reply": "7"})["total"] == 3
 
 
 @pytest.mark.parametrize("sort", ["reward", "stop", "line"])
 @pytest.mark.parametrize("order", ["up", "down"])
-def test_rows_far_down_are_in_the_same_order(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str, order: str):
-    made = [record(i, 0, None if i == 7 else (7 * i) % 5 / 10, stop_condition=f"stop {i % 3}") for i in range(10)]
-    run = made_run(tmp_path / "run", [*made, record(3, 0, 0.9)])
+def test_rows_at_large_offsets_are_in_the_same_order(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sort: str, order: str
+):
+    records = [record(i, 0, None if i == 7 else (7 * i) % 5 / 10, stop_condition=f"stop {i % 3}") for i in range(10)]
+    run = made_run(tmp_path / "run", [*records, record(3, 0, 0.9)])
     lines = (run.path / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     (run.path / "rollouts.jsonl").write_bytes(b"".join([*lines[:2], b"bad\n", *lines[2:6], b"worse\n", *lines[6:]]))
     for params in ({}, {"from.line": 3}, {"is.stop": "stop 1"}):
-        whole = answer(tmp_path, "rollouts", sort=sort, order=order, **params)["rows"]
+        all_rows = get_json(tmp_path, "rollouts", sort=sort, order=order, **params)["rows"]
         with monkeypatch.context() as patch:
             patch.setattr(queries, "MAX_UNCACHED_ROWS", 0)
             for offset in (0, 2, 50):
-                found = answer(tmp_path, "rollouts", sort=sort, order=order, offset=offset, limit=3, **params)
-                assert found["rows"] == whole[offset : offset + 3] and found["total"] == len(whole)
+                found = get_json(tmp_path, "rollouts", sort=sort, order=order, offset=offset, limit=3, **params)
+                assert found["rows"] == all_rows[offset : offset + 3] and found["total"] == len(all_rows)
 
 
-def test_bands_of_the_reward(tmp_path: Path):
+def test_bands_of_the_reward_show_spread_interval_or_quantiles(tmp_path: Path):
     made_run(tmp_path / "run", [record(i // 4, i % 4, i % 4 / 3 + i // 4, step=1) for i in range(12)], kind="rl")
-    ends = {band: answer(tmp_path, "metrics", band=band)["steps"][0] for band in training_steps.BANDS}
-    assert ends["spread"]["low"] == pytest.approx(ends["spread"]["mean"] - ends["spread"]["spread"])
-    assert ends["quantiles"]["low"] == pytest.approx(0.2 + 1 / 3) and ends["quantiles"]["high"] == pytest.approx(
+    bands = {band: get_json(tmp_path, "metrics", band=band)["steps"][0] for band in training_steps.BANDS}
+    assert bands["spread"]["low"] == pytest.approx(bands["spread"]["mean"] - bands["spread"]["spread"])
+    assert bands["quantiles"]["low"] == pytest.approx(0.2 + 1 / 3) and bands["quantiles"]["high"] == pytest.approx(
         2.2 + 2 / 3
     )
-    half = 4.3026527 / 3**0.5  # the means of the three groups are 1 apart
-    assert ends["interval"]["high"] - ends["interval"]["mean"] == pytest.approx(half)
+    half = 4.3026527 / 3**0.5  # the three group means are 1 apart
+    assert bands["interval"]["high"] - bands["interval"]["mean"] == pytest.approx(half)
     with pytest.raises(ConfigError, match="band is 'wide'; expected spread, interval, quantiles"):
-        answer(tmp_path, "metrics", band="wide")
+        get_json(tmp_path, "metrics", band="wide")
 
 
-def test_columns_of_the_table_of_runs(tmp_path: Path):
+def test_the_table_of_runs_has_columns_for_metrics_and_settings(tmp_path: Path):
     with made_run(tmp_path / "run", [record(0, 0), record(0, 1, None)], temperature=0.5) as run:
         run.finish({"functions": {"win": {"mean": 0.25}}, "pass@k": {"1": {"mean": 0.75}}})
-    found = answer(tmp_path, "runs", column="metric.win")
-    assert {"metric.win", "metric.pass@1", "setting.temperature"} <= set(found["columns"])
-    [row] = found["runs"]
+    listing = get_json(tmp_path, "runs", column="metric.win")
+    assert {"metric.win", "metric.pass@1", "setting.temperature"} <= set(listing["columns"])
+    [row] = listing["runs"]
     assert row["values"] == {"metric.win": 0.25} and (row["failed"], row["passed"]) == (1, 1)
     assert row["range"] == [0.0, 1.2] and sum(row["bars"]["counts"]) == 1
 
 
-def test_several_comparisons_widen_the_interval(tmp_path: Path):
+def test_more_comparisons_widen_the_corrected_interval(tmp_path: Path):
     for name, wins in {"run": [0.0, 1.0, 0.5, 0.2] * 8, "b": [0.9, 1.0, 0.6, 0.1] * 8}.items():
         made_run(tmp_path / name, [record(i, 0, win) for i, win in enumerate(wins)])
-    one, many = (answer(tmp_path, "compare", a="run", b="b", comparisons=count) for count in (1, 10))
-    assert one["corrected"] == pytest.approx([one["main"]["low"], one["main"]["high"]])
-    assert many["corrected"][0] < one["corrected"][0] < one["corrected"][1] < many["corrected"][1]
-    assert one["up"][0]["question"] == "question 0"
+    single, of_ten = (get_json(tmp_path, "compare", a="run", b="b", comparisons=count) for count in (1, 10))
+    assert single["corrected"] == pytest.approx([single["main"]["low"], single["main"]["high"]])
+    assert of_ten["corrected"][0] < single["corrected"][0] < single["corrected"][1] < of_ten["corrected"][1]
+    assert single["up"][0]["question"] == "question 0"
 
 
-def test_scores_beyond_the_weights_widen_the_range(tmp_path: Path):
+def test_scores_outside_of_the_weights_widen_the_range(tmp_path: Path):
     made_run(tmp_path / "run", [record(0, 0, scores=scores(3.0))])
-    assert answer(tmp_path, "run")["range"] == [0.0, 3.2]
+    assert get_json(tmp_path, "run")["range"] == [0.0, 3.2]
 
 
-def test_libraries_are_those_that_were_fetched():
+def test_vendored_libraries_match_their_recorded_digests():
     files = {name.removeprefix("vendor/"): content for name, content in static_files().items() if "vendor/" in name}
-    listed = {file: digest for one in json.loads(files["libraries.json"]) for file, digest in one["files"].items()}
-    assert files.keys() == {*listed, "libraries.json", "LICENSES.txt"}
-    assert {file: hashlib.sha256(files[file]).hexdigest() for file in listed} == listed
+    digests = {
+        file: digest for library in json.loads(files["libraries.json"]) for file, digest in library["files"].items()
+    }
+    assert files.keys() == {*digests, "libraries.json", "LICENSES.txt"}
+    assert {file: hashlib.sha256(files[file]).hexdigest() for file in digests} == digests
     assert files["LICENSES.txt"].count(b"Permission is hereby granted") == len(json.loads(files["libraries.json"]))

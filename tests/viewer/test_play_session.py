@@ -1,4 +1,4 @@
-"""A table in the browser: only legal moves at the right time, the right result, and games that can be learned from."""
+"""Test games in the browser: legal moves, turns, results, and saved games that can be used as training data."""
 
 from __future__ import annotations
 
@@ -22,29 +22,31 @@ from rove.rollouts.export import RunRows
 from rove.runs.run import Run
 from rove.viewer.play_session import PlayClient, PlaySession, make_play_app
 
-Asked = Callable[..., Any]
+Request = Callable[..., Any]
 
 
 @asynccontextmanager
-async def played(
+async def play_games(
     env: Any, role: str, player: Client | None, folder: Path, fields: Sequence[str] = ()
-) -> AsyncIterator[tuple[Asked, Asked]]:
-    """Games of `env` at a table: what asks for its state, and what acts."""
-    table = PlaySession(env.env_id, "somebody" if player else "", [role, "none"], fields, fields[-1] if fields else "")
+) -> AsyncIterator[tuple[Request, Request]]:
+    """Run games of `env` in a session; yield a function that returns its state and a function that acts."""
+    session = PlaySession(
+        env.env_id, "somebody" if player else "", [role, "none"], fields, fields[-1] if fields else ""
+    )
     if role == "opponent":
-        env.opponent = table.ask
+        env.opponent = session.ask
 
-    def keep(game: vf.RolloutRecord) -> str:
+    def save(game: vf.RolloutRecord) -> str:
         with Run(folder) as run:
             run.start("eval", {"env": env.env_id, "model": "m"}, {})
             run.append_rollout(game)
         return str(folder)
 
-    async def games() -> None:
+    async def run_games() -> None:
         for seed in range(10):
-            await table.finish(await one_game(env, PlayClient(table, player), "m", SamplingParams(), seed))
+            await session.finish(await one_game(env, PlayClient(session, player), "m", SamplingParams(), seed))
 
-    async with TestClient(TestServer(make_play_app(table, keep))) as client:
+    async with TestClient(TestServer(make_play_app(session, save))) as client:
 
         async def state(after: int | str = "") -> dict[str, Any]:
             return await (await client.get("/api/game", params={"after": after})).json()
@@ -54,101 +56,103 @@ async def played(
             assert answer.status == status, await answer.text()
             return await answer.json()
 
-        task = asyncio.create_task(games())
+        task = asyncio.create_task(run_games())
         try:
             yield state, act
         finally:
             task.cancel()
 
 
-def tictactoe() -> tuple[Any, Client]:
-    """The game, and a perfect player."""
+def tictactoe_and_policy() -> tuple[Any, Client]:
+    """Return the environment tictactoe and a client of its optimal policy."""
     env = load_environment("tictactoe", num_examples=5)
     return env, vf.ScriptedClient(env.policies["optimal"])
 
 
-async def until(state: Asked, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
-    found = await state()
-    while not wanted(found):
-        found = await state(found["number"])
-    return found
+async def wait_for(state: Request, wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
+    game = await state()
+    while not wanted(game):
+        game = await state(game["number"])
+    return game
 
 
-async def test_a_whole_game_against_a_player_is_kept_and_can_be_learned_from(tmp_path: Path):
-    env, player = tictactoe()
-    async with played(env, "opponent", player, tmp_path / "kept") as (state, act):
-        found = await until(state, lambda now: now["prompt"])
-        assert "is not a legal move" in (await act("move", 400, number=found["number"], text="9"))["error"]
-        assert "not your turn" in (await act("move", 400, number=found["number"] + 1, text="0"))["error"]
+async def test_a_game_against_a_scripted_policy_is_saved_as_training_data(tmp_path: Path):
+    env, player = tictactoe_and_policy()
+    async with play_games(env, "opponent", player, tmp_path / "kept") as (state, act):
+        game = await wait_for(state, lambda now: now["prompt"])
+        assert "is not a legal move" in (await act("move", 400, number=game["number"], text="9"))["error"]
+        assert "not your turn" in (await act("move", 400, number=game["number"] + 1, text="0"))["error"]
         assert "has not ended" in (await act("again", 400))["error"]
         assert "has not ended" in (await act("keep", 400))["error"]
-        while not found["over"]:
-            taken = found["prompt"]["legal"]
-            assert taken == [text for row in found["prompt"]["board"]["rows"] for text, look in row if look == "free"]
-            assert set(taken) == {word for word in found["prompt"]["view"].split() if word.isdigit()}
-            await act("move", number=found["number"], text=taken[0])
-            found = await until(state, lambda now: now["over"] or now["prompt"])
-        assert found["scores"]["metrics"]["lost"] == 0.0  # the other side is perfect
-        assert found["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
-        assert found["renderings"][str(len(found["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
+        while not game["over"]:
+            legal_moves = game["prompt"]["legal"]
+            assert legal_moves == [
+                text for row in game["prompt"]["board"]["rows"] for text, look in row if look == "free"
+            ]
+            assert set(legal_moves) == {word for word in game["prompt"]["view"].split() if word.isdigit()}
+            await act("move", number=game["number"], text=legal_moves[0])
+            game = await wait_for(state, lambda now: now["over"] or now["prompt"])
+        assert game["scores"]["metrics"]["lost"] == 0.0  # the model's policy is optimal
+        assert game["messages"][-1]["content"].split("\n")[0] in ("You win.", "Draw.")
+        assert game["renderings"][str(len(game["messages"]) - 1)]["rows"][0][0][1] in ("free", "first", "second")
         assert (await act("keep"))["kept"] == (await act("keep"))["kept"] == str(tmp_path / "kept")
         assert "no role 'umpire'" in (await act("again", 400, role="umpire"))["error"]
         await act("again")
-        again = await until(state, lambda now: now["prompt"])
-        assert not again["over"] and again["role"] == "opponent"
+        next_state = await wait_for(state, lambda now: now["prompt"])
+        assert not next_state["over"] and next_state["role"] == "opponent"
     [row] = RunRows(Run(tmp_path / "kept"))
-    [kept] = Run(tmp_path / "kept").rollouts()
-    asked = [step.prompt[0]["content"] for step in kept.model_roles["opponent"]]
-    assert asked and all(
-        step.completion[0]["content"] in asked[i] for i, step in enumerate(kept.model_roles["opponent"])
+    [saved] = Run(tmp_path / "kept").rollouts()
+    prompts = [step.prompt[0]["content"] for step in saved.model_roles["opponent"]]
+    assert prompts and all(
+        step.completion[0]["content"] in prompts[i] for i, step in enumerate(saved.model_roles["opponent"])
     )
-    assert row["reward"] == found["scores"]["reward"]
-    assert [one["role"] for one in row["completion"]][:2] == ["assistant", "user"]
+    assert row["reward"] == game["scores"]["reward"]
+    assert [message["role"] for message in row["completion"]][:2] == ["assistant", "user"]
 
 
-async def test_a_person_takes_the_models_own_role(tmp_path: Path):
+async def test_a_person_can_play_the_models_role(tmp_path: Path):
     rubric = vf.Rubric([lambda completion, answer: float(completion[-1]["content"] == answer)])
     env = vf.SingleTurnEnv(dataset=[{"question": "2 + 2?", "answer": "4"}], rubric=rubric)
-    async with played(env, "model", None, tmp_path / "kept") as (state, act):
-        found = await until(state, lambda now: now["prompt"])
-        assert (found["prompt"]["legal"], found["messages"][-1]["content"]) == (None, "2 + 2?")
-        assert "characters" in (await act("move", 400, number=found["number"], text=""))["error"]
-        await act("move", number=found["number"], text="4")
-        assert (await until(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
+    async with play_games(env, "model", None, tmp_path / "kept") as (state, act):
+        game = await wait_for(state, lambda now: now["prompt"])
+        assert (game["prompt"]["legal"], game["messages"][-1]["content"]) == (None, "2 + 2?")
+        assert "characters" in (await act("move", 400, number=game["number"], text=""))["error"]
+        await act("move", number=game["number"], text="4")
+        assert (await wait_for(state, lambda now: now["over"]))["scores"]["reward"] == 1.0
 
 
-async def test_a_role_is_changed_between_games(tmp_path: Path):
-    env, player = tictactoe()
-    async with played(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
-        found = await until(state, lambda now: now["prompt"])
-        assert (found["fields"], found["answer_field"], found["model_roles"]) == (
+async def test_the_role_can_be_changed_between_games(tmp_path: Path):
+    env, player = tictactoe_and_policy()
+    async with play_games(env, "model", player, tmp_path / "kept", ["think", "move"]) as (state, act):
+        game = await wait_for(state, lambda now: now["prompt"])
+        assert (game["fields"], game["answer_field"], game["model_roles"]) == (
             ["think", "move"],
             "move",
             ["model", "none"],
         )
-        while not found["over"]:  # a person in the model's role, whose answers the rubric reads as the model's
-            [*_, (free, _)] = [cell for row in found["prompt"]["board"]["rows"] for cell in row if cell[1] == "free"]
-            await act("move", number=found["number"], text=f"<think></think><move>{free}</move>")
-            found = await until(state, lambda now: now["over"] or now["prompt"])
-        assert (found["scores"]["rewards"]["format"], found["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
+        while not game["over"]:  # the rubric scores the person's messages as the model's
+            [*_, (free, _)] = [cell for row in game["prompt"]["board"]["rows"] for cell in row if cell[1] == "free"]
+            await act("move", number=game["number"], text=f"<think></think><move>{free}</move>")
+            game = await wait_for(state, lambda now: now["over"] or now["prompt"])
+        assert (game["scores"]["rewards"]["format"], game["scores"]["rewards"]["invalid_move"]) == (1.0, 0.0)
         await act("again", role="none")
-        found = await until(state, lambda now: now["over"] and now["role"] == "none")
-        assert found["scores"]["metrics"]["lost"] == 0.0  # the perfect player has played alone
+        game = await wait_for(state, lambda now: now["over"] and now["role"] == "none")
+        assert game["scores"]["metrics"]["lost"] == 0.0  # the optimal policy played for the model
 
 
-async def test_one_can_watch_and_a_failure_is_told(tmp_path: Path):
+async def test_a_person_can_watch_and_failures_are_reported(tmp_path: Path):
     def crash(messages: Any, state: Any, rng: Any) -> str:
         raise ValueError("out of ideas")
 
     env = vf.SingleTurnEnv(dataset=[{"question": "?", "answer": ""}], rubric=vf.Rubric([lambda completion: 1.0]))
-    async with played(env, "none", vf.ScriptedClient(crash), tmp_path / "kept") as (state, _):
-        found = await until(state, lambda now: now["over"])
-        assert (found["error"]["message"], found["scores"], found["prompt"]) == ("out of ideas", None, None)
+    async with play_games(env, "none", vf.ScriptedClient(crash), tmp_path / "kept") as (state, _):
+        game = await wait_for(state, lambda now: now["over"])
+        assert (game["error"]["message"], game["scores"], game["prompt"]) == ("out of ideas", None, None)
 
 
-async def test_only_its_own_page_may_act():
-    table = PlaySession("quiz", "m", ["none"])
-    async with TestClient(TestServer(make_play_app(table, lambda game: "nowhere"))) as client:
+async def test_only_requests_from_the_games_page_are_allowed():
+    session = PlaySession("quiz", "m", ["none"])
+    async with TestClient(TestServer(make_play_app(session, lambda game: "nowhere"))) as client:
         json = {"Content-Type": "application/json"}
         assert (await client.post("/api/again", data=b"{}", headers={"Content-Type": "text/plain"})).status == 415
         assert (
@@ -176,10 +180,10 @@ async def test_only_its_own_page_may_act():
     ),
     st.booleans(),
 )
-async def test_nothing_that_is_sent_makes_it_fail(name: str, body: bytes, over: bool):
-    table = PlaySession("quiz", "m", ["none"])
-    table.record = record() if over else None
-    async with TestClient(TestServer(make_play_app(table, lambda game: "nowhere"))) as client:
+async def test_no_request_causes_a_server_error(name: str, body: bytes, over: bool):
+    session = PlaySession("quiz", "m", ["none"])
+    session.record = record() if over else None
+    async with TestClient(TestServer(make_play_app(session, lambda game: "nowhere"))) as client:
         answer = await client.post(f"/api/{name}", data=body, headers={"Content-Type": "application/json"})
         assert answer.status in (200, 400)
         assert (await client.get("/api/game", params={"after": body.decode("latin-1")})).status == 200

@@ -1,4 +1,4 @@
-"""What the server prepares for the pages: the order of runs, the choice of charts, colors of tokens, boards of old records."""
+"""Test the data that the server prepares for pages: tables of runs, charts, colors of tokens, boards and copied texts."""
 
 from __future__ import annotations
 
@@ -19,19 +19,19 @@ from rove.viewer.run_table import Wanted, arrange, matrix, reward_ranges, with_d
 from rove.viewer.token_colors import COLORS, color_tokens
 
 
-def row(name: str, mean: float | None = None, **fields: Any) -> dict[str, Any]:
-    """A row of the table of runs."""
+def run_row(name: str, mean: float | None = None, **fields: Any) -> dict[str, Any]:
+    """Return a row of the table of runs."""
     reward = None if mean is None else {"mean": mean, "low": mean - 0.1, "high": mean + 0.1, "caveat": None}
-    known = {"kind": "eval", "env": "quiz", "model": "m", "status": "complete", "changed": 1.0, "measure": "reward"}
-    return {**known, "name": name, "reward": reward, "values": {}, "tags": [], **fields}
+    defaults = {"kind": "eval", "env": "quiz", "model": "m", "status": "complete", "changed": 1.0, "measure": "reward"}
+    return {**defaults, "name": name, "reward": reward, "values": {}, "tags": [], **fields}
 
 
 ROWS = [
-    row("a", 0.5, values={"setting.seed": "1", "metric.win": 0.25}),
-    row("b", 0.25, values={"setting.seed": "2"}, tags=["good"]),
-    row("rl", 0.75, kind="rl", env="game"),
-    row("rl/evaluations/x/1", 0.1, env="game"),
-    row("broken", kind="unreadable", env="", model=""),
+    run_row("a", 0.5, values={"setting.seed": "1", "metric.win": 0.25}),
+    run_row("b", 0.25, values={"setting.seed": "2"}, tags=["good"]),
+    run_row("rl", 0.75, kind="rl", env="game"),
+    run_row("rl/evaluations/x/1", 0.1, env="game"),
+    run_row("broken", kind="unreadable", env="", model=""),
 ]
 
 
@@ -55,31 +55,38 @@ ROWS = [
     ],
 )
 def test_runs_are_filtered_and_sorted(wanted: Wanted, names: str):
-    assert [one["name"] for one in arrange(ROWS, wanted)] == names.split()
+    assert [row["name"] for row in arrange(ROWS, wanted)] == names.split()
 
 
 def test_differences_to_a_baseline_need_the_same_environment_and_a_reward():
-    found = with_difference(ROWS[0], ROWS[1])["difference"]
-    assert found["mean"] == pytest.approx(0.25)
-    assert [found["low"], found["high"]] == pytest.approx([0.25 - math.hypot(0.1, 0.1), 0.25 + math.hypot(0.1, 0.1)])
+    difference = with_difference(ROWS[0], ROWS[1])["difference"]
+    assert difference["mean"] == pytest.approx(0.25)
+    assert [difference["low"], difference["high"]] == pytest.approx(
+        [0.25 - math.hypot(0.1, 0.1), 0.25 + math.hypot(0.1, 0.1)]
+    )
     assert with_difference(ROWS[2], ROWS[0])["difference"] is None
     assert with_difference(ROWS[4], ROWS[0])["difference"] is None
 
 
 def test_the_matrix_has_the_latest_evaluation_of_each_model():
-    rows = [*ROWS, row("later", 0.9, changed=2.0), row("other", 0.3, model="n", env="game")]
-    found = matrix(rows)
-    assert (found["models"], found["envs"]) == (["m", "n"], ["game", "quiz"])
-    names = [[cell and (cell["name"], cell["runs"]) for cell in cells] for cells in found["cells"]]
+    rows = [*ROWS, run_row("later", 0.9, changed=2.0), run_row("other", 0.3, model="n", env="game")]
+    result = matrix(rows)
+    assert (result["models"], result["envs"]) == (["m", "n"], ["game", "quiz"])
+    names = [[cell and (cell["name"], cell["runs"]) for cell in cells] for cells in result["cells"]]
     assert names == [[("rl/evaluations/x/1", 1), ("later", 3)], [("other", 1), None]]
 
 
-def test_the_range_of_an_environment_holds_those_of_its_runs():
-    rows = [row("a", range=[0.0, 1.2]), row("b", range=[-0.5, 1.0]), row("c", env="x", range=[0.0, 2.0]), row("d")]
+def test_the_range_of_an_environment_covers_those_of_its_runs():
+    rows = [
+        run_row("a", range=[0.0, 1.2]),
+        run_row("b", range=[-0.5, 1.0]),
+        run_row("c", env="x", range=[0.0, 2.0]),
+        run_row("d"),
+    ]
     assert reward_ranges(rows) == {"quiz": (-0.5, 1.2), "x": (0.0, 2.0)}
 
 
-def test_charts_follow_the_metrics():
+def test_charts_are_chosen_from_the_metrics():
     rows = [
         {"step": 1, "reward/mean": 0.5, "reward/won": 0.4, "metrics/won": 0.5, "metrics/turns": 4.0, "other": 1.0},
         {
@@ -91,14 +98,14 @@ def test_charts_follow_the_metrics():
             "groups/zero_spread": 1,
         },
     ]
-    found = {one["title"]: one for one in panels(rows)}
-    assert list(found) == [
+    charts = {chart["title"]: chart for chart in panels(rows)}
+    assert list(charts) == [
         *("reward", "reward functions", "zero-advantage groups", "metrics", "metrics above 1"),
         *("held-out reward", "KL between sampler and trainer"),
     ]
-    assert found["reward functions"]["curves"] == {"reward/won": "won"} and found["reward functions"]["named"]
-    assert found["metrics above 1"]["curves"] == {"metrics/turns": "turns"}
-    assert found["held-out reward"]["curves"] == {"eval/held/reward/mean": "held"}
+    assert charts["reward functions"]["curves"] == {"reward/won": "won"} and charts["reward functions"]["named"]
+    assert charts["metrics above 1"]["curves"] == {"metrics/turns": "turns"}
+    assert charts["held-out reward"]["curves"] == {"eval/held/reward/mean": "held"}
     assert with_derived(rows[1])["derived/zero_advantage"] == 0.25
     assert with_derived({"time/sampling": 1.0, "time/training": 3.0, "tokens": 8.0})["derived/throughput"] == 2.0
     assert with_derived({"time/step": 2.0, "time/sampling": 1.0})["derived/seconds"] == 2.0
@@ -108,27 +115,27 @@ def test_charts_follow_the_metrics():
 def test_tokens_are_colored_with_every_scale():
     tokens = StepTokens([5], [8, 9], [-0.02, -3.0], 3)
     line = encode_record(record(step=1, steps=[TrajectoryStep([], [], tokens=tokens)]))
-    found = describe_rollout(line, {5: "a", 8: "b", 9: ""}.__getitem__)
+    rollout = describe_rollout(line, {5: "a", 8: "b", 9: ""}.__getitem__)
     looks = {
-        color: [look for _, look, _ in color_tokens(found["tokens"], 0.5, color)["turns"][0]["tokens"]]
+        color: [look for _, look, _ in color_tokens(rollout["tokens"], 0.5, color)["turns"][0]["tokens"]]
         for color in COLORS
     }
     assert looks["logprob"] == ["given", "p0", "p4"] and looks["mask"] == ["given", "trained", "trained"]
     assert looks["advantage"] == ["given", "good", "good"] and looks["version"] == ["given", "p0", "p0"]
     assert looks["entropy"] == looks["ratio"] == ["given", "sampled", "sampled"]
-    told = color_tokens(found["tokens"], 0.5, "entropy")
-    assert told["missing"] and told["spelled"]
-    assert [text for text, _, _ in told["turns"][0]["tokens"]] == ["a", "b", "·"]
-    assert told["summary"] == "2 sampled tokens, mean log-probability -1.51, reward minus group mean +0.500"
-    found["tokens"][0]["trained"] = {"logprobs": [-0.02, -2.9], "entropies": [0.01, 9.0], "advantage": -1.0}
-    told = color_tokens(found["tokens"], 0.5, "ratio")
-    assert [look for _, look, _ in told["turns"][0]["tokens"]] == ["given", "p0", "p3"] and not told["missing"]
-    assert "ratio 1.105, entropy 9" in told["turns"][0]["tokens"][2][2]
-    msgspec.json.encode(told)
+    colored = color_tokens(rollout["tokens"], 0.5, "entropy")
+    assert colored["missing"] and colored["spelled"]
+    assert [text for text, _, _ in colored["turns"][0]["tokens"]] == ["a", "b", "·"]
+    assert colored["summary"] == "2 sampled tokens, mean log-probability -1.51, reward minus group mean +0.500"
+    rollout["tokens"][0]["trained"] = {"logprobs": [-0.02, -2.9], "entropies": [0.01, 9.0], "advantage": -1.0}
+    colored = color_tokens(rollout["tokens"], 0.5, "ratio")
+    assert [look for _, look, _ in colored["turns"][0]["tokens"]] == ["given", "p0", "p3"] and not colored["missing"]
+    assert "ratio 1.105, entropy 9" in colored["turns"][0]["tokens"][2][2]
+    msgspec.json.encode(colored)
 
 
 @pytest.mark.parametrize("logprob", [800.0, -1e308, math.inf])
-def test_tokens_with_absurd_numbers_are_shown(logprob: float):
+def test_tokens_with_extreme_numbers_are_colored(logprob: float):
     turn = {
         "prompt": [],
         "sampled": [[1, None]],
@@ -142,31 +149,42 @@ def test_tokens_with_absurd_numbers_are_shown(logprob: float):
         msgspec.json.encode(color_tokens([turn], None, color))
 
 
-def test_boards_of_records_without_renderings_are_read_from_their_texts():
-    says = ["0 1 2\n3 X 5\nO 7 8", "1 2 3\n4 5 6\n7 8 9", "You win.\n X O 2\n 3 X 5\n 6 7 X"]
-    completion = [{"role": "user", "content": text} for text in says]
-    found = describe_rollout(encode_record(record(completion=completion)))["renderings"]
-    assert list(found) == ["1", "3"]
-    assert found["3"]["rows"][0] == [("X", "first"), ("O", "second"), ("2", "free")]
+def test_boards_without_renderings_are_parsed_from_messages():
+    boards = ["0 1 2\n3 X 5\nO 7 8", "1 2 3\n4 5 6\n7 8 9", "You win.\n X O 2\n 3 X 5\n 6 7 X"]
+    completion = [{"role": "user", "content": text} for text in boards]
+    renderings = describe_rollout(encode_record(record(completion=completion)))["renderings"]
+    assert list(renderings) == ["1", "3"]
+    assert renderings["3"]["rows"][0] == [("X", "first"), ("O", "second"), ("2", "free")]
 
 
 def test_tool_calls_are_paired_with_their_results():
-    def said(*ids: object) -> dict[str, Any]:
+    def tool_calls(*ids: object) -> dict[str, Any]:
         return {"role": "assistant", "tool_calls": [{"id": known} for known in ids]}
 
     def result(known: object) -> dict[str, Any]:
         return {"role": "tool", "tool_call_id": known}
 
-    turns = [said("a", "b"), result("b"), result("a"), said("a"), {"role": "user"}, result("a"), result("a")]
-    assert tool_results(turns) == {"0": [2, 1], "3": [5]}  # the last one has no call
-    assert tool_results([said("a", "b"), result("a"), said("b"), result("a")]) == {"0": [1, None], "2": [None]}
-    assert tool_results([said("a", "a"), result("a"), result("a")]) == {"0": [1, 2]}
-    assert tool_results([said(None), {"role": "tool"}]) == {"0": [1]}  # servers that give no ids
+    turns = [
+        tool_calls("a", "b"),
+        result("b"),
+        result("a"),
+        tool_calls("a"),
+        {"role": "user"},
+        result("a"),
+        result("a"),
+    ]
+    assert tool_results(turns) == {"0": [2, 1], "3": [5]}  # the last result has no call
+    assert tool_results([tool_calls("a", "b"), result("a"), tool_calls("b"), result("a")]) == {
+        "0": [1, None],
+        "2": [None],
+    }
+    assert tool_results([tool_calls("a", "a"), result("a"), result("a")]) == {"0": [1, 2]}
+    assert tool_results([tool_calls(None), {"role": "tool"}]) == {"0": [1]}  # from servers that send no ids
     hostile = [{"role": "assistant", "tool_calls": calls} for calls in ("x", {}, [1, {"id": {}}, []], 7)]
     assert tool_results([*hostile[:3], {"role": "tool", "tool_call_id": []}]) == {"2": [None, None, None]}
 
 
-def test_a_rollout_is_copied_whole():
+def test_a_rollout_is_copied_as_json_test_case_or_curl():
     call = {"role": "assistant", "content": "it's " + "x" * 300_000, "tool_calls": "odd"}
     line = encode_record(record(completion=[call]))
     assert msgspec.json.decode(copied_text(line, "json", "quiz", "m")) == msgspec.json.decode(line)
@@ -181,9 +199,9 @@ def test_a_rollout_is_copied_whole():
         copied_text(line, "pdf", "quiz", "m")
 
 
-def test_why_a_rollout_stopped():
-    cut = record(is_truncated=True, steps=[TrajectoryStep([], [], finish_reason="length")])
-    texts = [describe_rollout(encode_record(one))["stopped"] for one in (record(), record(win=None), cut)]
+def test_the_reason_why_a_rollout_stopped_is_described():
+    truncated = record(is_truncated=True, steps=[TrajectoryStep([], [], finish_reason="length")])
+    texts = [describe_rollout(encode_record(rollout))["stopped"] for rollout in (record(), record(win=None), truncated)]
     assert texts == [
         "After 1 turn: answered.",
         "Failed after 0 turns.",

@@ -1,4 +1,4 @@
-"""Tables and plots say what the numbers say."""
+"""Test the tables, summaries and plots of the command line."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def rendered(thing: object) -> str:
     return capture.get()
 
 
-def test_summary_table_shows_every_function_with_weight_or_as_metric() -> None:
+def test_the_summary_table_shows_all_reward_functions_and_metrics() -> None:
     text = rendered(summary_table(SUMMARY, "title"))
     assert "0.750" in text
     assert "right" in text
@@ -57,7 +57,7 @@ def test_intervals_of_older_summaries_are_shown() -> None:
     assert [limits({}), limits({"mean": None, "half_width": 0.1}), limits({"low": "x", "high": 1.0})] == [None] * 3
 
 
-def test_a_caveat_is_an_asterisk_and_a_line_below_the_table() -> None:
+def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
     tally = Tally()
     for key in range(3):
         tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 4, {"right": 1.0}, {"right": 1.0}), None))
@@ -68,15 +68,15 @@ def test_a_caveat_is_an_asterisk_and_a_line_below_the_table() -> None:
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 72
 
 
-def test_counts_keep_failures_apart() -> None:
+def test_counts_show_failures_separately() -> None:
     line = counts_line(SUMMARY)
     assert "8 of 10 rollouts scored" in line
     assert "2 × model: InfraError" in line
     assert "1 truncated" in line
 
 
-def summary_of(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
-    """Of groups of rollouts that take a quarter and half a second, as it is read from summary.json."""
+def make_summary(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
+    """Return the summary of groups of rollouts as read from summary.json; each rollout takes 0.5 s."""
     tally = Tally(**options)
     for key, group in enumerate(rewards):
         for index, reward in enumerate(group):
@@ -86,8 +86,8 @@ def summary_of(rewards: list[list[float]], **options: Any) -> dict[str, Any]:
     return msgspec.json.decode(msgspec.json.encode(tally.summary()))
 
 
-def test_chances_to_pass_are_shown_of_groups_some_of_which_pass() -> None:
-    text = rendered(summary_table(summary_of([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), "title"))
+def test_pass_rates_are_shown_if_some_groups_pass() -> None:
+    text = rendered(summary_table(make_summary([[1.0, 0.0, 0.0], [1.0, 1.0, 1.0]]), "title"))
     rows = {line.split("│")[1].strip(): line for line in text.splitlines() if line.startswith("│")}
     assert list(rows) == ["reward", "pass@1 (reward ≥ 1)", "pass@3 (one of 3)", "pass^3 (all of 3)", "right"]
     assert "0.667" in rows["pass@1 (reward ≥ 1)"]
@@ -96,12 +96,12 @@ def test_chances_to_pass_are_shown_of_groups_some_of_which_pass() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[[1.0], [0.0]], [[1.0, 1.0], [1.0, 1.0]], [[0.5, 0.2], [0.0, 0.1]]])
-def test_chances_to_pass_that_say_nothing_new_are_not_shown(rewards: list[list[float]]) -> None:
-    assert "pass" not in rendered(summary_table(summary_of(rewards), "title"))
+def test_pass_rates_without_new_information_are_not_shown(rewards: list[list[float]]) -> None:
+    assert "pass" not in rendered(summary_table(make_summary(rewards), "title"))
 
 
-def test_counts_are_followed_by_what_a_rollout_takes() -> None:
-    summary = summary_of([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
+def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
+    summary = make_summary([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
     assert counts_line(summary).splitlines() == [
         "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
         "tokens per rollout: 1,500 prompt, 200 completion; response: 0.25 s (p90 0.25 s, p99 0.25 s)",
@@ -112,7 +112,7 @@ def test_counts_are_followed_by_what_a_rollout_takes() -> None:
 
 def test_counts_fit_the_line() -> None:
     stops = {f"some_condition_of_an_environment_{i}": i for i in range(2)}
-    summary = {**SUMMARY, **summary_of([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
+    summary = {**SUMMARY, **make_summary([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
     errors = {"model: InfraError": 1, "reward right: KeyError": 1}
     lines = Text.from_markup(counts_line({**summary, "errors": errors})).plain.splitlines()
     assert all(len(line) <= 100 for line in lines)
@@ -120,14 +120,14 @@ def test_counts_fit_the_line() -> None:
 
 
 @pytest.mark.parametrize("rewards", [[], [[1.0]]])
-def test_what_json_could_not_hold_is_shown_as_nothing(rewards: list[list[float]]) -> None:
-    summary = summary_of(rewards)
+def test_missing_intervals_are_shown_as_a_dash(rewards: list[list[float]]) -> None:
+    summary = make_summary(rewards)
     assert summary["reward"]["low"] is summary["reward"]["high"] is None
     assert "–" in rendered(summary_table(summary, "title"))
     assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
 
 
-def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
+def make_comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
     return Comparison(
         names=names,
         verdict="B is better",
@@ -149,8 +149,8 @@ def comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
     )
 
 
-def test_a_comparison_says_which_way_each_value_went() -> None:
-    text = rendered(comparison_table(comparison(("old", "new"))))
+def test_a_comparison_shows_the_direction_of_each_change() -> None:
+    text = rendered(comparison_table(make_comparison(("old", "new"))))
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert cells == [
         ["reward", "0.500", "0.750", "+0.250", "[0.150, 0.350]", "higher"],
@@ -159,11 +159,11 @@ def test_a_comparison_says_which_way_each_value_went() -> None:
     ]
     assert "* no interval: x; interval [x]" in text
     assert "over the examples of both" in text
-    assert "over different examples" in rendered(comparison_table(comparison(("old", "new"), paired=False)))
+    assert "over different examples" in rendered(comparison_table(make_comparison(("old", "new"), paired=False)))
 
 
-def test_movers_are_named_by_their_place_in_the_dataset() -> None:
-    text = rendered(movers_table(comparison(("old", "new"))))
+def test_movers_are_identified_by_their_index_in_the_dataset() -> None:
+    text = rendered(movers_table(make_comparison(("old", "new"))))
     cells = [[cell.strip() for cell in line.split("│")[1:-1]] for line in text.splitlines() if line.startswith("│")]
     assert cells == [
         ["12345", "0", "1.000", "+1.000", "0123456789abcdef"],
@@ -173,26 +173,26 @@ def test_movers_are_named_by_their_place_in_the_dataset() -> None:
 
 
 def test_comparisons_of_runs_with_long_names_fit() -> None:
-    long = comparison(("tictactoe--scripted-teacher--0a1b2c" * 2, "tictactoe--runs-rl-final--0a1b2c" * 2))
-    for table in (comparison_table(long), movers_table(long)):
+    long_names = make_comparison(("tictactoe--scripted-teacher--0a1b2c" * 2, "tictactoe--runs-rl-final--0a1b2c" * 2))
+    for table in (comparison_table(long_names), movers_table(long_names)):
         text = rendered(table)
         assert max(len(line.rstrip()) for line in text.splitlines()) <= 100
         assert "0.250" in text
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300), st.integers(1, 60))
-def test_sparkline_fits_and_uses_the_whole_scale(values: list[float], width: int) -> None:
+def test_a_sparkline_fits_the_width_and_uses_its_characters(values: list[float], width: int) -> None:
     line = sparkline(values, width)
     assert 1 <= len(line) <= width
     assert set(line) <= set(SPARKS)
 
 
-def test_sparkline_rises_with_the_values() -> None:
+def test_a_sparkline_rises_with_the_values() -> None:
     assert sparkline([0, 1, 2, 3, 4, 5, 6, 7]) == SPARKS
     assert sparkline([]) == ""
 
 
-def test_numbers_for_people() -> None:
+def test_numbers_are_formatted() -> None:
     assert [percent(0.123), percent(None), percent(math.nan)] == ["12.3", "–", "–"]
     assert [number(0), number(0.12345), number(math.nan), number(None)] == ["0", "0.123", "–", "–"]
     assert [signed(0), signed(0.5), signed(-0.5), signed(math.nan), signed(None)] == ["0", "+0.500", "-0.500", "–", "–"]
@@ -204,18 +204,18 @@ METRICS = [
 ]
 
 
-def test_curves_table_leaves_out_what_was_not_measured() -> None:
+def test_the_curves_table_omits_missing_metrics() -> None:
     text = rendered(curves_table(METRICS, ["reward/mean", "nothing"], "RL"))
     assert "reward/mean" in text
     assert "nothing" not in text
 
 
-def test_plot_has_a_panel_per_measured_group(tmp_path: Path) -> None:
+def test_a_plot_has_a_panel_for_each_group_of_metrics(tmp_path: Path) -> None:
     assert [title for title, _ in panels(METRICS)] == ["reward", "reward functions", "entropy/all/mean"]
     file = plot_run(METRICS, tmp_path / "curves.png", "run")
     assert file.read_bytes().startswith(b"\x89PNG")
 
 
 @pytest.mark.parametrize("metrics", [METRICS[:1]])
-def test_one_step_is_enough_for_a_plot(tmp_path: Path, metrics: list[dict[str, float]]) -> None:
+def test_a_single_step_can_be_plotted(tmp_path: Path, metrics: list[dict[str, float]]) -> None:
     assert plot_run(metrics, tmp_path / "c.png", "run").exists()

@@ -37,14 +37,14 @@ def children() -> set[str]:
     return set(Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split())
 
 
-def ends(pid: int, seconds: float = 30.0) -> bool:
+def wait_for_exit(pid: int, seconds: float = 30.0) -> bool:
     deadline = time.monotonic() + seconds
     while is_running(pid) and time.monotonic() < deadline:
         time.sleep(0.01)
     return not is_running(pid)
 
 
-def test_state_is_kept_in_a_worker_and_not_shared(workers: Workers) -> None:
+def test_each_worker_keeps_its_own_state(workers: Workers) -> None:
     async def go() -> list[int]:
         first, second = await workers.open(), await workers.open()
         results = [
@@ -92,7 +92,7 @@ def test_exceptions_are_returned_and_the_worker_stays_usable(workers: Workers) -
     ("name", "args", "message"),
     [("die", {}, "SIGSEGV"), ("leave", {"status": 4}, "exit code 4"), ("leave", {"status": 0}, "exit code 0")],
 )
-def test_the_end_of_a_worker_fails_only_its_own_calls(workers: Workers, name: str, args: dict, message: str) -> None:
+def test_the_exit_of_a_worker_fails_only_its_own_calls(workers: Workers, name: str, args: dict, message: str) -> None:
     async def go() -> None:
         worker, other = await workers.open(), await workers.open()
         assert await other.call("add", number=1) == 1
@@ -114,7 +114,7 @@ def test_a_timeout_kills_the_worker(workers: Workers) -> None:
             await worker.call("spin", timeout=0.2)
         return pid
 
-    assert ends(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(go()))
 
 
 def test_canceling_a_call_kills_the_worker(workers: Workers) -> None:
@@ -126,24 +126,24 @@ def test_canceling_a_call_kills_the_worker(workers: Workers) -> None:
         assert worker.is_closed
         return pid
 
-    assert ends(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(go()))
 
 
 def test_child_processes_end_with_their_worker(workers: Workers) -> None:
     async def go() -> list[int]:
-        closed, left = await workers.open(), await workers.open()
-        children = [await closed.call("child"), await left.call("child")]
+        closed, remaining = await workers.open(), await workers.open()
+        children = [await closed.call("child"), await remaining.call("child")]
         assert all(map(is_running, children))
         closed.close()
         with pytest.raises(WorkerError):
-            await left.call("leave", status=0)
+            await remaining.call("leave", status=0)
         return children
 
-    assert all(map(ends, asyncio.run(go())))
+    assert all(map(wait_for_exit, asyncio.run(go())))
 
 
 def test_acquired_workers_are_limited_reused_and_replaced(workers: Workers) -> None:
-    async def one(number: int) -> int | None:
+    async def get_pid(number: int) -> int | None:
         async with workers.acquire() as worker:
             if number == 5:
                 with pytest.raises(WorkerError):
@@ -152,7 +152,7 @@ def test_acquired_workers_are_limited_reused_and_replaced(workers: Workers) -> N
             return await worker.call("pid")
 
     async def go() -> list[int | None]:
-        return await asyncio.gather(*map(one, range(12)))
+        return await asyncio.gather(*map(get_pid, range(12)))
 
     pids = asyncio.run(go())
     assert len(set(pids) - {None}) <= 3 and pids[5] is None
@@ -163,15 +163,15 @@ def test_close_ends_all_workers_and_open_starts_again(workers: Workers) -> None:
     async def go() -> int:
         worker = await workers.open()
         pid = await worker.call("pid")
-        under_way = asyncio.create_task(worker.call("spin"))
+        pending_call = asyncio.create_task(worker.call("spin"))
         await asyncio.sleep(0.05)
         await asyncio.to_thread(workers.close)
         with pytest.raises(WorkerError):
-            await under_way
+            await pending_call
         return pid
 
-    assert ends(asyncio.run(go()))
-    assert ends(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(go()))
+    assert wait_for_exit(asyncio.run(go()))
 
 
 def test_a_killed_fork_server_ends_its_workers_and_is_replaced(workers: Workers) -> None:
@@ -186,11 +186,11 @@ def test_a_killed_fork_server_ends_its_workers_and_is_replaced(workers: Workers)
         await asyncio.to_thread(server.process.wait)
         while not server.is_closed:  # noqa: ASYNC110
             await asyncio.sleep(0.01)
-        again = await workers.open()
-        return pid, await again.call("pid")
+        replacement = await workers.open()
+        return pid, await replacement.call("pid")
 
     before, after = asyncio.run(go())
-    assert ends(before) and before != after
+    assert wait_for_exit(before) and before != after
 
 
 def test_workers_end_with_the_parent_process() -> None:
@@ -208,8 +208,8 @@ def test_workers_end_with_the_parent_process() -> None:
         "    os._exit(0)\n"
         "asyncio.run(go())\n"
     )
-    done = subprocess.run([sys.executable, "-c", program, str(MODULE)], capture_output=True, text=True, check=True)
-    assert all(ends(int(pid)) for pid in done.stdout.split())
+    completed = subprocess.run([sys.executable, "-c", program, str(MODULE)], capture_output=True, text=True, check=True)
+    assert all(wait_for_exit(int(pid)) for pid in completed.stdout.split())
 
 
 @pytest.mark.broad
@@ -222,7 +222,7 @@ def test_workers_end_when_the_object_is_garbage_collected() -> None:
 
     pids = asyncio.run(go())
     gc.collect()
-    assert all(map(ends, pids))
+    assert all(map(wait_for_exit, pids))
 
 
 @pytest.mark.parametrize(
@@ -234,7 +234,7 @@ def test_workers_end_when_the_object_is_garbage_collected() -> None:
         ("hang", WorkerError, "did not load within 0.5 s"),
     ],
 )
-def test_a_module_that_does_not_load(trouble: str, kind: type[Error], message: str) -> None:
+def test_a_module_that_fails_to_load_raises_an_error(trouble: str, kind: type[Error], message: str) -> None:
     workers = Workers(MODULE, {"trouble": trouble}, start_seconds=60.0 if trouble != "hang" else 0.5)
     before = children()
     with pytest.raises(kind, match=message):
@@ -242,7 +242,7 @@ def test_a_module_that_does_not_load(trouble: str, kind: type[Error], message: s
     assert children() == before
 
 
-def test_a_missing_interpreter() -> None:
+def test_a_missing_interpreter_raises_an_error() -> None:
     with pytest.raises(WorkerError, match="cannot start /no/python"):
         Workers(MODULE, python="/no/python").start()
     assert issubclass(WorkerError, InfraError)
@@ -271,19 +271,19 @@ def test_random_state_variables_and_memory_are_separate(workers: Workers, monkey
     assert drawn == random.Random(3).random() and random.getstate() == before
     assert "PATH" in variables and "OPENAI_API_KEY" not in variables and variables["PYTHONHASHSEED"] == "0"
 
-    async def hoard() -> int:
-        small = Workers(MODULE, memory_bytes=256 << 20)
+    async def exhaust_memory() -> int:
+        limited = Workers(MODULE, memory_bytes=256 << 20)
         try:
-            return await (await small.open()).call("hoard")
+            return await (await limited.open()).call("hoard")
         finally:
-            small.close()
+            limited.close()
 
     with pytest.raises(RemoteError, match="MemoryError"):
-        asyncio.run(hoard())
+        asyncio.run(exhaust_memory())
 
 
 def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
-    """A module with its own `serve`: each call first calls back; answers come in reverse order."""
+    """Use a module with its own `serve`: each call first calls back; responses arrive in reverse order."""
     module = tmp_path / "asking.py"
     module.write_text(
         "import json, struct\n"
@@ -323,11 +323,11 @@ def test_a_worker_can_call_back_and_answer_concurrently(tmp_path: Path) -> None:
 
 
 def test_concurrent_calls_before_the_fork_server_has_started(workers: Workers) -> None:
-    async def one() -> int:
+    async def add_one() -> int:
         return await (await workers.open()).call("add", number=1)
 
     async def go() -> list[int]:
-        return await asyncio.gather(*(one() for _ in range(8)))
+        return await asyncio.gather(*(add_one() for _ in range(8)))
 
     assert asyncio.run(go()) == [1] * 8
 
@@ -337,13 +337,13 @@ def test_a_daemon_ends_with_the_worker_that_started_it(workers: Workers) -> None
     async def go() -> None:
         first, second = await workers.open(), await workers.open()
         daemon = await first.call("daemon")
-        gone = await second.call("pid")
+        exited = await second.call("pid")
         second.close()
-        assert ends(gone)
-        third = await workers.open()  # made after the host has seen the end of the second
+        assert wait_for_exit(exited)
+        third = await workers.open()  # opened after the host has noticed that the second worker exited
         assert await third.call("add", number=1) == 1
         assert is_running(daemon)
         first.close()
-        assert ends(daemon)
+        assert wait_for_exit(daemon)
 
     asyncio.run(go())

@@ -31,22 +31,22 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def says_so(body: dict[str, Any]) -> str:
+def echo(body: dict[str, Any]) -> str:
     return f"you said: {body['messages'][-1]['content'][0]['text']}"
 
 
 def messages_endpoint(faults: Any = "ok") -> ApiEndpoint:
-    return ApiEndpoint("/v1/messages", anthropic_message, faults, reply=says_so)
+    return ApiEndpoint("/v1/messages", anthropic_message, faults, reply=echo)
 
 
-def ask(text: str = "hello", **fields: Any) -> Request:
+def make_request(text: str = "hello", **fields: Any) -> Request:
     return Request([UserMessage(text)], model="tiny", **fields)
 
 
-async def answer(base_url: str, request: Request | None = None, **settings: Any):
+async def get_response(base_url: str, request: Request | None = None, **settings: Any):
     client = AnthropicClient(base_url, **{"backoff": 0.0, **settings})
     try:
-        return await client.respond(request or ask())
+        return await client.respond(request or make_request())
     finally:
         await client.close()
 
@@ -54,7 +54,7 @@ async def answer(base_url: str, request: Request | None = None, **settings: Any)
 async def test_round_trip():
     request = Request([SystemMessage("be brief"), UserMessage("hello")], SamplingParams(max_tokens=5), "tiny")
     async with messages_endpoint() as server:
-        response = await answer(server.base_url, request, api_key="sk-ant-1")
+        response = await get_response(server.base_url, request, api_key="sk-ant-1")
     assert response.message == {"role": "assistant", "content": "you said: hello"}
     assert (response.usage, response.finish_reason) == (Usage(3, 2), "stop")
     assert server.paths == ["/v1/messages"]
@@ -72,37 +72,37 @@ async def test_round_trip():
     assert "Authorization" not in sent
 
 
-async def test_headers_of_the_user_win():
+async def test_user_headers_override_the_defaults():
     async with messages_endpoint() as server:
-        await answer(server.base_url, headers={"Anthropic-Version": "2099-01-01", "anthropic-beta": "x"})
+        await get_response(server.base_url, headers={"Anthropic-Version": "2099-01-01", "anthropic-beta": "x"})
     [sent] = server.headers
     assert sent.getall("anthropic-version") == ["2099-01-01"]  # pyright: ignore[reportAttributeAccessIssue]
     assert sent["anthropic-beta"] == "x"
 
 
 @pytest.mark.parametrize("end", ["", "/", "/v1", "/v1/"])
-async def test_the_base_url_comes_with_or_without_v1(end: str, monkeypatch: pytest.MonkeyPatch):
+async def test_the_base_url_may_omit_v1(end: str, monkeypatch: pytest.MonkeyPatch):
     async with messages_endpoint() as server:
         monkeypatch.setenv("ANTHROPIC_BASE_URL", server.base_url.removesuffix("/v1") + end)
         monkeypatch.setenv("ANTHROPIC_API_KEY", "sk-env")
         client = AnthropicClient()
-        await client.respond(ask())
+        await client.respond(make_request())
         await client.close()
     assert server.headers[0]["x-api-key"] == "sk-env"
 
 
-def test_anthropic_itself_needs_its_key(monkeypatch: pytest.MonkeyPatch):
+def test_the_anthropic_api_requires_its_own_key(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     with pytest.raises(MissingKeyError, match=r"no API key for https://api.anthropic.com/v1: set ANTHROPIC_API_KEY"):
         AnthropicClient()
     client = AnthropicClient(api_key="sk-ant-1")
     assert isinstance(client, Client)
-    assert client.translate(ask())[0] == "messages"
+    assert client.translate(make_request())[0] == "messages"
     assert client.identity == {"api": "AnthropicClient", "base_url": "https://api.anthropic.com/v1"}
 
 
 OVERLOADED = {"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}}
-PASSING: dict[str, tuple[Fault, str, type[Exception]]] = {
+TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
     "429": (Answer(429, {"error": {"type": "rate_limit_error"}}), "HTTP 429: .*rate_limit_error", InfraError),
     "500": ("500", "HTTP 500: ", InfraError),
     "529": (Answer(529, OVERLOADED), "HTTP 529: .*Overloaded", InfraError),
@@ -112,41 +112,41 @@ PASSING: dict[str, tuple[Fault, str, type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
-async def test_what_may_pass_is_tried_again(name: str):
-    fault, line, kind = PASSING[name]
+@pytest.mark.parametrize("name", TRANSIENT)
+async def test_transient_failures_are_retried(name: str):
+    fault, line, kind = TRANSIENT[name]
     async with messages_endpoint([fault, fault]) as server:
-        response = await answer(server.base_url)
+        response = await get_response(server.base_url)
     assert response.message.content == "you said: hello"
     assert [bool(re.search(line, attempt)) for attempt in response.attempts] == [True, True]
     async with messages_endpoint(fault) as server:
         with pytest.raises(kind, match=line):
-            await answer(server.base_url, max_retries=2)
+            await get_response(server.base_url, max_retries=2)
     assert server.requests == 3
 
 
-async def test_a_prompt_that_does_not_fit():
-    said = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8"}}
-    async with messages_endpoint(Answer(400, said)) as server:
+async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error():
+    body = {"type": "error", "error": {"type": "invalid_request_error", "message": "prompt is too long: 9 tokens > 8"}}
+    async with messages_endpoint(Answer(400, body)) as server:
         with pytest.raises(OverlongPromptError, match="prompt is too long"):
-            await answer(server.base_url)
+            await get_response(server.base_url)
     assert server.requests == 1
 
 
-async def test_the_key_does_not_show_in_errors():
+async def test_the_api_key_is_masked_in_errors():
     async with messages_endpoint(Answer(401, "invalid x-api-key: sk-secret")) as server:
         with pytest.raises(ModelError, match=r"invalid x-api-key: \*\*\* .*check ANTHROPIC_API_KEY") as caught:
-            await answer(server.base_url, api_key="sk-secret")
+            await get_response(server.base_url, api_key="sk-secret")
     assert "sk-secret" not in str(caught.value)
     assert server.requests == 1
 
 
-async def test_a_raw_text_is_refused_before_anything_is_sent():
+async def test_a_raw_text_is_rejected_before_any_request():
     async with messages_endpoint() as server:
         with pytest.raises(ConfigError, match="cannot continue a raw text; expected messages: use .*'chat'"):
-            await answer(server.base_url, Request([], text="Once upon"))
+            await get_response(server.base_url, Request([], text="Once upon"))
     assert server.requests == 0
 
 
-def test_it_is_a_public_name():
+def test_the_client_is_exported_by_the_package():
     assert rove.AnthropicClient is AnthropicClient

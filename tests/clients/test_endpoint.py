@@ -1,4 +1,4 @@
-"""What an endpoint's failures and cancelled requests tell those above. (The rest: `test_clients_openai`.)"""
+"""Endpoint clients: errors and reported attempts of failed and cancelled requests. See also `test_openai`."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from rove.core.protocols import Request
 pytestmark = pytest.mark.filterwarnings("error")  # a connection left open is a failure
 
 
-def ask() -> Request:
+def make_request() -> Request:
     return Request([UserMessage("hello")], model="tiny")
 
 
-async def cancelled(client: OpenAIClient, server: FaultEndpoint, requests: int) -> list[str] | None:
-    """What is told by the cancellation of a request, when so many have arrived."""
-    task = asyncio.create_task(client.respond(ask()))
+async def attempts_after_cancellation(client: OpenAIClient, server: FaultEndpoint, requests: int) -> list[str] | None:
+    """Cancel a request once the server has received `requests` requests; return the attempts that the cancellation reports."""
+    task = asyncio.create_task(client.respond(make_request()))
     await server.arrived(requests)
     await asyncio.sleep(0.05)
     task.cancel()
@@ -30,30 +30,30 @@ async def cancelled(client: OpenAIClient, server: FaultEndpoint, requests: int) 
     return unanswered_attempts(caught.value)
 
 
-async def test_who_is_cancelled_between_tries_tells_of_them():
+async def test_a_request_cancelled_between_attempts_reports_them():
     async with FaultEndpoint(["500", Answer(429, "later", {"Retry-After": "60"})]) as server:
         client = OpenAIClient(server.base_url, backoff=0.0)
-        told = await cancelled(client, server, 2)
+        attempts = await attempts_after_cancellation(client, server, 2)
         await client.close()
-    assert told is not None
-    assert [line[:8] for line in told] == ["HTTP 500", "HTTP 429"]
+    assert attempts is not None
+    assert [line[:8] for line in attempts] == ["HTTP 500", "HTTP 429"]
 
 
-async def test_who_is_cancelled_during_a_later_try_tells_of_those_before():
+async def test_a_request_cancelled_during_an_attempt_reports_the_earlier_attempts():
     async with FaultEndpoint(["500", "hang"]) as server:
         client = OpenAIClient(server.base_url, backoff=0.0)
-        told = await cancelled(client, server, 2)
+        attempts = await attempts_after_cancellation(client, server, 2)
         await client.close()
-    assert told is not None
-    assert [line[:8] for line in told] == ["HTTP 500"]
+    assert attempts is not None
+    assert [line[:8] for line in attempts] == ["HTTP 500"]
 
 
-async def test_who_is_cancelled_while_the_first_try_is_answered_tells_nothing_and_who_waits_does():
+async def test_cancellation_in_the_first_attempt_reports_at_most_a_wait_for_admission():
     async with FaultEndpoint("hang") as server:
         client = OpenAIClient(server.base_url, max_concurrent=1)
-        assert await cancelled(client, server, 1) is None
-        first = asyncio.create_task(client.respond(ask()))
-        assert await cancelled(client, server, 2) == ["waited for admission"]
+        assert await attempts_after_cancellation(client, server, 1) is None
+        first = asyncio.create_task(client.respond(make_request()))
+        assert await attempts_after_cancellation(client, server, 2) == ["waited for admission"]
         first.cancel()
         await asyncio.wait([first])
         await client.close()
@@ -64,32 +64,32 @@ async def test_who_is_cancelled_while_the_first_try_is_answered_tells_nothing_an
     [("hang", "unanswered"), ("502", "unanswered"), ("504", "unanswered"), ("429", "refused"), ("503", "refused")]
     + [(fault, "start") for fault in ("500", "garbage", "close", "404")],
 )
-async def test_what_cuts_an_adaptive_limit(fault: str, reason: str):
+async def test_which_failures_reduce_an_adaptive_limit(fault: str, reason: str):
     async with FaultEndpoint(fault) as server:
         client = OpenAIClient(server.base_url, max_retries=0, timeout=0.3 if fault == "hang" else 30)
         with pytest.raises((InfraError, ModelError)):
-            await client.respond(ask())
+            await client.respond(make_request())
         await client.close()
     assert client.limiter_now.history[-1].reason == reason
 
 
 @pytest.mark.parametrize("fault", ["429", "500", "hang"])
-async def test_what_status_the_last_try_had(fault: str):
+async def test_the_error_has_the_http_status_of_the_last_attempt(fault: str):
     async with FaultEndpoint(fault) as server:
         client = OpenAIClient(server.base_url, max_retries=0, timeout=0.3 if fault == "hang" else 30)
         with pytest.raises(InfraError) as caught:
-            await client.respond(ask())
+            await client.respond(make_request())
         await client.close()
     status = caught.value.status  # pyright: ignore[reportAttributeAccessIssue]
     assert status == (int(fault) if fault.isdigit() else None)
 
 
-async def test_what_is_opened_is_refused_with_the_same_errors():
+async def test_open_stream_raises_the_same_errors_as_requests():
     refusals = [Answer(401, "no such key: sk-something"), Answer(500, "sk-something broke"), "close", "ok"]
     async with FaultEndpoint(refusals) as server:
         client = OpenAIClient(server.base_url, "sk-something")
-        for kind, said in ((ModelError, "HTTP 401"), (InfraError, "HTTP 500"), (InfraError, "Disconnected")):
-            with pytest.raises(kind, match=said) as caught:
+        for kind, message in ((ModelError, "HTTP 401"), (InfraError, "HTTP 500"), (InfraError, "Disconnected")):
+            with pytest.raises(kind, match=message) as caught:
                 async with client.open_stream("chat/completions", {"messages": []}):
                     raise AssertionError("refused before")
             assert "sk-something" not in str(caught.value)

@@ -26,7 +26,7 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.chdir(tmp_path)
 
 
-def written(text: str, path: str = "endpoints.toml") -> Path:
+def write_file(text: str, path: str = "endpoints.toml") -> Path:
     Path(path).parent.mkdir(exist_ok=True)
     Path(path).write_text(text, encoding="utf-8")
     return Path(path)
@@ -60,8 +60,8 @@ url = "http://two:8000/v1"
 """
 
 
-def test_a_file_of_endpoints():
-    found = read_endpoints(written(FULL))
+def test_an_endpoints_file_is_read():
+    found = read_endpoints(write_file(FULL))
     assert list(found) == ["qwen", "claude"]
     one, two = found["qwen"].addresses
     assert one == Address(
@@ -78,23 +78,23 @@ def test_a_file_of_endpoints():
     assert (found["claude"].addresses[0].url, found["claude"].price) == (None, None)
 
 
-def test_the_file_is_looked_for_in_two_places_unless_it_is_named():
+def test_the_file_is_searched_in_two_folders_unless_its_path_is_given():
     assert known_endpoints() == {}
-    written(table(endpoint_id="second"), "configs/endpoints.toml")
+    write_file(table(endpoint_id="second"), "configs/endpoints.toml")
     assert list(known_endpoints()) == ["second"]
-    written(table(endpoint_id="first"))
+    write_file(table(endpoint_id="first"))
     assert list(known_endpoints()) == ["first"]
-    written(table(endpoint_id="named"), "mine.toml")
+    write_file(table(endpoint_id="named"), "mine.toml")
     assert list(known_endpoints("mine.toml")) == ["named"]
     with pytest.raises(ConfigError, match=r"nowhere.toml does not exist"):
         known_endpoints("nowhere.toml")
 
 
-def test_a_file_may_be_empty():
-    assert read_endpoints(written("")) == {}
+def test_an_empty_file_has_no_endpoints():
+    assert read_endpoints(write_file("")) == {}
 
 
-REFUSED = {
+INVALID_FILES = {
     "not TOML": ("[[endpoint", "endpoints.toml: "),
     "one bracket": ("[endpoint]\nmodel = 'm'", r"expected \[\[endpoint\]\], with two brackets"),
     "a list of texts": ("endpoint = ['a']", r"expected \[\[endpoint\]\], with two brackets"),
@@ -119,11 +119,11 @@ REFUSED = {
 }
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_what_is_wrong_is_refused_with_its_place(name: str):
-    text, complaint = REFUSED[name]
-    with pytest.raises(ConfigError, match=complaint):
-        read_endpoints(written(text))
+@pytest.mark.parametrize("name", INVALID_FILES)
+def test_errors_of_invalid_files_name_the_entry_and_the_setting(name: str):
+    text, pattern = INVALID_FILES[name]
+    with pytest.raises(ConfigError, match=pattern):
+        read_endpoints(write_file(text))
 
 
 # Keys
@@ -132,27 +132,27 @@ def test_what_is_wrong_is_refused_with_its_place(name: str):
 @pytest.mark.parametrize(
     "key", [SECRET, "hf_abcDEF123", "AKIAIOSFODNN7EXAMPLE", "0123456789abcdef", "my key", "", "a=b"]
 )
-def test_a_secret_is_refused_and_not_shown(key: str):
+def test_a_secret_instead_of_a_variable_name_is_rejected_and_not_shown(key: str):
     with pytest.raises(ConfigError, match="not the name of an environment variable.*not shown") as caught:
-        read_endpoints(written(table(key=key)))
+        read_endpoints(write_file(table(key=key)))
     assert not key or key not in str(caught.value)
 
 
-def test_a_variable_may_have_any_name_it_is_set_under(monkeypatch: pytest.MonkeyPatch):
+def test_the_key_may_name_any_environment_variable(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("my_key", SECRET)
     for key in ("my_key", "OPENROUTER_API_KEY", "KEY2", "X"):
-        assert read_endpoints(written(table(key=key)))["qwen"].addresses[0].key == key
+        assert read_endpoints(write_file(table(key=key)))["qwen"].addresses[0].key == key
 
 
 async def key_sent(**fields: Any) -> str:
     async with FaultEndpoint() as server:
-        client = read_endpoints(written(table(url=server.base_url, **fields)))["qwen"].client()
+        client = read_endpoints(write_file(table(url=server.base_url, **fields)))["qwen"].client()
         await client.respond(Request([UserMessage("hi")]))
         await client.close()
     return server.headers[0]["Authorization"]
 
 
-async def test_the_key_is_in_the_named_variable(monkeypatch: pytest.MonkeyPatch):
+async def test_the_key_is_read_from_the_named_environment_variable(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("QWEN_KEY", SECRET)
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     assert await key_sent(key="QWEN_KEY") == f"Bearer {SECRET}"
@@ -162,16 +162,16 @@ async def test_the_key_is_in_the_named_variable(monkeypatch: pytest.MonkeyPatch)
         await key_sent(key="OTHER")
 
 
-def test_an_explicit_key_overrides_all(monkeypatch: pytest.MonkeyPatch):
-    endpoint = read_endpoints(written(FULL))["qwen"]
+def test_an_explicit_key_overrides_the_environment_variables(monkeypatch: pytest.MonkeyPatch):
+    endpoint = read_endpoints(write_file(FULL))["qwen"]
     with pytest.raises(MissingKeyError, match="QWEN_KEY"):
         endpoint.client()
     endpoint.client(api_key="sk-1")
 
 
-def test_the_maker_insists_on_its_own_key():
+def test_an_endpoint_without_url_requires_the_key_of_its_api():
     with pytest.raises(MissingKeyError, match="set ANTHROPIC_API_KEY"):
-        read_endpoints(written(FULL))["claude"].client()
+        read_endpoints(write_file(FULL))["claude"].client()
 
 
 # Clients
@@ -190,14 +190,14 @@ def test_every_api_has_a_long_and_a_short_name():
 
 
 async def test_each_replica_gets_its_own_api_and_model_name():
-    def words(body: dict[str, Any]) -> str:
+    def reply_hi(body: dict[str, Any]) -> str:
         return "hi"
 
     async with (
-        ApiEndpoint("/v1/messages", anthropic_message, reply=words) as one,
-        ApiEndpoint("/v1/responses", openai_response, reply=words) as two,
+        ApiEndpoint("/v1/messages", anthropic_message, reply=reply_hi) as one,
+        ApiEndpoint("/v1/responses", openai_response, reply=reply_hi) as two,
     ):
-        written(
+        write_file(
             table(url=one.base_url, api_client_type="anthropic", model="a", max_concurrent=1)
             + table(url=two.base_url, api_client_type="responses", model="b", max_concurrent=1)
             + "headers = {X-Team = 'blue'}"
@@ -212,9 +212,9 @@ async def test_each_replica_gets_its_own_api_and_model_name():
     assert two.headers[0]["X-Team"] == "blue"
 
 
-async def test_an_endpoint_of_completions_continues_texts():
+async def test_a_completions_endpoint_continues_raw_texts():
     async with ApiEndpoint("/v1/completions", text_completion, reply=lambda body: body["prompt"] + "!") as server:
-        written(table(url=server.base_url, api_client_type="completions"))
+        write_file(table(url=server.base_url, api_client_type="completions"))
         client = known_endpoints()["qwen"].client()
         response = await client.respond(Request([], text="Once"))
         await client.close()
@@ -225,9 +225,9 @@ async def test_an_endpoint_of_completions_continues_texts():
     ("own", "told", "limits"),
     [(None, None, [16, 16]), (3, None, [3, 16]), (3, 8, [3, 8]), (9, 8, [8, 8]), (None, 8, [8, 8])],
 )
-def test_the_lower_limit_holds(own: int | None, told: int | None, limits: list[int]):
+def test_the_lower_concurrency_limit_applies(own: int | None, told: int | None, limits: list[int]):
     first = table() if own is None else table(max_concurrent=own)
-    client = read_endpoints(written(first + table()))["qwen"].client(max_concurrent=told)
+    client = read_endpoints(write_file(first + table()))["qwen"].client(max_concurrent=told)
     assert [replica.client.limiter_now.limit for replica in client._replicas] == limits
 
 

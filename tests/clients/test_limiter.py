@@ -1,4 +1,4 @@
-"""The limiter: never too many, first come first served, and an adaptive limit that finds a server's capacity."""
+"""Limiter: concurrency limit, first-in-first-out order, and an adaptive limit that finds a server's capacity."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from rove.clients.limiter import START_LIMIT, AdmissionLimiter, Change, Limiter
 
 
-async def test_never_more_than_the_limit_and_in_order():
+async def test_the_limit_holds_and_requests_are_admitted_in_order():
     limiter = Limiter(2)
     order: list[int] = []
 
@@ -32,7 +32,7 @@ async def test_never_more_than_the_limit_and_in_order():
 
 @given(cancelled=st.sets(st.integers(0, 9)), limit=st.integers(1, 4))
 @settings(max_examples=30, deadline=None)
-def test_a_cancelled_request_leaves_nothing_behind(cancelled: set[int], limit: int):
+def test_cancelled_requests_release_their_capacity(cancelled: set[int], limit: int):
     async def main() -> None:
         limiter = Limiter(limit)
 
@@ -56,7 +56,7 @@ def test_a_cancelled_request_leaves_nothing_behind(cancelled: set[int], limit: i
     asyncio.run(main())
 
 
-async def test_new_rollouts_start_only_when_the_model_could_answer_them():
+async def test_rollouts_reserve_capacity_before_they_start():
     limiter = Limiter(2, adaptive=True, maximum=2)
     for _ in range(2):
         await limiter.reserve()
@@ -64,7 +64,7 @@ async def test_new_rollouts_start_only_when_the_model_could_answer_them():
     await asyncio.sleep(0)
     assert not third.done()
     limiter.unreserve()
-    admitted = await limiter.acquire()  # the place it had reserved
+    admitted = await limiter.acquire()  # uses the reserved capacity
     await asyncio.sleep(0.001)
     assert not third.done()
     limiter.release(admitted)
@@ -79,7 +79,7 @@ async def test_new_rollouts_start_only_when_the_model_could_answer_them():
     assert limiter._reserved == 0
 
 
-async def test_a_pause_holds_everybody_back_until_it_is_over():
+async def test_a_pause_blocks_admission_until_it_ends():
     now = 0.0
     limiter = Limiter(1, adaptive=True, clock=lambda: now)
     limiter.release(await limiter.acquire(), "refused", pause=0.05)
@@ -106,7 +106,7 @@ async def test_a_failing_callback_costs_no_capacity(outcome: str):
     assert limiter.under_way == 1
 
 
-async def test_a_reservation_that_a_restart_has_forgotten_is_not_given_back_twice():
+async def test_a_reservation_cleared_by_restart_is_not_released_twice():
     limiter = Limiter(1, adaptive=True)
     await limiter.reserve()
     limiter.restart()
@@ -114,7 +114,7 @@ async def test_a_reservation_that_a_restart_has_forgotten_is_not_given_back_twic
     assert limiter._reserved == 0
 
 
-def test_what_others_may_use_of_it():
+def test_a_limiter_implements_the_admission_limiter_protocol():
     assert isinstance(Limiter(), AdmissionLimiter)
     assert not isinstance(asyncio.Semaphore(), AdmissionLimiter)
 
@@ -122,12 +122,12 @@ def test_what_others_may_use_of_it():
 Answer = tuple[float, str]
 
 
-def play(
+def simulate(
     serve: Callable[[float, int], Answer], *, requests: int = 20_000, limiter: Limiter | None = None
 ) -> tuple[Limiter, list[float], float]:
-    """Play a limiter against a server, in virtual time: `serve(now, under way)` gives latency and outcome.
+    """Simulate a limiter and a server in virtual time: `serve(now, under_way)` returns latency and outcome.
 
-    Returns the limiter, its limit after every answer, and the virtual seconds it took.
+    Return the limiter, its limit after every response, and the virtual seconds elapsed.
     """
     now = 0.0
     limiter = limiter or Limiter(adaptive=True, clock=lambda: now)
@@ -152,49 +152,49 @@ def play(
 
 @pytest.fixture(autouse=True)
 async def loop_for_the_limiter():
-    """`release` may set an alarm."""
+    """Provide an event loop, because `release` may schedule a timer."""
 
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
-def test_settles_at_the_capacity_of_a_server_that_refuses(capacity: int):
+def test_the_limit_settles_at_the_capacity_of_a_server_that_rejects_requests(capacity: int):
     def serve(now: float, under_way: int) -> Answer:
         return (0.5, "answered") if under_way <= capacity else (0.01, "refused")
 
-    _, limits, _ = play(serve)
+    _, limits, _ = simulate(serve)
     settled = statistics.mean(limits[len(limits) // 2 :])
     assert abs(settled - capacity) <= max(1, 0.1 * capacity)
 
 
-def test_grows_to_the_maximum_where_nothing_holds_it_back():
-    limiter, limits, _ = play(lambda now, under_way: (0.5, "answered"))
+def test_the_limit_grows_to_the_maximum_without_failures():
+    limiter, limits, _ = simulate(lambda now, under_way: (0.5, "answered"))
     assert limits[-1] == limiter.maximum
     assert limits.index(limiter.maximum) < 3 * limiter.maximum  # slow start doubles every round
 
 
-def test_does_not_queue_at_a_server_with_a_fixed_throughput():
-    def serve(now: float, under_way: int) -> Answer:  # 64 at a time do as well as any more
+def test_the_limit_stays_near_the_capacity_of_a_server_with_fixed_throughput():
+    def serve(now: float, under_way: int) -> Answer:  # more than 64 at a time add no throughput
         return (0.1 * max(1.0, under_way / 64), "answered")
 
-    _, limits, _ = play(serve)
+    _, limits, _ = simulate(serve)
     settled = limits[len(limits) // 2 :]
     assert min(settled) >= 40
     assert max(settled) <= 200
 
 
-def test_latency_that_more_throughput_pays_for_is_no_reason_to_cut():
-    def serve(now: float, under_way: int) -> Answer:  # a GPU: ten times the latency at 512, but fifty times the work
+def test_higher_latency_with_higher_throughput_does_not_reduce_the_limit():
+    def serve(now: float, under_way: int) -> Answer:  # like a GPU: at 512, 10x the latency, 50x the throughput
         return (0.1 * (1 + 9 * under_way / 512), "answered")
 
-    _limiter, limits, _ = play(serve)
+    _limiter, limits, _ = simulate(serve)
     assert limits[-1] > 100
     assert max(limits) >= 256
 
 
-def test_answers_that_simply_take_longer_later_do_not_starve_the_run():
-    def serve(now: float, under_way: int) -> Answer:  # conversations have grown: five times the latency, at any limit
+def test_a_later_rise_of_latency_does_not_reduce_the_limit_for_long():
+    def serve(now: float, under_way: int) -> Answer:  # longer conversations: five times the latency at any limit
         return (0.5 if now < 20 else 2.5, "answered")
 
-    _, limits, _ = play(serve, limiter=Limiter(adaptive=True, maximum=100))
+    _, limits, _ = simulate(serve, limiter=Limiter(adaptive=True, maximum=100))
     assert statistics.mean(limits[len(limits) // 2 :]) > 80
 
 
@@ -206,47 +206,47 @@ def test_few_requests_do_not_grow_the_limit():
     assert limiter.limit == START_LIMIT
 
 
-async def test_history_says_why():
-    seen: list[str] = []
+async def test_the_history_records_the_reason_for_each_change():
+    reasons: list[str] = []
     limiter = Limiter(4, adaptive=True)
-    limiter.on_change = lambda change: seen.append(change.reason)
+    limiter.on_change = lambda change: reasons.append(change.reason)
     admitted = [await limiter.acquire() for _ in range(4)]
     limiter.release(admitted[0])
     limiter.release(admitted[1], "refused")
-    limiter.release(admitted[2], "refused")  # sent before the cut: the same news
+    limiter.release(admitted[2], "refused")  # sent before the reduction: no further reduction
     assert [change.reason for change in limiter.history] == ["start", "grown", "refused"]
-    assert seen == ["grown", "refused"]
+    assert reasons == ["grown", "refused"]
     assert limiter.limit < 4
 
 
-# Requests without an answer in time
+# Requests that time out
 
 
 @pytest.mark.parametrize("capacity", [5, 50, 300])
-def test_settles_at_the_capacity_of_a_server_that_lets_requests_time_out(capacity: int):
+def test_the_limit_settles_at_the_capacity_of_a_server_where_requests_time_out(capacity: int):
     def serve(now: float, under_way: int) -> Answer:
         return (0.5, "answered") if under_way <= capacity else (5.0, "unanswered")
 
-    _, limits, _ = play(serve)
+    _, limits, _ = simulate(serve)
     settled = statistics.mean(limits[len(limits) // 2 :])
     assert 0.6 * capacity <= settled <= 1.2 * capacity
 
 
-def test_timeouts_alone_end_at_one():
-    limiter, limits, _ = play(lambda now, under_way: (5.0, "unanswered"), limiter=Limiter(500, adaptive=True))
+def test_the_limit_falls_to_one_if_all_requests_time_out():
+    limiter, limits, _ = simulate(lambda now, under_way: (5.0, "unanswered"), limiter=Limiter(500, adaptive=True))
     assert limits[-1] == 1
     assert limiter.history[1].reason == "unanswered"
 
 
-async def test_timeouts_cut_once_a_round_and_close_nothing():
+async def test_timeouts_reduce_the_limit_once_per_round_without_a_pause():
     limiter = Limiter(10, adaptive=True)
     admitted = [await limiter.acquire() for _ in range(10)]
-    for place in admitted:
-        limiter.release(place, "unanswered", pause=60.0)
+    for admission in admitted:
+        limiter.release(admission, "unanswered", pause=60.0)
     assert limiter.limit == 9
     assert not limiter._is_closed
 
 
-def test_errors_say_nothing_of_a_limit():
-    _, limits, _ = play(lambda now, under_way: (0.5, "failed"), requests=1000, limiter=Limiter(50, adaptive=True))
+def test_other_errors_do_not_change_the_limit():
+    _, limits, _ = simulate(lambda now, under_way: (0.5, "failed"), requests=1000, limiter=Limiter(50, adaptive=True))
     assert set(limits) == {50}

@@ -1,4 +1,4 @@
-"""No key and no header's value in what is told, whatever a server repeats."""
+"""Masking of API keys and header values in errors and responses, even if a server echoes them."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ async def failure(server: FaultEndpoint, kind: type[OpenAIClient] = OpenAIClient
     return caught.value
 
 
-def check(error: BaseException) -> None:
-    told = [str(error), repr(error), traceback_text(error), *getattr(error, "attempts", ())]
-    for text in told:
-        spelt = text.replace("\\", "")
+def assert_no_secrets(error: BaseException) -> None:
+    texts = [str(error), repr(error), traceback_text(error), *getattr(error, "attempts", ())]
+    for text in texts:
+        unescaped = text.replace("\\", "")
         for secret in SECRETS:
-            assert secret[:7].replace("\\", "") not in spelt
+            assert secret[:7].replace("\\", "") not in unescaped
 
 
 ECHOES: dict[str, Fault] = {
@@ -62,20 +62,20 @@ ECHOES: dict[str, Fault] = {
 
 
 @pytest.mark.parametrize("name", ECHOES)
-async def test_no_error_tells_a_secret(name: str):
+async def test_no_error_contains_a_secret(name: str):
     async with FaultEndpoint(lambda number, body: ECHOES[name]) as server:
         error = await failure(server)
-    check(error)
+    assert_no_secrets(error)
     assert MASK in str(error)
 
 
-async def test_nor_does_one_of_a_server_that_failed_to_answer():
+async def test_the_error_of_a_failed_response_contains_no_secret():
     faults = Answer(body={**openai_response(""), "status": "failed", "error": {"message": ALL}})
     async with ApiEndpoint("/v1/responses", openai_response, lambda number, body: faults) as server:
-        check(await failure(server, ResponsesClient))
+        assert_no_secrets(await failure(server, ResponsesClient))
 
 
-async def test_nor_does_the_cause_of_one():
+async def test_the_cause_of_an_error_contains_no_secret():
     async def echo(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         await reader.readuntil(b"\r\n\r\n")
         writer.write(ALL.encode() + b"\r\n\r\n")
@@ -88,22 +88,22 @@ async def test_nor_does_the_cause_of_one():
     )
     with pytest.raises(InfraError, match=r"Bad status line.*\*\*\*") as caught:
         await client.respond(Request([UserMessage("hi")]))
-    check(caught.value)
+    assert_no_secrets(caught.value)
     await client.close()
     server.close()
 
 
-async def test_nor_do_the_failed_tries_of_an_answer_or_of_several_replicas():
+async def test_failed_attempts_of_clients_and_replicas_contain_no_secret():
     async with FaultEndpoint([Answer(500, ALL)] * 3) as server:
         client = OpenAIClient(server.base_url, KEY, headers=HEADERS, max_retries=1, backoff=0.0)
         replicas = Replicas([(client, "m"), (client, "m")], "tiny")
         response = await replicas.respond(Request([UserMessage("hi")]))
         await replicas.close()
     assert len(response.attempts) == 3
-    check(InfraError("", response.attempts))
+    assert_no_secrets(InfraError("", response.attempts))
 
 
-async def test_errors_of_other_kinds_keep_their_kind_where_they_can():
+async def test_masked_errors_keep_their_type_where_possible():
     class Odd(OpenAIClient):
         def translate(self, request: Request) -> Any:
             if request.model == "os":
@@ -116,14 +116,14 @@ async def test_errors_of_other_kinds_keep_their_kind_where_they_can():
     client = Odd("http://host/v1", KEY, headers=HEADERS)
     with pytest.raises(ValueError, match=r"about \*\*\*") as caught:
         await client.respond(Request([]))
-    check(caught.value)
+    assert_no_secrets(caught.value)
     with pytest.raises(InfraError, match=r"OSError: .* about \*\*\*") as replaced:
         await client.respond(Request([], model="os"))
-    check(replaced.value)
+    assert_no_secrets(replaced.value)
 
 
-def spellings(secret: str) -> dict[str, str]:
-    """How a server may repeat a secret."""
+def encodings_of(secret: str) -> dict[str, str]:
+    """Return the encodings in which a server may echo a secret."""
     return {
         "unescaped": secret,
         "JSON": json.dumps(secret)[1:-1],
@@ -138,21 +138,21 @@ def spellings(secret: str) -> dict[str, str]:
     }
 
 
-@pytest.mark.parametrize("name", spellings(KEY))
-async def test_no_spelling_of_a_key_is_in_an_error_or_an_answer(name: str):
-    spelled = spellings(KEY)[name]
-    echoes = [Answer(500, f"key={spelled}&"), Answer(body=completion(f"My key is {spelled}.", reasoning=spelled))]
+@pytest.mark.parametrize("name", encodings_of(KEY))
+async def test_no_encoding_of_a_key_is_in_an_error_or_a_response(name: str):
+    encoded = encodings_of(KEY)[name]
+    echoes = [Answer(500, f"key={encoded}&"), Answer(body=completion(f"My key is {encoded}.", reasoning=encoded))]
     async with FaultEndpoint(echoes) as server:
         client = OpenAIClient(server.base_url, KEY, backoff=0.0)
         response = await client.respond(Request([UserMessage("hi")]))
         await client.close()
-    kept = msgspec.json.encode(response).decode() + str(response.attempts)
-    assert kept.count(MASK) >= 3
-    core = spelled[6:-6]
-    assert core not in kept
+    serialized = msgspec.json.encode(response).decode() + str(response.attempts)
+    assert serialized.count(MASK) >= 3
+    core = encoded[6:-6]
+    assert core not in serialized
 
 
-async def test_an_answer_has_no_credentials_in_tool_calls_either():
+async def test_credentials_are_masked_in_tool_calls():
     call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": json.dumps({"key": KEY})}}
     async with FaultEndpoint(Answer(body=completion(None, tool_calls=[call]))) as server:
         client = OpenAIClient(server.base_url, KEY)
@@ -162,7 +162,7 @@ async def test_an_answer_has_no_credentials_in_tool_calls_either():
     assert json.loads(response.message.tool_calls[0]["function"]["arguments"]) == {"key": MASK}
 
 
-async def test_words_that_are_no_credentials_stay_in_answers():
+async def test_placeholder_keys_and_ordinary_header_values_are_not_masked_in_responses():
     text = "ollama and the research group answer"
     async with FaultEndpoint(reply=lambda body: text) as server:
         client = OpenAIClient(server.base_url, "ollama", headers={"X-Team": "the research group"})
@@ -170,7 +170,7 @@ async def test_words_that_are_no_credentials_stay_in_answers():
         await client.close()
 
 
-async def test_credentials_of_headers_are_masked_in_answers():
+async def test_credentials_of_headers_are_masked_in_responses():
     async with FaultEndpoint(reply=lambda body: f"cookie c00kie-value, auth {TOKEN}, team-blue-97531") as server:
         client = OpenAIClient(server.base_url, KEY, headers=HEADERS)
         response = await client.respond(Request([UserMessage("hi")]))
@@ -178,14 +178,14 @@ async def test_credentials_of_headers_are_masked_in_answers():
     assert response.message.content == f"cookie {MASK}, auth {MASK}, {MASK}"
 
 
-async def test_causes_without_a_secret_stay():
+async def test_error_causes_without_a_secret_are_kept():
     async with FaultEndpoint("garbage") as server:
         error = await failure(server)
     assert isinstance(error, InvalidModelResponseError)
     assert isinstance(error.__cause__, msgspec.DecodeError)
 
 
-async def test_no_key_and_short_values_are_no_secrets():
+async def test_the_default_key_and_short_header_values_are_not_masked_in_errors():
     async with FaultEndpoint(Answer(400, f"{NO_KEY} blue")) as server:
         client = OpenAIClient(server.base_url, headers={"X-Team": "blue"})
         with pytest.raises(ModelError, match=f"{NO_KEY} blue"):
@@ -197,7 +197,7 @@ async def test_no_key_and_short_values_are_no_secrets():
     secret=st.text(st.characters(codec="ascii", exclude_characters="*"), min_size=6), before=st.text(), after=st.text()
 )
 @example(secret='000000"0', before="", after="")
-def test_masked_wherever_it_is(secret: str, before: str, after: str):
+def test_a_secret_is_masked_anywhere_in_a_text(secret: str, before: str, after: str):
     assume(len(secret.replace("\\", "")) >= 6)
     secrets = Secrets(secret, {})
     assert secret not in secrets.mask_text(before + secret + after)

@@ -40,26 +40,26 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def ask(text: str = "hello", **fields: Any) -> Request:
+def make_request(text: str = "hello", **fields: Any) -> Request:
     return Request([UserMessage(text)], model="tiny", **fields)
 
 
-async def answer(server: FaultEndpoint, request: Request | None = None, **settings: Any):
-    """One answer from a client that lives just for it and does not pause between tries."""
+async def get_response(server: FaultEndpoint, request: Request | None = None, **settings: Any):
+    """Return the response to one request of a new client that does not pause between attempts."""
     client = OpenAIClient(server.base_url, **{"backoff": 0.0, **settings})
     try:
-        return await client.respond(request or ask())
+        return await client.respond(request or make_request())
     finally:
         await client.close()
 
 
-# What is sent and what comes back
+# Requests and responses
 
 
 async def test_round_trip():
     async with FaultEndpoint() as server:
-        response = await answer(
-            server, ask("Привет, 世界 🌍", sampling_params=SamplingParams(max_tokens=5)), api_key="sk-1"
+        response = await get_response(
+            server, make_request("Привет, 世界 🌍", sampling_params=SamplingParams(max_tokens=5)), api_key="sk-1"
         )
     assert response.message == {"role": "assistant", "content": "Привет, 世界 🌍"}
     assert response.usage == Usage(3, 2)
@@ -69,48 +69,48 @@ async def test_round_trip():
     assert server.headers[0]["Content-Type"] == "application/json"
 
 
-async def test_without_a_key_other_endpoints_get_a_stand_in():
+async def test_other_endpoints_get_a_placeholder_without_a_key():
     async with FaultEndpoint() as server:
-        await answer(server, headers={"X-Team": "blue"})
+        await get_response(server, headers={"X-Team": "blue"})
     assert server.headers[0]["Authorization"] == "Bearer EMPTY"
     assert server.headers[0]["X-Team"] == "blue"
 
 
-async def test_headers_of_the_user_win():
+async def test_user_headers_override_the_defaults():
     async with FaultEndpoint() as server:
-        await answer(server, api_key="sk-1", headers={"authorization": "Basic abc"})
+        await get_response(server, api_key="sk-1", headers={"authorization": "Basic abc"})
     assert server.headers[0].getall("Authorization") == ["Basic abc"]  # pyright: ignore[reportAttributeAccessIssue]
 
 
-async def test_settings_from_the_environment(monkeypatch: pytest.MonkeyPatch):
+async def test_settings_are_read_from_environment_variables(monkeypatch: pytest.MonkeyPatch):
     async with FaultEndpoint() as server:
         monkeypatch.setenv("OPENAI_BASE_URL", server.base_url + "/")
         monkeypatch.setenv("OPENAI_API_KEY", "sk-env\n")
         client = OpenAIClient()
-        await client.respond(ask())
+        await client.respond(make_request())
         await client.close()
     assert server.headers[0]["Authorization"] == "Bearer sk-env"
 
 
-async def test_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
+async def test_the_proxy_of_the_environment_is_used(monkeypatch: pytest.MonkeyPatch):
     async with FaultEndpoint() as proxy:
         monkeypatch.setenv("http_proxy", proxy.base_url.removesuffix("/v1"))
         client = OpenAIClient("http://model.invalid/v1")
-        response = await client.respond(ask())
+        response = await client.respond(make_request())
         await client.close()
     assert response.message.content == "hello"
     assert proxy.headers[0]["Host"] == "model.invalid"
 
 
-async def test_loopback_needs_no_proxy(monkeypatch: pytest.MonkeyPatch):
+async def test_loopback_addresses_bypass_the_proxy(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("http_proxy", "http://proxy.invalid")
     async with FaultEndpoint() as server:
-        await answer(server, max_retries=0)
+        await get_response(server, max_retries=0)
     assert server.requests == 1
 
 
-def test_openai_itself_gets_the_newer_name_of_the_length_limit():
-    request = ask(sampling_params=SamplingParams(max_tokens=5))
+def test_openai_gets_max_completion_tokens_and_other_endpoints_max_tokens():
+    request = make_request(sampling_params=SamplingParams(max_tokens=5))
     assert OpenAIClient(api_key="sk-1").translate(request)[1]["max_completion_tokens"] == 5
     assert "max_tokens" not in OpenAIClient(api_key="sk-1").translate(request)[1]
     assert OpenAIClient("http://localhost/v1").translate(request)[1]["max_tokens"] == 5
@@ -120,7 +120,7 @@ def test_openai_itself_gets_the_newer_name_of_the_length_limit():
 
 
 def completions_endpoint(faults: Any = "ok") -> ApiEndpoint:
-    """Says how long the prompt was."""
+    """Return an endpoint whose completions state the length of the prompt."""
     return ApiEndpoint("/v1/completions", text_completion, faults, reply=lambda body: f" and {len(body['prompt'])}")
 
 
@@ -139,17 +139,17 @@ async def test_a_raw_text_is_continued(kind: type[OpenAIClient]):
     assert server.headers[0]["Authorization"] == "Bearer sk-1"
 
 
-async def test_a_chat_answer_to_a_raw_text_is_invalid():
+async def test_a_chat_response_to_a_raw_text_is_invalid():
     async with ApiEndpoint("/v1/completions", text_completion, Answer(body=completion("hi"))) as server:
         with pytest.raises(InvalidModelResponseError, match="not a completion"):
-            await answer(server, Request([], text="Once upon"), max_retries=0)
+            await get_response(server, Request([], text="Once upon"), max_retries=0)
 
 
-async def test_where_there_are_only_completions_a_conversation_is_refused():
+async def test_a_completions_client_rejects_messages_and_tools():
     async with completions_endpoint() as server:
         client = CompletionsClient(server.base_url)
         with pytest.raises(ConfigError, match=f"{server.base_url} .*completions only; .*message_type='completion'"):
-            await client.respond(ask())
+            await client.respond(make_request())
         with pytest.raises(ConfigError, match="1 tools given"):
             await client.respond(Request([], text="a", tools=[{"type": "function", "function": {"name": "add"}}]))
         await client.close()
@@ -159,7 +159,7 @@ async def test_where_there_are_only_completions_a_conversation_is_refused():
 # Settings
 
 
-def test_openai_itself_needs_a_key():
+def test_the_openai_api_requires_a_key():
     with pytest.raises(MissingKeyError, match=r"set OPENAI_API_KEY or pass api_key, or .* -b"):
         OpenAIClient()
     assert OpenAIClient(api_key="sk-1").base_url == OpenAIClient.default_base_url
@@ -169,7 +169,7 @@ def test_openai_itself_needs_a_key():
     "base_url",
     ["localhost:8000/v1", "ftp://host/v1", "http://", "http://me:pw@host/v1", "http://host/v1?a=b", "http://["],
 )
-def test_base_url_is_checked(base_url: str):
+def test_invalid_base_urls_are_rejected(base_url: str):
     with pytest.raises(ConfigError, match="expected http"):
         OpenAIClient(base_url)
 
@@ -177,15 +177,15 @@ def test_base_url_is_checked(base_url: str):
 @pytest.mark.parametrize(
     "setting", [{"max_concurrent": 0}, {"max_retries": -1}, {"timeout": 0}, {"connect_timeout": -1}, {"backoff": -0.1}]
 )
-def test_numbers_are_checked(setting: dict[str, Any]):
+def test_numbers_out_of_range_are_rejected(setting: dict[str, Any]):
     with pytest.raises(ConfigError, match=f"{next(iter(setting))} is .*; expected"):
         OpenAIClient("http://host/v1", **setting)
 
 
-# Failures that pass
+# Transient failures
 
 RETRY_NOW = Answer(429, "slow down", {"Retry-After": "0"})
-PASSING: dict[str, tuple[Fault, str]] = {
+TRANSIENT: dict[str, tuple[Fault, str]] = {
     "408": ("408", "HTTP 408: "),
     "409": ("409", "HTTP 409: "),
     "429": ("429", "HTTP 429: .*told to answer 429"),
@@ -201,35 +201,37 @@ PASSING: dict[str, tuple[Fault, str]] = {
     "cut": ("cut", "ClientPayloadError|Connection"),
     "hang": ("hang", "no answer within 0.3 s"),
 }
-INVALID = {"garbage", "invalid UTF-8", "error as success", "empty"}
+INVALID_RESPONSES = {"garbage", "invalid UTF-8", "error as success", "empty"}
 
 
-@pytest.mark.parametrize("name", PASSING)
-async def test_passing_fault_then_success(name: str):
-    fault, _ = PASSING[name]
+@pytest.mark.parametrize("name", TRANSIENT)
+async def test_transient_failures_are_retried_until_success(name: str):
+    fault, _ = TRANSIENT[name]
     async with FaultEndpoint([fault, fault]) as server:
-        response = await answer(server, timeout=0.3 if name == "hang" else 30)
+        response = await get_response(server, timeout=0.3 if name == "hang" else 30)
         assert response.message.content == "hello"
         assert server.requests == 3
         assert server.bodies == [server.bodies[0]] * 3
 
 
-@pytest.mark.parametrize("name", PASSING)
-async def test_lasting_fault_ends_after_bounded_tries(name: str):
-    fault, line = PASSING[name]
+@pytest.mark.parametrize("name", TRANSIENT)
+async def test_a_persistent_failure_is_raised_after_max_retries(name: str):
+    fault, line = TRANSIENT[name]
     async with FaultEndpoint(lambda number, body: fault) as server:
-        with pytest.raises(InvalidModelResponseError if name in INVALID else InfraError, match=line) as caught:
-            await answer(server, timeout=0.3 if name == "hang" else 30, max_retries=2)
+        with pytest.raises(
+            InvalidModelResponseError if name in INVALID_RESPONSES else InfraError, match=line
+        ) as caught:
+            await get_response(server, timeout=0.3 if name == "hang" else 30, max_retries=2)
         assert server.requests == 3
     attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
     assert len(attempts) == 3
     assert all(re.search(line, attempt) for attempt in attempts)
 
 
-async def test_every_try_is_kept_in_order():
+async def test_all_attempts_are_listed_in_order():
     async with FaultEndpoint(["500", "garbage", "close", "empty", "429"]) as server:
         with pytest.raises(InfraError, match=r"no answer from http://.*/chat/completions in 5 tries") as caught:
-            await answer(server)
+            await get_response(server)
     first, second, third, fourth, fifth = caught.value.attempts
     assert first.startswith("HTTP 500")
     assert second.startswith("not JSON")
@@ -238,47 +240,47 @@ async def test_every_try_is_kept_in_order():
     assert fifth.startswith("HTTP 429")
 
 
-async def test_empty_answer_keeps_its_own_error():
+async def test_an_empty_response_raises_its_own_error():
     async with FaultEndpoint("empty") as server:
         with pytest.raises(EmptyModelResponseError):
-            await answer(server, max_retries=0)
+            await get_response(server, max_retries=0)
         assert server.requests == 1
 
 
-async def test_no_server_listens():
+async def test_connection_errors_are_retried_and_listed():
     async with FaultEndpoint() as server:
         base_url = server.base_url
     client = OpenAIClient(base_url, backoff=0.0, max_retries=1)
     with pytest.raises(InfraError, match="in 2 tries") as caught:
-        await client.respond(ask())
+        await client.respond(make_request())
     assert [attempt.split(":")[0] for attempt in caught.value.attempts] == ["ClientConnectorError"] * 2
     await client.close()
 
 
-# Failures that stay
+# Permanent failures
 
 
 @pytest.mark.parametrize("status", ["400", "404", "413", "422"])
-async def test_refusals_are_not_tried_again(status: str):
+async def test_client_errors_are_not_retried(status: str):
     async with FaultEndpoint(status) as server:
         with pytest.raises(ModelError, match=f"HTTP {status} from .*told to answer {status}") as caught:
-            await answer(server)
+            await get_response(server)
         assert type(caught.value) is ModelError
         assert server.requests == 1
 
 
 @pytest.mark.parametrize("status", ["401", "403"])
-async def test_key_problems_name_the_key(status: str):
+async def test_authentication_errors_name_the_variable_of_the_key(status: str):
     async with FaultEndpoint(status) as server:
         with pytest.raises(ModelError, match=f"HTTP {status} .*API key .*OPENAI_API_KEY"):
-            await answer(server)
+            await get_response(server)
         assert server.requests == 1
 
 
-async def test_key_does_not_show_in_errors():
+async def test_the_api_key_is_masked_in_errors():
     async with FaultEndpoint(Answer(401, "wrong key: sk-secret")) as server:
         with pytest.raises(ModelError) as caught:
-            await answer(server, api_key="sk-secret")
+            await get_response(server, api_key="sk-secret")
     assert "wrong key: ***" in str(caught.value)
     assert "sk-secret" not in str(caught.value)
 
@@ -297,10 +299,10 @@ async def test_key_does_not_show_in_errors():
         Answer(413, {"error": {"code": "prompt_too_long"}}),
     ],
 )
-async def test_prompt_that_does_not_fit(fault: Fault):
+async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error(fault: Fault):
     async with FaultEndpoint(fault) as server:
         with pytest.raises(OverlongPromptError, match="HTTP 4"):
-            await answer(server)
+            await get_response(server)
         assert server.requests == 1
 
 
@@ -311,19 +313,19 @@ async def test_prompt_that_does_not_fit(fault: Fault):
 async def test_other_too_long_errors_are_not_overlong_prompts(said: str):
     async with FaultEndpoint(Answer(400, said)) as server:
         with pytest.raises(ModelError) as caught:
-            await answer(server)
+            await get_response(server)
     assert not isinstance(caught.value, OverlongPromptError)
 
 
-async def test_refusal_after_passing_faults_keeps_all_tries():
+async def test_a_permanent_failure_after_a_transient_one_lists_all_attempts():
     async with FaultEndpoint(["429", "context"]) as server:
         with pytest.raises(OverlongPromptError) as caught:
-            await answer(server)
+            await get_response(server)
     attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
     assert [attempt[:8] for attempt in attempts] == ["HTTP 429", "HTTP 400"]
 
 
-# Pauses
+# Pauses between attempts
 
 
 @given(failures=st.integers(1, 50), backoff=st.floats(0, 10), asked=st.floats(0, 60), seed=st.integers())
@@ -350,37 +352,39 @@ def test_pause_is_bounded(failures: int, backoff: float, asked: float, seed: int
         ("Wed, 99 Foo 20", 0),
     ],
 )
-def test_retry_after(header: str | None, seconds: float):
+def test_the_retry_after_header_is_parsed(header: str | None, seconds: float):
     assert _seconds({"Retry-After": header} if header else {}) == seconds
 
 
-async def test_pauses_grow_and_honour_the_server(monkeypatch: pytest.MonkeyPatch):
+async def test_pauses_grow_and_respect_the_retry_after_header(monkeypatch: pytest.MonkeyPatch):
     pauses: list[float] = []
     sleep = asyncio.sleep
 
-    async def record(seconds: float) -> None:
+    async def record_pause(seconds: float) -> None:
         pauses.append(seconds)
         await sleep(0)
 
     async with FaultEndpoint(["500", "500", Answer(503, "", {"Retry-After": "7"}), "500"]) as server:
         client = OpenAIClient(server.base_url)
         monkeypatch.setattr(client._jitter, "uniform", lambda low, high: high)  # the longest pause jitter allows
-        monkeypatch.setattr("rove.clients.endpoint.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record}))
-        await client.respond(ask())
+        monkeypatch.setattr(
+            "rove.clients.endpoint.asyncio", SimpleNamespace(**{**vars(asyncio), "sleep": record_pause})
+        )
+        await client.respond(make_request())
         await client.close()
     assert pauses == [0.5, 1.0, 9.0, 4.0]
 
 
-async def test_who_pauses_does_not_stand_in_the_way():
+async def test_a_request_that_pauses_does_not_block_others():
     def slow_down_the_first(number: int, body: dict[str, Any]) -> Fault:
         return Answer(429, "later", {"Retry-After": "60"}) if last_text(body) == "first" else "ok"
 
     async with FaultEndpoint(slow_down_the_first) as server:
         client = OpenAIClient(server.base_url, max_concurrent=1)
-        first = asyncio.create_task(client.respond(ask("first")))
+        first = asyncio.create_task(client.respond(make_request("first")))
         await server.arrived(1)
         async with asyncio.timeout(20):
-            assert (await client.respond(ask("second"))).message.content == "second"
+            assert (await client.respond(make_request("second"))).message.content == "second"
         assert not first.done()
         assert [last_text(body) for body in server.bodies] == ["first", "second"]
         first.cancel()
@@ -391,53 +395,53 @@ async def test_who_pauses_does_not_stand_in_the_way():
 # Concurrency and lifetime
 
 
-async def test_limit_is_honored_and_used():
+async def test_the_concurrency_limit_is_respected_and_fully_used():
     async with FaultEndpoint(together=3) as server:
         client = OpenAIClient(server.base_url, max_concurrent=3)
         async with asyncio.timeout(20):
-            answers = await asyncio.gather(*(client.respond(ask(str(number))) for number in range(12)))
+            answers = await asyncio.gather(*(client.respond(make_request(str(number))) for number in range(12)))
         await client.close()
         assert [one.message.content for one in answers] == [str(number) for number in range(12)]
         assert server.peak_in_flight == 3
 
 
-async def test_limit_holds_while_requests_fail():
+async def test_the_concurrency_limit_holds_while_requests_fail():
     async with FaultEndpoint(["500", "close", "garbage", "429"] * 5) as server:
         client = OpenAIClient(server.base_url, max_concurrent=2, max_retries=30, backoff=0.0)
-        await asyncio.gather(*(client.respond(ask(str(number))) for number in range(8)))
+        await asyncio.gather(*(client.respond(make_request(str(number))) for number in range(8)))
         await client.close()
         assert server.peak_in_flight <= 2
         assert server.requests == 28
 
 
-async def test_cancelled_requests_give_their_slots_back():
+async def test_cancelled_requests_release_their_slots():
     async with FaultEndpoint(["hang", "hang"]) as server:
         client = OpenAIClient(server.base_url, max_concurrent=2)
-        hanging = [asyncio.create_task(client.respond(ask("hang"))) for _ in range(2)]
+        hanging = [asyncio.create_task(client.respond(make_request("hang"))) for _ in range(2)]
         await server.arrived(2)
         for task in hanging:
             task.cancel()
         await asyncio.wait(hanging)
         async with asyncio.timeout(20):
-            await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+            await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
         await client.close()
         assert server.requests == 4
 
 
-async def test_closed_client_can_be_used_again():
+async def test_a_closed_client_can_be_used_again():
     async with FaultEndpoint() as server:
         client = OpenAIClient(server.base_url)
         await client.close()
-        await client.respond(ask())
+        await client.respond(make_request())
         await client.close()
-        await client.respond(ask())
+        await client.respond(make_request())
         await client.close()
         await client.close()
         assert server.requests == 2
 
 
 @pytest.mark.broad
-async def test_one_client_for_several_event_loops_leaves_no_noise():
+async def test_one_client_works_in_several_event_loops_without_warnings():
     script = """if True:
         import asyncio, sys
         from rove.clients.openai import OpenAIClient
@@ -466,10 +470,10 @@ async def test_one_client_for_several_event_loops_leaves_no_noise():
     assert out.decode().strip() == "['hi', 'hi', 'hi'] ['hi', 'hi', 'hi']"
 
 
-# Clients of other makes
+# Conversion of other clients
 
 
-async def test_from_sdk():
+async def test_from_sdk_copies_the_settings_of_the_sdk_client():
     async with FaultEndpoint(["500", "500"]) as server:
         sdk = openai.AsyncOpenAI(
             base_url=server.base_url,
@@ -481,7 +485,7 @@ async def test_from_sdk():
         )
         client = OpenAIClient.from_sdk(sdk)
         client.backoff = 0.0
-        await client.respond(ask())
+        await client.respond(make_request())
         await client.close()
         await sdk.close()
         assert server.requests == 3
@@ -492,7 +496,7 @@ async def test_from_sdk():
     assert not [name for name in sent if name.lower().startswith("x-stainless")]
 
 
-async def test_from_sdk_with_its_defaults():
+async def test_from_sdk_copies_the_defaults_of_the_sdk():
     sdk = openai.AsyncOpenAI(api_key="sk-sdk")
     client = OpenAIClient.from_sdk(sdk)
     assert (client.base_url, client.timeout, client.max_retries) == (OpenAIClient.default_base_url, 600.0, 2)
@@ -504,22 +508,22 @@ async def some_key() -> str:
 
 
 @pytest.mark.parametrize("settings", [{"api_key": "k", "default_query": {"api-version": "1"}}, {"api_key": some_key}])
-async def test_from_sdk_refuses_what_it_cannot_carry(settings: dict[str, Any]):
+async def test_from_sdk_rejects_settings_that_it_cannot_copy(settings: dict[str, Any]):
     sdk = openai.AsyncOpenAI(base_url="http://host/v1", **settings)
     with pytest.raises(ConfigError, match="cannot convert this AsyncOpenAI"):
         OpenAIClient.from_sdk(sdk)
     await sdk.close()
 
 
-async def test_as_client():
+async def test_as_client_accepts_rove_and_sdk_clients():
     ours = OpenAIClient("http://host/v1")
     scripted = ScriptedClient(lambda messages, state, rng: "hi")
     sdk = openai.AsyncOpenAI(base_url="http://host/v1", api_key="k")
     lookalike = SimpleNamespace(chat=SimpleNamespace(completions=None), base_url="http://host/v1", api_key="k")
     assert as_client(ours) is ours
     assert as_client(scripted) is scripted
-    for given_one in (sdk, lookalike):
-        client = as_client(given_one)
+    for other in (sdk, lookalike):
+        client = as_client(other)
         assert isinstance(client, OpenAIClient)
         assert isinstance(client, Client)
         assert client.base_url == "http://host/v1"
@@ -529,6 +533,6 @@ async def test_as_client():
 
 
 @pytest.mark.broad
-def test_openai_package_is_not_needed():
-    import_it = "import sys, rove.clients.openai; print('openai' in sys.modules)"
-    assert subprocess.check_output([sys.executable, "-c", import_it], text=True).strip() == "False"
+def test_the_client_does_not_import_the_openai_package():
+    script = "import sys, rove.clients.openai; print('openai' in sys.modules)"
+    assert subprocess.check_output([sys.executable, "-c", script], text=True).strip() == "False"

@@ -43,7 +43,7 @@ class Clock:
 async def replicas_of(
     *servers: FaultEndpoint | str, clock: Clock | None = None, **settings: Any
 ) -> AsyncIterator[Replicas]:
-    """A client for these servers or URLs, whose model is called model-0, model-1, … there."""
+    """Yield a client for these servers or URLs, which name the model model-0, model-1, …"""
     settings = {"backoff": 0.0, "max_retries": 0, **settings}
     urls = [server if isinstance(server, str) else server.base_url for server in servers]
     clients = [(OpenAIClient(url, **settings), f"model-{i}") for i, url in enumerate(urls)]
@@ -52,27 +52,27 @@ async def replicas_of(
     await replicas.close()
 
 
-def ask(text: str = "hello", rollout: int | None = None) -> Request:
+def make_request(text: str = "hello", rollout: int | None = None) -> Request:
     state = None if rollout is None else State(seed=rollout)
     return Request([UserMessage(text)], model="tiny", state=state)
 
 
-async def nobody() -> str:
-    """The URL of a server that is not there any more."""
+async def stopped_server_url() -> str:
+    """Return the URL of a server that has stopped."""
     async with FaultEndpoint() as server:
         return server.base_url
 
 
-async def test_one_replica_is_its_client_under_the_name_of_the_model_there():
+async def test_a_single_replica_gets_requests_under_its_own_model_name():
     async with FaultEndpoint(["500"]) as server, replicas_of(server, max_retries=1) as client:
-        response = await client.respond(ask())
+        response = await client.respond(make_request())
         assert isinstance(client, Client)
         assert response.message.content == "hello"
         assert [line[:8] for line in response.attempts] == ["HTTP 500"]
     assert server.bodies[0]["model"] == "model-0"
 
 
-def test_the_identity_is_a_name_and_not_an_address():
+def test_the_identity_contains_the_endpoint_name_but_no_urls():
     def identity(*urls: str) -> dict[str, Any]:
         return Replicas([(OpenAIClient(url), "m") for url in urls], "tiny").identity
 
@@ -82,12 +82,12 @@ def test_the_identity_is_a_name_and_not_an_address():
     assert mixed.identity == {"api": "OpenAIClient, ResponsesClient", "endpoint": "tiny", "model": "m, n"}
 
 
-def test_none_is_not_enough():
+def test_at_least_one_replica_is_required():
     with pytest.raises(ConfigError, match="'tiny' has no replicas"):
         Replicas([], "tiny")
 
 
-# Who gets a request
+# Choice of the replica
 
 
 async def test_requests_go_to_the_replica_with_the_lowest_load():
@@ -96,13 +96,13 @@ async def test_requests_go_to_the_replica_with_the_lowest_load():
         replicas = Replicas([(client, "m") for client in clients], "tiny")
         assert replicas.max_concurrent == replicas.limiter_now.limit == 6
         async with asyncio.timeout(20):
-            await asyncio.gather(*(replicas.respond(ask()) for _ in range(6)))
+            await asyncio.gather(*(replicas.respond(make_request()) for _ in range(6)))
         await replicas.close()
         assert (small.requests, large.requests) == (2, 4)
 
 
 class Local(EndpointClient):
-    """Answers in this process, when it is told to, and keeps who asked."""
+    """Answers in this process unless `is_down` and records the seed of the rollout that each request belongs to."""
 
     default_base_url = "http://local/v1"
     base_url_var = api_key_var = "NOT_SET"
@@ -130,51 +130,51 @@ class Local(EndpointClient):
 
 
 @given(waves=st.lists(st.lists(st.integers(0, 9), unique=True, max_size=10), max_size=8), count=st.integers(1, 4))
-def test_the_turns_of_a_rollout_stay_together(waves: list[list[int]], count: int):
+def test_all_turns_of_a_rollout_go_to_one_replica(waves: list[list[int]], count: int):
     clients = [Local() for _ in range(count)]
 
-    async def play() -> None:
+    async def send_all() -> None:
         replicas = Replicas([(client, "m") for client in clients], "tiny")
         for wave in waves:
-            await asyncio.gather(*(replicas.respond(ask(rollout=seed)) for seed in wave))
+            await asyncio.gather(*(replicas.respond(make_request(rollout=seed)) for seed in wave))
 
-    asyncio.run(play())
-    homes = [set(client.asked) for client in clients]
-    assert sum(map(len, homes)) == len(set().union(*homes))
+    asyncio.run(send_all())
+    rollouts_by_client = [set(client.asked) for client in clients]
+    assert sum(map(len, rollouts_by_client)) == len(set().union(*rollouts_by_client))
     assert sum(len(client.asked) for client in clients) == sum(map(len, waves))
 
 
 @given(rollouts=st.integers(1, 40), count=st.integers(1, 4))
-def test_new_rollouts_are_shared_out_evenly(rollouts: int, count: int):
+def test_new_rollouts_are_distributed_evenly(rollouts: int, count: int):
     clients = [Local() for _ in range(count)]
 
-    async def play() -> None:
+    async def send_all() -> None:
         replicas = Replicas([(client, "m") for client in clients], "tiny")
-        await asyncio.gather(*(replicas.respond(ask(rollout=seed)) for seed in range(rollouts)))
+        await asyncio.gather(*(replicas.respond(make_request(rollout=seed)) for seed in range(rollouts)))
 
-    asyncio.run(play())
-    shares = [len(client.asked) for client in clients]
-    assert max(shares) - min(shares) <= 1
+    asyncio.run(send_all())
+    counts = [len(client.asked) for client in clients]
+    assert max(counts) - min(counts) <= 1
 
 
-async def test_only_so_many_rollouts_are_remembered(monkeypatch: pytest.MonkeyPatch):
+async def test_the_number_of_remembered_rollouts_is_bounded(monkeypatch: pytest.MonkeyPatch):
     assert MAX_REMEMBERED_ROLLOUTS > 10_000
     monkeypatch.setattr("rove.clients.replicas.MAX_REMEMBERED_ROLLOUTS", 3)
     replicas = Replicas([(Local(), "m"), (Local(), "m")], "tiny")
     for seed in (1, 2, 3, 1, 4, 5):
-        await replicas.respond(ask(rollout=seed))
+        await replicas.respond(make_request(rollout=seed))
     assert list(replicas._assigned) == [1, 4, 5]
 
 
-async def test_an_evaluation_uses_all_replicas_and_one_per_rollout():
+async def test_an_evaluation_uses_all_replicas_and_keeps_each_rollout_on_one():
     async with FaultEndpoint(together=2) as one, FaultEndpoint(together=2) as other:
         async with replicas_of(one, other) as client:
             async with asyncio.timeout(60):
                 records = await vf.generate(Talk(turns=3, count=4), client, "tiny", max_concurrent=4)  # pyright: ignore[reportArgumentType]
             assert client.limiter._reserved == []
         assert [record.error for record in records] == [None] * 4
-        asked = [Counter(body["messages"][0]["content"] for body in server.bodies) for server in (one, other)]
-        assert [set(count.values()) for count in asked] == [{3}, {3}]
+        requests = [Counter(body["messages"][0]["content"] for body in server.bodies) for server in (one, other)]
+        assert [set(count.values()) for count in requests] == [{3}, {3}]
         assert {body["model"] for body in other.bodies} == {"model-1"}
 
 
@@ -182,51 +182,51 @@ async def test_an_evaluation_uses_all_replicas_and_one_per_rollout():
 
 
 @pytest.mark.parametrize("fault", ["500", "close", "504"])
-async def test_a_failing_replica_hands_over_and_is_avoided_until_it_answers(fault: str):
+async def test_requests_fail_over_from_a_failing_replica_which_is_avoided_until_it_answers(fault: str):
     clock = Clock()
     async with FaultEndpoint([fault]) as bad, FaultEndpoint() as other, replicas_of(bad, other, clock=clock) as client:
-        response = await client.respond(ask())
+        response = await client.respond(make_request())
         assert response.message.content == "hello"
         assert [line.startswith(f"{bad.base_url}: ") for line in response.attempts] == [True]
         clock.now += AVOID_S - 1
-        await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
+        await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
         assert (bad.requests, other.requests) == (1, 4)
-        clock.now += 2  # now one request finds out
-        await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
+        clock.now += 2  # now one request tests the replica
+        await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
         assert (bad.requests, other.requests) == (2, 6)
-        await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+        await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
         assert (bad.requests, other.requests) == (3, 7)
 
 
 @pytest.mark.parametrize("fault", ["429", "503"])
-async def test_a_replica_that_has_too_much_to_do_hands_over_but_is_not_avoided(fault: str):
+async def test_requests_fail_over_from_a_busy_replica_which_is_not_avoided(fault: str):
     async with FaultEndpoint(["500", fault, fault]) as busy, FaultEndpoint() as other:
         async with replicas_of(busy, other, max_retries=1) as client:
-            response = await client.respond(ask())
+            response = await client.respond(make_request())
             assert [line.split(": ")[1] for line in response.attempts] == ["HTTP 500", f"HTTP {fault}"]
             assert client._replicas[0].avoided_until == 0
-            await client.respond(ask())
+            await client.respond(make_request())
         assert (busy.requests, other.requests) == (4, 1)
 
 
-async def test_to_be_busy_shows_that_somebody_is_there():
+async def test_a_busy_response_ends_the_avoidance_of_a_replica():
     clock = Clock()
     async with FaultEndpoint(["500", "429"]) as one, FaultEndpoint() as other:
         async with replicas_of(one, other, clock=clock) as client:
-            await client.respond(ask())
+            await client.respond(make_request())
             clock.now += AVOID_S + 1
-            await client.respond(ask())
-            await client.respond(ask())
+            await client.respond(make_request())
+            await client.respond(make_request())
         assert (one.requests, other.requests) == (3, 2)
 
 
-async def test_a_replica_that_stays_away_costs_one_try_now_and_then():
+async def test_an_unreachable_replica_costs_one_attempt_per_avoidance_period():
     clock = Clock()
-    gone = await nobody()
-    async with FaultEndpoint() as other, replicas_of(gone, other, clock=clock) as client:
+    stopped = await stopped_server_url()
+    async with FaultEndpoint() as other, replicas_of(stopped, other, clock=clock) as client:
         for _ in range(3):
-            responses = await asyncio.gather(*(client.respond(ask()) for _ in range(3)))
-            if clock.now == Clock.now:  # at first nobody knew
+            responses = await asyncio.gather(*(client.respond(make_request()) for _ in range(3)))
+            if clock.now == Clock.now:  # two of three requests use it before it is avoided
                 assert sum(len(response.attempts) for response in responses) == 2
             else:
                 assert sum(len(response.attempts) for response in responses) == 1
@@ -234,27 +234,27 @@ async def test_a_replica_that_stays_away_costs_one_try_now_and_then():
         assert other.requests == 9
 
 
-async def test_its_rollouts_move_and_stay_where_they_moved():
+async def test_rollouts_of_a_failed_replica_move_to_another_and_stay_there():
     clock, one, other = Clock(), Local(), Local()
     replicas = Replicas([(one, "m"), (other, "m")], "tiny", clock)
-    await replicas.respond(ask(rollout=7))
+    await replicas.respond(make_request(rollout=7))
     one.is_down = True
     for _ in range(2):
-        await replicas.respond(ask(rollout=7))
+        await replicas.respond(make_request(rollout=7))
     one.is_down = False
     clock.now += AVOID_S + 1
-    await replicas.respond(ask(rollout=7))
+    await replicas.respond(make_request(rollout=7))
     assert (one.asked, other.asked) == ([7], [7, 7, 7])
 
 
-async def test_when_all_fail_each_gets_one_request_and_all_attempts_are_listed():
-    gone = await nobody()
-    async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, gone, max_retries=1) as client:
-        for _ in range(2):  # avoided or not: there is nobody better
+async def test_if_all_replicas_fail_each_gets_one_request_and_all_attempts_are_listed():
+    stopped = await stopped_server_url()
+    async with FaultEndpoint(lambda number, body: "500") as one, replicas_of(one, stopped, max_retries=1) as client:
+        for _ in range(2):  # even while avoided: no replica is better
             with pytest.raises(InfraError, match="in 2 tries") as caught:
-                await client.respond(ask())
-            where = Counter(line.split(": ")[0] for line in caught.value.attempts)
-            assert where == {one.base_url: 2, gone: 2}
+                await client.respond(make_request())
+            attempts_by_url = Counter(line.split(": ")[0] for line in caught.value.attempts)
+            assert attempts_by_url == {one.base_url: 2, stopped: 2}
         assert one.requests == 4
 
 
@@ -262,37 +262,37 @@ async def test_an_invalid_response_goes_to_another_replica_without_avoiding_the_
     async with FaultEndpoint(["garbage"]) as one, FaultEndpoint(["empty"]) as other:
         async with replicas_of(one, other) as client:
             with pytest.raises(InvalidModelResponseError, match="neither text") as caught:
-                await client.respond(ask())
+                await client.respond(make_request())
             assert ["not JSON" in line for line in caught.value.attempts] == [True, False]
-            await client.respond(ask())
+            await client.respond(make_request())
         assert (one.requests, other.requests) == (2, 1)
 
 
 @pytest.mark.parametrize(("fault", "kind"), [("context", OverlongPromptError), ("404", ModelError)])
-async def test_a_refusal_is_final_wherever_it_comes_from(fault: str, kind: type[Exception]):
+async def test_a_client_error_of_any_replica_is_final(fault: str, kind: type[Exception]):
     async with FaultEndpoint(["500"]) as one, FaultEndpoint(fault) as other, replicas_of(one, other) as client:
         with pytest.raises(kind) as caught:
-            await client.respond(ask())
+            await client.respond(make_request())
         attempts = caught.value.attempts  # pyright: ignore[reportAttributeAccessIssue]
         assert [line.split(": ")[1][:5] for line in attempts] == ["HTTP ", "HTTP "]
         assert (one.requests, other.requests) == (1, 1)
 
 
-async def test_a_refusal_shows_that_somebody_is_there():
+async def test_a_client_error_ends_the_avoidance_of_a_replica():
     clock = Clock()
     faults = ["500", Answer(400, "no")]
     async with FaultEndpoint(faults) as one, FaultEndpoint() as other, replicas_of(one, other, clock=clock) as client:
-        await client.respond(ask())
+        await client.respond(make_request())
         clock.now += AVOID_S + 1
         with pytest.raises(ModelError, match="no"):
-            await client.respond(ask())
-        await asyncio.gather(*(client.respond(ask()) for _ in range(2)))
+            await client.respond(make_request())
+        await asyncio.gather(*(client.respond(make_request()) for _ in range(2)))
         assert (one.requests, other.requests) == (3, 2)
 
 
-async def test_a_cancelled_request_leaves_nothing_behind():
+async def test_a_cancelled_request_releases_its_replica():
     async with FaultEndpoint("hang") as one, FaultEndpoint() as other, replicas_of(one, other) as client:
-        hanging = asyncio.create_task(client.respond(ask(rollout=1)))
+        hanging = asyncio.create_task(client.respond(make_request(rollout=1)))
         await one.arrived(1)
         hanging.cancel()
         await asyncio.wait([hanging])
@@ -300,13 +300,13 @@ async def test_a_cancelled_request_leaves_nothing_behind():
         assert client._replicas[0].avoided_until == 0
 
 
-async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
+async def test_a_cancelled_request_reports_the_attempts_of_failed_replicas():
     async with (
         FaultEndpoint("500") as one,
         FaultEndpoint(["500", "hang"]) as other,
         replicas_of(one, other, max_retries=1) as client,
     ):
-        hanging = asyncio.create_task(client.respond(ask()))
+        hanging = asyncio.create_task(client.respond(make_request()))
         await other.arrived(2)
         hanging.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
@@ -315,7 +315,7 @@ async def test_a_cancelled_request_tells_of_the_replicas_that_failed():
         assert [line.split(": ")[0] for line in attempts] == [one.base_url] * 2 + [other.base_url]
 
 
-# Room for new rollouts
+# Capacity for new rollouts
 
 
 async def test_rollouts_reserve_free_capacity_or_wait():
@@ -325,10 +325,10 @@ async def test_rollouts_reserve_free_capacity_or_wait():
     assert limiter.limit == 17
     for _ in range(17):
         await limiter.reserve()
-    waiting, given_up = (asyncio.create_task(limiter.reserve()) for _ in range(2))
+    waiting, cancelled = (asyncio.create_task(limiter.reserve()) for _ in range(2))
     await asyncio.sleep(0)
-    given_up.cancel()
-    await asyncio.wait([given_up])
+    cancelled.cancel()
+    await asyncio.wait([cancelled])
     assert not waiting.done()
     for _ in range(17):
         limiter.unreserve()
@@ -338,7 +338,7 @@ async def test_rollouts_reserve_free_capacity_or_wait():
     assert [replica.load for replica in replicas._replicas] == [0, 0]
 
 
-def test_it_finds_its_own_limit_if_a_replica_does():
+def test_the_limit_is_adaptive_if_that_of_any_replica_is():
     fixed, free = OpenAIClient("http://a/v1", max_concurrent=3), OpenAIClient("http://b/v1")
     assert not Replicas([(fixed, "m")], "tiny").limiter_now.adaptive
     assert Replicas([(fixed, "m"), (free, "m")], "tiny").limiter_now.adaptive
@@ -348,12 +348,12 @@ def test_changes_report_the_sum_of_the_limits():
     clients = [OpenAIClient("http://a/v1"), OpenAIClient("http://b/v1", max_concurrent=3)]
     limiter = Replicas([(client, "m") for client in clients], "tiny").limiter_now
     assert limiter.on_change is None
-    told: list[Change] = []
-    limiter.on_change = told.append
-    tell = clients[0].limiter_now.on_change
-    assert tell is not None
-    tell(Change(1.5, 9, "grown"))
-    assert told == [Change(1.5, 19, "grown")]
+    changes: list[Change] = []
+    limiter.on_change = changes.append
+    on_change = clients[0].limiter_now.on_change
+    assert on_change is not None
+    on_change(Change(1.5, 9, "grown"))
+    assert changes == [Change(1.5, 19, "grown")]
     limiter.on_change = None
     assert clients[0].limiter_now.on_change is None
 
@@ -366,18 +366,18 @@ async def test_a_reservation_cleared_by_restart_is_not_released_twice():
     assert [replica.reserved for replica in replicas._replicas] == [0, 0]
 
 
-def test_what_others_may_use_of_its_limiter():
+def test_the_limiter_implements_the_admission_limiter_protocol():
     assert isinstance(Replicas([(Local(), "m")], "tiny").limiter_now, AdmissionLimiter)
 
 
-def test_each_event_loop_starts_afresh():
+def test_reservations_are_reset_in_each_event_loop():
     clients = [Local(), Local()]
     replicas = Replicas([(client, "m") for client in clients], "tiny")
 
-    async def leave_rooms_reserved() -> int:
+    async def reserve_without_release() -> int:
         for _ in range(8):
             await replicas.limiter.reserve()
         return len(replicas.limiter._reserved)
 
-    assert [asyncio.run(leave_rooms_reserved()) for _ in range(2)] == [8, 8]
+    assert [asyncio.run(reserve_without_release()) for _ in range(2)] == [8, 8]
     assert [replica.reserved for replica in replicas._replicas] == [4, 4]

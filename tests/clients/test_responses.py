@@ -31,22 +31,22 @@ def no_settings_from_outside(monkeypatch: pytest.MonkeyPatch):
         monkeypatch.delenv(name, raising=False)
 
 
-def says_so(body: dict[str, Any]) -> str:
+def echo(body: dict[str, Any]) -> str:
     return f"you said: {body['input'][-1]['content']}"
 
 
 def responses_endpoint(faults: Any = "ok") -> ApiEndpoint:
-    return ApiEndpoint("/v1/responses", openai_response, faults, reply=says_so)
+    return ApiEndpoint("/v1/responses", openai_response, faults, reply=echo)
 
 
-def ask(text: str = "hello", **fields: Any) -> Request:
+def make_request(text: str = "hello", **fields: Any) -> Request:
     return Request([UserMessage(text)], model="tiny", **fields)
 
 
-async def answer(base_url: str, request: Request | None = None, **settings: Any):
+async def get_response(base_url: str, request: Request | None = None, **settings: Any):
     client = ResponsesClient(base_url, **{"backoff": 0.0, **settings})
     try:
-        return await client.respond(request or ask())
+        return await client.respond(request or make_request())
     finally:
         await client.close()
 
@@ -54,7 +54,7 @@ async def answer(base_url: str, request: Request | None = None, **settings: Any)
 async def test_round_trip():
     request = Request([SystemMessage("be brief"), UserMessage("hello")], SamplingParams(max_tokens=5), "tiny")
     async with responses_endpoint() as server:
-        response = await answer(server.base_url, request, api_key="sk-1")
+        response = await get_response(server.base_url, request, api_key="sk-1")
     assert response.message == {"role": "assistant", "content": "you said: hello"}
     assert (response.usage, response.finish_reason) == (Usage(3, 2), "stop")
     assert server.paths == ["/v1/responses"]
@@ -70,7 +70,7 @@ async def test_round_trip():
     assert (sent["Authorization"], sent["Content-Type"]) == ("Bearer sk-1", "application/json")
 
 
-def test_openai_itself_needs_its_key():
+def test_the_openai_api_requires_a_key():
     with pytest.raises(MissingKeyError, match="set OPENAI_API_KEY"):
         ResponsesClient()
     client = ResponsesClient(api_key="sk-1")
@@ -78,7 +78,7 @@ def test_openai_itself_needs_its_key():
     assert client.identity == {"api": "ResponsesClient", "base_url": "https://api.openai.com/v1"}
 
 
-PASSING: dict[str, tuple[Fault, str, type[Exception]]] = {
+TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
     "429": ("429", "HTTP 429: ", InfraError),
     "500": ("500", "HTTP 500: ", InfraError),
     "garbage": ("garbage", "not JSON .*Bad gateway", InvalidModelResponseError),
@@ -87,47 +87,47 @@ PASSING: dict[str, tuple[Fault, str, type[Exception]]] = {
 }
 
 
-@pytest.mark.parametrize("name", PASSING)
-async def test_what_may_pass_is_tried_again(name: str):
-    fault, line, kind = PASSING[name]
+@pytest.mark.parametrize("name", TRANSIENT)
+async def test_transient_failures_are_retried(name: str):
+    fault, line, kind = TRANSIENT[name]
     async with responses_endpoint([fault, fault]) as server:
-        response = await answer(server.base_url)
+        response = await get_response(server.base_url)
     assert response.message.content == "you said: hello"
     assert [bool(re.search(line, attempt)) for attempt in response.attempts] == [True, True]
     async with responses_endpoint(fault) as server:
         with pytest.raises(kind, match=line):
-            await answer(server.base_url, max_retries=2)
+            await get_response(server.base_url, max_retries=2)
     assert server.requests == 3
 
 
-async def test_a_prompt_that_does_not_fit():
+async def test_a_prompt_that_is_too_long_raises_overlong_prompt_error():
     async with responses_endpoint("context") as server:
         with pytest.raises(OverlongPromptError, match="maximum context length"):
-            await answer(server.base_url)
+            await get_response(server.base_url)
     assert server.requests == 1
 
 
-async def test_a_failed_response_is_the_models_error():
+async def test_a_failed_response_is_a_model_error():
     failed = openai_response("") | {"status": "failed", "error": {"code": "server_error", "message": "out of luck"}}
     async with responses_endpoint(Answer(body=failed)) as server:
         with pytest.raises(ModelError, match="out of luck"):
-            await answer(server.base_url)
+            await get_response(server.base_url)
     assert server.requests == 1
 
 
-async def test_the_key_does_not_show_in_errors():
+async def test_the_api_key_is_masked_in_errors():
     async with responses_endpoint(Answer(401, "wrong key: sk-secret")) as server:
         with pytest.raises(ModelError, match=r"wrong key: \*\*\*") as caught:
-            await answer(server.base_url, api_key="sk-secret")
+            await get_response(server.base_url, api_key="sk-secret")
     assert "sk-secret" not in str(caught.value)
 
 
-async def test_a_raw_text_is_refused_before_anything_is_sent():
+async def test_a_raw_text_is_rejected_before_any_request():
     async with responses_endpoint() as server:
         with pytest.raises(ConfigError, match="cannot continue a raw text; expected messages: use .*'chat'"):
-            await answer(server.base_url, Request([], text="Once upon"))
+            await get_response(server.base_url, Request([], text="Once upon"))
     assert server.requests == 0
 
 
-def test_it_is_a_public_name():
+def test_the_client_is_exported_by_the_package():
     assert rove.ResponsesClient is ResponsesClient

@@ -17,7 +17,7 @@ from rove.core.state import State
 CALL = {"id": "call_1", "type": "function", "function": {"name": "add", "arguments": "{}"}}
 
 
-def test_it_is_a_client():
+def test_a_scripted_client_implements_the_client_protocol():
     client = ScriptedClient(lambda messages, state, rng: "hi", name="greeter")
     assert isinstance(client, Client)
     assert (client.name, client.max_concurrent) == ("greeter", 256)
@@ -32,48 +32,48 @@ async def test_text_becomes_an_assistant_message_and_words_are_counted():
     await client.close()
 
 
-async def test_policy_may_be_async_and_return_a_message():
+async def test_the_policy_may_be_async_and_return_a_message():
     async def policy(messages: list[Message], state: State, rng: random.Random) -> Message:
         return AssistantMessage(None, tool_calls=[CALL])
 
     response = await ScriptedClient(policy).respond(Request([{"role": "user", "content": "1 + 1"}]))
     assert response.message.tool_calls == [CALL]
     assert response.finish_reason == "tool_calls"
-    assert response.usage.completion_tokens == 2  # a name and its arguments
+    assert response.usage.completion_tokens == 2  # the name and the arguments of the call
 
 
-async def test_plain_dict_becomes_a_message():
+async def test_a_plain_dict_becomes_a_message():
     client = ScriptedClient(lambda messages, state, rng: {"role": "assistant", "content": "hi"})
     assert isinstance((await client.respond(Request([]))).message, Message)
 
 
-async def test_a_raw_text_comes_as_the_users_message():
+async def test_a_raw_text_is_passed_as_a_user_message():
     client = ScriptedClient(lambda messages, state, rng: f"{messages} and more")
     response = await client.respond(Request([UserMessage("not looked at")], text="Once upon"))
     assert response.message.content == f"{[UserMessage('Once upon')]} and more"
     assert response.usage.prompt_tokens == 2
 
 
-async def test_player_sees_the_state_of_its_rollout():
+async def test_the_policy_receives_the_state_of_its_rollout():
     client = ScriptedClient(lambda messages, state, rng: state.get("answer", "nobody knows"))
     assert (await client.respond(Request([], state=State(input={"answer": "42"})))).message.content == "42"
     assert (await client.respond(Request([], state=State()))).message.content == "nobody knows"
     assert (await client.respond(Request([]))).message.content == "nobody knows"
 
 
-async def test_player_cannot_change_the_past():
-    def player(messages: list[Message], state: State, rng: random.Random) -> str:
+async def test_the_policy_cannot_modify_the_messages_of_the_request():
+    def policy(messages: list[Message], state: State, rng: random.Random) -> str:
         messages[0]["content"] = "overwritten"
         messages.clear()
         return "done"
 
     request = Request([UserMessage("hi")])
-    await ScriptedClient(player).respond(request)
+    await ScriptedClient(policy).respond(request)
     assert request.messages == [{"role": "user", "content": "hi"}]
 
 
 @given(seed=st.integers(0, 2**63), others=st.lists(st.integers(0, 2**63), max_size=3))
-async def test_same_request_same_response_under_concurrency(seed: int, others: list[int]):
+async def test_equal_requests_get_equal_responses_regardless_of_others_between_them(seed: int, others: list[int]):
     client = ScriptedClient(lambda messages, state, rng: f"{rng.random()} {rng.randrange(10**9)}")
     first = await client.respond(Request([UserMessage("roll")], seed=seed))
     for other in others:
@@ -83,22 +83,22 @@ async def test_same_request_same_response_under_concurrency(seed: int, others: l
     assert first == again
 
 
-async def test_seeds_differ():
+async def test_different_seeds_give_different_responses():
     client = ScriptedClient(lambda messages, state, rng: str(rng.random()))
     answers = {(await client.respond(Request([], seed=seed))).message.content for seed in range(20)}
     assert len(answers) == 20
 
 
-async def test_errors_of_the_player_pass_through():
-    def player(messages: list[Message], state: State, rng: random.Random) -> str:
+async def test_errors_of_the_policy_are_not_caught():
+    def policy(messages: list[Message], state: State, rng: random.Random) -> str:
         raise ZeroDivisionError("my own mistake")
 
     with pytest.raises(ZeroDivisionError, match="my own mistake"):
-        await ScriptedClient(player).respond(Request([]))
+        await ScriptedClient(policy).respond(Request([]))
 
 
 @pytest.mark.parametrize("answer", [None, 7, {"content": "no role"}, UserMessage("wrong side")])
-async def test_answer_of_the_wrong_kind(answer: Any):
+async def test_policy_results_of_the_wrong_type_are_rejected(answer: Any):
     client = ScriptedClient(lambda messages, state, rng: answer, name="odd")
     with pytest.raises(InvalidModelResponseError, match=r"the scripted policy .odd. returned .*; expected a text or"):
         await client.respond(Request([]))

@@ -1,4 +1,4 @@
-"""Parsers: what is read from a completion, and what keeping the format is worth."""
+"""Parsers: answers extracted from completions, and format rewards."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def test_message_getters():
     assert parser.get_user_messages("said") == []
 
 
-def test_a_dict_without_a_role_is_refused():
+def test_a_dict_without_a_role_is_rejected():
     with pytest.raises(ConfigError, match="not a chat message"):
         Parser().parse_answer([{"content": "x"}])
 
@@ -112,7 +112,7 @@ def test_a_parser_without_a_format_rewards_any_text():
         ("", "", ""),
     ],
 )
-def test_think_parsers(text, think, maybe):
+def test_think_parsers_return_the_text_after_the_last_think_tag(text, think, maybe):
     assert ThinkParser().parse_answer(text) == think
     assert MaybeThinkParser().parse_answer(text) == maybe
     assert ThinkParser(lambda t: t + "!").parse(text) == think + "!"
@@ -137,7 +137,7 @@ def test_think_parsers(text, think, maybe):
         ("", 0.0),
     ],
 )
-def test_think_format(text, score):
+def test_think_format_reward_requires_one_think_block_and_an_answer(text, score):
     assert ThinkParser().get_format_reward_func()(text) == score
 
 
@@ -151,7 +151,7 @@ def test_format_reward_is_the_mean_over_assistant_messages():
 # XMLParser: fields
 
 
-def test_xml_parse_has_every_name():
+def test_xml_parse_returns_every_field_name_and_alias():
     parsed = XMLParser(["think", ("tool", "answer")]).parse("<think> hm </think><answer>4</answer>")
     assert parsed == SimpleNamespace(think="hm", tool=None, answer="4")
 
@@ -185,7 +185,7 @@ def test_xml_parse_strip_and_last():
         ("", None, None),
     ],
 )
-def test_xml_complete_pairs(text, first, last):
+def test_xml_parse_reads_only_complete_tag_pairs(text, first, last):
     parser = XMLParser(["a", "b"], answer_field="a")
     assert parser.parse(text).a == first
     assert parser.parse(text, last=True).a == last
@@ -207,14 +207,14 @@ def test_xml_answer_field_and_extract_fn():
     assert XMLParser([("tool", "answer")]).parse_answer("<tool>4</tool>") is None
 
 
-def test_xml_unknown_answer_field_is_an_error_and_no_missing_answer():
+def test_xml_unknown_answer_field_raises_an_error():
     parser = XMLParser(["think", "answers"])
     assert parser.parse("<answers>4</answers>").answers == "4"
     with pytest.raises(ConfigError, match="did you mean 'answers'"):
         parser.parse_answer("<answers>4</answers>")
 
 
-def test_xml_names_that_are_also_parameters():
+def test_xml_fields_may_have_the_names_of_method_parameters():
     parser = XMLParser(["self", "text"], answer_field="text")
     assert parser.parse(parser.format(self="a", text="b")) == SimpleNamespace(self="a", text="b")
 
@@ -233,12 +233,12 @@ def test_xml_names_that_are_also_parameters():
         ([("a", 3)], "cannot be a tag"),
     ],
 )
-def test_xml_bad_fields(fields, match):
+def test_xml_invalid_fields_are_rejected(fields, match):
     with pytest.raises(ConfigError, match=match):
         XMLParser(fields)
 
 
-def test_xml_texts_for_prompts():
+def test_xml_format_instructions_and_formatted_texts():
     parser = XMLParser(["think", ("code", "answer")])
     assert parser.get_fields() == ["think", "code"]
     assert parser.get_format_str() == "<think>\n...\n</think>\n<[ code | answer ]>\n...\n</[ code | answer ]>"
@@ -246,7 +246,7 @@ def test_xml_texts_for_prompts():
     assert parser.format(answer=4, think="hm") == parser.format(think="hm", code=4)
 
 
-def test_xml_format_failures():
+def test_xml_format_rejects_missing_and_unknown_fields():
     parser = XMLParser(["think", ("code", "answer")])
     with pytest.raises(ConfigError, match="no value for the field 'code'; pass code or answer="):
         parser.format(think="x")
@@ -266,16 +266,16 @@ def test_xml_parse_inverts_format(think, answer):
 
 
 @given(tagless, tagless)
-def test_xml_format_earns_the_whole_format_reward(think, answer):
+def test_xml_format_output_earns_the_full_format_reward(think, answer):
     parser = XMLParser(["think", "answer"])
     assert parser.format_score(parser.format(think=think.strip(), answer=answer.strip())) == 1.0
 
 
 @given(st.lists(tagless, min_size=1))
-def test_xml_answer_is_the_last_of_any_number(answers):
-    said = " then ".join(f"<answer>{answer}</answer>" for answer in answers)
-    assert XMLParser(["answer"]).parse_answer(said + "<answer>cut off") == answers[-1].strip()
-    assert XMLParser(["answer"]).parse(said).answer == answers[0].strip()
+def test_xml_parse_answer_returns_the_last_of_several_answers(answers):
+    text = " then ".join(f"<answer>{answer}</answer>" for answer in answers)
+    assert XMLParser(["answer"]).parse_answer(text + "<answer>cut off") == answers[-1].strip()
+    assert XMLParser(["answer"]).parse(text).answer == answers[0].strip()
 
 
 # XMLParser: format reward
@@ -307,13 +307,13 @@ def test_xml_format_score(text, score):
     assert reward(text) == pytest.approx(score)
 
 
-def test_xml_format_score_takes_any_alias():
+def test_xml_format_score_accepts_any_alias():
     parser = XMLParser(["think", ("tool", "answer")])
     for alias in ("tool", "answer"):
         assert parser.format_score(f"<think>a</think><{alias}>4</{alias}>") == 1.0
 
 
-def test_xml_format_reward_is_averaged_and_needs_a_message():
+def test_xml_format_reward_is_the_mean_over_assistant_messages_or_0_without_any():
     reward = XMLParser(["answer"]).get_format_reward_func()
     assert reward([AssistantMessage("<answer>4</answer>"), UserMessage("hm"), AssistantMessage("4")]) == 0.5
     assert reward([UserMessage("<answer>4</answer>")]) == 0.0
@@ -321,14 +321,14 @@ def test_xml_format_reward_is_averaged_and_needs_a_message():
 
 
 @given(st.lists(st.text() | texts_with_tags))
-def test_format_rewards_are_within_0_and_1(texts):
+def test_format_rewards_are_between_0_and_1(texts):
     completion = [AssistantMessage(text) for text in texts]
     for parser in (XMLParser(["think", ("tool", "answer")]), ThinkParser(), MaybeThinkParser(), Parser()):
         assert 0.0 <= parser.get_format_reward_func()(completion) <= 1.0
 
 
 @given(texts_with_tags)
-def test_a_complete_field_is_what_the_format_counts(text):
+def test_xml_format_score_without_a_complete_field_is_low(text):
     parser = XMLParser(["think", "answer"])
     if all(value is None for value in vars(parser.parse(text)).values()):
         assert parser.format_score(text) <= 0.4
@@ -356,24 +356,24 @@ def test_hostile_text_takes_linear_time():
         (r"\boxed{}", ""),
     ],
 )
-def test_the_last_complete_box(text: str, inside: str) -> None:
+def test_boxed_answer_is_the_last_complete_box(text: str, inside: str) -> None:
     assert extract_boxed_answer(text) == extract_boxed_answer(text, strict=True) == inside
 
 
-def test_text_without_a_box() -> None:
+def test_boxed_answer_of_text_without_a_box() -> None:
     assert extract_boxed_answer("just 4") == "just 4"
     assert extract_boxed_answer("just 4", strict=True) == ""
     assert extract_boxed_answer(r"\boxed{" * 200_000, strict=True) == ""
 
 
 @given(st.text("ab{}\\ ", max_size=30))
-def test_what_is_boxed_is_balanced(text: str) -> None:
+def test_boxed_answers_have_balanced_braces(text: str) -> None:
     inside = extract_boxed_answer(rf"{text} \boxed{{4}}", strict=True)
     bare = re.sub(r"\\[\\{}]", "", inside)
     assert bare.count("{") == bare.count("}")
 
 
-def test_answers_after_hashes() -> None:
+def test_hash_answer_is_the_text_after_the_last_hashes() -> None:
     assert extract_hash_answer("2 + 2 = 4\n#### 4 ") == "4"
     assert extract_hash_answer("#### 3, no: #### 4") == "4"
     assert extract_hash_answer("4") == "4"

@@ -21,14 +21,14 @@ CHATML = (
     "{% for m in messages %}<|{{ m['role'] }}|>\n{{ m['content'] }}<|end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
 )
-"""Writes a line break after the end of a turn, which the model never samples."""
-FORGETFUL = (
+"""Writes a line break after the end-of-turn token; the model never samples this line break."""
+STRIP_REASONING = (
     "{% for m in messages %}<|{{ m['role'] }}|>"
     "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
     "{% else %}{{ m['content'] }}{% endif %}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""Takes the thoughts out of every earlier answer, as Qwen3's template does."""
+"""Removes the reasoning from earlier responses, as Qwen3's template does."""
 
 
 def renderer_with(template: str) -> Renderer:
@@ -37,13 +37,13 @@ def renderer_with(template: str) -> Renderer:
     return Renderer(tokenizer)
 
 
-RENDERERS = {"rove": RENDERER, "chatml": renderer_with(CHATML), "forgetful": renderer_with(FORGETFUL)}
+RENDERERS = {"rove": RENDERER, "chatml": renderer_with(CHATML), "forgetful": renderer_with(STRIP_REASONING)}
 
 texts = st.text(max_size=12) | st.sampled_from(
     ["", " ", "hello world", "<move>4</move>", "é€😀", "<think>x</think>y", "\n"]
 )
 sampled = st.lists(st.integers(0, len(TOKENIZER) - 1).filter(lambda i: i != END), max_size=8)
-"""Any ids whatever: bytes that are no text, role tokens in the middle, spellings the tokenizer would never choose."""
+"""Arbitrary token ids: invalid UTF-8, role tokens in the middle, tokenizations that the tokenizer never produces."""
 
 
 def user(text: str) -> dict[str, Any]:
@@ -56,32 +56,32 @@ def step(prompt: list[int], completion: list[int]) -> StepTokens:
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(texts, sampled, st.booleans()), min_size=2, max_size=4), st.sampled_from(["rove", "chatml"]))
-def test_a_prompt_starts_with_the_tokens_of_the_turn_before_it(turns: list[tuple[str, list[int], bool]], name: str):
+def test_a_prompt_starts_with_the_tokens_of_the_previous_turn(turns: list[tuple[str, list[int], bool]], name: str):
     renderer = RENDERERS[name]
     messages: list[dict[str, Any]] = []
     previous = None
-    for said, completion, ended in turns:
-        messages.append(user(said))
+    for user_text, completion, ended in turns:
+        messages.append(user(user_text))
         prompt = renderer.prompt_ids(messages, previous)
         if previous is not None:
             assert prompt[: len(previous.ids)] == previous.ids
             assert len(prompt) > len(previous.ids)
-        # Whatever was sampled, the model reads the very text that the template writes.
+        # For any sampled tokens, the prompt decodes to exactly the text that the template renders.
         assert renderer.decode(prompt) == renderer.decode(renderer.prompt_ids(messages))
         previous = step(prompt, [*completion, END] if ended else completion or [5])
         messages.append(renderer.read(previous.completion_ids))
 
 
-def test_sampled_tokens_stay_as_they_were_sampled_and_the_rest_is_what_the_template_adds():
-    spelt = [RENDERER.encode(letter)[0] for letter in "hello"]
-    assert spelt != RENDERER.encode("hello")
-    first = step(RENDERER.prompt_ids([user("4")]), [*spelt, END])
+def test_the_next_prompt_keeps_sampled_tokens_and_appends_the_template_text():
+    letter_ids = [RENDERER.encode(letter)[0] for letter in "hello"]
+    assert letter_ids != RENDERER.encode("hello")
+    first = step(RENDERER.prompt_ids([user("4")]), [*letter_ids, END])
     messages = [user("4"), RENDERER.read(first.completion_ids), user("no")]
     assert messages[1]["content"] == "hello"
     assert RENDERER.prompt_ids(messages, first) == first.ids + RENDERER.encode("<|user|>no<|end|><|assistant|>")
 
 
-def test_the_template_ends_an_answer_that_was_cut_off():
+def test_the_template_ends_a_truncated_response():
     first = step(RENDERER.prompt_ids([user("4")]), RENDERER.encode("you say"))
     messages = [user("4"), RENDERER.read(first.completion_ids), user("no")]
     assert RENDERER.prompt_ids(messages, first) == first.ids + RENDERER.encode("<|end|><|user|>no<|end|><|assistant|>")
@@ -108,12 +108,12 @@ def test_an_edited_history_starts_a_new_branch(edit: Any):
 
 @settings(deadline=None)
 @given(st.text(), st.booleans())
-def test_reading_inverts_encoding(text: str, ended: bool):
+def test_read_inverts_encode(text: str, ended: bool):
     message = RENDERER.read(RENDERER.encode(text) + [END] * ended)
     assert message == {"role": "assistant", "content": text}
 
 
-def test_reading_takes_off_one_end_of_turn_and_only_at_the_end():
+def test_read_removes_only_one_end_of_turn_token_at_the_end():
     assert RENDERER.read([END]).content == ""
     assert RENDERER.read([]).content == ""
     assert RENDERER.read([END, END]).content == "<|end|>"
@@ -122,21 +122,19 @@ def test_reading_takes_off_one_end_of_turn_and_only_at_the_end():
     assert Renderer(TOKENIZER, [other]).read([other]).content == ""
 
 
-def test_stop_ids_always_hold_the_end_of_sequence():
+def test_stop_ids_always_include_the_end_of_sequence_token():
     assert Renderer(TOKENIZER, [7]).stop_ids == {7, END}
 
 
 @settings(deadline=None, max_examples=150)
 @given(st.lists(st.tuples(texts, texts), min_size=1, max_size=4), st.sampled_from(sorted(RENDERERS)), st.booleans())
-def test_training_branches_are_what_sampling_turn_by_turn_would_give(
-    turns: list[tuple[str, str]], name: str, more: bool
-):
+def test_training_branches_equal_those_of_sampling_turn_by_turn(turns: list[tuple[str, str]], name: str, more: bool):
     renderer = RENDERERS[name]
     messages: list[dict[str, Any]] = []
     expected: list[tuple[list[int], list[bool]]] = []
     previous = None
-    for said, answer in turns:
-        messages.append(user(said))
+    for user_text, answer in turns:
+        messages.append(user(user_text))
         prompt = renderer.prompt_ids(messages, previous)
         completion = [*renderer.encode(answer), END]
         if previous is None or prompt[: len(previous.ids)] != previous.ids:
@@ -149,7 +147,7 @@ def test_training_branches_are_what_sampling_turn_by_turn_would_give(
     assert renderer.training_branches([*messages, user("bye")] if more else messages) == expected
 
 
-def test_training_masks_only_assistant_text_and_end_of_turn():
+def test_only_assistant_text_and_end_of_turn_are_trained():
     messages = [
         {"role": "system", "content": "You are X."},
         user("0 1"),
@@ -159,49 +157,53 @@ def test_training_masks_only_assistant_text_and_end_of_turn():
         user("You win."),
     ]
     [(ids, mask)] = RENDERERS["chatml"].training_branches(messages)
-    shown = [RENDERER.decode([i for i, m in zip(ids, mask, strict=True) if m == kind]) for kind in (False, True)]
+    untrained_and_trained = [
+        RENDERER.decode([i for i, m in zip(ids, mask, strict=True) if m == kind]) for kind in (False, True)
+    ]
     assert (
-        shown[0]
+        untrained_and_trained[0]
         == "<|system|>\nYou are X.<|end|>\n<|user|>\n0 1<|end|>\n<|assistant|>\n\n<|user|>\nno<|end|>\n<|assistant|>\n"
     )
-    assert shown[1] == "<move>4</move><|end|><move>5</move><|end|>"
+    assert untrained_and_trained[1] == "<move>4</move><|end|><move>5</move><|end|>"
 
 
-def test_a_rewriting_template_trains_every_answer_in_a_branch_of_its_own():
+def test_a_history_rewriting_template_gives_each_response_its_own_branch():
     renderer = RENDERERS["forgetful"]
-    talk = [
+    messages = [
         user("a"),
         {"role": "assistant", "content": "<think>p</think>1"},
         user("b"),
         {"role": "assistant", "content": "<think>q</think>2"},
     ]
-    branches = renderer.training_branches(talk)
+    branches = renderer.training_branches(messages)
     trained = [renderer.decode([i for i, m in zip(ids, mask, strict=True) if m]) for ids, mask in branches]
     assert trained == ["<think>p</think>1<|end|>", "<think>q</think>2<|end|>"]
     assert renderer.decode(branches[1][0]).startswith("<|user|>a<|end|><|assistant|>1<|end|>")
 
 
-def test_nothing_is_trained_in_a_conversation_without_an_answer():
+def test_a_conversation_without_a_response_has_no_training_branches():
     assert RENDERER.training_branches([user("hello")]) == []
 
 
-def test_of_several_ends_a_template_that_writes_none_gets_the_tokenizers_own():
-    bare: Any = bpe_tokenizer()
-    bare.chat_template = (
+def test_a_template_without_end_of_turn_uses_the_eos_token_of_the_tokenizer():
+    tokenizer: Any = bpe_tokenizer()
+    tokenizer.chat_template = (
         "{% for m in messages %}[{{ m['content'] }}]{% endfor %}{% if add_generation_prompt %}>{% endif %}"
     )
-    [(ids, mask)] = Renderer(bare, [0, 7, 200]).training_branches([user("a"), {"role": "assistant", "content": "b"}])
+    [(ids, mask)] = Renderer(tokenizer, [0, 7, 200]).training_branches(
+        [user("a"), {"role": "assistant", "content": "b"}]
+    )
     assert [i for i, m in zip(ids, mask, strict=True) if m] == [
-        *bare.encode("b", add_special_tokens=False),
-        bare.eos_token_id,
+        *tokenizer.encode("b", add_special_tokens=False),
+        tokenizer.eos_token_id,
     ]
 
 
 # Raw texts
 
 
-def beginning_with(token: str) -> Renderer:
-    """A renderer of a tokenizer that begins every text with this token."""
+def renderer_with_bos(token: str) -> Renderer:
+    """Return a renderer whose tokenizer starts every text with this token."""
     tokenizer: Any = bpe_tokenizer()
     tokenizer.bos_token = token
     start = TemplateProcessing(single=f"{token} $A", special_tokens=[(token, tokenizer.bos_token_id)])
@@ -210,7 +212,7 @@ def beginning_with(token: str) -> Renderer:
 
 
 def of_pieces() -> Renderer:
-    """A renderer of a tokenizer that marks where words begin, and forgets the first mark when it decodes."""
+    """Return a renderer whose tokenizer marks word starts and drops the first mark when decoding."""
     pieces = Tokenizer(models.BPE())
     pieces.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="never")  # pyright: ignore[reportAttributeAccessIssue]
     pieces.decoder = decoders.Metaspace(prepend_scheme="always")  # pyright: ignore[reportAttributeAccessIssue]
@@ -219,53 +221,53 @@ def of_pieces() -> Renderer:
     return Renderer(tokenizer)
 
 
-BEGINNING = beginning_with("<|user|>")
+RENDERER_WITH_BOS = renderer_with_bos("<|user|>")
 
 
 @settings(deadline=None, max_examples=150)
 @given(texts, st.lists(st.tuples(sampled, st.booleans(), texts), min_size=1, max_size=4), st.booleans())
-def test_a_raw_text_goes_on_after_the_tokens_sampled_for_it(
+def test_a_continued_raw_text_keeps_its_sampled_tokens(
     text: str, turns: list[tuple[list[int], bool, str]], begins: bool
 ):
-    renderer = BEGINNING if begins else RENDERER
+    renderer = RENDERER_WITH_BOS if begins else RENDERER
     previous = None
     for completion, ended, more in turns:
         prompt = renderer.text_ids(text, previous)
         assert renderer.decode(prompt) == "<|user|>" * begins + text
         if previous is not None:
-            kept = previous.ids[:-1] if previous.ids[-1] == END else previous.ids
-            assert prompt[: len(kept)] == kept
+            previous_ids = previous.ids[:-1] if previous.ids[-1] == END else previous.ids
+            assert prompt[: len(previous_ids)] == previous_ids
         previous = step(prompt, completion + [END] * ended or [5])
         answer = renderer.read_text(prompt, previous.completion_ids)
         assert answer == renderer.read(previous.completion_ids)
         text += answer["content"] + more
-        if "\ufffd" in answer["content"]:  # half a character may become a whole one by what follows
+        if "\ufffd" in answer["content"]:  # the following bytes may complete a partial character
             return
 
 
-def test_a_sampled_end_is_no_part_of_the_text():
+def test_a_sampled_end_token_is_not_part_of_the_raw_text():
     first = step(RENDERER.text_ids("hello"), [*RENDERER.encode(" world"), END])
     assert RENDERER.read_text(first.prompt_ids, first.completion_ids).content == " world"
     assert RENDERER.text_ids("hello world, no", first) == first.ids[:-1] + RENDERER.encode(", no")
 
 
-def test_a_rewritten_text_is_tokenised_afresh():
-    spelt = [RENDERER.encode(letter)[0] for letter in "hello"]
-    first = step(RENDERER.text_ids("4"), spelt)
+def test_an_edited_raw_text_is_tokenized_from_scratch():
+    letter_ids = [RENDERER.encode(letter)[0] for letter in "hello"]
+    first = step(RENDERER.text_ids("4"), letter_ids)
     assert RENDERER.text_ids("4hello", first) == first.ids
-    assert RENDERER.text_ids("5hello", first) == RENDERER.encode("5hello") != [*RENDERER.encode("5"), *spelt]
+    assert RENDERER.text_ids("5hello", first) == RENDERER.encode("5hello") != [*RENDERER.encode("5"), *letter_ids]
 
 
-def test_a_text_begins_as_its_tokenizer_begins_texts():
-    [begin] = BEGINNING.encode("<|user|>")
+def test_a_raw_text_starts_with_the_bos_token_of_its_tokenizer():
+    [bos] = RENDERER_WITH_BOS.encode("<|user|>")
     assert RENDERER.text_ids("") == []
-    assert BEGINNING.text_ids("") == [begin]
-    assert BEGINNING.text_ids("hello") == [begin, *RENDERER.encode("hello")]
-    first = step([begin, *RENDERER.encode("hello")], RENDERER.encode("say"))
-    assert BEGINNING.text_ids("hellosay no", first) == first.ids + RENDERER.encode(" no")
+    assert RENDERER_WITH_BOS.text_ids("") == [bos]
+    assert RENDERER_WITH_BOS.text_ids("hello") == [bos, *RENDERER.encode("hello")]
+    first = step([bos, *RENDERER.encode("hello")], RENDERER.encode("say"))
+    assert RENDERER_WITH_BOS.text_ids("hellosay no", first) == first.ids + RENDERER.encode(" no")
 
 
-def test_a_continuation_keeps_the_space_it_begins_with():
+def test_a_continuation_keeps_its_leading_space():
     renderer = of_pieces()
     prompt, completion = renderer.encode("hello"), renderer.encode(" world")
     assert renderer.read(completion).content == "world"
@@ -282,18 +284,18 @@ def test_a_raw_text_needs_no_chat_template():
     assert Renderer(tokenizer).text_ids("hello") == RENDERER.encode("hello")
 
 
-def test_messages_are_put_in_words_that_templates_know():
+def test_messages_are_converted_to_roles_and_texts_that_templates_support():
     parts = [{"type": "text", "text": "be "}, "kind"]
-    reported = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
-    assert reported == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
-    knows = renderer_with(CHATML + "{# developer #}")
-    assert "<|developer|>\nhi" in knows.text([{"role": "developer", "content": "hi"}])
+    text = RENDERER.text([{"role": "developer", "content": parts}, {"role": "assistant", "content": None}])
+    assert text == RENDERER.text([{"role": "system", "content": "be kind"}, {"role": "assistant", "content": ""}])
+    renderer = renderer_with(CHATML + "{# developer #}")
+    assert "<|developer|>\nhi" in renderer.text([{"role": "developer", "content": "hi"}])
 
 
 def test_render_errors_explain_the_cause():
-    picture = {"type": "image_url", "image_url": {"url": "a"}}
+    image_part = {"type": "image_url", "image_url": {"url": "a"}}
     with pytest.raises(ConfigError, match=r"'image_url'.*expected 'text'"):
-        RENDERER.text([{"role": "user", "content": [picture]}])
+        RENDERER.text([{"role": "user", "content": [image_part]}])
     with pytest.raises(ConfigError, match=r"roles user: .*take turns"):
         renderer_with("{{ raise_exception('take turns') }}").text([user("a")])
     tokenizer: Any = bpe_tokenizer()
@@ -302,19 +304,19 @@ def test_render_errors_explain_the_cause():
         Renderer(tokenizer).text([user("a")])
 
 
-def test_what_is_remembered_is_what_would_be_made():
-    renderer, asked = renderer_with(CHATML), [user("a"), {"role": "assistant", "content": "b"}, user("c")]
+def test_cached_texts_and_ids_equal_fresh_ones():
+    renderer, messages = renderer_with(CHATML), [user("a"), {"role": "assistant", "content": "b"}, user("c")]
     for _ in range(2):
         for generation_prompt in (True, False):
-            fresh = renderer_with(CHATML).text(asked, generation_prompt=generation_prompt)
-            assert renderer.text(asked, generation_prompt=generation_prompt) == fresh
+            fresh = renderer_with(CHATML).text(messages, generation_prompt=generation_prompt)
+            assert renderer.text(messages, generation_prompt=generation_prompt) == fresh
     ids = renderer.encode("a b")
-    ids.append(7)  # the caller's own
+    ids.append(7)  # must not change the cached list
     assert renderer.encode("a b") == ids[:-1]
     assert renderer.decode(ids[:-1]) == renderer.decode(ids[:-1]) == "a b"
 
 
-def test_a_renderer_remembers_only_so_much():
+def test_the_caches_of_a_renderer_are_bounded():
     renderer = renderer_with(CHATML)
     for i in range(CACHE_SIZE + 5):
         renderer.text([user(str(i))])
@@ -322,8 +324,8 @@ def test_a_renderer_remembers_only_so_much():
     long = "x" * (MAX_CACHED_LENGTH + 1)
     assert renderer.text([user(long)]) == renderer_with(CHATML).text([user(long)])
     assert renderer.decode(renderer.encode(long)) == long
-    memories = renderer._texts, renderer._encoded, renderer._decoded
-    assert [len(memory) for memory in memories] == [CACHE_SIZE] * 3
+    caches = renderer._texts, renderer._encoded, renderer._decoded
+    assert [len(cache) for cache in caches] == [CACHE_SIZE] * 3
     assert renderer.encode("0") == RENDERER.encode("0")
 
 

@@ -1,4 +1,4 @@
-"""Text reported while its tokens come."""
+"""Text streamed while its tokens are sampled."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ ids = st.lists(st.integers(0, len(TOKENIZER) - 1), max_size=12) | st.text(max_si
 PIECES = of_pieces()
 
 
-def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = None) -> list[str]:
+def stream(renderer: Renderer, sampled: list[int], before: list[int] | None = None) -> list[str]:
     pieces: list[str] = []
-    speech = IncrementalDetokenizer(renderer, pieces.append, before or [])
+    detokenizer = IncrementalDetokenizer(renderer, pieces.append, before or [])
     for token in sampled:
-        speech(Token(token, -1.0))
+        detokenizer(Token(token, -1.0))
     return pieces
 
 
@@ -25,28 +25,29 @@ def heard(renderer: Renderer, sampled: list[int], before: list[int] | None = Non
 @given(ids, st.booleans())
 def test_streamed_text_is_a_prefix_of_the_response(sampled: list[int], ends: bool):
     sampled = [*sampled, END] if ends else sampled
-    pieces = heard(RENDERER, sampled)
-    whole = RENDERER.read(sampled).content
-    reported = "".join(pieces)
-    assert whole.startswith(reported) and "" not in pieces
-    kept = whole[len(reported) :].removesuffix(RENDERER.decode([END]) * 12).rstrip("\ufffd")
-    assert set(kept.replace(RENDERER.decode([END]), "")) <= {"\ufffd"}  # only what may still change is kept back
+    pieces = stream(RENDERER, sampled)
+    content = RENDERER.read(sampled).content
+    streamed = "".join(pieces)
+    assert content.startswith(streamed) and "" not in pieces
+    withheld = content[len(streamed) :].removesuffix(RENDERER.decode([END]) * 12).rstrip("\ufffd")
+    # Only text that may still change is withheld.
+    assert set(withheld.replace(RENDERER.decode([END]), "")) <= {"\ufffd"}
 
 
 @settings(deadline=None, max_examples=100)
 @given(st.text(max_size=20))
 def test_a_text_is_streamed_completely(text: str):
-    pieces = heard(RENDERER, [*RENDERER.encode(text), END])
+    pieces = stream(RENDERER, [*RENDERER.encode(text), END])
     assert "".join(pieces) == text.removesuffix("\ufffd") or text.endswith("\ufffd")
 
 
 def test_each_word_is_streamed_when_complete():
-    assert heard(RENDERER, RENDERER.encode("hello world, say é")) == ["hel", "lo", " wor", "ld", ",", " say", " ", "é"]
+    assert stream(RENDERER, RENDERER.encode("hello world, say é")) == ["hel", "lo", " wor", "ld", ",", " say", " ", "é"]
 
 
 @settings(deadline=None)
 @given(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), min_size=1, max_size=6), st.data())  # pyright: ignore[reportArgumentType]
 def test_a_continuation_is_streamed_with_its_leading_space(before: list[int], data: st.DataObject):
     sampled = data.draw(st.lists(st.integers(0, len(PIECES.tokenizer) - 1), max_size=6))  # pyright: ignore[reportArgumentType]
-    reported = "".join(heard(PIECES, sampled, before))
-    assert PIECES.read_text(before, sampled).content.startswith(reported)
+    streamed = "".join(stream(PIECES, sampled, before))
+    assert PIECES.read_text(before, sampled).content.startswith(streamed)

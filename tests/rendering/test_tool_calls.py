@@ -49,8 +49,8 @@ FRAGMENTS += [
 
 
 def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
-    outside, reported = read_calls(text, BY_NAME[how], names or ("f", "g"))
-    calls = calls_of({"tool_calls": reported})
+    outside, tool_calls = read_calls(text, BY_NAME[how], names or ("f", "g"))
+    calls = calls_of({"tool_calls": tool_calls})
     assert calls is not None
     return outside, calls
 
@@ -59,23 +59,23 @@ def read(text: str, how: str, *names: str) -> tuple[str, list[Call]]:
 @given(calls=CALLS, reported=st.sampled_from(["", "Let me see. ", "<think>or <tool_call>?</think>"]))
 def test_written_calls_are_parsed_back(how: Format, calls: list[Call], reported: str):
     if how.name == "llama3":
-        reported = ""  # its calls are the whole answer
-    outside, read = read_calls(reported + how.write(calls), how, [call.name for call in calls])
-    assert calls_of({"tool_calls": read}) == calls
+        reported = ""  # a response is either text or calls in this format
+    outside, parsed = read_calls(reported + how.write(calls), how, [call.name for call in calls])
+    assert calls_of({"tool_calls": parsed}) == calls
     assert outside == reported.strip()
-    assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in read)
-    assert len({call["id"] for call in read}) == len(read)
+    assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in parsed)
+    assert len({call["id"] for call in parsed}) == len(parsed)
 
 
 @pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS, data=st.data())
-def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, calls: list[Call], data: st.DataObject):
+def test_a_truncated_response_yields_only_complete_calls(how: Format, calls: list[Call], data: st.DataObject):
     text = how.write(calls)
-    cut = text[: data.draw(st.integers(0, len(text) - 1))]
-    outside, read = read_calls(cut, how, [call.name for call in calls])
-    got = calls_of({"tool_calls": read})
-    assert got is not None and got == calls[: len(got)]
-    assert read or outside == cut
+    truncated = text[: data.draw(st.integers(0, len(text) - 1))]
+    outside, parsed = read_calls(truncated, how, [call.name for call in calls])
+    parsed_calls = calls_of({"tool_calls": parsed})
+    assert parsed_calls is not None and parsed_calls == calls[: len(parsed_calls)]
+    assert parsed or outside == truncated
 
 
 @pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
@@ -85,10 +85,10 @@ def test_an_answer_that_was_cut_off_never_calls_what_was_not_meant(how: Format, 
         max_size=8,
     )
 )
-def test_any_answer_can_be_read(how: Format, pieces: list[str]):
+def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
     text = "".join(pieces)
-    outside, read = read_calls(text, how, ["f"])
-    assert read or outside == text
+    outside, parsed = read_calls(text, how, ["f"])
+    assert parsed or outside == text
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_any_answer_can_be_read(how: Format, pieces: list[str]):
         ("mistral_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
     ],
 )  # fmt: skip
-def test_calls(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
+def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
     assert read(text, how) == (outside, calls)
 
 
@@ -155,11 +155,11 @@ def test_calls(how: str, text: str, outside: str, calls: list[tuple[str, dict[st
         ("mistral_named", "[TOOL_CALLS]f[ARGS]"),
     ],
 )
-def test_what_is_malformed_stays_text(how: str, text: str):
+def test_malformed_calls_stay_text(how: str, text: str):
     assert read(text, how) == (text, [])
 
 
-def test_equal_answers_of_different_turns_have_different_ids():
+def test_equal_calls_of_different_turns_have_different_ids():
     text = '<tool_call>{"name": "f"}</tool_call>'
     ids = [read_calls(text, BY_NAME["hermes"], before=before)[1][0]["id"] for before in (3, 9, 3)]
     assert ids[0] == ids[2] != ids[1]
@@ -179,12 +179,12 @@ def test_equal_answers_of_different_turns_have_different_ids():
         ("", None),
     ],
 )
-def test_a_template_tells_how_its_model_calls(template: str, name: str | None):
+def test_the_tool_call_format_is_detected_from_the_template(template: str, name: str | None):
     how = format_of(template)
     assert (how and how.name) == name
 
 
-def test_calls_that_are_no_json_are_none():
+def test_calls_of_returns_none_for_invalid_calls():
     assert calls_of({"tool_calls": [{"function": {"name": "f", "arguments": "oops"}}]}) is None
     assert calls_of({"tool_calls": [{}]}) is None
     assert calls_of({}) == []
@@ -194,33 +194,33 @@ def test_calls_that_are_no_json_are_none():
 @given(
     parts=st.lists(st.sampled_from([*FRAGMENTS, "Let me see.", " ", "\n", "<", "{"]) | st.text(max_size=3), max_size=8)
 )
-def test_what_is_sure_to_be_no_call_stays_in_the_text(how: Format, parts: list[str]):
+def test_text_that_sure_of_accepts_stays_in_the_parsed_text(how: Format, parts: list[str]):
     text = "".join(parts)
     outside, _ = read_calls(text, how, ["f", "g"])
     for length in range(len(text) + 1):
-        begun = text[:length]
-        assert outside.startswith(begun[: sure_of(begun, how)])
+        prefix = text[:length]
+        assert outside.startswith(prefix[: sure_of(prefix, how)])
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("how", first_quick(FORMATS, 2), ids=lambda one: one.name)
 @given(calls=CALLS)
-def test_calls_are_never_sure_and_words_are_at_once(how: Format, calls: list[Call]):
+def test_sure_of_accepts_plain_words_immediately_and_calls_never(how: Format, calls: list[Call]):
     written = how.write(calls)
     assert {sure_of(written[:length], how) for length in range(len(written) + 1)} == {0}
     for length in range(len("Let me see. I think so.")):
-        begun = "Let me see. I think so."[:length]
-        assert sure_of(begun, how) == len(begun.rstrip())
+        prefix = "Let me see. I think so."[:length]
+        assert sure_of(prefix, how) == len(prefix.rstrip())
     assert sure_of("a <b> c", how) == 7
 
 
 @given(
     how=st.sampled_from([one for one in FORMATS if not one.bare]), some=st.lists(st.sampled_from(FRAGMENTS), max_size=8)
 )
-def test_what_is_begun_is_read_or_known_to_be_unreadable(how: Format, some: list[str]) -> None:
+def test_a_started_call_is_parsed_or_reported_as_unparsed(how: Format, some: list[str]) -> None:
     text = "".join(some)
-    _, reported = read_calls(text, how, ("f",))
-    begun = how.starts.search(text.rpartition("</think>")[2])
-    assert reported or unparsed_call_format(text) if begun else not reported
+    _, tool_calls = read_calls(text, how, ("f",))
+    call_start = how.starts.search(text.rpartition("</think>")[2])
+    assert tool_calls or unparsed_call_format(text) if call_start else not tool_calls
     if not any(mark in text for one in FORMATS for mark in one.marks):
         assert unparsed_call_format(text) is None

@@ -1,4 +1,4 @@
-"""Evaluating, generating, resuming, and making a dataset of what came out."""
+"""Evaluation, generation, resuming runs, and datasets of rollouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rove.statistics import Price
 
 
 class Flaky:
-    """A player that fails on its `failing`-th calls, counted from 0, and otherwise knows the answer."""
+    """A policy that fails on the calls numbered in `failing`, counted from 0, and otherwise gives the right answer."""
 
     def __init__(self, *failing: int):
         self.failing = failing
@@ -32,38 +32,38 @@ class Flaky:
         return state["answer"]
 
 
-def started(path) -> Run:
+def start_run(path) -> Run:
     run = Run(path)
     run.start("eval", {}, {})
     return run
 
 
-def places(records) -> list[tuple[int, int]]:
+def positions(records) -> list[tuple[int, int]]:
     return [(record.example_id, record.rollout_index) for record in records]
 
 
-def test_records_come_in_the_order_of_examples_and_siblings():
-    async def player(messages, state, rng):
+def test_records_are_in_the_order_of_examples_and_group_members():
+    async def policy(messages, state, rng):
         for _ in range(rng.randrange(9)):
             await asyncio.sleep(0)
         return "hi"
 
-    records = roll(Quiz(4), says(player), rollouts_per_example=3)
-    assert places(records) == [(i, j) for i in range(4) for j in range(3)]
+    records = roll(Quiz(4), says(policy), rollouts_per_example=3)
+    assert positions(records) == [(i, j) for i in range(4) for j in range(3)]
 
 
-def test_only_so_many_examples():
-    assert places(roll(Quiz(4), says("hi"), num_examples=2)) == [(0, 0), (1, 0)]
+def test_num_examples_limits_the_examples():
+    assert positions(roll(Quiz(4), says("hi"), num_examples=2)) == [(0, 0), (1, 0)]
     assert len(roll(Quiz(4), says("hi"))) == 4
 
 
-def test_evaluation_rows_are_used_unless_training_rows_are_asked_for():
+def test_evaluation_rows_are_used_unless_training_rows_are_requested():
     env = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
     assert roll(env, says("hi"))[0].prompt == [vf.UserMessage("eval")]
     assert roll(env, says("hi"), train=True)[0].prompt == [vf.UserMessage("train")]
 
 
-def test_errors_are_counted_apart_from_rewards():
+def test_errors_are_counted_separately_from_rewards():
     summary = asyncio.run(vf.evaluate(Quiz(4), says(Flaky(1)), max_concurrent=1))
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (4, 3, 1)
     assert summary["reward"]["mean"] == 1.0
@@ -78,52 +78,52 @@ def test_errors_are_counted_apart_from_rewards():
     assert summary["stops"] == {"answered": 3}
 
 
-def test_the_observer_sees_every_record():
+def test_on_record_receives_every_record():
     seen = []
     records = roll(Quiz(3), says(right), on_record=seen.append)
-    assert sorted(places(seen)) == places(records)
+    assert sorted(positions(seen)) == positions(records)
 
 
 # Run folders
 
 
-def test_every_rollout_is_kept_as_it_finishes(tmp_path):
-    with started(tmp_path) as run:
-        kept = []
+def test_every_rollout_is_saved_when_it_finishes(tmp_path):
+    with start_run(tmp_path) as run:
+        saved_counts = []
         records = roll(
             Quiz(3),
             says(right),
             run=run,
             max_concurrent=1,
-            on_record=lambda record: kept.append(len(list(run.rollouts()))),
+            on_record=lambda record: saved_counts.append(len(list(run.rollouts()))),
         )
-        assert kept == [1, 2, 3]
+        assert saved_counts == [1, 2, 3]
         assert list(run.rollouts()) == records
 
 
-def test_resuming_skips_what_is_finished_and_runs_failures_again(tmp_path):
-    with started(tmp_path) as run:
+def test_resuming_skips_finished_rollouts_and_repeats_failed_ones(tmp_path):
+    with start_run(tmp_path) as run:
         first = Flaky(1, 4)
         roll(Quiz(3), says(first), rollouts_per_example=2, run=run, max_concurrent=1)
         assert len(first.calls) == 6
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run:
         second, seen = Flaky(), []
         records = roll(Quiz(3), says(second), rollouts_per_example=2, run=run, max_concurrent=1, on_record=seen.append)
         assert second.calls == ["0", "2"]
-        assert places(records) == [(i, j) for i in range(3) for j in range(2)]
+        assert positions(records) == [(i, j) for i in range(3) for j in range(2)]
         assert all(record.reward == 1.0 for record in records)
-        assert sorted(places(seen)) == places(records)  # each once: what was kept, then what was run
-    with started(tmp_path) as run:
+        assert sorted(positions(seen)) == positions(records)  # each once: first the saved records, then the new ones
+    with start_run(tmp_path) as run:
         third = Flaky()
         assert roll(Quiz(3), says(third), rollouts_per_example=2, run=run) == records
         assert third.calls == []
 
 
 def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_path):
-    def player(messages, state, rng):
+    def policy(messages, state, rng):
         return f"{rng.random()}"
 
-    whole = roll(Quiz(5), says(player), rollouts_per_example=2)
+    uninterrupted = roll(Quiz(5), says(policy), rollouts_per_example=2)
 
     class StopError(Exception):
         pass
@@ -135,28 +135,28 @@ def test_resuming_after_a_stop_gives_the_records_of_an_uninterrupted_run(tmp_pat
         if len(seen) == 3:
             raise StopError
 
-    with started(tmp_path) as run, pytest.raises(StopError):
-        roll(Quiz(5), says(player), rollouts_per_example=2, run=run, on_record=stop_after_three, max_concurrent=1)
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run, pytest.raises(StopError):
+        roll(Quiz(5), says(policy), rollouts_per_example=2, run=run, on_record=stop_after_three, max_concurrent=1)
+    with start_run(tmp_path) as run:
         assert len(list(run.rollouts())) == 3
-        resumed = roll(Quiz(5), says(player), rollouts_per_example=2, run=run)
-    assert [record.completion for record in resumed] == [record.completion for record in whole]
-    assert [record.seed for record in resumed] == [record.seed for record in whole]
+        resumed = roll(Quiz(5), says(policy), rollouts_per_example=2, run=run)
+    assert [record.completion for record in resumed] == [record.completion for record in uninterrupted]
+    assert [record.seed for record in resumed] == [record.seed for record in uninterrupted]
 
 
-def test_more_examples_and_siblings_may_be_asked_for_later(tmp_path):
-    with started(tmp_path) as run:
+def test_a_run_can_be_extended_with_examples_and_group_members(tmp_path):
+    with start_run(tmp_path) as run:
         roll(Quiz(2), says(right), run=run)
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run:
         more = Flaky()
         assert len(roll(Quiz(3), says(more), rollouts_per_example=2, run=run)) == 6
         assert len(more.calls) == 4
         fewer, seen = Flaky(), []
-        assert places(roll(Quiz(1), says(fewer), run=run, on_record=seen.append)) == [(0, 0)]
-        assert (fewer.calls, places(seen)) == ([], [(0, 0)])
+        assert positions(roll(Quiz(1), says(fewer), run=run, on_record=seen.append)) == [(0, 0)]
+        assert (fewer.calls, positions(seen)) == ([], [(0, 0)])
 
 
-def test_a_group_that_is_not_complete_is_run_again_as_a_whole(tmp_path):
+def test_an_incomplete_group_is_repeated_as_a_whole(tmp_path):
     sizes = []
 
     @vf.group_reward
@@ -167,28 +167,28 @@ def test_a_group_that_is_not_complete_is_run_again_as_a_whole(tmp_path):
     def env():
         return Quiz(2, rubric=vf.Rubric([size]))
 
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run:
         roll(env(), says(Flaky(1)), rollouts_per_example=3, run=run, max_concurrent=1)
     assert sizes == [2, 3]
-    with started(tmp_path) as run:
-        again, seen = Flaky(), []
-        records = roll(env(), says(again), rollouts_per_example=3, run=run, max_concurrent=1, on_record=seen.append)
-    assert again.calls == ["0", "0", "0"]
+    with start_run(tmp_path) as run:
+        resumed, seen = Flaky(), []
+        records = roll(env(), says(resumed), rollouts_per_example=3, run=run, max_concurrent=1, on_record=seen.append)
+    assert resumed.calls == ["0", "0", "0"]
     assert [record.reward for record in records] == [3.0] * 6
-    assert sorted(places(seen)) == places(records)  # the old records of the group are not counted beside the new
+    assert sorted(positions(seen)) == positions(records)  # the old records of the group are not reported
 
 
-def test_a_changed_row_is_a_new_one(tmp_path):
-    with started(tmp_path) as run:
+def test_a_changed_row_counts_as_a_new_example(tmp_path):
+    with start_run(tmp_path) as run:
         roll(Quiz(2), says(right), run=run)
         changed = Quiz(dataset=[{"question": "q0", "answer": "0"}, {"question": "q1", "answer": "one"}])
-        player = Flaky()
-        assert [record.answer for record in roll(changed, says(player), run=run)] == ["0", "one"]
-        assert player.calls == ["one"]
+        policy = Flaky()
+        assert [record.answer for record in roll(changed, says(policy), run=run)] == ["0", "one"]
+        assert policy.calls == ["one"]
 
 
 def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run:
         assert run.summary() is None
         summary = asyncio.run(vf.evaluate(Quiz(2), says(right), run=run, rollouts_per_example=2))
         assert run.summary() == summary
@@ -196,7 +196,7 @@ def test_the_summary_of_a_run_is_written_when_it_is_complete(tmp_path):
 
 def test_the_last_success_of_a_rollout_counts(tmp_path):
     records = roll(Quiz(1), says(Flaky(0))) + roll(Quiz(1), says("wrong")) + roll(Quiz(1), says(right))
-    with started(tmp_path) as run:
+    with start_run(tmp_path) as run:
         run.append_rollout(records[0])
         assert list(run.finished()) == []
         for record in records[1:]:
@@ -207,14 +207,14 @@ def test_the_last_success_of_a_rollout_counts(tmp_path):
 # Datasets
 
 
-def test_a_dataset_holds_the_scored_rollouts_that_are_good_enough():
-    def player(messages, state, rng):
+def test_a_dataset_contains_the_scored_rollouts_with_at_least_min_reward():
+    def policy(messages, state, rng):
         if state["answer"] == "1":
             raise vf.InfraError("gone")
         return state["answer"] if state["answer"] != "2" else "wrong"
 
     env = Quiz(dataset=[{"question": f"q{i}", "answer": str(i), "info": {"i": i}} for i in range(4)])
-    records = roll(env, says(player))
+    records = roll(env, says(policy))
     assert [row["answer"] for row in vf.make_dataset(records)] == ["0", "2", "3"]
     assert [row["answer"] for row in vf.make_dataset(records, min_reward=1.0)] == ["0", "3"]
     assert vf.make_dataset(records, min_reward=1.5) == []
@@ -228,22 +228,22 @@ def test_a_dataset_holds_the_scored_rollouts_that_are_good_enough():
     }
 
 
-def test_a_dataset_becomes_a_hugging_face_dataset_and_asks_the_same_again():
+def test_a_dataset_can_be_a_hugging_face_dataset_for_an_environment():
     from datasets import Dataset
 
     rows = vf.make_dataset(roll(Quiz(2), says(right)))
-    again = Quiz(dataset=Dataset.from_list(rows))
-    assert [example["prompt"] for example in again.get_dataset()] == [[vf.UserMessage("q0")], [vf.UserMessage("q1")]]
+    env = Quiz(dataset=Dataset.from_list(rows))
+    assert [example["prompt"] for example in env.get_dataset()] == [[vf.UserMessage("q0")], [vf.UserMessage("q1")]]
 
 
-def test_all_text():
+def test_conversation_texts_contain_all_messages():
     assert conversation_texts(roll(Quiz(2, system_prompt="Be brief."), says("hi"))) == [
         "Be brief.\nq0\nhi",
         "Be brief.\nq1\nhi",
     ]
 
 
-def test_sampling_of_the_environment_holds_where_the_caller_says_nothing() -> None:
+def test_sampling_args_of_the_environment_apply_unless_the_caller_overrides_them() -> None:
     seen = []
 
     class Listening:
@@ -274,8 +274,8 @@ def test_the_model_is_the_second_positional_argument() -> None:
 # Limits
 
 
-def tokens(count: int) -> vf.Client:
-    """A client whose every answer took 10 prompt tokens and `count` more."""
+def client_with_usage(count: int) -> vf.Client:
+    """Return a client whose responses use 10 prompt tokens and `count` completion tokens."""
 
     class Counted(vf.ScriptedClient):
         async def respond(self, request):
@@ -295,14 +295,14 @@ def tokens(count: int) -> vf.Client:
         ({"max_turns": 9, "max_cost": 9.0}, 5, "has_final_env_response", False),
     ],
 )
-def test_a_rollout_that_meets_a_limit_is_scored_as_it_stands(limits, turns, stop, truncated):
+def test_a_rollout_that_reaches_a_limit_is_scored_as_it_is(limits, turns, stop, truncated):
     env = Talk(turns=5, rubric=vf.Rubric([lambda state: float(len(state["trajectory"]))]))
     price = Price(input=0.0, output=200.0)
-    [record] = roll(env, tokens(5), limits=limits, price=price)
+    [record] = roll(env, client_with_usage(5), limits=limits, price=price)
     assert (record.reward, record.stop_condition, record.is_truncated, record.error) == (turns, stop, truncated, None)
 
 
-def test_a_time_limit_of_the_run_holds_where_the_environment_has_a_longer_one():
+def test_a_time_limit_of_the_run_overrides_a_longer_one_of_the_environment():
     async def slow_later(messages, state, rng):
         await asyncio.sleep(10 if state["trajectory"] else 0)
         return "hi"
@@ -312,7 +312,7 @@ def test_a_time_limit_of_the_run_holds_where_the_environment_has_a_longer_one():
     assert (record.stop_condition, record.is_truncated, record.error) == ("timeout_reached", True, None)
 
 
-def test_whose_time_is_up_before_any_answer_has_failed():
+def test_a_timeout_before_the_first_response_is_an_error():
     async def never(messages, state, rng):
         await asyncio.Event().wait()
 
@@ -321,11 +321,11 @@ def test_whose_time_is_up_before_any_answer_has_failed():
 
 
 @pytest.mark.parametrize("answers", [0, 1])
-async def test_an_endpoint_that_refuses_until_the_time_is_up_earns_no_score(answers):
+async def test_a_rollout_that_is_rate_limited_until_its_timeout_gets_no_score(answers):
     refused = Answer(429, "busy", {"Retry-After": "30"})
     async with FaultEndpoint(lambda number, body: "ok" if number < answers else refused) as server:
         client = vf.OpenAIClient(server.base_url)
-        async with asyncio.timeout(20):  # the pause that was asked for holds nothing up once all rollouts are done
+        async with asyncio.timeout(20):  # the requested pause does not delay the end of the run
             [record] = await vf.generate(Talk(turns=3), client, limits={"timeout_seconds": 0.5})
         await client.close()
     assert record.scores is None
@@ -334,47 +334,47 @@ async def test_an_endpoint_that_refuses_until_the_time_is_up_earns_no_score(answ
     assert len(record.steps) == answers
 
 
-def test_a_budget_stops_new_rollouts_and_counts_what_was_spent_before(tmp_path):
-    cheap = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
+def test_a_budget_stops_new_rollouts_and_includes_earlier_costs(tmp_path):
+    options = {"price": Price(input=0.0, output=1e6), "max_concurrent": 1, "run": tmp_path / "run"}
     env = Quiz(10)
-    first = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=3))
+    first = asyncio.run(vf.evaluate(env, client_with_usage(1), **options, budget=3))
     assert (first["scored"], first["not_run"], first["cost"]["total"]) == (3, 7, 3.0)
-    assert Run(tmp_path / "run").summary() is None  # there is more to do
-    second = asyncio.run(vf.evaluate(env, tokens(1), **cheap, budget=5))
+    assert Run(tmp_path / "run").summary() is None  # the run is not complete
+    second = asyncio.run(vf.evaluate(env, client_with_usage(1), **options, budget=5))
     assert (second["scored"], second["not_run"]) == (5, 5)
-    last = asyncio.run(vf.evaluate(env, tokens(1), **cheap))
+    last = asyncio.run(vf.evaluate(env, client_with_usage(1), **options))
     assert (last["scored"], last["not_run"]) == (10, 0)
     assert Run(tmp_path / "run").summary()["cost"]["total"] == 10.0
 
 
 @pytest.mark.parametrize("options", [{"budget": 1.0}, {"limits": {"max_cost": 1.0}}])
-def test_a_limit_in_money_needs_a_price(options):
+def test_cost_limits_require_a_price(options):
     with pytest.raises(vf.ConfigError, match="needs a price"):
         roll(Quiz(), says("hi"), **options)
 
 
 @pytest.mark.parametrize(("max_errors", "played"), [(2, 3), (0.5, 20)])
-def test_a_hopeless_run_stops_early_and_keeps_what_it_has(max_errors, played, tmp_path):
-    def gone(messages, state, rng):
+def test_a_run_with_too_many_errors_stops_early_and_keeps_its_records(max_errors, played, tmp_path):
+    def always_fails(messages, state, rng):
         raise vf.InfraError("the endpoint is gone")
 
     with pytest.raises(vf.TooManyErrorsError, match=rf"{played} of {played} rollouts failed.*\n.*the endpoint is gone"):
-        roll(Quiz(40), says(gone), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run")
+        roll(Quiz(40), says(always_fails), max_errors=max_errors, max_concurrent=1, run=tmp_path / "run")
     assert len(list(Run(tmp_path / "run").rollouts())) == played
 
 
 @pytest.mark.parametrize("max_errors", [20, 0.5])
-def test_a_run_with_as_many_errors_as_allowed_goes_on(max_errors):
-    def every_other(messages, state, rng):
+def test_a_run_with_as_many_errors_as_allowed_continues(max_errors):
+    def fails_every_other_time(messages, state, rng):
         if state["example_id"] % 2:
             raise vf.InfraError("not now")
         return "hi"
 
-    records = roll(Quiz(40), says(every_other), max_errors=max_errors, max_concurrent=1)
+    records = roll(Quiz(40), says(fails_every_other_time), max_errors=max_errors, max_concurrent=1)
     assert sum(record.error is not None for record in records) == 20
 
 
-async def test_only_so_many_are_scored_at_a_time():
+async def test_max_scoring_limits_concurrent_scoring():
     at_once = most = 0
 
     async def judge(completion):
@@ -400,7 +400,7 @@ async def test_only_so_many_are_scored_at_a_time():
         ({"max_errors": -1}, "max_errors is -1"),
     ],
 )
-def test_wrong_options_are_refused(options, message):
+def test_invalid_options_are_rejected(options, message):
     with pytest.raises(vf.ConfigError, match=message):
         roll(Quiz(), says("hi"), **options)
 
@@ -408,7 +408,7 @@ def test_wrong_options_are_refused(options, message):
 # Run folders from Python
 
 
-def test_a_folder_continues_only_the_same_run(tmp_path):
+def test_a_folder_resumes_only_the_same_run(tmp_path):
     folder = tmp_path / "run"
     roll(Quiz(2), says(right), run=folder)
     calls = Flaky()
@@ -422,22 +422,22 @@ def test_a_folder_continues_only_the_same_run(tmp_path):
         roll(Quiz(2), says(right, name="other"), run=folder)
 
 
-def test_what_is_kept_counts_in_the_summary_without_its_texts(tmp_path):
+def test_saved_rollouts_count_in_the_summary_without_their_texts(tmp_path):
     folder = tmp_path / "run"
     seen: list[object] = []
-    whole = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
-    again = asyncio.run(
+    original = asyncio.run(vf.evaluate(Quiz(30), says(right), run=folder, rollouts_per_example=2))
+    resumed = asyncio.run(
         vf.evaluate(Quiz(30), says("never asked"), run=folder, rollouts_per_example=2, on_record=seen.append)
     )
-    assert {**again, "latency": 0} == {**whole, "latency": 0}
+    assert {**resumed, "latency": 0} == {**original, "latency": 0}
     assert {type(record) for record in seen} == {Outcome}
     assert len(seen) == 60
 
 
-# Limits that find themselves
+# Adaptive limits
 
 
-async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
+async def test_rollouts_start_when_the_endpoint_admits_them(tmp_path):
     running = most = 0
 
     class Watched(Quiz):
@@ -452,7 +452,7 @@ async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
             running -= 1
 
     class Server(vf.ScriptedClient):
-        """Sixteen at a time, and no more."""
+        """A server that rejects requests beyond 16 at a time."""
 
         limiter = Limiter(4, adaptive=True, maximum=64)
 
@@ -467,89 +467,89 @@ async def test_rollouts_start_as_the_endpoint_admits_them(tmp_path):
     assert summary["scored"] == 200
     assert most <= 2 * 16
     assert server.limiter.under_way == server.limiter._reserved == 0
-    kept = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
-    assert len(kept) == len(server.limiter.history) - 1  # the start was before
-    assert {"seconds", "limit", "reason"} == json.loads(kept[0]).keys()
+    lines = (tmp_path / "run" / "limits.jsonl").read_text().splitlines()
+    assert len(lines) == len(server.limiter.history) - 1  # the initial limit is not logged
+    assert {"seconds", "limit", "reason"} == json.loads(lines[0]).keys()
 
 
-# What a review found
+# Regressions
 
 
-def ranked(states):
-    """Each reward depends on who else is in the group."""
+def group_size(states):
+    """Reward each group member with the number of members."""
     return [float(len(states))] * len(states)
 
 
-def test_a_group_that_was_cut_short_while_it_was_written_is_run_again(tmp_path):
-    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+def test_a_group_that_was_saved_only_in_part_is_repeated(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(group_size)]))
     folder = tmp_path / "run"
     roll(env, says("hi"), rollouts_per_example=2, run=folder)
     lines = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
-    roll(env, says("hi"), rollouts_per_example=4, run=folder)  # bigger: played anew
+    roll(env, says("hi"), rollouts_per_example=4, run=folder)  # a larger group: all rollouts are repeated
     everything = (folder / "rollouts.jsonl").read_bytes().splitlines(keepends=True)
     assert len(everything) == 6
-    (folder / "rollouts.jsonl").write_bytes(b"".join(everything[:5]))  # killed before the last of four
+    (folder / "rollouts.jsonl").write_bytes(b"".join(everything[:5]))  # as if killed before the last of four
     records = roll(env, says("hi"), rollouts_per_example=4, run=folder)
     assert [record.reward for record in records] == [4.0] * 4
     assert len(lines) == 2
 
 
-def test_a_later_failure_takes_an_earlier_score_back(tmp_path):
-    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(ranked)]))
+def test_a_later_failure_replaces_an_earlier_score(tmp_path):
+    env = Quiz(1, rubric=vf.Rubric([vf.group_reward(group_size)]))
     folder = tmp_path / "run"
 
     def fails(sibling):
-        def player(messages, state, rng):
+        def policy(messages, state, rng):
             fails.calls += 1
             if fails.calls % 3 == sibling:
                 raise vf.InfraError("gone")
             return "hi"
 
         fails.calls = -1
-        return says(player, name="one")
+        return says(policy, name="one")
 
     first = roll(env, fails(2), rollouts_per_example=3, max_concurrent=1, run=folder)
-    again = roll(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
-    assert [[r.reward for r in records] for records in (first, again)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
+    second = roll(env, fails(0), rollouts_per_example=3, max_concurrent=1, run=folder)
+    assert [[r.reward for r in records] for records in (first, second)] == [[2.0, 2.0, None], [None, 2.0, 2.0]]
     assert [r.rollout_index for r in Run(folder).finished()] == [1, 2]
 
 
-def test_another_rubric_is_another_run(tmp_path):
+def test_a_run_cannot_be_resumed_with_another_rubric(tmp_path):
     roll(Quiz(1, rubric=vf.Rubric([lambda state: 0.0])), says("hi"), run=tmp_path / "run")
     with pytest.raises(vf.RunError, match="rubric"):
         roll(Quiz(1, rubric=vf.Rubric([lambda state: 1.0])), says("hi"), run=tmp_path / "run")
 
 
-def test_what_is_finished_when_a_run_stops_is_kept(tmp_path):
+def test_finished_rollouts_are_saved_when_a_run_stops(tmp_path):
     def observer(record):
         raise OSError("disk full")
 
     with pytest.raises(OSError, match="disk full"):
         roll(Quiz(30), says("hi"), run=tmp_path / "run", on_record=observer)
-    kept = len(list(Run(tmp_path / "run").rollouts()))
+    num_saved = len(list(Run(tmp_path / "run").rollouts()))
     with pytest.raises(vf.TooManyErrorsError):
         roll(Quiz(30), says(Flaky(*range(99)), name="x"), run=tmp_path / "other", max_errors=1)
-    assert kept >= 1
+    assert num_saved >= 1
     assert len(list(Run(tmp_path / "other").rollouts())) >= 2
 
 
-def test_an_endless_dataset_ends_with_the_budget(tmp_path):
+def test_the_budget_ends_a_run_over_an_endless_dataset(tmp_path):
     def endless():
         while True:
             yield {"question": "again"}
 
     options = {"price": Price(0.0, 1e6), "budget": 5.0, "max_concurrent": 1, "run": tmp_path / "run"}
-    summary = asyncio.run(vf.evaluate(Quiz(dataset=endless()), tokens(1), **options))
+    summary = asyncio.run(vf.evaluate(Quiz(dataset=endless()), client_with_usage(1), **options))
     assert (summary["scored"], summary["not_run"]) == (5, None)
     assert summary["cost"]["spent"] == 5.0
 
 
-def test_an_empty_dataset_is_refused():
+def test_an_empty_dataset_is_rejected():
     with pytest.raises(vf.ConfigError, match="has no rows"):
         roll(Quiz(dataset=[]), says("hi"))
 
 
-def test_a_state_that_no_record_can_be_made_of_is_an_error_of_that_rollout():
+def test_a_state_that_cannot_become_a_record_is_an_error_of_its_rollout():
     class Vandal(Quiz):
         async def setup_state(self, state, **kwargs):
             if state["example_id"] == 1:
@@ -559,19 +559,19 @@ def test_a_state_that_no_record_can_be_made_of_is_an_error_of_that_rollout():
     assert [record.error is None for record in records] == [True, False, True]
 
 
-def test_an_example_that_failed_half_counts_as_much_as_any_other():
-    def player(messages, state, rng):
-        if state["example_id"] == 1 and len(player.calls) < 3:
-            player.calls.append(1)
+def test_an_example_with_failed_rollouts_has_the_same_weight_as_any_other():
+    def policy(messages, state, rng):
+        if state["example_id"] == 1 and len(policy.calls) < 3:
+            policy.calls.append(1)
             raise vf.InfraError("gone")
         return "0"
 
-    player.calls = []
-    summary = asyncio.run(vf.evaluate(Quiz(2), says(player), rollouts_per_example=4))
+    policy.calls = []
+    summary = asyncio.run(vf.evaluate(Quiz(2), says(policy), rollouts_per_example=4))
     assert (summary["scored"], summary["reward"]["mean"]) == (5, 0.5)
 
 
-async def test_the_limiter_does_not_write_into_a_run_that_is_over(tmp_path):
+async def test_the_limiter_does_not_write_into_a_finished_run(tmp_path):
     async with FaultEndpoint() as server:
         client = vf.OpenAIClient(server.base_url)
         await vf.evaluate(Quiz(40), client, run=tmp_path / "run")
@@ -579,7 +579,7 @@ async def test_the_limiter_does_not_write_into_a_run_that_is_over(tmp_path):
         await client.close()
 
 
-def test_a_rubric_that_rewards_nothing_is_told():
+def test_a_rubric_without_reward_functions_causes_a_warning():
     rubric = vf.Rubric()
     rubric.add_metric(lambda completion: 1.0)
     env = vf.SingleTurnEnv(dataset=[{"question": "a", "answer": "a"}], rubric=rubric)

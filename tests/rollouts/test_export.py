@@ -1,4 +1,4 @@
-"""Rows as files: whole or not at all, and the same rows when they are read back."""
+"""Exported rows: files are written atomically and read back unchanged."""
 
 from __future__ import annotations
 
@@ -19,16 +19,20 @@ from rove.rollouts import export
 from rove.rollouts.export import Row, RunRows, push, write_rows
 
 CALL = {"id": "c1", "type": "function", "function": {"name": "look", "arguments": '{"x": 1}'}}
-TALK = [
+CONVERSATION = [
     {"role": "assistant", "content": None, "tool_calls": [CALL], "reasoning_content": "hm"},
     {"role": "tool", "content": [{"type": "text", "text": "to"}, {"type": "text", "text": "ol"}], "tool_call_id": "c1"},
     {"role": "assistant", "content": "done"},
 ]
-VARIED = [record(0), record(1, scores=scores(0.0, speed=2.0), stop_condition=None), record(2, completion=TALK, info={})]
-FORMS = ("jsonl", "parquet", "hf-dir")
+VARIED = [
+    record(0),
+    record(1, scores=scores(0.0, speed=2.0), stop_condition=None),
+    record(2, completion=CONVERSATION, info={}),
+]
+FORMATS = ("jsonl", "parquet", "hf-dir")
 
 
-def read(path: Path, form: str) -> list[dict[str, Any]]:
+def read_rows(path: Path, form: str) -> list[dict[str, Any]]:
     if form == "jsonl":
         return [json.loads(line) for line in path.read_bytes().splitlines()]
     if form == "parquet":
@@ -49,41 +53,41 @@ def test_csv_cells_are_text_or_json(tmp_path: Path):
     rows = RunRows(made_run(tmp_path / "run", [*VARIED, odd]))
     assert write_rows(rows, tmp_path / "rows.csv", "csv") == 4
     with (tmp_path / "rows.csv").open(encoding="utf-8", newline="") as file:
-        found = list(csv.DictReader(file))
-    assert [row["metrics.speed"] for row in found] == ["", "2.0", "", ""]
-    assert json.loads(found[2]["completion"]) == TALK
-    assert json.loads(found[2]["info"]) == {}
-    assert found[3]["prompt"] == 'a "b",\nc'
-    assert found[3]["completion"].startswith("é")
+        loaded = list(csv.DictReader(file))
+    assert [row["metrics.speed"] for row in loaded] == ["", "2.0", "", ""]
+    assert json.loads(loaded[2]["completion"]) == CONVERSATION
+    assert json.loads(loaded[2]["info"]) == {}
+    assert loaded[3]["prompt"] == 'a "b",\nc'
+    assert loaded[3]["completion"].startswith("é")
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_come_back_as_they_were(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_are_read_back_unchanged(tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(export, "ROW_GROUP", 2)
     rows = RunRows(made_run(tmp_path / "run", VARIED))
     target = tmp_path / "deep" / "rows"
     assert write_rows(rows, target, form) == 3
-    back = read(target, form)
+    loaded = read_rows(target, form)
     if form == "jsonl":
-        assert back == list(rows)
+        assert loaded == list(rows)
     else:
-        for row in back:
+        for row in loaded:
             row["info"] = json.loads(row["info"])
         expected = without_none(list(rows))
         expected[2]["completion"][1]["content"] = "tool"
-        assert without_none(back) == expected
-    assert list(back[0]) == list(export.COLUMNS)
+        assert without_none(loaded) == expected
+    assert list(loaded[0]) == list(export.COLUMNS)
     assert [path.name for path in target.parent.iterdir()] == ["rows"]
-    assert write_rows(rows, target, form) == 3  # over the old one
+    assert write_rows(rows, target, form) == 3  # replaces the existing file
     assert [path.name for path in target.parent.iterdir()] == ["rows"]
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_rows_have_the_tools_that_the_model_was_shown(tmp_path: Path, form: str):
+@pytest.mark.parametrize("form", FORMATS)
+def test_rows_contain_the_tools_of_the_model(tmp_path: Path, form: str):
     tools = [{"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}]
     rows = RunRows(made_run(tmp_path / "run", [record(0, tools=tools)]))
     write_rows(rows, tmp_path / "rows", form)
-    [row] = read(tmp_path / "rows", form)
+    [row] = read_rows(tmp_path / "rows", form)
     assert (row["tools"] if form == "jsonl" else json.loads(row["tools"])) == tools
 
 
@@ -94,10 +98,10 @@ def test_parquet_is_written_in_row_groups(tmp_path: Path, monkeypatch: pytest.Mo
 
 
 @pytest.mark.parametrize("form", ["jsonl", "parquet"])
-def test_an_environment_asks_the_rows_again(tmp_path: Path, form: str):
+def test_exported_rows_can_be_the_dataset_of_an_environment(tmp_path: Path, form: str):
     rows = RunRows(made_run(tmp_path / "run", [record(3)]))
     write_rows(rows, tmp_path / "rows.jsonl", form)
-    source = str(tmp_path / "rows.jsonl") if form == "jsonl" else read(tmp_path / "rows.jsonl", form)
+    source = str(tmp_path / "rows.jsonl") if form == "jsonl" else read_rows(tmp_path / "rows.jsonl", form)
     [example] = vf.SingleTurnEnv(dataset=source, rubric=vf.Rubric()).get_dataset()
     assert (example["prompt"], example["answer"], example["info"]) == (
         [vf.UserMessage("question 3")],
@@ -107,7 +111,7 @@ def test_an_environment_asks_the_rows_again(tmp_path: Path, form: str):
 
 
 class Broken:
-    """Rows whose third one cannot be read."""
+    """Rows of which the third raises an error."""
 
     def __init__(self, rows: list[Row]):
         self.rows = rows
@@ -117,9 +121,9 @@ class Broken:
         raise vf.RunError("torn")
 
 
-@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize("form", FORMATS)
 @pytest.mark.parametrize("there_before", [False, True])
-def test_nothing_half_written_is_left(tmp_path: Path, form: str, there_before: bool):
+def test_a_failed_export_leaves_no_partial_file(tmp_path: Path, form: str, there_before: bool):
     rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
     folder = tmp_path / "out"
     if there_before:
@@ -127,18 +131,18 @@ def test_nothing_half_written_is_left(tmp_path: Path, form: str, there_before: b
     with pytest.raises(vf.RunError, match="torn"):
         write_rows(Broken(rows), folder / "rows", form)
     if there_before:
-        assert len(read(folder / "rows", form)) == 1
+        assert len(read_rows(folder / "rows", form)) == 1
     assert [path.name for path in folder.iterdir()] == ["rows"] * there_before
 
 
-@pytest.mark.parametrize("form", FORMS)
-def test_no_rows_are_no_file(tmp_path: Path, form: str):
+@pytest.mark.parametrize("form", FORMATS)
+def test_no_file_is_written_without_rows(tmp_path: Path, form: str):
     with pytest.raises(vf.ConfigError, match="no rollout passes the filter; nothing was written"):
         write_rows([], tmp_path / "rows", form)
     assert list(tmp_path.iterdir()) == []
 
 
-def test_what_somebody_else_keeps_is_not_replaced(tmp_path: Path):
+def test_a_folder_that_is_no_dataset_is_not_replaced(tmp_path: Path):
     (tmp_path / "mine").mkdir()
     (tmp_path / "mine" / "thesis.tex").touch()
     rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
@@ -149,24 +153,24 @@ def test_what_somebody_else_keeps_is_not_replaced(tmp_path: Path):
     assert (tmp_path / "mine" / "thesis.tex").exists()
 
 
-def test_what_does_not_fit_into_columns_says_so(tmp_path: Path):
+def test_values_that_do_not_fit_into_columns_are_errors(tmp_path: Path):
     image = [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": "data:"}}]}]
     mixed = [[{"role": "user", "content": "text", "mood": "good"}], [{"role": "user", "content": "text", "mood": [1]}]]
     for prompts, message in (([image], "no text"), (mixed, "do not fit into columns")):
-        made = [record(i, prompt=prompt) for i, prompt in enumerate(prompts)]
-        rows = RunRows(made_run(tmp_path / message, made))
+        records = [record(i, prompt=prompt) for i, prompt in enumerate(prompts)]
+        rows = RunRows(made_run(tmp_path / message, records))
         with pytest.raises(vf.ConfigError, match=f"{message}.*use --to jsonl"):
             write_rows(rows, tmp_path / "rows.parquet", "parquet")
-        assert write_rows(rows, tmp_path / "rows.jsonl") == len(made)
+        assert write_rows(rows, tmp_path / "rows.jsonl") == len(records)
 
 
 def test_a_rubric_without_functions_has_no_metrics_column(tmp_path: Path):
     rows = RunRows(made_run(tmp_path / "run", [record(scores=vf.Scores(0.0, {}, {}))]))
     write_rows(rows, tmp_path / "rows.parquet", "parquet")
-    assert "metrics" not in read(tmp_path / "rows.parquet", "parquet")[0]
+    assert "metrics" not in read_rows(tmp_path / "rows.parquet", "parquet")[0]
 
 
-def test_without_the_hf_extra_jsonl_is_still_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_jsonl_works_without_the_hf_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "datasets", None)
     rows = list(RunRows(made_run(tmp_path / "run", VARIED)))
     for form in ("parquet", "hf-dir"):
@@ -175,19 +179,19 @@ def test_without_the_hf_extra_jsonl_is_still_there(tmp_path: Path, monkeypatch: 
     assert write_rows(rows, tmp_path / "rows") == 3
 
 
-def test_a_dataset_is_pushed_privately_and_a_failure_loses_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_dataset_is_pushed_privately_and_kept_if_the_upload_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     write_rows(RunRows(made_run(tmp_path / "run", VARIED)), tmp_path / "data", "hf-dir")
-    asked: list[tuple[int, str, dict[str, Any]]] = []
+    uploads: list[tuple[int, str, dict[str, Any]]] = []
     monkeypatch.setattr(
-        datasets.Dataset, "push_to_hub", lambda self, name, **options: asked.append((len(self), name, options))
+        datasets.Dataset, "push_to_hub", lambda self, name, **options: uploads.append((len(self), name, options))
     )
     assert push(tmp_path / "data", "me/games") == "https://huggingface.co/datasets/me/games"
-    assert asked == [(3, "me/games", {"private": True})]
+    assert uploads == [(3, "me/games", {"private": True})]
 
-    def refuse(self: Any, name: str, **options: Any) -> None:
+    def fail(self: Any, name: str, **options: Any) -> None:
         raise OSError("no network")
 
-    monkeypatch.setattr(datasets.Dataset, "push_to_hub", refuse)
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", fail)
     with pytest.raises(vf.InfraError, match="is written, but could not be uploaded as me/games: no network"):
         push(tmp_path / "data", "me/games")
-    assert len(read(tmp_path / "data", "hf-dir")) == 3
+    assert len(read_rows(tmp_path / "data", "hf-dir")) == 3

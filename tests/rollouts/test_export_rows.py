@@ -1,4 +1,4 @@
-"""Which rollouts of a run become rows."""
+"""Selection of the rollouts of a run that become rows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ MIXED = [
 ]
 
 
-def test_the_last_score_of_a_rollout_counts_and_failures_never_come_out(tmp_path: Path):
+def test_the_last_score_of_a_rollout_is_exported_and_failures_are_excluded(tmp_path: Path):
     run = made_run(tmp_path, MIXED)
     rows = RunRows(run)
     assert (rows.scored, rows.failed) == (2, 1)
@@ -34,7 +34,7 @@ def test_the_last_score_of_a_rollout_counts_and_failures_never_come_out(tmp_path
     assert [row["reward"] for row in rows] == [one.reward for one in finished]
 
 
-def test_a_row_is_one_of_make_dataset_and_where_it_comes_from(tmp_path: Path):
+def test_a_row_is_that_of_make_dataset_plus_its_origin(tmp_path: Path):
     [row] = RunRows(made_run(tmp_path, [record(3, 2)]))
     assert row == {
         **vf.make_dataset([record(3, 2)])[0],
@@ -44,12 +44,12 @@ def test_a_row_is_one_of_make_dataset_and_where_it_comes_from(tmp_path: Path):
     }
 
 
-def test_a_filter_that_does_not_fit_is_told_at_once(tmp_path: Path):
+def test_an_invalid_filter_is_reported_at_once(tmp_path: Path):
     with pytest.raises(vf.ConfigError, match="did you mean 'win'"):
         RunRows(made_run(tmp_path, MIXED), Filter("metrics.wim > 0"))
 
 
-def test_a_run_without_scores_and_a_folder_that_is_no_run_are_refused(tmp_path: Path):
+def test_a_run_without_scores_and_a_folder_that_is_no_run_are_rejected(tmp_path: Path):
     with pytest.raises(vf.RunError, match=r"no scored rollouts \(1 failed\)"):
         RunRows(made_run(tmp_path / "failed", [record(win=None)]))
     with pytest.raises(vf.RunError, match="is not a run folder"):

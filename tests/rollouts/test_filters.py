@@ -1,4 +1,4 @@
-"""Filter expressions: what they see, what they refuse, and that nothing else gets out of them."""
+"""Filter expressions: the names they can use, rejected expressions, and errors."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from rove.rollouts.filters import MAX_LENGTH, NAMES, Filter, visible
         "  reward  ",
     ],
 )
-def test_what_passes(expression: str):
+def test_a_matching_rollout_passes(expression: str):
     assert Filter(expression)(record(4)) is True
 
 
 @pytest.mark.parametrize("expression", ["reward > 2", "metrics.win < 1", "is_truncated", "'none' in metrics", "None"])
-def test_what_does_not_pass(expression: str):
+def test_a_rollout_that_does_not_match_is_excluded(expression: str):
     assert Filter(expression)(record()) is False
 
 
@@ -44,11 +44,11 @@ def test_failed_rollouts_never_pass():
     assert Filter("True")(record(win=None)) is False
 
 
-def test_metrics_are_those_of_dataset_rows():
+def test_metrics_equal_those_of_dataset_rows():
     [row] = vf.make_dataset([record()])
-    seen = visible(record(), scores(1.0))
-    assert seen["metrics"] == row["metrics"] == {"win": 1.0, "format": 1.0, "length": 3.0}
-    assert sorted(seen) == list(NAMES)
+    fields = visible(record(), scores(1.0))
+    assert fields["metrics"] == row["metrics"] == {"win": 1.0, "format": 1.0, "length": 3.0}
+    assert sorted(fields) == list(NAMES)
 
 
 @pytest.mark.parametrize(
@@ -74,10 +74,10 @@ def test_metrics_are_those_of_dataset_rows():
         ("max(1, key=abs)", "is not allowed"),
     ],
 )
-def test_what_is_refused_before_any_rollout_is_seen(expression: str, message: str):
-    with pytest.raises(vf.ConfigError) as refused:
+def test_invalid_expressions_are_rejected_before_any_rollout_is_read(expression: str, message: str):
+    with pytest.raises(vf.ConfigError) as caught:
         Filter(expression)
-    assert message in str(refused.value)
+    assert message in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -97,37 +97,39 @@ def test_what_is_refused_before_any_rollout_is_seen(expression: str, message: st
         ("answer[3]", "out of range"),
     ],
 )
-def test_what_cannot_be_applied_says_where_and_why(expression: str, message: str):
-    with pytest.raises(vf.ConfigError) as refused:
+def test_evaluation_errors_name_the_rollout_and_the_reason(expression: str, message: str):
+    with pytest.raises(vf.ConfigError) as caught:
         Filter(expression)(record())
-    assert message in str(refused.value)
-    assert "(example 0, rollout 0)" in str(refused.value)
+    assert message in str(caught.value)
+    assert "(example 0, rollout 0)" in str(caught.value)
 
 
-def test_a_metric_that_only_some_rollouts_have_is_asked_for():
-    some = [record(0), record(1, scores=scores(1.0, speed=2.0))]
+def test_a_metric_of_only_some_rollouts_needs_a_membership_test():
+    records = [record(0), record(1, scores=scores(1.0, speed=2.0))]
     with pytest.raises(vf.ConfigError, match="metrics has no 'speed'"):
-        [Filter("metrics.speed > 1")(one) for one in some]
-    assert [Filter("'speed' in metrics and metrics.speed > 1")(one) for one in some] == [False, True]
+        [Filter("metrics.speed > 1")(one) for one in records]
+    assert [Filter("'speed' in metrics and metrics.speed > 1")(one) for one in records] == [False, True]
 
 
 @given(st.text(max_size=60) | st.text("()[]{}'.,:=<>!*-+ 0019reward infomts", max_size=60))
-def test_any_text_is_a_filter_or_refused(expression: str):
+def test_any_text_is_a_valid_filter_or_a_config_error(expression: str):
     with suppress(vf.ConfigError):
         assert Filter(expression)(record()) in (True, False)
 
 
-SIMPLE = st.sampled_from(["reward", "num_turns", "example_id", "metrics.win", "0", "1", "2.5", "-1"])
+OPERANDS = st.sampled_from(["reward", "num_turns", "example_id", "metrics.win", "0", "1", "2.5", "-1"])
 
 
-@given(SIMPLE, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), SIMPLE, st.sampled_from(["and", "or"]), SIMPLE)
-def test_it_means_what_python_means(a: str, compared: str, b: str, joined: str, c: str):
+@given(
+    OPERANDS, st.sampled_from(["<", "<=", "==", "!=", ">", ">="]), OPERANDS, st.sampled_from(["and", "or"]), OPERANDS
+)
+def test_expressions_have_the_same_meaning_as_in_python(a: str, compared: str, b: str, joined: str, c: str):
     expression = f"{a} {compared} {b} {joined} not {c}"
     names = {"reward": 1.2, "num_turns": 1, "example_id": 0, "metrics": type("Metrics", (), {"win": 1.0})}
     assert Filter(expression)(record()) == bool(eval(expression, names))
 
 
-def test_make_dataset_takes_a_filter():
+def test_make_dataset_accepts_a_filter():
     records = [record(0, 0, 0.0), record(0, 1, 1.0), record(1, 0, None), record(1, 1, 0.5)]
     assert [row["reward"] for row in vf.make_dataset(records, filter="metrics.win > 0")] == [1.2, 0.7]
     assert [row["reward"] for row in vf.make_dataset(records, 1.0, filter="metrics.win > 0")] == [1.2]

@@ -1,4 +1,4 @@
-"""Many rollouts at once: see also test_rollout, test_evaluate."""
+"""Groups of rollouts and the limiter of the client. See also `test_runner` and `test_evaluate`."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import plan
 
 
-async def test_the_end_does_not_wait_for_an_endpoint_that_has_closed():
+async def test_a_finished_run_does_not_wait_for_the_pause_of_an_endpoint():
     class Closing:
-        """Answers, and then wants to be left alone for an hour."""
+        """Answers and then requests a pause of one hour."""
 
         max_concurrent = 8
 
@@ -38,7 +38,7 @@ async def test_the_end_does_not_wait_for_an_endpoint_that_has_closed():
     assert client.limiter._reserved == 0
 
 
-async def test_a_limiter_of_another_kind_is_left_alone():
+async def test_a_limiter_of_another_type_is_ignored():
     client = says("hi")
     client.limiter = "mine"  # type: ignore[attr-defined]
     records = [r async for r in run_groups(Quiz(3), client, plan(Quiz(3).get_dataset(), 1))]

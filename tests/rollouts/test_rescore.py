@@ -1,4 +1,4 @@
-"""Rescoring: the same rollouts, new scores, no model; what cannot be played again gets no score."""
+"""Rescoring: new scores for saved rollouts without a model; rollouts that cannot be replayed get no score."""
 
 from __future__ import annotations
 
@@ -23,14 +23,14 @@ from rove.runs.run import Run
 from rove.statistics import Price
 
 
-def played(path: Path, env: vf.Environment, client: vf.Client, **options: Any) -> Run:
-    """A run folder of an evaluation."""
+def evaluated_run(path: Path, env: vf.Environment, client: vf.Client, **options: Any) -> Run:
+    """Evaluate an environment and return the run."""
     asyncio.run(vf.evaluate(env, client, run=path, **options))
     return Run(path)
 
 
-def again(env: vf.Environment, source: Run, into: Any, **options: Any) -> tuple[dict[str, Any], list[RolloutRecord]]:
-    """The summary of rescoring, and every record kept, in order."""
+def rescore(env: vf.Environment, source: Run, into: Any, **options: Any) -> tuple[dict[str, Any], list[RolloutRecord]]:
+    """Rescore a run; return the summary and all saved records in order."""
     with source:
         summary = asyncio.run(vf.rescore(env, source, into=into, **options))
     path = into.path if isinstance(into, Run) else into
@@ -42,41 +42,43 @@ def in_order(records: Any) -> list[RolloutRecord]:
 
 
 def error_of(record: RolloutRecord) -> ErrorInfo:
-    """The error of a rollout that could not be replayed."""
+    """Return the error of a rollout that could not be replayed."""
     assert record.scores is None
     assert record.error is not None
     return record.error
 
 
-def constant(value: float) -> vf.Rubric:
+def constant_rubric(value: float) -> vf.Rubric:
     rubric = vf.Rubric()
     rubric.add_reward_func(lambda completion: value, name="constant")
     return rubric
 
 
-def chatter(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-    """A player that never says the same."""
+def random_numbers(messages: vf.Messages, state: vf.State, rng: Any) -> str:
+    """A policy that answers with random numbers."""
     return " ".join(str(rng.random()) for _ in range(rng.randrange(1, 4)))
 
 
-# The same rollouts
+# Unchanged rollouts
 
 
-def unscored(record: RolloutRecord) -> RolloutRecord:
-    """The record without the time that scoring took, the only part that an unchanged rubric may change."""
+def without_scoring_time(record: RolloutRecord) -> RolloutRecord:
+    """Return the record without its scoring time, the only part that may change with an unchanged rubric."""
     return msgspec.structs.replace(record, timing=msgspec.structs.replace(record.timing, scoring=0.0))
 
 
 @settings(max_examples=10, deadline=None)
 @given(seed=st.integers(0, 99), siblings=st.integers(1, 3), player=st.sampled_from(["random", "optimal", "teacher"]))
-def test_an_unchanged_rubric_says_the_same_of_every_rollout(tmp_path_factory, seed, siblings, player):
+def test_an_unchanged_rubric_gives_the_same_records_and_summary(tmp_path_factory, seed, siblings, player):
     folder = tmp_path_factory.mktemp("runs")
     env = vf.load_environment("tictactoe", num_examples=4)
     client = says(env.policies[player])
     options = {"rollouts_per_example": siblings, "seed": seed, "sampling_args": {"temperature": 0.5}}
-    source = played(folder / "a", env, client, **options)
-    summary, records = again(env, source, folder / "b")
-    assert [unscored(record) for record in records] == [unscored(record) for record in in_order(source.rollouts())]
+    source = evaluated_run(folder / "a", env, client, **options)
+    summary, records = rescore(env, source, folder / "b")
+    assert [without_scoring_time(record) for record in records] == [
+        without_scoring_time(record) for record in in_order(source.rollouts())
+    ]
     old = source.summary()
     assert old is not None
     new = msgspec.json.decode(msgspec.json.encode(summary))  # nan becomes None, as in the file
@@ -85,13 +87,13 @@ def test_an_unchanged_rubric_says_the_same_of_every_rollout(tmp_path_factory, se
     assert Run(folder / "b").summary() == new
 
 
-def test_a_changed_rubric_reads_the_state_that_no_record_holds(tmp_path):
+def test_a_changed_rubric_can_read_state_that_is_not_in_the_records(tmp_path):
     env = vf.load_environment("tictactoe", num_examples=6)
-    source = played(tmp_path / "a", env, says(env.policies["random"]))
+    source = evaluated_run(tmp_path / "a", env, says(env.policies["random"]))
     changed = vf.load_environment("tictactoe", num_examples=6)
     changed.add_rubric(vf.Rubric())
     changed.rubric.add_reward_func(lambda state: float(state["board"].count("O")), weight=0.5, name="taken")
-    _, records = again(changed, source, tmp_path / "b")
+    _, records = rescore(changed, source, tmp_path / "b")
     assert len(records) == 6
     for old, new in zip(in_order(source.rollouts()), records, strict=True):
         assert old.scores is not None
@@ -101,7 +103,7 @@ def test_a_changed_rubric_reads_the_state_that_no_record_holds(tmp_path):
 
 
 class Endpoint:
-    """A client with everything that a response may have; every second answer is cut off."""
+    """A client whose responses have all optional fields; every second response is truncated."""
 
     max_concurrent = 4
 
@@ -118,12 +120,12 @@ class Endpoint:
         pass
 
 
-def test_what_the_model_did_and_took_is_kept(tmp_path):
+def test_steps_usage_and_timing_of_the_model_are_kept(tmp_path):
     client = Endpoint()
-    source = played(
+    source = evaluated_run(
         tmp_path / "a", Quiz(2), client, sampling_args={"temperature": 0.5}, price={"input": 1e6, "output": 0.0}
     )
-    summary, records = again(Quiz(2, rubric=constant(0.25)), source, tmp_path / "b")
+    summary, records = rescore(Quiz(2, rubric=constant_rubric(0.25)), source, tmp_path / "b")
     assert client.asked == 2
     old = in_order(source.rollouts())
     assert [record.steps for record in records] == [record.steps for record in old]
@@ -134,29 +136,29 @@ def test_what_the_model_did_and_took_is_kept(tmp_path):
         assert (b.timing.total, b.timing.model) == (a.timing.total, a.timing.model)
     assert summary["reward"]["mean"] == 0.25
     assert summary["cost"]["total"] == 10.0  # the price of the run, unless another is given
-    assert again(Quiz(2), source, tmp_path / "c", price=Price(2e6, 0.0))[0]["cost"]["total"] == 20.0
+    assert rescore(Quiz(2), source, tmp_path / "c", price=Price(2e6, 0.0))[0]["cost"]["total"] == 20.0
 
 
-def test_the_threshold_to_pass_is_that_of_the_run_unless_given(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says(right), pass_threshold=0.5)
-    passed = again(Quiz(2, rubric=constant(0.5)), source, tmp_path / "b")[0]["pass@k"]["1"]["mean"]
+def test_the_default_pass_threshold_is_that_of_the_run(tmp_path):
+    source = evaluated_run(tmp_path / "a", Quiz(2), says(right), pass_threshold=0.5)
+    passed = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")[0]["pass@k"]["1"]["mean"]
     assert passed == 1.0
-    stricter = again(Quiz(2, rubric=constant(0.5)), source, tmp_path / "c", pass_threshold=0.6)[0]
+    stricter = rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "c", pass_threshold=0.6)[0]
     assert (stricter["pass_threshold"], stricter["pass@k"]["1"]["mean"]) == (0.6, 0.0)
 
 
-def test_an_environment_that_changes_the_answers_it_gets_does_so_again(tmp_path):
+def test_an_environment_that_edits_responses_can_be_replayed(tmp_path):
     class Tidy(Talk):
         async def env_response(self, messages, state, **kwargs):
             messages[-1]["content"] = messages[-1]["content"].strip(". ")
             return await super().env_response(messages, state)
 
-    source = played(tmp_path / "a", Tidy(3), says(lambda messages, state, rng: f" {rng.random()}. "))
-    summary, _ = again(Tidy(3, rubric=constant(1.0)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Tidy(3), says(lambda messages, state, rng: f" {rng.random()}. "))
+    summary, _ = rescore(Tidy(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (summary["scored"], summary["failed"]) == (1, 0)
 
 
-def test_what_json_cannot_hold_is_compared_as_it_was_kept(tmp_path):
+def test_values_that_json_cannot_represent_are_compared_as_they_were_saved(tmp_path):
     class Odd(Talk):
         async def env_response(self, messages, state, **kwargs):
             await super().env_response(messages, state)
@@ -164,11 +166,11 @@ def test_what_json_cannot_hold_is_compared_as_it_was_kept(tmp_path):
                 [{"type": "text", "text": "half a pair: \ud800"}], extra={"range": (1, 2), "set": {3}}
             )
 
-    source = played(tmp_path / "a", Odd(2), says("hi"))
-    assert again(Odd(2), source, tmp_path / "b")[0]["scored"] == 1
+    source = evaluated_run(tmp_path / "a", Odd(2), says("hi"))
+    assert rescore(Odd(2), source, tmp_path / "b")[0]["scored"] == 1
 
 
-def test_raw_texts_are_played_again_too(tmp_path):
+def test_rollouts_of_raw_texts_are_replayed(tmp_path):
     class Story(Talk):
         async def env_response(self, messages, state, **kwargs):
             await super().env_response(messages, state)
@@ -177,32 +179,32 @@ def test_raw_texts_are_played_again_too(tmp_path):
     def story(turns: int, **kwargs: Any) -> Story:
         return Story(turns, dataset=[{"prompt": "Once"}], message_type="completion", **kwargs)
 
-    source = played(tmp_path / "a", story(3), says(chatter))
-    _, [record] = again(story(3, rubric=constant(1.0)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", story(3), says(random_numbers))
+    _, [record] = rescore(story(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (record.reward, record.completion) == (1.0, next(iter(source.rollouts())).completion)
-    _, [shorter] = again(story(2), source, tmp_path / "c")
+    _, [shorter] = rescore(story(2), source, tmp_path / "c")
     assert "after turn 2: the rollout ends" in error_of(shorter).message
 
 
-# Which rollouts
+# Selection of rollouts
 
 
-def test_failed_rollouts_and_lost_examples_are_counted_and_nothing_is_made_up(tmp_path):
+def test_failed_rollouts_and_missing_examples_are_counted_but_not_scored(tmp_path):
     def flaky(messages, state, rng):
         if state["answer"] == "1":
             raise vf.InfraError("gone")
         return state["answer"]
 
-    source = played(tmp_path / "a", Quiz(4), says(flaky), rollouts_per_example=2)
-    moved = Quiz(dataset=[{"question": "new", "answer": "9"}, *rows(3)])  # one more in front, the last one no more
-    summary, records = again(moved, source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Quiz(4), says(flaky), rollouts_per_example=2)
+    moved = Quiz(dataset=[{"question": "new", "answer": "9"}, *rows(3)])  # a new row first, and the last row removed
+    summary, records = rescore(moved, source, tmp_path / "b")
     assert (summary["rollouts"], summary["scored"]) == (4, 4)
     assert (summary["rescored"]["failed"], summary["rescored"]["gone"]) == (2, 2)
     assert [(record.example_id, record.answer) for record in records] == [(1, "0"), (1, "0"), (3, "2"), (3, "2")]
 
 
-def test_the_last_of_a_rollout_that_was_repeated_counts(tmp_path):
-    source = played(tmp_path / "a", Quiz(1), says("0"))
+def test_the_last_record_of_a_repeated_rollout_counts(tmp_path):
+    source = evaluated_run(tmp_path / "a", Quiz(1), says("0"))
     [record] = source.rollouts()
     other = msgspec.structs.replace(
         record,
@@ -211,36 +213,36 @@ def test_the_last_of_a_rollout_that_was_repeated_counts(tmp_path):
     )
     with source:
         source.append_rollout(other)
-    _, [new] = again(Quiz(1), source, tmp_path / "b")
+    _, [new] = rescore(Quiz(1), source, tmp_path / "b")
     assert (new.completion, new.reward) == ([vf.AssistantMessage("x")], 0.0)
 
 
-def test_of_equal_rows_each_keeps_its_own_rollout(tmp_path):
+def test_equal_rows_keep_their_own_rollouts(tmp_path):
     def second_only(messages, state, rng):
         if state["example_id"] == 0:
             raise vf.InfraError("gone")
         return "0"
 
     twice = Quiz(dataset=rows(1) * 2)
-    source = played(tmp_path / "a", twice, says(second_only))
-    summary, [record] = again(twice, source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", twice, says(second_only))
+    summary, [record] = rescore(twice, source, tmp_path / "b")
     assert (record.example_id, record.seed) == (1, next(r.seed for r in source.rollouts() if r.error is None))
     assert (summary["rescored"]["failed"], summary["rescored"]["gone"]) == (1, 0)
 
 
-def test_of_a_dataset_without_end_as_many_rows_are_looked_at_as_the_run_had(tmp_path):
+def test_an_endless_dataset_is_read_up_to_the_number_of_examples_of_the_run(tmp_path):
     def endless(count: int):
         return ({"question": f"q{i}", "answer": str(i)} for i in itertools.count(count))
 
-    source = played(tmp_path / "a", Quiz(dataset=lambda: endless(0)), says(right), num_examples=3)
-    summary, _ = again(Quiz(dataset=lambda: endless(1)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Quiz(dataset=lambda: endless(0)), says(right), num_examples=3)
+    summary, _ = rescore(Quiz(dataset=lambda: endless(1)), source, tmp_path / "b")
     assert (summary["scored"], summary["rescored"]["gone"]) == (2, 1)
 
 
-def test_training_rows_are_found_among_the_training_rows(tmp_path):
+def test_a_run_over_training_rows_is_matched_with_training_rows(tmp_path):
     env = Quiz(dataset=rows(2), eval_dataset=[{"question": "other"}])
-    source = played(tmp_path / "a", env, says(right), train=True)
-    assert again(env, source, tmp_path / "b")[0]["scored"] == 2
+    source = evaluated_run(tmp_path / "a", env, says(right), train=True)
+    assert rescore(env, source, tmp_path / "b")[0]["scored"] == 2
 
 
 # Groups
@@ -250,50 +252,50 @@ def best_of_group(log: list[int]) -> vf.Rubric:
     @vf.group_reward
     def best(states, completions):
         log.append(len(states))
-        longest = max(len(completion[-1]["content"]) for completion in completions)
-        return [float(len(completion[-1]["content"]) == longest) for completion in completions]
+        max_length = max(len(completion[-1]["content"]) for completion in completions)
+        return [float(len(completion[-1]["content"]) == max_length) for completion in completions]
 
     return vf.Rubric([best])
 
 
-def test_siblings_are_scored_together_without_those_that_failed(tmp_path):
-    def some(messages, state, rng):
-        text = chatter(messages, state, rng)
+def test_group_rewards_omit_group_members_that_failed(tmp_path):
+    def sometimes_fails(messages, state, rng):
+        text = random_numbers(messages, state, rng)
         if state["answer"] == "1" and rng.random() < 0.5:
             raise vf.InfraError("gone")
         return text
 
-    source = played(tmp_path / "a", Quiz(3), says(some), rollouts_per_example=4)
+    source = evaluated_run(tmp_path / "a", Quiz(3), says(sometimes_fails), rollouts_per_example=4)
     failed = sum(record.error is not None for record in source.rollouts())
     assert 0 < failed < 4
     sizes: list[int] = []
-    _, records = again(Quiz(3, rubric=best_of_group(sizes)), source, tmp_path / "b")
+    _, records = rescore(Quiz(3, rubric=best_of_group(sizes)), source, tmp_path / "b")
     assert sorted(sizes) == sorted([4, 4, 4 - failed])
     for _, group in itertools.groupby(records, key=lambda record: record.example_id):
         assert sum(record.reward or 0.0 for record in group) >= 1.0
 
 
-def test_a_sibling_that_cannot_be_replayed_is_left_out_of_its_group(tmp_path):
-    source = played(tmp_path / "a", Talk(2), says(chatter), rollouts_per_example=3)
-    victim = next(iter(source.rollouts())).seed
+def test_group_rewards_omit_group_members_that_cannot_be_replayed(tmp_path):
+    source = evaluated_run(tmp_path / "a", Talk(2), says(random_numbers), rollouts_per_example=3)
+    changed_seed = next(iter(source.rollouts())).seed
 
     class Changed(Talk):
         async def env_response(self, messages, state, **kwargs):
-            said = await super().env_response(messages, state)
-            return "go home" if state["seed"] == victim else said
+            response = await super().env_response(messages, state)
+            return "go home" if state["seed"] == changed_seed else response
 
     sizes: list[int] = []
-    summary, records = again(Changed(2, rubric=best_of_group(sizes)), source, tmp_path / "b")
+    summary, records = rescore(Changed(2, rubric=best_of_group(sizes)), source, tmp_path / "b")
     assert sizes == [2]
     assert (summary["scored"], summary["failed"]) == (2, 1)
-    assert [record.seed for record in records if record.error] == [victim]
+    assert [record.seed for record in records if record.error] == [changed_seed]
 
 
 # Replays that differ
 
 
 class Changed(Talk):
-    """`Talk` of three turns whose behaviour at turn `turn` is changed as told."""
+    """`Talk` with three turns that replaces the environment's response at turn `turn` by the result of `change`."""
 
     def __init__(self, turn: int, change: Callable[[vf.State], Any], **kwargs: Any):
         super().__init__(3, **kwargs)
@@ -301,8 +303,8 @@ class Changed(Talk):
         self.change = change
 
     async def env_response(self, messages, state, **kwargs):
-        said = await super().env_response(messages, state)
-        return self.change(state) if len(state["trajectory"]) == self.turn else said
+        response = await super().env_response(messages, state)
+        return self.change(state) if len(state["trajectory"]) == self.turn else response
 
 
 def ends(state: vf.State) -> str:
@@ -334,9 +336,9 @@ def breaks(state: vf.State) -> str:
         (2, breaks, "env_response", "'board'"),
     ],
 )
-def test_an_environment_that_does_otherwise_gives_an_error_and_no_score(tmp_path, turn, change, phase, message):
-    source = played(tmp_path / "a", Talk(3), says("hi"))
-    summary, [record] = again(Changed(turn, change, rubric=constant(1.0)), source, tmp_path / "b")
+def test_an_environment_that_behaves_differently_gives_an_error_and_no_score(tmp_path, turn, change, phase, message):
+    source = evaluated_run(tmp_path / "a", Talk(3), says("hi"))
+    summary, [record] = rescore(Changed(turn, change, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     error = error_of(record)
     assert (error.phase, error.type) == (phase, "ReplayError" if phase == "replay" else "KeyError")
     assert error.message.startswith(message)
@@ -344,21 +346,21 @@ def test_an_environment_that_does_otherwise_gives_an_error_and_no_score(tmp_path
     assert record.steps == next(iter(source.rollouts())).steps[: len(record.steps)]
 
 
-def test_other_last_words_are_noticed(tmp_path):
-    source = played(tmp_path / "a", Talk(1), says("hi"))
+def test_a_different_final_message_is_detected(tmp_path):
+    source = evaluated_run(tmp_path / "a", Talk(1), says("hi"))
 
     class Rude(Talk):
         async def env_response(self, messages, state, **kwargs):
             state["final_env_response"] = "bye, " + "go away " * 40
 
-    _, [record] = again(Rude(1), source, tmp_path / "b")
+    _, [record] = rescore(Rude(1), source, tmp_path / "b")
     assert error_of(record).message.startswith(
         "replay differs in its last messages: message 2 is now 'bye, go away go away "
     )
     assert len(error_of(record).message) < 300
 
 
-def test_a_difference_that_the_environment_catches_is_still_one(tmp_path):
+def test_a_replay_error_that_the_environment_catches_is_still_reported(tmp_path):
     class Careless(Talk):
         words = ("a", "b")
 
@@ -371,12 +373,12 @@ def test_a_difference_that_the_environment_catches_is_still_one(tmp_path):
     class Wordy(Careless):
         words = ("a", "other", "b")
 
-    source = played(tmp_path / "a", Careless(), says("hi"))
-    _, [record] = again(Wordy(rubric=constant(1.0)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Careless(), says("hi"))
+    _, [record] = rescore(Wordy(rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert "at turn 2: message 1 is now 'other', was 'b'" in error_of(record).message
 
 
-def test_calls_that_differ_are_shown_where_the_texts_do_not(tmp_path):
+def test_different_tool_calls_are_shown_if_the_texts_are_equal(tmp_path):
     class Asks(Talk):
         call = "a"
 
@@ -387,8 +389,8 @@ def test_calls_that_differ_are_shown_where_the_texts_do_not(tmp_path):
     class Other(Asks):
         call = "b"
 
-    source = played(tmp_path / "a", Asks(2), says("hi"))
-    _, [record] = again(Other(2), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Asks(2), says("hi"))
+    _, [record] = rescore(Other(2), source, tmp_path / "b")
     assert "'id': 'b'" in error_of(record).message
     assert "'id': 'a'" in error_of(record).message
 
@@ -397,60 +399,60 @@ def test_calls_that_differ_are_shown_where_the_texts_do_not(tmp_path):
 
 
 class Overlong:
-    """A player that finds its second prompt too long."""
+    """A policy whose third prompt is too long."""
 
     def __call__(self, messages, state, rng):
         if len(state["trajectory"]) == 2:
             raise vf.OverlongPromptError("too long")
-        return chatter(messages, state, rng)
+        return random_numbers(messages, state, rng)
 
 
 @pytest.mark.parametrize(
     ("client", "options", "ending"),
     [
-        (says(chatter), {"limits": {"max_turns": 2}}, ("max_turns_reached", False, 2)),
-        (says(chatter), {"limits": {"max_total_tokens": 5}}, ("max_total_tokens_reached", True, None)),
-        (says(chatter), {"limits": {"max_cost": 1e-6}, "price": {"input": 1.0, "output": 1.0}}, None),
+        (says(random_numbers), {"limits": {"max_turns": 2}}, ("max_turns_reached", False, 2)),
+        (says(random_numbers), {"limits": {"max_total_tokens": 5}}, ("max_total_tokens_reached", True, None)),
+        (says(random_numbers), {"limits": {"max_cost": 1e-6}, "price": {"input": 1.0, "output": 1.0}}, None),
         (says(Overlong()), {}, ("prompt_too_long", True, 2)),
     ],
 )
-def test_a_rollout_ends_where_its_limit_ended_it_and_is_scored(tmp_path, client, options, ending):
-    source = played(tmp_path / "a", Talk(9), client, **options)
+def test_a_replay_ends_where_a_limit_ended_the_rollout_and_is_scored(tmp_path, client, options, ending):
+    source = evaluated_run(tmp_path / "a", Talk(9), client, **options)
     [old] = source.rollouts()
     if ending is not None:
         assert (old.stop_condition, old.is_truncated) == ending[:2]
-    _, [new] = again(Talk(9, rubric=constant(1.0)), source, tmp_path / "b")
+    _, [new] = rescore(Talk(9, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (new.stop_condition, new.is_truncated, new.error) == (old.stop_condition, old.is_truncated, None)
     assert new.completion == old.completion
     assert new.reward == 1.0
 
 
 @pytest.mark.parametrize("limit", ["max_turns", "max_total_completion_tokens"])
-def test_an_environments_own_limit_holds_where_it_held(tmp_path, limit):
-    source = played(tmp_path / "a", Talk(**{limit: 2}), says("hi"))
+def test_a_limit_of_the_environment_ends_the_replay_at_the_same_turn(tmp_path, limit):
+    source = evaluated_run(tmp_path / "a", Talk(**{limit: 2}), says("hi"))
     [old] = source.rollouts()
     for name, env in (("same", Talk(**{limit: 2})), ("wider", Talk(**{limit: 5})), ("none", Talk(max_turns=9))):
-        _, [new] = again(env, source, tmp_path / name)
+        _, [new] = rescore(env, source, tmp_path / name)
         assert (new.stop_condition, new.is_truncated) == (f"{limit}_reached", old.is_truncated)
         assert new.completion == old.completion
         assert new.error is None
-    _, [narrower] = again(Talk(**{limit: 1}), source, tmp_path / "narrower")
+    _, [narrower] = rescore(Talk(**{limit: 1}), source, tmp_path / "narrower")
     assert f"after turn 1: the rollout ends ({limit}_reached)" in error_of(narrower).message
 
 
-def test_a_rollout_that_waited_for_the_model_too_long_ends_there_again(tmp_path):
+def test_a_rollout_that_timed_out_waiting_for_the_model_ends_there_again(tmp_path):
     async def slow(messages, state, rng):
         if len(state["trajectory"]) == 1:
             await asyncio.Event().wait()
         return "hi"
 
-    source = played(tmp_path / "a", Talk(3), says(slow), limits={"timeout_seconds": 0.2})
-    _, [record] = again(Talk(3, rubric=constant(1.0)), source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Talk(3), says(slow), limits={"timeout_seconds": 0.2})
+    _, [record] = rescore(Talk(3, rubric=constant_rubric(1.0)), source, tmp_path / "b")
     assert (record.stop_condition, record.is_truncated, record.reward) == ("timeout_reached", True, 1.0)
     assert [message["content"] for message in record.completion] == ["hi", "go on"]
 
 
-def test_work_of_the_environment_that_was_cut_off_is_not_finished_for_it(tmp_path):
+def test_a_rollout_that_timed_out_in_the_environment_is_not_scored(tmp_path):
     class Slow(Talk):
         hang = True
 
@@ -459,27 +461,27 @@ def test_work_of_the_environment_that_was_cut_off_is_not_finished_for_it(tmp_pat
                 await asyncio.Event().wait()
             return await super().env_response(messages, state)
 
-    source = played(tmp_path / "a", Slow(2), says("hi"), limits={"timeout_seconds": 0.2})
+    source = evaluated_run(tmp_path / "a", Slow(2), says("hi"), limits={"timeout_seconds": 0.2})
     quick = Slow(2)
     quick.hang = False
-    _, [record] = again(quick, source, tmp_path / "b")
+    _, [record] = rescore(quick, source, tmp_path / "b")
     assert "after turn 2: it was cut off there, in the middle of the environment's own work" in error_of(record).message
     longer = Slow(3)
     longer.hang = False
-    _, [record] = again(longer, source, tmp_path / "c")
+    _, [record] = rescore(longer, source, tmp_path / "c")
     assert "in its last messages: 4 messages now, 3 then" in error_of(record).message
 
 
-def test_a_replay_has_all_the_time_it_needs(tmp_path):
-    source = played(tmp_path / "a", Talk(2), says("hi"))
-    summary, _ = again(Talk(2, timeout_seconds=1e-9), source, tmp_path / "b")
+def test_a_replay_has_no_time_limit(tmp_path):
+    source = evaluated_run(tmp_path / "a", Talk(2), says("hi"))
+    summary, _ = rescore(Talk(2, timeout_seconds=1e-9), source, tmp_path / "b")
     assert (summary["scored"], summary["stops"]) == (1, {"has_final_env_response": 1})
 
 
 # Run folders
 
 
-def test_a_stopped_rescoring_goes_on_where_it_was(tmp_path):
+def test_an_interrupted_rescoring_can_be_resumed(tmp_path):
     class StopError(Exception):
         pass
 
@@ -490,7 +492,7 @@ def test_a_stopped_rescoring_goes_on_where_it_was(tmp_path):
         if len(seen) == 2:
             raise StopError
 
-    source = played(tmp_path / "a", Quiz(5), says(chatter))
+    source = evaluated_run(tmp_path / "a", Quiz(5), says(random_numbers))
     calls: list[str] = []
 
     def judge(completion):
@@ -499,55 +501,55 @@ def test_a_stopped_rescoring_goes_on_where_it_was(tmp_path):
 
     env = Quiz(5, rubric=vf.Rubric([judge]))
     with pytest.raises(StopError):
-        again(env, source, tmp_path / "b", on_record=stop_after_two, max_concurrent=1)
+        rescore(env, source, tmp_path / "b", on_record=stop_after_two, max_concurrent=1)
     assert Run(tmp_path / "b").summary() is None
-    kept = len(list(Run(tmp_path / "b").rollouts()))
-    assert kept == 2
+    num_saved = len(list(Run(tmp_path / "b").rollouts()))
+    assert num_saved == 2
     calls.clear()
-    told: list[RolloutRecord | Outcome] = []
-    summary, records = again(env, source, tmp_path / "b", on_record=told.append)
+    reported: list[RolloutRecord | Outcome] = []
+    summary, records = rescore(env, source, tmp_path / "b", on_record=reported.append)
     assert (len(calls), len(records), summary["scored"]) == (3, 5, 5)
-    assert sorted(type(record).__name__ for record in told) == ["Outcome"] * 2 + ["RolloutRecord"] * 3
+    assert sorted(type(record).__name__ for record in reported) == ["Outcome"] * 2 + ["RolloutRecord"] * 3
     calls.clear()
-    assert again(env, source, tmp_path / "b")[0] == summary
+    assert rescore(env, source, tmp_path / "b")[0] == summary
     assert calls == []
-    assert again(env, source, tmp_path / "b", overwrite=True)[0]["scored"] == len(calls) == 5
+    assert rescore(env, source, tmp_path / "b", overwrite=True)[0]["scored"] == len(calls) == 5
 
 
-def test_new_rollouts_of_the_source_are_added_and_with_group_rewards_their_siblings_scored_again(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says(chatter), rollouts_per_example=2)
+def test_new_rollouts_of_the_source_are_added_and_their_groups_scored_again(tmp_path):
+    source = evaluated_run(tmp_path / "a", Quiz(2), says(random_numbers), rollouts_per_example=2)
     sizes: list[int] = []
     env = Quiz(2, rubric=best_of_group(sizes))
-    again(env, source, tmp_path / "b")
-    source = played(tmp_path / "a", Quiz(3), says(chatter), rollouts_per_example=3)
-    summary, _ = again(env, source, tmp_path / "b")
+    rescore(env, source, tmp_path / "b")
+    source = evaluated_run(tmp_path / "a", Quiz(3), says(random_numbers), rollouts_per_example=3)
+    summary, _ = rescore(env, source, tmp_path / "b")
     assert summary["scored"] == 6
     assert summary["rescored"]["gone"] == 3
     assert sizes == [2, 2, 3, 3]
 
 
-def test_a_rollout_that_the_source_has_run_again_is_scored_again(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says("0"))
-    again(Quiz(2), source, tmp_path / "b")
+def test_a_rollout_that_the_source_has_repeated_is_scored_again(tmp_path):
+    source = evaluated_run(tmp_path / "a", Quiz(2), says("0"))
+    rescore(Quiz(2), source, tmp_path / "b")
     record = next(iter(source.rollouts()))
     [step] = record.steps
     step = msgspec.structs.replace(step, completion=[vf.AssistantMessage("x")], seconds=step.seconds + 1.0)
     with source:
         source.append_rollout(msgspec.structs.replace(record, steps=[step], completion=step.completion))
-    summary, records = again(Quiz(2), source, tmp_path / "b")
+    summary, records = rescore(Quiz(2), source, tmp_path / "b")
     assert (summary["scored"], len(records)) == (2, 3)
     assert summary["reward"]["mean"] == 0.0
 
 
-def test_another_environment_or_another_source_is_another_run(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says(right))
-    again(Quiz(2), source, tmp_path / "b")
+def test_rescoring_cannot_resume_with_another_environment_or_source(tmp_path):
+    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
+    rescore(Quiz(2), source, tmp_path / "b")
     with pytest.raises(vf.RunError, match="holds a different run") as caught:
-        again(Talk(1), source, tmp_path / "b")
+        rescore(Talk(1), source, tmp_path / "b")
     assert "env: was 'Quiz#" in str(caught.value)
-    other = played(tmp_path / "c", Quiz(2), says(right), seed=1)
+    other = evaluated_run(tmp_path / "c", Quiz(2), says(right), seed=1)
     with pytest.raises(vf.RunError, match="rescored: was"):
-        again(Quiz(2), other, tmp_path / "b")
+        rescore(Quiz(2), other, tmp_path / "b")
     config, old = Run(tmp_path / "b").config(), source.config()
     assert config["kind"] == "eval"
     assert config["config"] == old["config"]
@@ -555,37 +557,37 @@ def test_another_environment_or_another_source_is_another_run(tmp_path):
 
 
 def test_a_rescored_run_can_be_rescored(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says(right))
-    again(Quiz(2, rubric=constant(0.5)), source, tmp_path / "b")
-    summary, records = again(Quiz(2), Run(tmp_path / "b"), tmp_path / "c")
+    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
+    rescore(Quiz(2, rubric=constant_rubric(0.5)), source, tmp_path / "b")
+    summary, records = rescore(Quiz(2), Run(tmp_path / "b"), tmp_path / "c")
     assert summary["reward"]["mean"] == 1.0
     assert [timeless(record) for record in records] == [timeless(record) for record in in_order(source.rollouts())]
 
 
 def test_a_started_run_is_used_as_it_is(tmp_path):
-    source = played(tmp_path / "a", Quiz(2), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(2), says(right))
     with Run(tmp_path / "mine") as run:
         run.start("eval", {}, {"my": "own"})
-        summary, records = again(Quiz(2), source, run)
+        summary, records = rescore(Quiz(2), source, run)
         assert (summary["scored"], len(records)) == (2, 2)
         assert run.config()["identity"] == {"my": "own"}
 
 
 @pytest.mark.parametrize("started", [True, False])
 def test_a_run_is_not_rescored_into_itself(tmp_path, started):
-    source = played(tmp_path / "a", Quiz(1), says(right))
+    source = evaluated_run(tmp_path / "a", Quiz(1), says(right))
     into = Run(tmp_path / "a") if started else tmp_path / "x" / ".." / "a"
     (tmp_path / "x").mkdir()
     with pytest.raises(vf.ConfigError, match="cannot be rescored into itself"):
-        again(Quiz(1), source, into, overwrite=True)
+        rescore(Quiz(1), source, into, overwrite=True)
     assert len(list(source.rollouts())) == 1
 
 
 @pytest.mark.parametrize("name", ["max_concurrent", "max_scoring"])
-def test_numbers_out_of_range_are_refused_before_anything_is_made(tmp_path, name):
-    source = played(tmp_path / "a", Quiz(1), says(right))
+def test_numbers_out_of_range_are_rejected_before_a_folder_is_created(tmp_path, name):
+    source = evaluated_run(tmp_path / "a", Quiz(1), says(right))
     with pytest.raises(vf.ConfigError, match=f"{name} is 0; expected 1 or more"):
-        again(Quiz(1), source, tmp_path / "b", **{name: 0})
+        rescore(Quiz(1), source, tmp_path / "b", **{name: 0})
     assert not (tmp_path / "b").exists()
 
 
@@ -594,9 +596,9 @@ def test_only_evaluations_whose_seed_is_known_are_rescored(tmp_path, kind, confi
     with Run(tmp_path / "a") as run:
         run.start(kind, config, {})
     with pytest.raises(vf.RunError, match="is not the run of an evaluation"):
-        again(Quiz(1), run, tmp_path / "b")
+        rescore(Quiz(1), run, tmp_path / "b")
     with pytest.raises(vf.RunError, match="is not a run folder"):
-        again(Quiz(1), Run(tmp_path / "nowhere"), tmp_path / "b")
+        rescore(Quiz(1), Run(tmp_path / "nowhere"), tmp_path / "b")
     assert not (tmp_path / "b").exists()
 
 
@@ -613,19 +615,19 @@ def test_the_environment_is_torn_down_and_every_rollout_cleaned_up(tmp_path):
             cleaned.append(state["log"][-1])
 
     cleaned: list[str] = []
-    source = played(tmp_path / "a", Talk(1, count=2), says("hi"))
+    source = evaluated_run(tmp_path / "a", Talk(1, count=2), says("hi"))
     env = Closing(1, count=2)
-    again(env, source, tmp_path / "b")
+    rescore(env, source, tmp_path / "b")
     assert (env.closed, len(cleaned)) == (1, 2)
 
 
-def test_a_run_that_generate_has_kept_is_as_good(tmp_path):
+def test_a_run_saved_by_generate_can_be_rescored(tmp_path):
     records = roll(Quiz(2), says(right), run=tmp_path / "a")
-    summary, again_records = again(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
-    assert summary["scored"] == len(records) == len(again_records)
+    summary, rescored_records = rescore(Quiz(2), Run(tmp_path / "a"), tmp_path / "b")
+    assert summary["scored"] == len(records) == len(rescored_records)
 
 
-def test_what_only_a_reward_function_failed_on_is_scored_again(tmp_path):
+def test_rollouts_that_failed_only_in_a_reward_function_are_scored_again(tmp_path):
     def asserts(completion, answer):
         assert completion[-1].content == answer
         return 1.0
@@ -633,8 +635,8 @@ def test_what_only_a_reward_function_failed_on_is_scored_again(tmp_path):
     def mended(completion, answer):
         return float(completion[-1].content == answer)
 
-    source = played(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), says("0"))
+    source = evaluated_run(tmp_path / "a", Quiz(4, rubric=vf.Rubric([asserts])), says("0"))
     assert sum(record.error is not None for record in source.rollouts()) == 3
-    summary, records = again(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
+    summary, records = rescore(Quiz(4, rubric=vf.Rubric([mended])), source, tmp_path / "b")
     assert sorted(record.reward for record in records) == [0.0, 0.0, 0.0, 1.0]
     assert (summary["scored"], summary["failed"]) == (4, 0)

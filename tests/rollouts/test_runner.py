@@ -1,4 +1,4 @@
-"""Running rollouts: failure is data, siblings are apart, and the same seed gives the same records."""
+"""Rollouts: errors become records, group members are isolated, and equal seeds give equal records."""
 
 from __future__ import annotations
 
@@ -28,11 +28,11 @@ async def collect(env: vf.Environment, client: vf.Client, groups: list[list[Job]
     return [record async for record in run_groups(env, client, groups, **options)]
 
 
-# What goes wrong
+# Errors
 
 
 class Fragile(Talk):
-    """Rollouts of the rows named in `state["answer"]` fail at the place the row names; the others are fine."""
+    """A rollout fails in the phase that the answer of its row names; rollouts with the answer "fine" succeed."""
 
     def __init__(self):
         places = ["setup_state", "model", "env_response", "stop", "cleanup", "reward", "fine", "fine"]
@@ -69,7 +69,7 @@ class Fragile(Talk):
         return "hi"
 
 
-def test_an_error_is_kept_with_its_phase_and_traceback_and_hurts_no_sibling():
+def test_an_error_is_recorded_with_phase_and_traceback_and_fails_only_its_rollout():
     env = Fragile()
     records = roll(env, says(env.player))
     assert len(records) == 8
@@ -86,28 +86,28 @@ def test_an_error_is_kept_with_its_phase_and_traceback_and_hurts_no_sibling():
         assert "in break_at" in record.error.traceback
 
 
-def test_errors_list_what_was_tried():
-    def gone(messages, state, rng):
+def test_errors_list_their_attempts():
+    def always_fails(messages, state, rng):
         raise vf.InfraError("gave up", attempts=["HTTP 500", "HTTP 503"])
 
-    [record] = roll(Quiz(1), says(gone))
+    [record] = roll(Quiz(1), says(always_fails))
     assert record.error is not None
     assert (record.error.phase, record.error.attempts) == ("model", ["HTTP 500", "HTTP 503"])
 
 
-def test_foreign_errors_with_attempts_of_their_own_are_no_trouble():
+def test_an_attempts_attribute_of_foreign_errors_is_ignored():
     class RetryError(Exception):
         attempts = 3
 
-    def gone(messages, state, rng):
+    def always_fails(messages, state, rng):
         raise RetryError("gave up")
 
-    [record] = roll(Quiz(1), says(gone))
+    [record] = roll(Quiz(1), says(always_fails))
     assert record.error is not None
     assert record.error.attempts == []
 
 
-def test_what_was_played_before_the_error_is_kept():
+def test_the_steps_before_an_error_are_kept():
     class Late(Talk):
         async def env_response(self, messages, state, **kwargs):
             if len(state["trajectory"]) == 2:
@@ -121,8 +121,8 @@ def test_what_was_played_before_the_error_is_kept():
 
 
 @pytest.mark.parametrize("place", ["env_response", "reward"])
-def test_a_cancellation_that_user_code_lets_out_is_an_error_like_any_other(place):
-    """Libraries that cancel tasks of their own leak it; it must not pass for a cancelled run."""
+def test_a_cancellation_leaked_by_user_code_is_an_ordinary_error(place):
+    """Some libraries leak the cancellation of their own tasks; it must not look like a cancelled run."""
 
     async def leak(state):
         if state["example_id"] == 0:
@@ -147,7 +147,7 @@ def test_a_cancellation_that_user_code_lets_out_is_an_error_like_any_other(place
     assert second.reward == 1.0
 
 
-def test_a_sibling_cannot_change_what_the_others_are_asked():
+def test_a_rollout_cannot_change_the_prompts_of_its_group():
     class Careless(Talk):
         async def setup_state(self, state, **kwargs):
             await super().setup_state(state)
@@ -175,28 +175,28 @@ def test_fail_fast_raises_the_first_failure():
 
 @vf.group_reward
 def share_of_group(completions) -> list[float]:
-    """Each answer as a share of all the group's answers."""
+    """Reward each response with its share of the sum of the group's responses."""
     total = sum(float(completion[-1].content) for completion in completions)
     return [float(completion[-1].content) / total for completion in completions]
 
 
-def test_group_rewards_see_the_survivors_only():
-    turn = iter(["1", "boom", "3"] * 2)
+def test_group_rewards_receive_only_successful_rollouts():
+    replies = iter(["1", "boom", "3"] * 2)
 
-    def player(messages, state, rng):
-        answer = next(turn)
+    def policy(messages, state, rng):
+        answer = next(replies)
         if answer == "boom":
             raise KeyError("boom")
         return answer
 
     env = Quiz(2, rubric=vf.Rubric([share_of_group, correct]))
-    records = roll(env, says(player), rollouts_per_example=3, max_concurrent=1)
+    records = roll(env, says(policy), rollouts_per_example=3, max_concurrent=1)
     assert [record.scores and record.scores.rewards["share_of_group"] for record in records] == [0.25, None, 0.75] * 2
     assert [record.scores and record.scores.rewards["correct"] for record in records] == [0, None, 0, 1, None, 0]
     assert [record.error and record.error.type for record in records] == [None, "KeyError", None] * 2
 
 
-def test_a_group_reward_that_fails_fails_the_survivors_of_its_group_only():
+def test_a_group_reward_that_fails_fails_only_the_rollouts_of_its_group():
     @vf.group_reward
     def picky(answers) -> list[float]:
         if answers[0] == "0":
@@ -213,7 +213,7 @@ def test_a_group_reward_that_fails_fails_the_survivors_of_its_group_only():
     assert [record.reward for record in records] == [None, None, 1.0, 1.0]
 
 
-def test_a_group_of_failures_asks_no_group_reward():
+def test_group_rewards_are_not_called_if_all_rollouts_failed():
     @vf.group_reward
     def never(states) -> list[float]:
         raise AssertionError("called")
@@ -225,8 +225,8 @@ def test_a_group_of_failures_asks_no_group_reward():
     assert [record.error and record.error.phase for record in records] == ["model", "model"]
 
 
-def test_group_rewards_keep_the_order_of_the_siblings_whoever_finishes_first():
-    async def player(messages, state, rng):
+def test_group_rewards_receive_group_members_in_order_however_they_finish():
+    async def policy(messages, state, rng):
         index = len(gates)
         gates.append(asyncio.Event())
         if index < 3:
@@ -243,7 +243,7 @@ def test_group_rewards_keep_the_order_of_the_siblings_whoever_finishes_first():
         seen.append([completion[-1].content for completion in completions])
         return [0.0] * len(completions)
 
-    records = roll(Quiz(1, rubric=vf.Rubric([watch])), says(player), rollouts_per_example=4, max_concurrent=4)
+    records = roll(Quiz(1, rubric=vf.Rubric([watch])), says(policy), rollouts_per_example=4, max_concurrent=4)
     assert seen == [[record.completion[0]["content"] for record in records]] == [["1", "2", "3", "4"]]
 
 
@@ -252,23 +252,23 @@ def test_group_rewards_keep_the_order_of_the_siblings_whoever_finishes_first():
 
 @st.composite
 def workloads(draw) -> tuple[int, int, int]:
-    """(width, examples, siblings) with a whole number of full rounds of `width` rollouts."""
+    """Draw (width, examples, group size) whose rollouts fill whole rounds of `width` rollouts."""
     width, rounds = draw(st.integers(1, 6)), draw(st.integers(1, 3))
     total = width * rounds
-    siblings = draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
-    return width, total // siblings, siblings
+    group_size = draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0]))
+    return width, total // group_size, group_size
 
 
 @given(workloads(), st.booleans())
 @settings(max_examples=40, deadline=None)
-def test_as_many_rollouts_run_as_asked_never_more_and_never_fewer(workload, grouped):
-    width, examples, siblings = workload
+def test_exactly_max_concurrent_rollouts_run_at_a_time(workload, grouped):
+    width, examples, group_size = workload
     running = peak = 0
 
     async def main() -> list[vf.RolloutRecord]:
-        barrier = asyncio.Barrier(width)  # opens only when `width` rollouts are at it together
+        barrier = asyncio.Barrier(width)  # opens only when `width` rollouts run at the same time
 
-        async def player(messages, state, rng):
+        async def policy(messages, state, rng):
             nonlocal running, peak
             running += 1
             peak = max(peak, running)
@@ -278,17 +278,17 @@ def test_as_many_rollouts_run_as_asked_never_more_and_never_fewer(workload, grou
 
         env = Quiz(examples, rubric=vf.Rubric([share_of_group if grouped else correct]))
         async with asyncio.timeout(20):
-            return await collect(env, says(player), plan(examples_of(env), siblings), max_concurrent=width)
+            return await collect(env, says(policy), plan(examples_of(env), group_size), max_concurrent=width)
 
     records = asyncio.run(main())
-    assert len(records) == examples * siblings
+    assert len(records) == examples * group_size
     assert peak == width
 
 
-def test_the_client_says_how_many_it_likes():
+def test_the_default_concurrency_is_max_concurrent_of_the_client():
     peak = running = 0
 
-    async def player(messages, state, rng):
+    async def policy(messages, state, rng):
         nonlocal running, peak
         running += 1
         peak = max(peak, running)
@@ -296,11 +296,11 @@ def test_the_client_says_how_many_it_likes():
         running -= 1
         return "hi"
 
-    roll(Quiz(10), says(player, max_concurrent=3))
+    roll(Quiz(10), says(policy, max_concurrent=3))
     assert peak == 3
 
 
-async def test_work_is_taken_as_it_is_needed_and_records_come_as_they_are_ready():
+async def test_groups_are_read_lazily_and_records_are_yielded_when_ready():
     taken = []
     env = Quiz(100)
 
@@ -319,15 +319,15 @@ async def test_work_is_taken_as_it_is_needed_and_records_come_as_they_are_ready(
     assert 5 <= len(taken) < 100
 
 
-# Nothing is left behind
+# Cleanup
 
 
-async def left_over() -> set[asyncio.Task]:
+async def remaining_tasks() -> set[asyncio.Task]:
     return asyncio.all_tasks() - {asyncio.current_task()}  # pyright: ignore[reportReturnType]
 
 
 class Held(Talk):
-    """Counts the rollouts that hold something."""
+    """Counts the rollouts that were set up but not cleaned up yet."""
 
     held = 0
 
@@ -353,7 +353,7 @@ async def test_closing_the_generator_ends_every_rollout():
     await anext(records)
     assert env.held > 0
     await records.aclose()
-    assert await left_over() == set()
+    assert await remaining_tasks() == set()
     assert env.held == 0
 
 
@@ -367,24 +367,24 @@ async def test_cancelling_a_run_ends_every_rollout():
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert await left_over() == set()
+    assert await remaining_tasks() == set()
     assert env.held == 0
 
 
 async def test_a_run_that_stops_at_a_failure_ends_every_rollout():
-    async def player(messages, state, rng):
+    async def policy(messages, state, rng):
         if state["example_id"] > 0:
             await asyncio.Event().wait()
         raise KeyError("boom")
 
     env = Held(count=6)
     with pytest.raises(RolloutError):
-        await vf.generate(env, says(player), max_concurrent=5, fail_fast=True)
-    assert await left_over() == set()
+        await vf.generate(env, says(policy), max_concurrent=5, fail_fast=True)
+    assert await remaining_tasks() == set()
     assert env.held == 0
 
 
-async def test_a_run_whose_observer_fails_ends_every_rollout_before_teardown():
+async def test_an_error_of_on_record_ends_every_rollout_before_teardown():
     class Watched(Held):
         at_teardown = -1
 
@@ -399,10 +399,10 @@ async def test_a_run_whose_observer_fails_ends_every_rollout_before_teardown():
     with pytest.raises(OSError, match="disk full"):
         await vf.generate(env, says(first_quick_then_stuck), max_concurrent=5, on_record=observer)
     assert env.at_teardown == 0
-    assert await left_over() == set()
+    assert await remaining_tasks() == set()
 
 
-async def test_a_source_of_work_that_fails_ends_every_rollout():
+async def test_an_error_of_the_iterator_of_groups_ends_every_rollout():
     env = Held(turns=1, count=3)
 
     def groups():
@@ -411,14 +411,14 @@ async def test_a_source_of_work_that_fails_ends_every_rollout():
 
     with pytest.raises(OSError, match="file gone"):
         await collect(env, says(first_quick_then_stuck), groups(), max_concurrent=5)  # pyright: ignore[reportArgumentType]
-    assert await left_over() == set()
+    assert await remaining_tasks() == set()
     assert env.held == 0
 
 
 # Seeds and keys
 
 
-def test_equal_rows_have_keys_and_seeds_of_their_own():
+def test_equal_rows_have_different_keys_and_seeds():
     groups = list(plan(Quiz(dataset=rows(1) * 3).get_dataset(), 2))
     keys = [group[0].key for group in groups]
     assert keys[1:] == [f"{keys[0]}#2", f"{keys[0]}#3"]
@@ -434,7 +434,7 @@ def test_a_row_has_the_same_key_in_every_run():
     assert key == list(plan(Quiz(dataset=[*rows(5)][::-1]).get_dataset(), 4))[3][0].key
 
 
-def test_siblings_share_the_environments_seed_and_not_their_own():
+def test_group_members_share_the_environment_seed_but_not_the_rollout_seed():
     def show(messages, state, rng):
         return f"{state['env_seed']} {state['seed']}"
 
@@ -447,19 +447,19 @@ def test_siblings_share_the_environments_seed_and_not_their_own():
 
 
 @given(st.lists(st.integers() | st.text(), min_size=1, max_size=4))
-def test_derived_seeds_fit_and_depend_on_every_part(parts):
+def test_derived_seeds_have_63_bits_and_depend_on_every_part(parts):
     seed = derive_seed(*parts)
     assert 0 <= seed < 2**63
     assert seed == derive_seed(*parts)
     assert seed != derive_seed(*parts, 0)
 
 
-def test_derived_seeds_are_those_of_every_machine():
+def test_derived_seeds_are_the_same_on_every_machine():
     assert derive_seed(0, "key", 1) == 3935083377705503212
 
 
-async def dawdling(messages, state, rng):
-    """Answers from `rng` alone, after a wait that differs from run to run."""
+async def slow_policy(messages, state, rng):
+    """Answer from `rng` alone, after a wait that varies between runs."""
     for _ in range(random.randrange(4)):
         await asyncio.sleep(0)
     return f"{rng.random()}"
@@ -467,11 +467,11 @@ async def dawdling(messages, state, rng):
 
 @given(st.integers(0, 2**32), st.lists(st.integers(1, 12), min_size=2, max_size=2, unique=True))
 @settings(max_examples=15, deadline=None)
-def test_the_same_seed_gives_the_same_records_whatever_runs_beside(seed, widths):
+def test_the_same_seed_gives_the_same_records_at_any_concurrency(seed, widths):
     runs = [
         roll(
             Talk(turns=2, count=3, rubric=vf.Rubric([share_of_group])),
-            says(lambda messages, state, rng: dawdling(messages, state, rng)),
+            says(lambda messages, state, rng: slow_policy(messages, state, rng)),
             rollouts_per_example=3,
             seed=seed,
             max_concurrent=width,
@@ -483,23 +483,23 @@ def test_the_same_seed_gives_the_same_records_whatever_runs_beside(seed, widths)
 
 
 def test_another_seed_gives_other_records():
-    first, second = (roll(Quiz(1), says(dawdling), seed=seed)[0] for seed in (1, 2))
+    first, second = (roll(Quiz(1), says(slow_policy), seed=seed)[0] for seed in (1, 2))
     assert first.completion != second.completion
     assert first.example_key == second.example_key
 
 
-# What the client is told
+# Requests to the client
 
 
-def test_a_request_carries_the_last_turns_tokens_and_message():
-    seen: list[vf.Request] = []
+def test_a_request_contains_the_tokens_of_the_previous_turn():
+    requests: list[vf.Request] = []
 
     class Counting:
         max_concurrent = 1
 
         async def respond(self, request):
-            seen.append(request)
-            turn = len(seen)
+            requests.append(request)
+            turn = len(requests)
             message = vf.AssistantMessage(f"turn {turn}")
             return vf.Response(message, vf.Usage(1, 2), "stop", vf.StepTokens([turn], [turn], [0.0]))
 
@@ -508,14 +508,14 @@ def test_a_request_carries_the_last_turns_tokens_and_message():
 
     env = Talk(turns=3, sampling_args={"temperature": 0.5, "max_tokens": 9})
     [record] = roll(env, Counting(), model="m", sampling_args={"max_tokens": 7})
-    assert [request.previous for request in seen] == [
+    assert [request.previous for request in requests] == [
         None,
         vf.StepTokens([1], [1], [0.0]),
         vf.StepTokens([2], [2], [0.0]),
     ]
-    assert all(request.sampling_params == vf.SamplingParams(temperature=0.5, max_tokens=7) for request in seen)
-    assert all(request.model == "m" for request in seen)
-    assert len({request.seed for request in seen}) == 3
+    assert all(request.sampling_params == vf.SamplingParams(temperature=0.5, max_tokens=7) for request in requests)
+    assert all(request.model == "m" for request in requests)
+    assert len({request.seed for request in requests}) == 3
     assert record.usage == vf.Usage(3, 6)
     assert record.temperature == 0.5
     assert [step.tokens for step in record.steps] == [vf.StepTokens([n], [n], [0.0]) for n in (1, 2, 3)]
@@ -538,18 +538,18 @@ async def test_a_raw_text_grows_turn_by_turn_at_an_endpoint():
     assert [message["content"] for message in record.completion] == ["de", "<5>", "de", "<10>", "de", "<16>"]
 
 
-def test_records_name_the_training_step():
+def test_records_contain_the_training_step():
     env = Quiz(1)
     [record] = asyncio.run(collect(env, says("0"), plan(examples_of(env), 1), step=7))
     assert record.step == 7
 
 
 class PanicException(BaseException):
-    """As extension modules raise."""
+    """An exception as extension modules raise it, not derived from `Exception`."""
 
 
 @pytest.mark.parametrize("kind", [SystemExit, PanicException])
-def test_code_that_exits_or_panics_fails_its_own_rollout_only(kind: type[BaseException]) -> None:
+def test_code_that_exits_or_panics_fails_only_its_own_rollout(kind: type[BaseException]) -> None:
     def leaves(answer: str) -> float:
         if answer == "1":
             raise kind(3)
@@ -563,7 +563,7 @@ def test_code_that_exits_or_panics_fails_its_own_rollout_only(kind: type[BaseExc
 
 
 @pytest.mark.parametrize("kind", [KeyboardInterrupt, GeneratorExit])
-def test_what_must_end_the_program_does(kind: type[BaseException]) -> None:
+def test_keyboard_interrupt_and_generator_exit_are_not_caught(kind: type[BaseException]) -> None:
     def leaves() -> float:
         raise kind
 
@@ -572,7 +572,7 @@ def test_what_must_end_the_program_does(kind: type[BaseException]) -> None:
         env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
 
 
-def test_a_record_survives_what_an_environment_puts_into_its_state() -> None:
+def test_is_truncated_of_another_type_in_the_state_becomes_a_bool() -> None:
     class Odd(vf.SingleTurnEnv):
         async def setup_state(self, state: vf.State, **kwargs: object) -> None:
             state["is_truncated"] = 1
@@ -581,11 +581,11 @@ def test_a_record_survives_what_an_environment_puts_into_its_state() -> None:
     assert record.is_truncated is True
 
 
-# A foreign agent's turns
+# Turns of an external agent
 
 
 class Counted:
-    """Answers with numbered words and tokens, and keeps what it was asked; several at once wait for each other."""
+    """Answers with numbered texts and tokens and records its requests; `together` concurrent requests wait for each other."""
 
     max_concurrent = 8
 
@@ -611,7 +611,7 @@ def user(text: str) -> vf.Message:
     return vf.UserMessage(text)
 
 
-async def test_a_conversation_goes_on_from_the_step_it_shares_most_with():
+async def test_a_conversation_continues_the_step_with_the_longest_common_prefix():
     client, state = Counted(), rollout_state()
     turn = make_turn(client, "", SamplingParams())
     first = await turn(state, [user("agent")])
@@ -619,10 +619,10 @@ async def test_a_conversation_goes_on_from_the_step_it_shares_most_with():
     await turn(state, [user("agent"), first, user("more")])
     await turn(state, [user("agent"), vf.AssistantMessage("rewritten"), user("more")])
     previous = [request.previous and request.previous.prompt_ids for request in client.asked]
-    assert previous == [None, [1], [1], [3]]  # of equals the last: the renderer sees whether it fits
+    assert previous == [None, [1], [1], [3]]  # the last of equal matches; the renderer checks whether it fits
 
 
-async def test_turns_at_once_have_random_streams_of_their_own_and_count_as_turns():
+async def test_concurrent_turns_have_different_seeds_and_count_as_turns():
     client, state = Counted(together=3), rollout_state()
     turn = make_turn(client, "", SamplingParams(), Allowance(vf.Limits(max_turns=3)))
     turns = [turn(state, [user(name)]) for name in "abcd"]
@@ -634,7 +634,7 @@ async def test_turns_at_once_have_random_streams_of_their_own_and_count_as_turns
     assert steps == {name: answer["content"] for name, answer in zip("abc", answers, strict=True)}
 
 
-async def test_what_an_agent_asks_with_goes_over_the_run():
+async def test_sampling_parameters_of_an_agent_are_merged_with_those_of_the_run():
     client, state = Counted(), rollout_state()
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5, stop=["a"]))
     tools = [{"type": "function", "function": {"name": "f"}}]
@@ -651,12 +651,12 @@ async def test_what_an_agent_asks_with_goes_over_the_run():
     assert [request.tools for request in client.asked] == [tools, None]
 
 
-async def test_training_refuses_what_changes_the_distribution_and_nothing_else():
+async def test_training_rejects_only_parameters_that_change_the_distribution():
     client, state = Counted(), rollout_state()
     turn = make_turn(client, "", SamplingParams(temperature=1.0, max_tokens=5), for_training=True)
     same = SamplingParams(temperature=1.0, top_p=1.0, top_k=-1, presence_penalty=0.0, max_tokens=3, stop=["a"], seed=3)
     await turn(state, [user("a")], agent_request=Request([], same))
-    refused = [
+    rejected = [
         {"temperature": 0.2},
         {"temperature": 0.0},
         {"top_p": 0.9},
@@ -671,11 +671,11 @@ async def test_training_refuses_what_changes_the_distribution_and_nothing_else()
         {"structured_outputs": {"choice": ["a"]}},
         {"extra": {"typical_p": 0.9}},
     ]
-    for changed in refused:
+    for changed in rejected:
         [name] = changed
         with pytest.raises(ConfigError, match=f"the agent requests {name} = .*remove '{name}' from agent_sampling"):
             await turn(state, [user("a")], agent_request=Request([], SamplingParams(**changed)))
     assert len(client.asked) == len(state["trajectory"]) == 1
-    assert set(SamplingParams.__struct_fields__) - {name for changed in refused for name in changed} == {
+    assert set(SamplingParams.__struct_fields__) - {name for changed in rejected for name in changed} == {
         *("max_tokens", "seed", "stop", "stop_token_ids", "ignore_eos", "logprobs", "prompt_logprobs")
-    }  # a new parameter has to be sorted into one of the two
+    }  # every new parameter must be added to one of the two lists

@@ -1,4 +1,4 @@
-"""Rollouts with tools on the embedded engine: the trajectory stays one unbroken sequence, in every way to write calls."""
+"""Rollouts with tools on the embedded engine: a trajectory is one unbroken token sequence in every tool-call format."""
 
 from __future__ import annotations
 
@@ -38,8 +38,8 @@ def model_of(template: str) -> LoadedModel:
     return loaded._replace(renderer=Renderer(loaded.tokenizer))
 
 
-def calling(renderer: Renderer, count: int) -> str:
-    """A regular expression of answers that call `add` with digits and greetings."""
+def call_pattern(renderer: Renderer, count: int) -> str:
+    """Return a regular expression for responses that call `add` with digits and greetings."""
     how = renderer.tool_format
     assert how is not None
     text = how.write([Call("add", {"a": 7, "b": 7, "why": "Z"})] * count)
@@ -54,11 +54,11 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     count = 1 if name == "llama3" else 2
     client = EngineClient.from_model(loaded)
     env = vf.ToolEnv(tools=[add], dataset=rows(1), max_turns=3)
-    [usual] = renderer.encode(" hello")
-    spelling = {"logit_bias": {usual: -100}}  # the greeting is spelt as the tokenizer would never do
-    form = {"regex": calling(renderer, count)}
+    [greeting_token] = renderer.encode(" hello")
+    sampling = {"logit_bias": {greeting_token: -100}}  # forces a tokenization that the tokenizer never produces
+    form = {"regex": call_pattern(renderer, count)}
     [record] = roll(
-        env, client, sampling_args={"structured_outputs": form, "temperature": 1.0, "max_tokens": 400} | spelling
+        env, client, sampling_args={"structured_outputs": form, "temperature": 1.0, "max_tokens": 400} | sampling
     )
 
     assert record.error is None, record.error
@@ -72,27 +72,27 @@ def test_a_rollout_with_tools_is_one_unbroken_sequence(name: str):
     for before, after in itertools.pairwise(turns):
         assert after.prompt_ids[: len(before.ids)] == before.ids
         added = renderer.decode(after.prompt_ids[len(before.ids) :])
-        assert added.count('"sum"') == count  # what the tools said, and nothing of it sampled
+        assert added.count('"sum"') == count  # only the tool results, no sampled tokens
     assert sample.ids == turns[-1].ids
     assert [i for i, m in zip(sample.ids, sample.mask, strict=True) if m] == [
         i for turn in turns for i in turn.completion_ids
     ]
-    assert usual not in sample.ids[len(turns[0].prompt_ids) :][: len(turns[0].completion_ids)]
+    assert greeting_token not in sample.ids[len(turns[0].prompt_ids) :][: len(turns[0].completion_ids)]
     assert sample.ids != renderer.encode(renderer.decode(sample.ids))
 
-    # A saved rollout says enough to be learnt from: the same text, the same of it trained. (An expression that is
-    # complete ends an answer without an end token.)
+    # A saved rollout is sufficient for training: the same text with the same trained part. (A response that completes
+    # the regular expression ends without an end token.)
     saved = decode_record(encode_record(record))
-    [learnt] = sequences_from_messages(renderer, [*saved.prompt, *saved.completion], saved.tools)
-    assert renderer.decode(learnt.ids) == renderer.decode(sample.ids) + "<|end|>"
-    assert trained(renderer, learnt).replace("<|end|>", "") == trained(renderer, sample)
+    [from_saved] = sequences_from_messages(renderer, [*saved.prompt, *saved.completion], saved.tools)
+    assert renderer.decode(from_saved.ids) == renderer.decode(sample.ids) + "<|end|>"
+    assert trained_text(renderer, from_saved).replace("<|end|>", "") == trained_text(renderer, sample)
 
 
-def trained(renderer: Renderer, sample: Any) -> str:
+def trained_text(renderer: Renderer, sample: Any) -> str:
     return renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m])
 
 
-def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
+def test_a_template_without_tool_support_is_an_error_of_the_rollout():
     loaded = model_of("{% for m in messages %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endfor %}<|assistant|>")
     [record] = roll(
         vf.ToolEnv(tools=[add], dataset=rows(1)), EngineClient.from_model(loaded), sampling_args={"max_tokens": 4}
@@ -103,7 +103,7 @@ def test_a_model_whose_template_shows_no_tools_says_so_on_the_rollout():
 
 
 @pytest.mark.broad
-async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_tools_said():
+async def test_in_lookup_all_sampled_tokens_are_trained_but_no_tool_results():
     texts = await environment_texts(vf.load_environment("lookup"), ModelConfig(env="lookup", games=20))
     loaded = new_model(texts)
     renderer = loaded.renderer
@@ -111,12 +111,12 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
     arguments = (
         r'"lookup", "arguments": \{"who": "(Ada|Ben|Kim|Nobody)"|"answer", "arguments": \{"room": "(attic|hall)"'
     )
-    form = rf'<tool_call>\n\{{"name": ({arguments})\}}\}}\n</tool_call>'
+    pattern = rf'<tool_call>\n\{{"name": ({arguments})\}}\}}\n</tool_call>'
     records = await vf.generate(
         env,
         EngineClient.from_model(loaded),
         rollouts_per_example=8,
-        sampling_args={"structured_outputs": {"regex": form}, "temperature": 1.0, "max_tokens": 60},
+        sampling_args={"structured_outputs": {"regex": pattern}, "temperature": 1.0, "max_tokens": 60},
     )
     assert len(records) == 64
     called: collections.Counter[tuple[str, ...]] = collections.Counter()
@@ -127,19 +127,19 @@ async def test_in_lookup_every_sampled_token_is_trained_and_none_of_what_the_too
         turns = [step.tokens for step in record.steps if step.tokens is not None]
         expected = list(turns[0].prompt_ids)
         mask = [False] * len(expected)
-        for turn, said in zip(turns, record.completion[1::2], strict=True):
-            assert turn.prompt_ids == expected  # what the next turn is shown begins with the very ids of the last
+        for turn, tool_message in zip(turns, record.completion[1::2], strict=True):
+            assert turn.prompt_ids == expected  # the prompt starts with exactly the ids of the previous turn
             expected += turn.completion_ids
             mask += [True] * len(turn.completion_ids)
-            if turn is turns[-1]:  # what the tool said then, nobody has read
+            if turn is turns[-1]:  # no prompt contains this last tool result
                 break
-            told = renderer.encode(f"<|tool|>{said['content']}<|end|><|assistant|>")
+            tool_ids = renderer.encode(f"<|tool|>{tool_message['content']}<|end|><|assistant|>")
             ended = [] if turn.completion_ids[-1] == renderer.encode("<|end|>")[0] else renderer.encode("<|end|>")
-            expected += ended + told
-            mask += [False] * len(ended + told)
+            expected += ended + tool_ids
+            mask += [False] * len(ended + tool_ids)
         assert (list(sample.ids), list(sample.mask)) == (expected, mask)
         logprobs = [p for turn in turns for p in turn.logprobs]
         assert [p for p, own in zip(sample.logprobs, sample.mask, strict=True) if own] == logprobs
     assert called["lookup", "answer"] > 3 and called["lookup", "lookup", "answer"] > 3, called
-    said = {message["content"] for record in records for message in record.completion[1::2]}
-    assert len(said) > 6 and {"nobody has that name", "done"} < said
+    tool_results = {message["content"] for record in records for message in record.completion[1::2]}
+    assert len(tool_results) > 6 and {"nobody has that name", "done"} < tool_results

@@ -1,4 +1,4 @@
-"""Rubrics: which arguments functions get, how values become a reward, what failure looks like."""
+"""Rubrics: arguments of reward functions, combination of their values into a reward, and errors."""
 
 from __future__ import annotations
 
@@ -130,7 +130,7 @@ def test_order_of_functions_changes_nothing(pairs, random):
 # Arguments
 
 
-def test_standard_arguments_come_by_name():
+def test_standard_arguments_are_passed_by_name():
     parser = XMLParser(["answer"])
     seen = {}
 
@@ -159,7 +159,7 @@ def test_precedence_class_object_then_column_then_state():
     assert score(rubric, make_state(row={"x": 2}, x=3)).reward == 1
 
 
-def test_the_completion_of_the_rollout_wins_over_a_column():
+def test_the_completion_of_the_rollout_takes_precedence_over_a_column():
     assert score(Rubric([correct]), make_state(row={"completion": "a dataset's own"})).reward == 1.0
     assert score(Rubric([correct]), make_state(answer="5")).reward == 0.0
 
@@ -169,7 +169,7 @@ def test_answer_and_info_have_defaults_when_the_row_has_none():
     assert score(Rubric([lambda answer, info: answer == "" and info == {}]), state).reward == 1.0
 
 
-def test_defaults_are_kept_unless_the_name_is_there():
+def test_default_arguments_apply_unless_the_name_is_known():
     def func(threshold=0.25, task="none", answer="unused"):
         return threshold if (task, answer) == ("none", "4") else -1
 
@@ -177,7 +177,7 @@ def test_defaults_are_kept_unless_the_name_is_there():
     assert score(Rubric([func]), make_state(row={"threshold": 0.75})).reward == 0.75
 
 
-def test_kwargs_get_everything():
+def test_kwargs_receive_all_known_names():
     seen = {}
 
     def func(completion, missing=1, **kwargs):
@@ -208,7 +208,7 @@ def test_kwargs_get_everything():
     assert seen["state"] is state
 
 
-def test_kwargs_have_no_completion_before_there_is_one_and_no_args_are_needed():
+def test_kwargs_omit_a_missing_completion_and_args_stay_empty():
     def func(*args, **kwargs):
         return len(args) + ("completion" in kwargs)
 
@@ -242,7 +242,7 @@ def test_async_functions_and_functions_returning_awaitables():
     assert score(rubric).rewards == {"slow": 4.0, "wrapped": 4.0}
 
 
-def test_partials_keep_what_they_bound():
+def test_partials_keep_their_bound_arguments():
     def close(answer, target, scale=1.0):
         return scale * (answer == target)
 
@@ -289,7 +289,7 @@ def test_an_unknown_required_name_is_an_error_that_lists_names():
     assert str(raised.value).count("example_id") == 1
 
 
-def test_the_error_for_an_unmarked_group_function_names_the_mark():
+def test_the_error_for_an_undecorated_group_function_names_the_decorator():
     with pytest.raises(ConfigError, match=r"needs 'completions'.*@group_reward"):
         score(Rubric([lambda completions: [1.0]]))
 
@@ -304,10 +304,10 @@ def test_signatures_are_read_once(monkeypatch):
     assert next(calls) == 3
 
 
-# Adding
+# Adding functions
 
 
-def test_names_must_differ():
+def test_function_names_must_be_unique():
     rubric = Rubric([correct])
     with pytest.raises(ConfigError, match="named 'correct' exists already; pass name="):
         rubric.add_metric(correct)
@@ -317,7 +317,7 @@ def test_names_must_differ():
         Rubric([lambda: 1, lambda: 2])
 
 
-def test_what_cannot_be_called_by_name_is_refused():
+def test_functions_that_cannot_be_called_by_keyword_are_rejected():
     def positional(completion, /):
         return 1
 
@@ -329,7 +329,7 @@ def test_what_cannot_be_called_by_name_is_refused():
         Rubric([dict])
 
 
-def test_methods_of_a_subclass():
+def test_methods_of_a_subclass_can_be_reward_functions():
     class Game(Rubric):
         def __init__(self):
             super().__init__(funcs=[self.win], weights=[2.0])
@@ -382,7 +382,7 @@ class _Matrix:
     ids=lambda v: type(v).__name__,
 )
 @pytest.mark.parametrize("weight", [1.0, 0.0])
-def test_what_is_no_finite_number_is_an_error(value, weight):
+def test_values_that_are_not_finite_numbers_are_errors(value, weight):
     with pytest.raises(Error, match=r"reward function 'func' returned .*; expected a finite number") as raised:
         score(Rubric([constant(value, "func")], [weight]))
     assert phase_of(raised.value) == "reward func"
@@ -401,7 +401,7 @@ def test_exceptions_pass_through_with_their_phase(is_async):
     assert phase_of(raised.value) == ("reward broken_later" if is_async else "reward broken")
 
 
-def test_nothing_is_written_to_the_state():
+def test_scoring_does_not_modify_the_state():
     state = make_state(row={"difficulty": 2})
     before = copy.deepcopy(state)
     score_all(RubricGroup([Rubric([correct, rank]), Rubric([length])]), [state, make_state()])
@@ -412,7 +412,7 @@ def test_nothing_is_written_to_the_state():
 # Groups
 
 
-def test_group_functions_get_the_plurals_and_the_objects():
+def test_group_functions_receive_plural_names_and_class_objects():
     seen = {}
 
     @group_reward
@@ -431,7 +431,7 @@ def test_group_functions_get_the_plurals_and_the_objects():
     assert (seen["judge"], seen["scale"], seen["parser"]) == ("J", 3, rubric.parser)
 
 
-def test_group_kwargs_get_all_group_names():
+def test_group_kwargs_receive_all_group_names():
     seen = {}
 
     @group_reward
@@ -448,20 +448,20 @@ def test_group_rewards_are_merged_into_the_scores_of_each_state():
     states = [make_state("4"), make_state("abc")]
     assert rubric.has_group_rewards
     assert not Rubric([correct]).has_group_rewards
-    alone = [score(rubric, state) for state in states]
-    assert [s.rewards for s in alone] == [{"correct": 1.0}, {"correct": 0.0}]
-    together = score_all(rubric, states, alone)
-    assert together == score_all(rubric, states)
-    assert together[1] == Scores(0.1 * 3, {"correct": 0.0, "rank": 3.0}, {"correct": 1.0, "rank": 0.1})
-    assert together[0].reward == 1.1
-    assert alone[0].rewards == {"correct": 1.0}
+    individual = [score(rubric, state) for state in states]
+    assert [s.rewards for s in individual] == [{"correct": 1.0}, {"correct": 0.0}]
+    grouped = score_all(rubric, states, individual)
+    assert grouped == score_all(rubric, states)
+    assert grouped[1] == Scores(0.1 * 3, {"correct": 0.0, "rank": 3.0}, {"correct": 1.0, "rank": 0.1})
+    assert grouped[0].reward == 1.1
+    assert individual[0].rewards == {"correct": 1.0}
 
 
-def test_group_metrics_and_extras():
+def test_group_metrics_are_added_and_extras_are_kept():
     rubric = Rubric([correct])
     rubric.add_metric(rank)
-    given_scores = Scores(1.0, {"correct": 1.0}, {"correct": 1.0}, {"other": 2.0}, {"judge": "yes"})
-    assert score_all(rubric, [make_state()], [given_scores]) == [
+    existing = Scores(1.0, {"correct": 1.0}, {"correct": 1.0}, {"other": 2.0}, {"judge": "yes"})
+    assert score_all(rubric, [make_state()], [existing]) == [
         Scores(1.0, {"correct": 1.0}, {"correct": 1.0}, {"other": 2.0, "rank": 1.0}, {"judge": "yes"})
     ]
 
@@ -476,7 +476,7 @@ def test_group_values_reach_their_own_state(pairs, weight, group_weight):
         assert scores.reward == pytest.approx(weight * own + group_weight * compared, abs=1e-3)
 
 
-def test_the_mark_works_on_partials_callables_and_methods():
+def test_group_reward_decorates_partials_callables_and_methods():
     def compare(states, by):
         return [by] * len(states)
 
@@ -511,7 +511,7 @@ def test_group_functions_return_one_number_per_state(value, match):
     assert phase_of(raised.value) == "reward func"
 
 
-def test_group_failures_have_their_phase():
+def test_errors_of_group_functions_have_their_phase():
     @group_reward
     def broken(states):
         raise RuntimeError("no")
@@ -523,20 +523,20 @@ def test_group_failures_have_their_phase():
         score_all(Rubric([group_reward(lambda answer: [1.0])]), [make_state()])
 
 
-def test_scores_must_match_the_states_and_no_state_is_fine():
+def test_scores_must_match_the_states_and_no_states_are_allowed():
     with pytest.raises(ConfigError, match="1 scores for 2 states"):
         score_all(Rubric([rank]), [make_state(), make_state()], [Scores(0.0, {}, {})])
     assert score_all(Rubric([rank]), []) == []
 
 
-def test_merging_the_same_function_twice_is_refused():
+def test_merging_the_same_function_twice_is_rejected():
     rubric = Rubric([rank])
     scores = score_all(rubric, [make_state()])
     with pytest.raises(ConfigError, match=r"two functions are named \['rank'\]"):
         score_all(rubric, [make_state()], scores)
 
 
-def test_merge_of_nothing():
+def test_merging_no_scores_gives_a_reward_of_zero():
     assert merge_scores([]) == Scores(0.0, {}, {})
 
 
@@ -544,7 +544,7 @@ def test_merge_of_nothing():
 
 
 def test_rubric_group_sums_rewards_and_merges_values():
-    # The case v0 got wrong: the second rubric's rewards decide.
+    # verifiers v0 handled this case wrongly: the rewards of the second rubric decide.
     first = Rubric([lambda own: own])
     second = Rubric([rank], [10.0])
     second.add_metric(length)
@@ -553,12 +553,12 @@ def test_rubric_group_sums_rewards_and_merges_values():
     assert group.names == ["<lambda>", "rank", "length"]
     assert group.has_group_rewards
     assert not RubricGroup([first]).has_group_rewards
-    alone = [score(group, state) for state in states]
-    assert alone[0] == Scores(1.0, {"<lambda>": 1.0}, {"<lambda>": 1.0}, {"length": 1.0})
-    together = score_all(group, states)
-    assert together == score_all(group, states, alone)
-    assert [s.reward for s in together] == [11.0, 20.0]
-    assert together[1].metrics == {"length": 2.0}
+    individual = [score(group, state) for state in states]
+    assert individual[0] == Scores(1.0, {"<lambda>": 1.0}, {"<lambda>": 1.0}, {"length": 1.0})
+    grouped = score_all(group, states)
+    assert grouped == score_all(group, states, individual)
+    assert [s.reward for s in grouped] == [11.0, 20.0]
+    assert grouped[1].metrics == {"length": 2.0}
 
 
 def test_rubric_groups_nest_and_are_rubrics():
@@ -580,7 +580,7 @@ def test_rubric_group_adds_to_its_first_rubric():
     )
 
 
-def test_rubric_group_refuses_emptiness_and_equal_names():
+def test_rubric_group_rejects_an_empty_list_and_equal_names():
     with pytest.raises(ConfigError, match="at least one rubric"):
         RubricGroup([])
     with pytest.raises(ConfigError, match=r"\['correct'\] are in more than one rubric"):
@@ -593,8 +593,8 @@ def test_rubric_group_refuses_emptiness_and_equal_names():
         score(group)
 
 
-def test_rubric_group_tears_all_down_even_after_a_failure():
-    torn = []
+def test_rubric_group_tears_down_all_rubrics_even_after_a_failure():
+    torn_down = []
 
     class Held(Rubric):
         def __init__(self, name, fails=False):
@@ -602,17 +602,17 @@ def test_rubric_group_tears_all_down_even_after_a_failure():
             self.name, self.fails = name, fails
 
         async def teardown(self):
-            torn.append(self.name)
+            torn_down.append(self.name)
             if self.fails:
                 raise OSError("busy")
 
     with pytest.raises(OSError, match="busy"):
         asyncio.run(RubricGroup([Held("a"), Held("b", fails=True), Held("c")]).teardown())
-    assert sorted(torn) == ["a", "b", "c"]
+    assert sorted(torn_down) == ["a", "b", "c"]
     assert asyncio.run(Rubric().teardown()) is None
 
 
-def test_a_group_hands_the_parser_of_the_environment_on() -> None:
+def test_rubric_group_passes_the_parser_of_the_environment_to_its_rubrics() -> None:
     tagged, own = XMLParser(["answer"]), Parser()
     group = RubricGroup([Rubric([correct]), Rubric(parser=own)])
     group.adopt_parser(tagged)

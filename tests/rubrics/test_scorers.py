@@ -38,7 +38,7 @@ def test_an_answer_tag_is_a_tag_or_a_box():
     ("reply", "answer", "score"),
     [("  New\n york", "new York", 0.0), ("<answer>New\n YORK</answer>", "new  york", 1.0), ("Paris.", "Paris", 0.0)],
 )
-def test_exact_ignores_case_and_white_space_alone(reply: str, answer: str, score: float):
+def test_exact_ignores_only_case_and_white_space(reply: str, answer: str, score: float):
     assert exact(reply, answer) == score
 
 
@@ -62,7 +62,7 @@ def test_numeric_compares_the_last_number(reply: str, answer: str, score: float)
     assert numeric(reply, answer) == score
 
 
-def test_numeric_has_a_relative_tolerance_and_needs_a_number():
+def test_numeric_has_a_relative_tolerance_and_reads_right_answers_after_hashes():
     assert [numeric(reply, "1000", 0.01) for reply in ("1010", "1011", "990")] == [1.0, 0.0, 1.0]
     assert [numeric(reply, "0.1", 0.01) for reply in ("0.105", "0.2")] == [1.0, 0.0]
     assert numeric("so 42", "6 * 7 = 42\n#### 42") == 1.0
@@ -71,13 +71,13 @@ def test_numeric_has_a_relative_tolerance_and_needs_a_number():
 @pytest.mark.parametrize(
     ("answer", "found"), [("many", "no number"), ("1/2", "2 numbers"), ("2^10", "2 numbers"), ("", "no number")]
 )
-def test_numeric_refuses_a_right_answer_that_is_not_one_number(answer: str, found: str):
+def test_numeric_rejects_a_right_answer_that_is_not_one_number(answer: str, found: str):
     with pytest.raises(Error, match=f"has {found}; the scorer 'numeric' expects one. Use the scorer 'math'"):
         numeric("1", answer)
 
 
 @given(st.text(alphabet="0123456789,.e+-' x", max_size=60))
-def test_numeric_reads_any_text(text: str):
+def test_numeric_accepts_any_text(text: str):
     assert numeric(text, "7") in (0.0, 1.0)
 
 
@@ -106,8 +106,8 @@ def test_a_choice_is_a_letter_or_the_text_of_an_option(reply: str, letter: str):
 
 
 def test_the_right_option_is_its_letter_its_text_or_its_position():
-    given = ["b", "GREEN", 1, "1", "B"]
-    assert {choice_letter(answer, COLORS) for answer in given} == {"B"}
+    answers = ["b", "GREEN", 1, "1", "B"]
+    assert {choice_letter(answer, COLORS) for answer in answers} == {"B"}
     assert choice_letter("2", ["1", "2", "3"]) == "B"  # the text of an option comes first
     for wrong in ("D", 3, -1, "gray", ""):
         with pytest.raises(ValueError, match="is none of the choices"):

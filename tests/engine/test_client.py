@@ -17,35 +17,35 @@ from rove.train.sequences import sequences_from_record
 from tests.rendering.test_tools import TEMPLATES
 
 SAMPLING = SamplingParams(max_tokens=6)
-ASK = [{"role": "user", "content": "0 1 2"}]
+MESSAGES = [{"role": "user", "content": "0 1 2"}]
 
 
-def test_it_is_a_client_that_likes_what_its_engine_can_batch():
+def test_client_takes_its_concurrency_from_the_engine_and_stop_ids_from_the_renderer():
     client = EngineClient.from_model(tiny_model(), max_batch=17)
     assert isinstance(client, Client)
     assert client.max_concurrent == 17
     assert client.engine.stop_ids == client.renderer.stop_ids
 
 
-async def test_an_answer_carries_its_exact_tokens():
+async def test_response_carries_the_exact_tokens_and_logprobs():
     loaded = tiny_model()
-    response = await EngineClient.from_model(loaded).respond(Request(ASK, SAMPLING, seed=4))
+    response = await EngineClient.from_model(loaded).respond(Request(MESSAGES, SAMPLING, seed=4))
     tokens = response.tokens
     assert tokens is not None
-    prompt = loaded.renderer.prompt_ids(ASK)
-    wanted = generate_naively(loaded, prompt, 4, 1.0, 6)
-    assert (tokens.prompt_ids, tokens.completion_ids) == (prompt, wanted.ids)
-    assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
-    assert response.message == loaded.renderer.read(wanted.ids)
-    assert response.usage == Usage(len(prompt), len(wanted.ids))
-    assert response.finish_reason == wanted.finish_reason
+    prompt = loaded.renderer.prompt_ids(MESSAGES)
+    expected = generate_naively(loaded, prompt, 4, 1.0, 6)
+    assert (tokens.prompt_ids, tokens.completion_ids) == (prompt, expected.ids)
+    assert tokens.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
+    assert response.message == loaded.renderer.read(expected.ids)
+    assert response.usage == Usage(len(prompt), len(expected.ids))
+    assert response.finish_reason == expected.finish_reason
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
     loaded = tiny_model(arch, seed=1)
     client = EngineClient.from_model(loaded)
-    messages: list[dict[str, Any]] = list(ASK)
+    messages: list[dict[str, Any]] = list(MESSAGES)
     previous = None
     for turn in range(4):
         response = await client.respond(Request(messages, SAMPLING, previous=previous, seed=turn))
@@ -53,29 +53,29 @@ async def test_the_next_turn_extends_the_sampled_tokens(arch: str):
         assert tokens is not None
         if previous is not None:
             assert tokens.prompt_ids[: len(previous.ids)] == previous.ids
-        wanted = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
-        assert tokens.completion_ids == wanted.ids
-        assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+        expected = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
+        assert tokens.completion_ids == expected.ids
+        assert tokens.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         previous = tokens
         messages = [*messages, response.message, {"role": "user", "content": f"no {turn}"}]
 
 
-async def test_the_next_turn_computes_only_what_is_new():
+async def test_the_next_turn_computes_only_new_tokens():
     client = EngineClient.from_model(tiny_model())
-    first = await client.respond(Request(ASK, SamplingParams(max_tokens=1)))
+    first = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=1)))
     before = client.engine.computed_tokens
-    messages = [*ASK, first.message, {"role": "user", "content": "no"}]
+    messages = [*MESSAGES, first.message, {"role": "user", "content": "no"}]
     assert first.tokens is not None
     second = await client.respond(Request(messages, SamplingParams(max_tokens=1), previous=first.tokens))
     assert second.tokens is not None
     assert client.engine.computed_tokens - before == len(second.tokens.prompt_ids) - len(first.tokens.prompt_ids)
 
 
-async def test_a_rewritten_conversation_is_tokenised_afresh():
+async def test_a_rewritten_conversation_is_tokenized_from_scratch():
     loaded = tiny_model()
     client = EngineClient.from_model(loaded)
-    first = await client.respond(Request(ASK, SAMPLING))
-    messages = [*ASK, {"role": "assistant", "content": "4"}, {"role": "user", "content": "no"}]
+    first = await client.respond(Request(MESSAGES, SAMPLING))
+    messages = [*MESSAGES, {"role": "assistant", "content": "4"}, {"role": "user", "content": "no"}]
     second = await client.respond(Request(messages, SAMPLING, previous=first.tokens, seed=1))
     assert second.tokens is not None
     assert second.tokens.prompt_ids == loaded.renderer.prompt_ids(messages)
@@ -83,103 +83,104 @@ async def test_a_rewritten_conversation_is_tokenised_afresh():
 
 
 @pytest.mark.parametrize("max_tokens", [1, 2, 6])
-async def test_an_environment_may_take_an_answer_back_and_ask_again(max_tokens: int):
+async def test_the_same_prompt_can_be_sampled_again_after_a_response(max_tokens: int):
     loaded = tiny_model()
     client = EngineClient.from_model(loaded)
     sampling = SamplingParams(max_tokens=max_tokens)
-    first = await client.respond(Request(ASK, sampling))
-    again = await client.respond(Request(ASK, sampling, previous=first.tokens, seed=1))
+    first = await client.respond(Request(MESSAGES, sampling))
+    again = await client.respond(Request(MESSAGES, sampling, previous=first.tokens, seed=1))
     assert first.tokens is not None and again.tokens is not None
     assert again.tokens.prompt_ids == first.tokens.prompt_ids
     assert again.tokens.completion_ids == generate_naively(loaded, first.tokens.prompt_ids, 1, 1.0, max_tokens).ids
 
 
-async def test_tokens_of_another_engine_are_extended_too():
+async def test_the_next_turn_extends_tokens_sampled_by_another_engine():
     loaded = tiny_model()
-    prompt = loaded.renderer.prompt_ids(ASK)
+    prompt = loaded.renderer.prompt_ids(MESSAGES)
     foreign = StepTokens(prompt, [9, 9, 9], [0.0] * 3, policy_version=5)
-    messages = [*ASK, loaded.renderer.read([9, 9, 9]), {"role": "user", "content": "no"}]
+    messages = [*MESSAGES, loaded.renderer.read([9, 9, 9]), {"role": "user", "content": "no"}]
     response = await EngineClient.from_model(loaded).respond(Request(messages, SAMPLING, previous=foreign))
     assert response.tokens is not None
     assert response.tokens.prompt_ids[: len(foreign.ids)] == foreign.ids
     assert response.tokens.completion_ids == generate_naively(loaded, response.tokens.prompt_ids, 0, 1.0, 6).ids
 
 
-async def test_the_version_of_the_weights_is_on_every_answer():
+async def test_every_response_carries_the_policy_version():
     client = EngineClient.from_model(tiny_model())
     client.engine.update_weights(7)
-    made = await asyncio.gather(*(client.respond(Request(ASK, SAMPLING, seed=i)) for i in range(3)))
-    assert [r.tokens.policy_version for r in made if r.tokens] == [7, 7, 7]
+    responses = await asyncio.gather(*(client.respond(Request(MESSAGES, SAMPLING, seed=i)) for i in range(3)))
+    assert [r.tokens.policy_version for r in responses if r.tokens] == [7, 7, 7]
 
 
-async def test_it_refuses_what_it_cannot_do():
+async def test_unsupported_requests_raise_errors():
     client = EngineClient.from_model(tiny_model(context=16))
     client.renderer.tokenizer.chat_template = "{{ messages[0].content }}"  # pyright: ignore[reportAttributeAccessIssue]
     with pytest.raises(ConfigError, match="no known tool-call format"):
-        await client.respond(Request(ASK, tools=[{"type": "function"}]))
+        await client.respond(Request(MESSAGES, tools=[{"type": "function"}]))
     with pytest.raises(ConfigError, match="beams"):
-        await client.respond(Request(ASK, SamplingParams(extra={"beams": 2})))
+        await client.respond(Request(MESSAGES, SamplingParams(extra={"beams": 2})))
     with pytest.raises(OverlongPromptError):
         await client.respond(Request([{"role": "user", "content": "hello " * 20}]))
 
 
-async def test_closing_frees_the_cache_and_keeps_the_version():
+async def test_closing_frees_the_cache_and_keeps_the_policy_version():
     client = EngineClient.from_model(tiny_model())
     client.engine.update_weights(2)
-    await client.respond(Request(ASK, SAMPLING))
+    await client.respond(Request(MESSAGES, SAMPLING))
     cache = client.engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
     assert cache.allocated_bytes > 0
     await client.close()
     assert (cache.allocated_bytes, client.engine.policy_version) == (0, 2)
 
 
-async def test_greedy_answers_do_not_depend_on_the_seed():
+async def test_greedy_responses_do_not_depend_on_the_seed():
     client = EngineClient.from_model(tiny_model())
-    made = [
-        await client.respond(Request(ASK, SamplingParams(temperature=0.0, max_tokens=6), seed=seed)) for seed in (1, 2)
+    greedy = [
+        await client.respond(Request(MESSAGES, SamplingParams(temperature=0.0, max_tokens=6), seed=seed))
+        for seed in (1, 2)
     ]
-    assert made[0].tokens is not None and made[1].tokens is not None
-    assert made[0].tokens.completion_ids == made[1].tokens.completion_ids
-    free = [await client.respond(Request(ASK, SamplingParams(max_tokens=6), seed=seed)) for seed in (1, 2)]
-    assert free[0].message != free[1].message
+    assert greedy[0].tokens is not None and greedy[1].tokens is not None
+    assert greedy[0].tokens.completion_ids == greedy[1].tokens.completion_ids
+    sampled = [await client.respond(Request(MESSAGES, SamplingParams(max_tokens=6), seed=seed)) for seed in (1, 2)]
+    assert sampled[0].message != sampled[1].message
 
 
 # Raw texts
 
 
 @pytest.mark.parametrize("arch", first_quick(["llama", "lfm2", "gemma2"], 2))
-async def test_a_raw_text_is_continued_by_the_tokens_it_grew_by(arch: str):
+async def test_the_next_turn_of_a_raw_text_extends_the_previous_tokens(arch: str):
     loaded = tiny_model(arch, seed=2)
     client = EngineClient.from_model(loaded)
-    text, previous, ends = "0 1 2", None, set()
+    text, previous, finish_reasons = "0 1 2", None, set()
     for turn in range(6):
         response = await client.respond(Request([], SAMPLING, previous=previous, seed=turn, text=text))
         tokens = response.tokens
         assert tokens is not None
-        wanted = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
-        assert (tokens.completion_ids, response.finish_reason) == (wanted.ids, wanted.finish_reason)
-        assert tokens.logprobs == pytest.approx(wanted.logprobs, abs=1e-4)
+        expected = generate_naively(loaded, tokens.prompt_ids, turn, 1.0, 6)
+        assert (tokens.completion_ids, response.finish_reason) == (expected.ids, expected.finish_reason)
+        assert tokens.logprobs == pytest.approx(expected.logprobs, abs=1e-4)
         assert loaded.renderer.decode(tokens.prompt_ids) == text
         if previous is not None:
-            kept = previous.ids[:-1] if previous.ids[-1] in loaded.renderer.stop_ids else previous.ids
-            assert tokens.prompt_ids[: len(kept)] == kept
-        ends.add(response.finish_reason)
+            prefix = previous.ids[:-1] if previous.ids[-1] in loaded.renderer.stop_ids else previous.ids
+            assert tokens.prompt_ids[: len(prefix)] == prefix
+        finish_reasons.add(response.finish_reason)
         previous = tokens
         text += f"{response.message.content} no {turn}"
-    assert ends == {"stop", "length"}
+    assert finish_reasons == {"stop", "length"}
 
 
 @pytest.mark.parametrize("end", ["stop", "length"])
-async def test_the_next_turn_of_a_raw_text_computes_only_what_is_new(end: str):
+async def test_the_next_turn_of_a_raw_text_computes_only_new_tokens(end: str):
     client = EngineClient.from_model(tiny_model(seed=1))
-    tries = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
-    first = next(response for response in reversed(tries) if response.finish_reason == end)
+    candidates = [await client.respond(Request([], SAMPLING, text="0 1 2", seed=seed)) for seed in range(20)]
+    first = next(response for response in reversed(candidates) if response.finish_reason == end)
     assert first.tokens is not None
     before = client.engine.computed_tokens
     text = f"0 1 2{first.message.content} no"
     second = await client.respond(Request([], SamplingParams(max_tokens=1), previous=first.tokens, text=text))
     assert second.tokens is not None
-    # At least all but the last sampled token was computed before; an end that was sampled last is not part of the text.
+    # All sampled tokens but the last were computed before; a sampled end token is not part of the text.
     assert client.engine.computed_tokens - before <= len(second.tokens.prompt_ids) - len(first.tokens.ids) + 1
 
 
@@ -201,58 +202,60 @@ async def test_a_raw_rollout_trains_each_sampled_token_once():
         assert len(samples) == 1 + sum(step.finish_reason == "stop" for step in record.steps[:-1])
 
 
-async def test_an_empty_text_is_nothing_to_start_from():
+async def test_an_empty_raw_text_is_refused():
     with pytest.raises(ConfigError, match="the prompt has no tokens"):
         await EngineClient.from_model(tiny_model()).respond(Request([], SAMPLING, text=""))
 
 
-# Told as it comes
+# Streaming
 
 
 @pytest.mark.parametrize("text", first_quick([None, "0 1 2"]))
-async def test_a_text_with_stop_texts_is_told_up_to_them_and_no_further(text: str | None):
+async def test_streamed_text_ends_before_a_stop_string(text: str | None):
     client = EngineClient.from_model(tiny_model(seed=1))
-    ended, told_early = set(), 0
+    finish_reasons, streamed_count = set(), 0
     for seed in range(12):
         sampling = SamplingParams(max_tokens=24, min_tokens=seed % 3)
-        asked = Request([] if text else ASK, sampling, seed=seed, text=text)
-        said = (await client.respond(asked)).message.content
-        stop = [said[len(said) // 2 :][:3] or "none", said[-4:-1] + "?"]
+        request = Request([] if text else MESSAGES, sampling, seed=seed, text=text)
+        full_text = (await client.respond(request)).message.content
+        stop = [full_text[len(full_text) // 2 :][:3] or "none", full_text[-4:-1] + "?"]
         pieces: list[str] = []
         tokens: list[Token] = []
         fields: Any = {"on_text": pieces.append, "on_token": tokens.append}
-        made = await client.respond(
-            structs.replace(asked, sampling_params=structs.replace(sampling, stop=stop), **fields)
+        response = await client.respond(
+            structs.replace(request, sampling_params=structs.replace(sampling, stop=stop), **fields)
         )
-        assert "".join(pieces) == made.message.content and "" not in pieces
-        assert said.startswith(made.message.content)
-        assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids
-        told_early += len(pieces) > 1
-        ended.add(made.finish_reason)
-    assert "stop" in ended and told_early > 4
+        assert "".join(pieces) == response.message.content and "" not in pieces
+        assert full_text.startswith(response.message.content)
+        assert response.tokens is not None and [token.id for token in tokens] == response.tokens.completion_ids
+        streamed_count += len(pieces) > 1
+        finish_reasons.add(response.finish_reason)
+    assert "stop" in finish_reasons and streamed_count > 4
 
 
 @pytest.mark.parametrize("name", ["f", "g"])
 @pytest.mark.parametrize("stop", [None, ["</tool_call>!"]])
-async def test_nothing_is_told_of_a_call_and_all_of_the_rest(name: str, stop: list[str] | None):
+async def test_streamed_text_excludes_tool_calls_and_nothing_else(name: str, stop: list[str] | None):
     client = EngineClient.from_model(tiny_model(seed=1))
     client.renderer.tokenizer.chat_template = TEMPLATES["hermes"]  # pyright: ignore[reportAttributeAccessIssue]
     call = '<tool_call>{"name": "f", "arguments": {}}</tool_call>' if name == "f" else "<tools are no call> "
-    form = {"choice": [f"Let me see.{call}"]}
+    structured_outputs = {"choice": [f"Let me see.{call}"]}
     pieces: list[str] = []
     tokens: list[Token] = []
-    sampling = SamplingParams(max_tokens=99, structured_outputs=form, stop=stop)
+    sampling = SamplingParams(max_tokens=99, structured_outputs=structured_outputs, stop=stop)
     tools = [{"type": "function", "function": {"name": "f"}}]
-    made = await client.respond(Request(ASK, sampling, tools=tools, on_text=pieces.append, on_token=tokens.append))
-    assert made.message.content == ("Let me see." if name == "f" else f"Let me see.{call}")
-    assert "".join(pieces) == made.message.content.rstrip() and len(pieces) > 3
-    assert made.finish_reason == ("tool_calls" if name == "f" else "stop")
-    assert made.tokens is not None and [token.id for token in tokens] == made.tokens.completion_ids
+    response = await client.respond(
+        Request(MESSAGES, sampling, tools=tools, on_text=pieces.append, on_token=tokens.append)
+    )
+    assert response.message.content == ("Let me see." if name == "f" else f"Let me see.{call}")
+    assert "".join(pieces) == response.message.content.rstrip() and len(pieces) > 3
+    assert response.finish_reason == ("tool_calls" if name == "f" else "stop")
+    assert response.tokens is not None and [token.id for token in tokens] == response.tokens.completion_ids
 
 
-async def test_log_probabilities_of_the_prompt_are_told():
+async def test_prompt_logprobs_are_returned():
     client = EngineClient.from_model(tiny_model())
-    made = await client.respond(Request(ASK, SamplingParams(max_tokens=1, prompt_logprobs=2)))
-    assert made.tokens is not None
-    assert made.prompt_logprobs == pytest.approx(client.engine.score(made.tokens.prompt_ids), abs=1e-5)
-    assert [len(top) for top in made.prompt_top_logprobs or []] == [2] * (len(made.tokens.prompt_ids) - 1)
+    response = await client.respond(Request(MESSAGES, SamplingParams(max_tokens=1, prompt_logprobs=2)))
+    assert response.tokens is not None
+    assert response.prompt_logprobs == pytest.approx(client.engine.score(response.tokens.prompt_ids), abs=1e-5)
+    assert [len(top) for top in response.prompt_top_logprobs or []] == [2] * (len(response.tokens.prompt_ids) - 1)

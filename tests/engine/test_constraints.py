@@ -1,4 +1,4 @@
-"""X."""
+"""Structured outputs: JSON schemas, regular expressions, choices, grammars and forced tool calls."""
 
 from __future__ import annotations
 
@@ -40,37 +40,37 @@ def loaded() -> Any:
     return tiny_model()
 
 
-def as_json(schema: dict[str, Any]) -> SamplingParams:
+def json_sampling(schema: dict[str, Any]) -> SamplingParams:
     return SamplingParams(response_format={"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}})
 
 
-def as_outputs(**given: Any) -> SamplingParams:
+def structured_sampling(**given: Any) -> SamplingParams:
     return SamplingParams(structured_outputs=given)
 
 
-def form(loaded: Any, sampling: SamplingParams) -> Constraint:
-    made = constraint_for(sampling, loaded.tokenizer, sorted(loaded.renderer.stop_ids))
-    assert made is not None
-    return made
+def build_constraint(loaded: Any, sampling: SamplingParams) -> Constraint:
+    constraint = constraint_for(sampling, loaded.tokenizer, sorted(loaded.renderer.stop_ids))
+    assert constraint is not None
+    return constraint
 
 
 def generate(loaded: Any, sampling: SamplingParams, seed: int, max_tokens: int = 200) -> tuple[str, str | None]:
-    """What the model says, one whole forward pass for each token, and why it ended."""
-    constraint, stop_ids = form(loaded, sampling), loaded.renderer.stop_ids
+    """Return the generated text and the stop reason; each token takes a full forward pass."""
+    constraint, stop_ids = build_constraint(loaded, sampling), loaded.renderer.stop_ids
     vocab = loaded.model.config.vocab_size
     prompt = loaded.renderer.encode("hello world")
     sampler = Sampler(vocab, sorted(stop_ids), rows=[SamplerRow(sampling, seed, prompt, constraint=constraint)])
-    ending = StopChecker(sampling, max_tokens, stop_ids, loaded.renderer.decode, constraint)
+    stop_checker = StopChecker(sampling, max_tokens, stop_ids, loaded.renderer.decode, constraint)
     ids = list(prompt)
-    while ending.reason is None:
+    while stop_checker.reason is None:
         with torch.inference_mode():
             logits = loaded.model(input_ids=torch.tensor([ids]), use_cache=False).logits[:, -1]
         ids.append(int(sampler.step(logits).ids))
-        ending.push(ids[-1])
-    return ending.text, ending.reason
+        stop_checker.push(ids[-1])
+    return stop_checker.text, stop_checker.reason
 
 
-def check(answer: Any) -> None:
+def check_schema(answer: Any) -> None:
     assert sorted(answer) == ["move", "next", "sure", "why"]
     assert type(answer["move"]) is int
     assert 0 <= answer["move"] <= 8
@@ -83,16 +83,16 @@ def check(answer: Any) -> None:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("temperature", first_quick([0.0, 1.0, 3.0]))
-def test_a_random_model_says_json_of_the_schema(loaded: Any, temperature: float):
+def test_a_random_model_generates_json_that_matches_the_schema(loaded: Any, temperature: float):
     for seed in range(4):
-        sampling = SamplingParams(temperature=temperature, response_format=as_json(SCHEMA).response_format)
+        sampling = SamplingParams(temperature=temperature, response_format=json_sampling(SCHEMA).response_format)
         text, reason = generate(loaded, sampling, seed)
-        check(json.loads(text))
+        check_schema(json.loads(text))
         assert reason == "stop"
 
 
 @pytest.mark.parametrize("regex", ["[a-c]{3}-[0-9]+x", "(ab|cd){1,5}", "é€+🌍"])
-def test_a_random_model_says_what_the_expression_matches(loaded: Any, regex: str):
+def test_a_random_model_generates_text_that_matches_the_regex(loaded: Any, regex: str):
     sampling = SamplingParams(structured_outputs={"regex": regex}, temperature=2.0, logit_bias={1: 3.0})
     for seed in range(3):
         text, reason = generate(loaded, sampling, seed)
@@ -100,13 +100,13 @@ def test_a_random_model_says_what_the_expression_matches(loaded: Any, regex: str
         assert re.fullmatch(regex, text)
 
 
-def test_a_form_that_could_go_on_may_end_with_the_models_end(loaded: Any):
-    said = {generate(loaded, as_outputs(regex="a+"), seed)[0] for seed in range(12)}
-    assert all(re.fullmatch("a+", text) for text in said)
-    assert len(said) > 1
+def test_a_constrained_text_may_end_with_the_end_token_wherever_it_is_complete(loaded: Any):
+    texts = {generate(loaded, structured_sampling(regex="a+"), seed)[0] for seed in range(12)}
+    assert all(re.fullmatch("a+", text) for text in texts)
+    assert len(texts) > 1
 
 
-def test_filters_penalties_and_min_tokens_leave_the_form_alone(loaded: Any):
+def test_filters_penalties_and_min_tokens_do_not_break_the_constraint(loaded: Any):
     hard = SamplingParams(
         top_k=1,
         top_p=0.1,
@@ -114,10 +114,10 @@ def test_filters_penalties_and_min_tokens_leave_the_form_alone(loaded: Any):
         min_tokens=50,
         repetition_penalty=2.0,
         logit_bias={5: 100.0},
-        response_format=as_json(SCHEMA).response_format,
+        response_format=json_sampling(SCHEMA).response_format,
     )
     text, reason = generate(loaded, hard, 0)
-    check(json.loads(text))
+    check_schema(json.loads(text))
     assert reason == "stop"
 
 
@@ -126,8 +126,8 @@ def test_filters_penalties_and_min_tokens_leave_the_form_alone(loaded: Any):
     st.lists(st.text(min_size=1, max_size=6), min_size=1, max_size=4),
     st.integers(0, 99),
 )
-def test_a_choice_is_one_of_the_texts(loaded: Any, choices: list[str], seed: int):
-    text, reason = generate(loaded, as_outputs(choice=choices), seed)
+def test_a_choice_constraint_generates_one_of_the_choices(loaded: Any, choices: list[str], seed: int):
+    text, reason = generate(loaded, structured_sampling(choice=choices), seed)
     assert text in choices
     assert reason == "stop"
 
@@ -135,26 +135,26 @@ def test_a_choice_is_one_of_the_texts(loaded: Any, choices: list[str], seed: int
 @pytest.mark.parametrize(
     "sampling",
     [
-        as_json({"enum": ["x"]}),
-        as_outputs(json={"enum": ["x"]}),
-        as_outputs(json='{"enum": ["x"]}', regex=None),
-        as_outputs(grammar='start: "\\"x\\""'),
+        json_sampling({"enum": ["x"]}),
+        structured_sampling(json={"enum": ["x"]}),
+        structured_sampling(json='{"enum": ["x"]}', regex=None),
+        structured_sampling(grammar='start: "\\"x\\""'),
     ],
 )
-def test_every_way_to_ask_is_understood(loaded: Any, sampling: SamplingParams):
+def test_every_request_field_for_constraints_is_supported(loaded: Any, sampling: SamplingParams):
     assert generate(loaded, sampling, 0) == ('"x"', "stop")
 
 
 @pytest.mark.parametrize(
     "sampling",
-    [SamplingParams(response_format={"type": "json_object"}), as_outputs(json_object=True)],
+    [SamplingParams(response_format={"type": "json_object"}), structured_sampling(json_object=True)],
 )
-def test_any_object_begins_like_one(loaded: Any, sampling: SamplingParams):
+def test_json_object_constraint_starts_with_a_brace(loaded: Any, sampling: SamplingParams):
     assert generate(loaded, sampling, 0, max_tokens=3)[0].startswith("{")
 
 
-def test_masks_are_of_the_models_own_width(loaded: Any):
-    constraint = form(loaded, as_outputs(regex="[ab]"))
+def test_a_mask_has_the_width_of_the_logits(loaded: Any):
+    constraint = build_constraint(loaded, structured_sampling(regex="[ab]"))
     vocab = len(loaded.tokenizer)
     a, b = (loaded.renderer.encode(text)[0] for text in "ab")
     for width in (vocab, vocab + 64):
@@ -164,24 +164,24 @@ def test_masks_are_of_the_models_own_width(loaded: Any):
         assert len(mask) == width
 
 
-def test_answers_do_not_share_their_progress(loaded: Any):
-    first, second = (form(loaded, as_outputs(regex="ab")) for _ in range(2))
+def test_constraints_of_two_requests_advance_independently(loaded: Any):
+    first, second = (build_constraint(loaded, structured_sampling(regex="ab")) for _ in range(2))
     first.advance(loaded.renderer.encode("a")[0])
     assert not torch.equal(first.mask(320), second.mask(320))
     first.advance(loaded.renderer.encode("b")[0])
     assert (first.done, second.done) == (True, False)
 
 
-def test_the_models_end_completes_a_form(loaded: Any):
-    constraint = form(loaded, as_outputs(regex="a+"))
+def test_the_end_token_completes_a_constraint(loaded: Any):
+    constraint = build_constraint(loaded, structured_sampling(regex="a+"))
     constraint.advance(loaded.renderer.encode("a")[0])
     assert not constraint.done
     constraint.advance(loaded.tokenizer.eos_token_id)
     assert (constraint.done, constraint.error) == (True, "")
 
 
-def test_a_token_out_of_the_form_is_an_error(loaded: Any, capfd: pytest.CaptureFixture[str]):
-    constraint = form(loaded, as_outputs(regex="a"))
+def test_a_token_that_violates_the_constraint_is_an_error(loaded: Any, capfd: pytest.CaptureFixture[str]):
+    constraint = build_constraint(loaded, structured_sampling(regex="a"))
     constraint.advance(loaded.renderer.encode("b")[0])
     assert constraint.done
     assert "doesn't satisfy the grammar" in constraint.error
@@ -190,34 +190,34 @@ def test_a_token_out_of_the_form_is_an_error(loaded: Any, capfd: pytest.CaptureF
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(response_format={"type": "text"})])
-def test_nothing_is_constrained_unless_asked_for(loaded: Any, sampling: SamplingParams):
+def test_no_constraint_is_built_unless_requested(loaded: Any, sampling: SamplingParams):
     assert constraint_for(sampling, loaded.tokenizer) is None
 
 
 @pytest.mark.parametrize(
     ("sampling", "message"),
     [
-        (as_json({"type": "objekt"}), "not possible: .*objekt"),
-        (as_outputs(regex="a(b"), "not possible: .*unclosed group"),
-        (as_outputs(grammar="start: nowhere"), "not possible: .*nowhere"),
-        (as_outputs(regex=r"[^\s\S]"), "not possible: no text matches it; expected"),
-        (as_json({"$ref": "#"}), "not possible: no text matches it"),
-        (as_outputs(json="{"), "JSON schema .* is not valid"),
-        (as_outputs(regex="a", choice=["b"]), "expected exactly one of"),
-        (as_outputs(choice=[]), "expected exactly one of"),
-        (as_outputs(choice=["a", 1]), "expected exactly one of"),
-        (as_outputs(), "expected exactly one of"),
+        (json_sampling({"type": "objekt"}), "not possible: .*objekt"),
+        (structured_sampling(regex="a(b"), "not possible: .*unclosed group"),
+        (structured_sampling(grammar="start: nowhere"), "not possible: .*nowhere"),
+        (structured_sampling(regex=r"[^\s\S]"), "not possible: no text matches it; expected"),
+        (json_sampling({"$ref": "#"}), "not possible: no text matches it"),
+        (structured_sampling(json="{"), "JSON schema .* is not valid"),
+        (structured_sampling(regex="a", choice=["b"]), "expected exactly one of"),
+        (structured_sampling(choice=[]), "expected exactly one of"),
+        (structured_sampling(choice=["a", 1]), "expected exactly one of"),
+        (structured_sampling(), "expected exactly one of"),
         (SamplingParams(response_format={"type": "json_schema"}), "response_format is .*; expected"),
         (SamplingParams(response_format={"type": "xml"}), "response_format is .*; expected"),
         (SamplingParams(response_format={"type": "json_object"}, structured_outputs={"regex": "a"}), "both given"),
     ],
 )
-def test_a_form_that_cannot_be_is_refused(loaded: Any, sampling: SamplingParams, message: str):
+def test_an_invalid_constraint_is_refused(loaded: Any, sampling: SamplingParams, message: str):
     with pytest.raises(ConfigError, match=f"(?s){message}"):
         constraint_for(sampling, loaded.tokenizer)
 
 
-MOVE: dict[str, Any] = {
+MOVE_SCHEMA: dict[str, Any] = {
     "type": "object",
     "properties": {
         "square": {"type": "integer", "minimum": 0, "maximum": 8},
@@ -234,11 +234,15 @@ def tool(name: str, parameters: dict[str, Any] | None = None) -> dict[str, Any]:
     return {"type": "function", "function": function}
 
 
-TOOLS = [tool("move", MOVE), tool("resign"), tool("other", {"type": "object", "properties": {"a": {"enum": [1]}}})]
+TOOLS = [
+    tool("move", MOVE_SCHEMA),
+    tool("resign"),
+    tool("other", {"type": "object", "properties": {"a": {"enum": [1]}}}),
+]
 FORMAT_CASES = [pytest.param(how, id=how.name) for how in FORMATS]
 
 
-def grammar(loaded: Any, how: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
+def grammar_text(loaded: Any, how: Format, *names: str, parallel: bool = False, tools: Any = None) -> str:
     choice = ToolChoice(names or ("move", "resign", "other"), parallel)
     return tool_call_grammar(how, tools or TOOLS, choice, loaded.renderer.special_token)
 
@@ -251,11 +255,11 @@ def accepts(loaded: Any, constraint: Constraint, text: str) -> bool:
 
 @pytest.mark.parametrize("how", FORMAT_CASES)
 def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Format):
-    lark = as_outputs(grammar=grammar(loaded, how))
+    sampling = structured_sampling(grammar=grammar_text(loaded, how))
     for seed in range(3):
-        text, _ = generate(loaded, lark, seed)
-        beside, calls = read_calls(text, how, ["move", "resign", "other"])
-        assert (beside, len(calls)) == ("", 1), text
+        text, _ = generate(loaded, sampling, seed)
+        other_text, calls = read_calls(text, how, ["move", "resign", "other"])
+        assert (other_text, len(calls)) == ("", 1), text
         for call in calls:
             arguments = json.loads(call["function"]["arguments"])
             name = call["function"]["name"]
@@ -268,30 +272,34 @@ def test_random_weights_write_calls_that_match_the_schema(loaded: Any, how: Form
 @pytest.mark.parametrize("how", FORMAT_CASES)
 def test_calls_as_models_write_them_are_accepted(loaded: Any, how: Format):
     calls = [Call("move", {"square": 3, "piece": "X"}), Call("resign", {}), Call("move", {"square": 0, "sure": None})]
-    if how.name == "lfm2":  # its own writer quotes texts as Python does; the grammar has JSON's quotes
+    if how.name == "lfm2":  # its writer quotes strings as Python does; the grammar uses JSON quotes
         text = '<|tool_call_start|>[move(square=3, piece="X"), resign(), move(square=0, sure=null)]<|tool_call_end|>'
     else:
         text = how.write(calls)
-    several = as_outputs(grammar=grammar(loaded, how, parallel=True))
-    assert accepts(loaded, form(loaded, several), text)
-    one = as_outputs(grammar=grammar(loaded, how))
-    assert not accepts(loaded, form(loaded, one), text)
-    assert accepts(loaded, form(loaded, one), how.write(calls[1:2]))
-    named = as_outputs(grammar=grammar(loaded, how, "move"))
-    assert not accepts(loaded, form(loaded, named), how.write(calls[1:2]))
+    several = structured_sampling(grammar=grammar_text(loaded, how, parallel=True))
+    assert accepts(loaded, build_constraint(loaded, several), text)
+    single = structured_sampling(grammar=grammar_text(loaded, how))
+    assert not accepts(loaded, build_constraint(loaded, single), text)
+    assert accepts(loaded, build_constraint(loaded, single), how.write(calls[1:2]))
+    named = structured_sampling(grammar=grammar_text(loaded, how, "move"))
+    assert not accepts(loaded, build_constraint(loaded, named), how.write(calls[1:2]))
     for wrong in (Call("move", {}), Call("move", {"square": 9}), Call("move", {"square": 1, "more": 2}), Call("x", {})):
-        assert not accepts(loaded, form(loaded, several), how.write([wrong])), wrong
+        assert not accepts(loaded, build_constraint(loaded, several), how.write([wrong])), wrong
 
 
-def test_a_mark_that_is_a_special_token_is_sampled_as_such():
+def test_a_tool_call_marker_that_is_a_special_token_is_sampled_as_that_token():
     loaded = tiny_model()
     loaded.tokenizer.chat_template = "<|tool_call_start|>"
     how = next(one for one in FORMATS if one.name == "lfm2")
-    marks: Any = {"<|tool_call_start|>": 2, "<|tool_call_end|>": 3}  # any special tokens of the tiny tokenizer
+    # Two arbitrary special tokens of the tiny tokenizer.
+    marker_ids: Any = {
+        "<|tool_call_start|>": 2,
+        "<|tool_call_end|>": 3,
+    }
     assert loaded.renderer.special_token("<|user|>") == loaded.renderer.encode("<|user|>")[0]
     assert (loaded.renderer.special_token("hello"), loaded.renderer.special_token("0 1 2 <|user|>")) == (None, None)
-    lark = tool_call_grammar(how, TOOLS, ToolChoice(("resign",), False), marks.get)
-    constraint = form(loaded, as_outputs(grammar=lark))
+    grammar = tool_call_grammar(how, TOOLS, ToolChoice(("resign",), False), marker_ids.get)
+    constraint = build_constraint(loaded, structured_sampling(grammar=grammar))
     assert constraint._matcher.consume_tokens([2, *loaded.renderer.encode("[resign()]"), 3])
     assert constraint._matcher.is_accepting()
 
@@ -314,11 +322,16 @@ NEEDS_A: dict[str, Any] = {"A": {"type": "object", "properties": {"a": {"type": 
 def test_arguments_are_an_object_that_matches_the_whole_schema(
     loaded: Any, parameters: dict[str, Any], accepted: list[str], refused: list[str]
 ):
-    how = next(one for one in FORMATS if one.name == "hermes")
-    outputs = as_outputs(grammar=grammar(loaded, how, "f", tools=[tool("f", parameters)]))
-    texts = {one: f'<tool_call>\n{{"name": "f", "arguments": {one}}}\n</tool_call>' for one in accepted + refused}
-    assert [one for one, text in texts.items() if accepts(loaded, form(loaded, outputs), text)] == accepted
-    assert all(len(read_calls(texts[one], how, ["f"])[1]) == 1 for one in accepted)
+    how = next(arguments for arguments in FORMATS if arguments.name == "hermes")
+    sampling = structured_sampling(grammar=grammar_text(loaded, how, "f", tools=[tool("f", parameters)]))
+    texts = {
+        arguments: f'<tool_call>\n{{"name": "f", "arguments": {arguments}}}\n</tool_call>'
+        for arguments in accepted + refused
+    }
+    assert [
+        arguments for arguments, text in texts.items() if accepts(loaded, build_constraint(loaded, sampling), text)
+    ] == accepted
+    assert all(len(read_calls(texts[arguments], how, ["f"])[1]) == 1 for arguments in accepted)
 
 
 @pytest.mark.parametrize(
@@ -332,26 +345,26 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
             "requires a, which its properties do not describe",
         ),
         ("lfm2", [tool("f", {"properties": {"a.b": {}}})], "cannot write the name 'a.b'"),
-        ("lfm2", [tool("f", {"properties": {"ﬁ": {}}})], "cannot write the name 'ﬁ'"),  # Python reads "fi"
+        ("lfm2", [tool("f", {"properties": {"ﬁ": {}}})], "cannot write the name 'ﬁ'"),  # Python normalizes it to "fi"
         ("lfm2", [tool("a.1")], "cannot write the name 'a.1'"),
-        ("lfm2", [tool("get.call")], "cannot write the name 'get.call'"),  # the reader takes it for "get"
+        ("lfm2", [tool("get.call")], "cannot write the name 'get.call'"),  # the parser reads it as "get"
         ("lfm2", [tool("f", {"properties": {"a": False}, "required": ["a"]})], "requires a, whose schema false"),
         ("lfm2", [tool("f", {"allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A})], "tool 'f' use allOf"),
         ("hermes", [tool("f", {"type": "string"})], "parameters of the tool 'f' have type string; expected object"),
         ("mistral_named", [tool("a b")], "cannot write the name 'a b'"),
     ],
 )
-def test_what_a_format_cannot_write_is_refused(loaded: Any, how: str, tools: list[Any], message: str):
+def test_tools_that_a_call_format_cannot_express_are_refused(loaded: Any, how: str, tools: list[Any], message: str):
     names = [one["function"]["name"] for one in tools]
     with pytest.raises(ConfigError, match=message):
-        grammar(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
+        grammar_text(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
 
 
 @pytest.mark.parametrize("name", ["from", "class", "in", "None", "pass", "true", "print", "größe"])
-def test_names_that_python_reserves_are_read(loaded: Any, name: str):
+def test_tool_names_that_are_python_keywords_are_supported(loaded: Any, name: str):
     how = next(one for one in FORMATS if one.name == "lfm2")
     tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
-    constraint = form(loaded, as_outputs(grammar=grammar(loaded, how, name, tools=tools)))
+    constraint = build_constraint(loaded, structured_sampling(grammar=grammar_text(loaded, how, name, tools=tools)))
     text = f'<|tool_call_start|>[{name}({name}="x")]<|tool_call_end|>'
     assert accepts(loaded, constraint, text)
     _, (call,) = read_calls(text, how, [name])
@@ -359,18 +372,20 @@ def test_names_that_python_reserves_are_read(loaded: Any, name: str):
 
 
 @pytest.mark.parametrize("arch", ["llama", "gemma2"])
-async def test_the_client_answers_with_a_forced_call(arch: str):
+async def test_a_forced_tool_choice_returns_a_tool_call(arch: str):
     client = EngineClient.from_model(tiny_model(arch))
     choice = ToolChoice(("move",), False)
-    forms: list[Any] = [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
+    constraints: list[Any] = [{"response_format": {"type": "json_object"}}, {"structured_outputs": {"regex": "a"}}]
     for seed in range(2):
         request = Request(
             [UserMessage("hi")], SamplingParams(max_tokens=200), tools=TOOLS, tool_choice=choice, seed=seed
         )
-        made = await client.respond(request)
-        (call,) = made.message["tool_calls"]
-        assert (made.finish_reason, call["function"]["name"]) == ("tool_calls", "move")
+        response = await client.respond(request)
+        (call,) = response.message["tool_calls"]
+        assert (response.finish_reason, call["function"]["name"]) == ("tool_calls", "move")
         assert json.loads(call["function"]["arguments"])["square"] in range(9)
-    for form in forms:
+    for fields in constraints:
         with pytest.raises(ConfigError, match="tool_choice forces a tool call, and .* is given too"):
-            await client.respond(Request([UserMessage("hi")], SamplingParams(**form), tools=TOOLS, tool_choice=choice))
+            await client.respond(
+                Request([UserMessage("hi")], SamplingParams(**fields), tools=TOOLS, tool_choice=choice)
+            )

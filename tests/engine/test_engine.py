@@ -33,14 +33,14 @@ def assert_same(got: Generation, wanted: Generation) -> None:
 
 
 def ragged_prompts(count: int, seed: int = 0) -> list[list[int]]:
-    """Prompts of many lengths, some of them equal."""
+    """Return prompts of many lengths, some of them equal."""
     rng = random.Random(seed)
     prompts = [[rng.randrange(300) for _ in range(rng.randrange(1, 40))] for _ in range(count)]
     return [*prompts, *prompts[: count // 2]]
 
 
 @pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
-async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str):
+async def test_generation_equals_naive_recomputation_over_three_turns(arch: str):
     loaded = tiny_model(arch, seed=1, kv_heads=2)
     engine = engine_of(loaded)
     assert engine.is_fast == (arch != "gemma2")
@@ -49,38 +49,43 @@ async def test_it_says_what_naive_recomputation_says_over_three_turns(arch: str)
     samplings = [
         SamplingParams(temperature=[1.0, 1.25, 0.7, 0.0][i % 4], max_tokens=3 + i % 10) for i in range(len(prompts))
     ]
-    reasons = set()
+    finish_reasons = set()
     for turn in range(3):
-        made = await asyncio.gather(
+        generations = await asyncio.gather(
             *(
                 engine.generate(p, s, seed=100 * turn + i)
                 for i, (p, s) in enumerate(zip(prompts, samplings, strict=True))
             )
         )
-        for i, (prompt, sampling, got) in enumerate(zip(prompts, samplings, made, strict=True)):
+        for i, (prompt, sampling, generation) in enumerate(zip(prompts, samplings, generations, strict=True)):
             assert sampling.temperature is not None and sampling.max_tokens is not None
             assert_same(
-                got, generate_naively(loaded, prompt, 100 * turn + i, sampling.temperature, sampling.max_tokens)
+                generation, generate_naively(loaded, prompt, 100 * turn + i, sampling.temperature, sampling.max_tokens)
             )
-            reasons.add(got.finish_reason)
-        # Some conversations go on by one token, some by many, some forget everything.
+            finish_reasons.add(generation.finish_reason)
+        # Some conversations continue by one token, some by many, and some start over.
         prompts = [
             p + g.ids + [rng.randrange(300) for _ in range([1, 3, 90][i % 3])] if i % 5 else [7] * (i + 1)
-            for i, (p, g) in enumerate(zip(prompts, made, strict=True))
+            for i, (p, g) in enumerate(zip(prompts, generations, strict=True))
         ]
-    assert reasons == {"stop", "length"}
+    assert finish_reasons == {"stop", "length"}
 
 
 @pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
-async def test_tokens_do_not_depend_on_what_else_is_in_the_batch(arch: str):
+async def test_tokens_do_not_depend_on_other_requests_in_the_batch(arch: str):
     loaded = tiny_model(arch, seed=2)
     prompts = ragged_prompts(8, seed=3)
-    alone, together = engine_of(loaded), engine_of(loaded)
-    single = [await alone.generate(prompt, SamplingParams(max_tokens=10), seed=i) for i, prompt in enumerate(prompts)]
+    sequential_engine, batched_engine = engine_of(loaded), engine_of(loaded)
+    single = [
+        await sequential_engine.generate(prompt, SamplingParams(max_tokens=10), seed=i)
+        for i, prompt in enumerate(prompts)
+    ]
     order = random.Random(0).sample(range(len(prompts)), len(prompts))
-    made = await asyncio.gather(*(together.generate(prompts[i], SamplingParams(max_tokens=10), seed=i) for i in order))
-    for i, got in zip(order, made, strict=True):
-        assert_same(got, single[i])
+    generations = await asyncio.gather(
+        *(batched_engine.generate(prompts[i], SamplingParams(max_tokens=10), seed=i) for i in order)
+    )
+    for i, generation in zip(order, generations, strict=True):
+        assert_same(generation, single[i])
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
@@ -88,27 +93,30 @@ async def test_scoring_agrees_with_sampling(arch: str):
     loaded = tiny_model(arch, seed=3)
     engine = engine_of(loaded)
     for temperature in (1.0, 1.25):
-        made = await engine.generate([5, 6, 7], SamplingParams(temperature=temperature, max_tokens=20), seed=1)
-        assert engine.score([5, 6, 7, *made.ids], temperature)[2:] == pytest.approx(made.logprobs, abs=TOLERANCE)
+        generation = await engine.generate([5, 6, 7], SamplingParams(temperature=temperature, max_tokens=20), seed=1)
+        assert engine.score([5, 6, 7, *generation.ids], temperature)[2:] == pytest.approx(
+            generation.logprobs, abs=TOLERANCE
+        )
     assert engine.score([5]) == []
 
 
-async def test_max_tokens_0_generates_nothing_and_scores_the_prompt():
+async def test_max_tokens_0_only_scores_the_prompt():
     engine = engine_of(tiny_model())
-    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=0, prompt_logprobs=1))
-    assert (made.ids, made.logprobs, made.finish_reason) == ([], [], "length")
-    assert made.prompt_logprobs == pytest.approx(engine.score([5, 6, 7]), abs=TOLERANCE)
-    assert made.prompt_top_logprobs is not None and len(made.prompt_top_logprobs) == 2
+    generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=0, prompt_logprobs=1))
+    assert (generation.ids, generation.logprobs, generation.finish_reason) == ([], [], "length")
+    assert generation.prompt_logprobs == pytest.approx(engine.score([5, 6, 7]), abs=TOLERANCE)
+    assert generation.prompt_top_logprobs is not None and len(generation.prompt_top_logprobs) == 2
     assert (await engine.generate([5, 6, 7], SamplingParams(max_tokens=0, stop=["a"]))).ids == []
 
 
-async def test_a_second_turn_computes_only_its_new_tokens():
+async def test_the_second_turn_computes_only_new_tokens():
     engine = engine_of(tiny_model())
     prompt = list(range(10, 50))
     first = await engine.generate(prompt, SamplingParams(max_tokens=5), seed=1)
     before = engine.computed_tokens
     await engine.generate([*prompt, *first.ids, 1, 2, 3], SamplingParams(max_tokens=1), seed=2)
-    assert engine.computed_tokens - before == 4  # the last sampled token, never fed back until now, and three new ones
+    # The last sampled token, which has not been fed back yet, and three new tokens.
+    assert engine.computed_tokens - before == 4
 
 
 async def test_equal_prompts_are_computed_once():
@@ -118,7 +126,7 @@ async def test_equal_prompts_are_computed_once():
     assert engine.computed_tokens == 40 + 7  # all but the first only need the logits of the last token
 
 
-async def test_a_common_beginning_is_computed_once():
+async def test_a_common_prefix_is_computed_once():
     engine = engine_of(tiny_model(), chunk=16)
     system = list(range(10, 110))
     prompts = [[*system, 200 + i, 7] for i in range(6)]
@@ -128,7 +136,7 @@ async def test_a_common_beginning_is_computed_once():
     assert engine.computed_tokens <= 102 + 5 * (2 + 16)
 
 
-async def test_ended_rows_leave_the_batch():
+async def test_finished_requests_leave_the_batch():
     engine = Engine(tiny_model().model, [])
     limits = [2, 2, 2, 2, 2, 2, 2, 30]
     await asyncio.gather(
@@ -137,63 +145,69 @@ async def test_ended_rows_leave_the_batch():
     assert engine.computed_tokens == sum(limits)
 
 
-async def test_requests_join_while_others_run():
+async def test_new_requests_join_a_running_batch():
     loaded = tiny_model(seed=3)
     engine = Engine(loaded.model, [])
-    said: list[int] = []
-    long = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: said.append(1)))
-    while len(said) < 10:  # noqa: ASYNC110
+    sampled: list[int] = []
+    long = asyncio.create_task(
+        engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: sampled.append(1))
+    )
+    while len(sampled) < 10:  # noqa: ASYNC110
         await asyncio.sleep(0)
     short = await engine.generate([6, 7], SamplingParams(max_tokens=3), seed=1)
     assert len(short.ids) == 3
-    assert 10 < len(said) < 30 and not long.done()
+    assert 10 < len(sampled) < 30 and not long.done()
     assert len((await long).ids) == 200
 
 
-async def test_a_long_prompt_is_read_in_pieces_beside_those_who_run():
+async def test_a_long_prompt_is_prefilled_in_chunks_while_others_decode():
     loaded = tiny_model(seed=3)
     engine = Engine(loaded.model, [], chunk=16)
-    said: list[int] = []
+    sampled: list[int] = []
     running = asyncio.create_task(
-        engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: said.append(1))
+        engine.generate([5], SamplingParams(max_tokens=200), on_token=lambda *_: sampled.append(1))
     )
-    while not said:  # noqa: ASYNC110
+    while not sampled:  # noqa: ASYNC110
         await asyncio.sleep(0)
     prompt = [i % 300 for i in range(160)]
-    made = await engine.generate(prompt, SamplingParams(max_tokens=1), seed=1)
-    assert len(said) >= 10
-    wanted = await engine_of(loaded).generate(prompt, SamplingParams(max_tokens=1), seed=1)
-    assert made.ids == wanted.ids
+    generation = await engine.generate(prompt, SamplingParams(max_tokens=1), seed=1)
+    assert len(sampled) >= 10
+    expected = await engine_of(loaded).generate(prompt, SamplingParams(max_tokens=1), seed=1)
+    assert generation.ids == expected.ids
     await running
 
 
-async def test_a_time_limit_fires_while_the_engine_samples_and_frees_the_row():
+async def test_a_timeout_during_generation_frees_the_row():
     engine = Engine(tiny_model(context=100_000).model, [])
-    said: list[int] = []
+    sampled: list[int] = []
 
-    def stop(token: Token) -> None:
-        said.append(token.id)
+    def record(token: Token) -> None:
+        sampled.append(token.id)
 
     with pytest.raises(TimeoutError):
         async with asyncio.timeout(0.2):
-            await engine.generate([5], SamplingParams(max_tokens=50_000), on_token=stop)
+            await engine.generate([5], SamplingParams(max_tokens=50_000), on_token=record)
     await asyncio.sleep(0.05)
-    count = len(said)
+    count = len(sampled)
     await engine.generate([6], SamplingParams(max_tokens=5))
-    assert len(said) == count
+    assert len(sampled) == count
     assert engine._runner.active() == []
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
-async def test_every_token_is_told_as_it_is_sampled(arch: str):
+async def test_on_token_is_called_for_every_sampled_token(arch: str):
     engine = engine_of(tiny_model(arch, seed=1))
-    told: list[Token] = []
-    made = await engine.generate([5, 6], SamplingParams(max_tokens=9, logprobs=2), seed=3, on_token=told.append)
-    assert [(one.id, one.logprob, one.text) for one in told] == [(i, p, None) for i, p in zip(made.ids, made.logprobs)]
-    assert [one.top for one in told] == made.top_logprobs
+    streamed: list[Token] = []
+    generation = await engine.generate(
+        [5, 6], SamplingParams(max_tokens=9, logprobs=2), seed=3, on_token=streamed.append
+    )
+    assert [(token.id, token.logprob, token.text) for token in streamed] == [
+        (i, p, None) for i, p in zip(generation.ids, generation.logprobs)
+    ]
+    assert [token.top for token in streamed] == generation.top_logprobs
 
 
-async def test_a_callback_that_fails_fails_its_own_request_only():
+async def test_a_failing_callback_fails_only_its_own_request():
     engine = Engine(tiny_model().model, [])
 
     def broken(token: Token) -> None:
@@ -208,103 +222,110 @@ async def test_a_callback_that_fails_fails_its_own_request_only():
     assert isinstance(good, Generation) and len(good.ids) == 4
 
 
-async def test_a_conversation_that_outgrows_its_neighbours_cache_is_still_right():
-    # One row of the wave is long and goes on by one token, the other is short and goes on by many: the padded positions
-    # of the long row lie past the room that was made for the wave.
+async def test_rows_of_very_different_lengths_in_a_batch_stay_correct():
+    # One row of the batch is long and continues by one token, the other is short and continues by many: the padded positions
+    # of the long row lie beyond the capacity allocated for the batch.
     loaded = tiny_model(seed=4)
     engine = engine_of(loaded)
     sampling = SamplingParams(max_tokens=2)
     long, short = [i % 300 for i in range(3, 203)], [5, 6]
-    firsts = await asyncio.gather(engine.generate(long, sampling, seed=1), engine.generate(short, sampling, seed=2))
-    prompts = [[*long, *firsts[0].ids, 9], [*short, *firsts[1].ids, *range(20, 180)]]
+    first_turns = await asyncio.gather(
+        engine.generate(long, sampling, seed=1), engine.generate(short, sampling, seed=2)
+    )
+    prompts = [[*long, *first_turns[0].ids, 9], [*short, *first_turns[1].ids, *range(20, 180)]]
     sampling = SamplingParams(max_tokens=8)
-    seconds = await asyncio.gather(
+    second_turns = await asyncio.gather(
         *(engine.generate(p, sampling, seed=3) for p in prompts),
         engine.generate([1, 2, 3], sampling, seed=3),
     )
-    for prompt, got in zip([*prompts, [1, 2, 3]], seconds, strict=True):
-        assert_same(got, generate_naively(loaded, prompt, 3, 1.0, 8))
+    for prompt, generation in zip([*prompts, [1, 2, 3]], second_turns, strict=True):
+        assert_same(generation, generate_naively(loaded, prompt, 3, 1.0, 8))
 
 
-async def test_siblings_whose_turns_came_out_equal_are_all_answered():
+async def test_group_members_with_equal_turns_all_get_a_generation():
     loaded = tiny_model(seed=5)
     engine = engine_of(loaded)
     greedy = SamplingParams(temperature=0.0, max_tokens=4)
     first = (await asyncio.gather(*(engine.generate([5, 6, 7], greedy) for _ in range(4))))[0]
     prompt = [5, 6, 7, *first.ids, 8]
-    made = await asyncio.gather(*(engine.generate(prompt, greedy) for _ in range(4)))
-    wanted = generate_naively(loaded, prompt, 0, 0.0, 4)
-    for got in made:
-        assert_same(got, wanted)
+    generations = await asyncio.gather(*(engine.generate(prompt, greedy) for _ in range(4)))
+    expected = generate_naively(loaded, prompt, 0, 0.0, 4)
+    for generation in generations:
+        assert_same(generation, expected)
 
 
-async def test_more_requests_than_fit_a_batch_wait():
+async def test_requests_beyond_max_batch_wait():
     loaded = tiny_model()
     engine = engine_of(loaded, max_batch=3)
-    most: list[int] = []
+    running_counts: list[int] = []
     step = engine._runner.step
-    engine._runner.step = lambda: (step(), most.append(len(engine._runner.scheduler.running)))[0]  # pyright: ignore[reportAttributeAccessIssue]
-    made = await asyncio.gather(*(engine.generate([i + 1, 2], SamplingParams(max_tokens=6), seed=i) for i in range(8)))
-    assert max(most) == 3
-    for i, got in enumerate(made):
-        assert_same(got, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
+    engine._runner.step = lambda: (step(), running_counts.append(len(engine._runner.scheduler.running)))[0]  # pyright: ignore[reportAttributeAccessIssue]
+    generations = await asyncio.gather(
+        *(engine.generate([i + 1, 2], SamplingParams(max_tokens=6), seed=i) for i in range(8))
+    )
+    assert max(running_counts) == 3
+    for i, generation in enumerate(generations):
+        assert_same(generation, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
 
 
 async def test_the_same_requests_are_computed_in_the_same_batches():
     loaded = tiny_model()
 
-    async def play(engine: Engine, seed: int) -> list[float]:
+    async def converse(engine: Engine, seed: int) -> list[float]:
         ids, logprobs = [seed % 3 + 1], []
         for turn in range(3):
-            made = await engine.generate(ids, SamplingParams(max_tokens=seed % 4 + 1), seed=turn)
-            for _ in range(seed % 3):  # what an environment does between two turns takes a few passes of the event loop
+            generation = await engine.generate(ids, SamplingParams(max_tokens=seed % 4 + 1), seed=turn)
+            for _ in range(seed % 3):  # an environment takes a few passes of the event loop between two turns
                 await asyncio.sleep(0)
-            ids, logprobs = ids + made.ids + [9], logprobs + made.logprobs
+            ids, logprobs = ids + generation.ids + [9], logprobs + generation.logprobs
         return logprobs
 
     async def batches() -> tuple[list[tuple[int, int]], Any]:
         engine, sizes = engine_of(loaded), []
         step = engine._runner.step
-        engine._runner.step = lambda: (made := step(), sizes.append((len(made[0]), engine.computed_tokens)))[0]
-        return sizes, await asyncio.gather(*(play(engine, seed) for seed in range(6)))
+        engine._runner.step = lambda: (
+            step_output := step(),
+            sizes.append((len(step_output[0]), engine.computed_tokens)),
+        )[0]
+        return sizes, await asyncio.gather(*(converse(engine, seed) for seed in range(6)))
 
-    assert await batches() == await batches()  # to the bit
+    assert await batches() == await batches()  # bitwise equal
 
 
-async def test_max_tokens_ends_with_length_and_a_stop_token_with_stop():
+async def test_finish_reason_is_length_at_max_tokens_and_stop_at_a_stop_token():
     loaded = tiny_model(seed=1)
-    free = (await Engine(loaded.model, []).generate([5], SamplingParams(temperature=0.0, max_tokens=8))).ids
-    assert len(free) == 8
-    stop = free[3]
-    wanted = free[: free.index(stop) + 1]
-    made = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=8))
-    assert (made.ids, made.finish_reason) == (wanted, "stop")
-    exact = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=len(wanted)))
-    assert (exact.ids, exact.finish_reason) == (wanted, "stop")
+    unlimited = (await Engine(loaded.model, []).generate([5], SamplingParams(temperature=0.0, max_tokens=8))).ids
+    assert len(unlimited) == 8
+    stop = unlimited[3]
+    expected = unlimited[: unlimited.index(stop) + 1]
+    generation = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=8))
+    assert (generation.ids, generation.finish_reason) == (expected, "stop")
+    exact = await Engine(loaded.model, [stop]).generate([5], SamplingParams(temperature=0.0, max_tokens=len(expected)))
+    assert (exact.ids, exact.finish_reason) == (expected, "stop")
     short = await Engine(loaded.model, []).generate([5], SamplingParams(temperature=0.0, max_tokens=3))
-    assert (short.ids, short.finish_reason) == (free[:3], "length")
+    assert (short.ids, short.finish_reason) == (unlimited[:3], "length")
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
-async def test_a_prompt_must_leave_room_in_the_context(arch: str):
+async def test_a_prompt_that_fills_the_context_is_refused(arch: str):
     engine = Engine(tiny_model(arch, context=16).model, [])
     with pytest.raises(OverlongPromptError, match="16"):
         await engine.generate([5] * 16, SamplingParams())
-    made = await engine.generate([5] * 13, SamplingParams(max_tokens=10))
-    assert (len(made.ids), made.finish_reason) == (3, "length")
+    generation = await engine.generate([5] * 13, SamplingParams(max_tokens=10))
+    assert (len(generation.ids), generation.finish_reason) == (3, "length")
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
 async def test_a_prompt_that_is_only_scored_may_fill_the_context(arch: str):
     engine = Engine(tiny_model(arch, context=16).model, [])
     scoring = SamplingParams(max_tokens=0, prompt_logprobs=0)
-    made = await engine.generate([5] * 16, scoring)
-    assert made.ids == [] and made.prompt_logprobs == pytest.approx(engine.score([5] * 16), abs=TOLERANCE)
+    generation = await engine.generate([5] * 16, scoring)
+    assert generation.ids == [] and generation.prompt_logprobs == pytest.approx(engine.score([5] * 16), abs=TOLERANCE)
     with pytest.raises(OverlongPromptError, match="17 tokens, the context is 16; expected at most 16"):
         await engine.generate([5] * 17, scoring)
 
 
-async def test_sampling_it_does_not_have_is_refused():
+async def test_unsupported_sampling_parameters_are_refused():
     loaded = tiny_model()
     with pytest.raises(ConfigError, match="does not support beams"):
         await engine_of(loaded).generate([5], SamplingParams(extra={"beams": 2}))
@@ -316,7 +337,7 @@ async def test_sampling_it_does_not_have_is_refused():
         await engine_of(loaded, cache_bytes=1 << 16).generate([5] * 40, SamplingParams(prompt_logprobs=0))
 
 
-EVERYTHING = SamplingParams(
+ALL_PARAMS = SamplingParams(
     temperature=0.9,
     max_tokens=12,
     top_p=0.95,
@@ -331,8 +352,8 @@ EVERYTHING = SamplingParams(
 )
 
 
-def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: SamplingParams, seed: int) -> Generation:
-    """A sampler of its own, on the logits of full recomputation."""
+def generate_with_sampler(loaded: LoadedModel, prompt: list[int], sampling: SamplingParams, seed: int) -> Generation:
+    """Generate with a separate sampler on logits that are recomputed in full for every token."""
     assert sampling.max_tokens is not None
     ids, logprobs, top = [], [], []
     stop_ids = sorted(loaded.renderer.stop_ids)
@@ -349,86 +370,94 @@ def sampled_step_by_step(loaded: LoadedModel, prompt: list[int], sampling: Sampl
 
 
 @pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
-async def test_rows_sample_as_each_of_them_asks(arch: str):
+async def test_every_row_uses_its_own_sampling_parameters(arch: str):
     loaded = tiny_model(arch, seed=6)
     rng = random.Random(1)
     prompts = [[rng.randrange(300) for _ in range(rng.randrange(1, 30))] for _ in range(9)]
-    samplings = [EVERYTHING if i % 2 else SamplingParams(max_tokens=3 + i, logprobs=2) for i in range(9)]
+    samplings = [ALL_PARAMS if i % 2 else SamplingParams(max_tokens=3 + i, logprobs=2) for i in range(9)]
     engine = engine_of(loaded, max_batch=4)
-    made = await asyncio.gather(
+    generations = await asyncio.gather(
         *(engine.generate(p, s, seed=i) for i, (p, s) in enumerate(zip(prompts, samplings, strict=True)))
     )
-    for i, (prompt, sampling, got) in enumerate(zip(prompts, samplings, made, strict=True)):
-        wanted = sampled_step_by_step(loaded, prompt, sampling, i)
-        assert_same(got, wanted)
-        assert got.top_logprobs is not None and wanted.top_logprobs is not None
-        for ours, theirs in zip(got.top_logprobs, wanted.top_logprobs, strict=True):
-            assert dict(ours) == pytest.approx(dict(theirs), abs=TOLERANCE)
+    for i, (prompt, sampling, generation) in enumerate(zip(prompts, samplings, generations, strict=True)):
+        expected = generate_with_sampler(loaded, prompt, sampling, i)
+        assert_same(generation, expected)
+        assert generation.top_logprobs is not None and expected.top_logprobs is not None
+        for actual_top, expected_top in zip(generation.top_logprobs, expected.top_logprobs, strict=True):
+            assert dict(actual_top) == pytest.approx(dict(expected_top), abs=TOLERANCE)
 
 
 @pytest.mark.broad
-async def test_rows_that_were_set_aside_go_on_as_they_had_begun():
+async def test_preempted_rows_resume_with_the_same_tokens():
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
     engine = engine_of(loaded, cache_bytes=3 * row_bytes, chunk=32)
-    sampling = msgspec.structs.replace(EVERYTHING, max_tokens=70, min_tokens=70)
+    sampling = msgspec.structs.replace(ALL_PARAMS, max_tokens=70, min_tokens=70)
     prompts = [[i + 1] * (5 * i + 2) for i in range(6)]
-    asked = (engine.generate(p, sampling, seed=i) for i, p in enumerate(prompts))
-    waiting = asyncio.create_task(asyncio.wait_for(asyncio.gather(*asked), 60))
-    made = await waiting
-    assert engine.computed_tokens > sum(len(p) + 70 for p in prompts)  # somebody was computed twice
-    for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
-        assert_same(got, sampled_step_by_step(loaded, prompt, sampling, i))
+    requests = (engine.generate(p, sampling, seed=i) for i, p in enumerate(prompts))
+    waiting = asyncio.create_task(asyncio.wait_for(asyncio.gather(*requests), 60))
+    generations = await waiting
+    assert engine.computed_tokens > sum(len(p) + 70 for p in prompts)  # some tokens were computed twice
+    for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
+        assert_same(generation, generate_with_sampler(loaded, prompt, sampling, i))
 
 
-async def test_a_stop_text_ends_the_answer_and_is_no_part_of_its_text():
+async def test_a_stop_string_ends_the_generation_and_is_excluded_from_its_text():
     loaded = tiny_model(seed=1)
-    free = await engine_of(loaded).generate([5, 6], SamplingParams(max_tokens=20, ignore_eos=True), seed=3)
-    text = loaded.renderer.decode(free.ids)
+    unstopped = await engine_of(loaded).generate([5, 6], SamplingParams(max_tokens=20, ignore_eos=True), seed=3)
+    text = loaded.renderer.decode(unstopped.ids)
     stop = text[8:11]
-    made = await engine_of(loaded).generate([5, 6], SamplingParams(max_tokens=20, ignore_eos=True, stop=[stop]), seed=3)
-    assert (made.text, made.finish_reason, made.stopped_by) == (text[: text.index(stop)], "stop", stop)
-    assert made.ids == free.ids[: len(made.ids)]
-    assert stop in loaded.renderer.decode(made.ids)
+    generation = await engine_of(loaded).generate(
+        [5, 6], SamplingParams(max_tokens=20, ignore_eos=True, stop=[stop]), seed=3
+    )
+    assert (generation.text, generation.finish_reason, generation.stopped_by) == (
+        text[: text.index(stop)],
+        "stop",
+        stop,
+    )
+    assert generation.ids == unstopped.ids[: len(generation.ids)]
+    assert stop in loaded.renderer.decode(generation.ids)
 
 
-async def test_structured_output_has_the_form_asked_for():
+async def test_structured_output_matches_the_requested_regex():
     loaded = tiny_model(seed=1)
-    form = {"regex": "(yes|no), [0-9]{2}"}
+    structured_outputs = {"regex": "(yes|no), [0-9]{2}"}
     plain = SamplingParams(max_tokens=30)
-    made = await asyncio.gather(
+    generations = await asyncio.gather(
         *(
-            engine_of(loaded).generate([5], SamplingParams(max_tokens=30, structured_outputs=form), seed=i)
+            engine_of(loaded).generate(
+                [5], SamplingParams(max_tokens=30, structured_outputs=structured_outputs), seed=i
+            )
             for i in range(3)
         ),
         engine_of(loaded).generate([5], plain, seed=3),
     )
-    for got in made[:3]:
-        text = loaded.renderer.decode(got.ids)
+    for generation in generations[:3]:
+        text = loaded.renderer.decode(generation.ids)
         for stop in loaded.renderer.stop_ids:
             text = text.removesuffix(loaded.renderer.decode([stop]))
-        assert re.fullmatch(form["regex"], text)
-        assert got.finish_reason == "stop"
-    assert_same(made[3], generate_naively(loaded, [5], 3, 1.0, 30))
+        assert re.fullmatch(structured_outputs["regex"], text)
+        assert generation.finish_reason == "stop"
+    assert_same(generations[3], generate_naively(loaded, [5], 3, 1.0, 30))
     with pytest.raises(ConfigError, match="not possible"):
         await engine_of(loaded).generate([5], SamplingParams(structured_outputs={"regex": "("}))
 
 
 @pytest.mark.parametrize("top", [0, 2])
-async def test_a_prompt_can_be_scored_too(top: int):
+async def test_prompt_logprobs_equal_the_scores_of_the_prompt(top: int):
     loaded = tiny_model(seed=1)
     engine = engine_of(loaded)
     prompt = [5, 6, 7, 8]
-    made = await engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=top), seed=3)
-    assert made.prompt_logprobs == pytest.approx(engine.score(prompt), abs=TOLERANCE)
+    generation = await engine.generate(prompt, SamplingParams(max_tokens=1, prompt_logprobs=top), seed=3)
+    assert generation.prompt_logprobs == pytest.approx(engine.score(prompt), abs=TOLERANCE)
     if top:
-        assert made.prompt_top_logprobs is not None
-        assert [len(some) for some in made.prompt_top_logprobs] == [top] * 3
+        assert generation.prompt_top_logprobs is not None
+        assert [len(some) for some in generation.prompt_top_logprobs] == [top] * 3
     else:
-        assert made.prompt_top_logprobs is None
+        assert generation.prompt_top_logprobs is None
 
 
-async def test_an_empty_prompt_is_refused_and_hurts_nobody():
+async def test_an_empty_prompt_is_refused_without_affecting_other_requests():
     engine = engine_of(tiny_model())
     empty, other = await asyncio.gather(
         engine.generate([], SamplingParams()),
@@ -439,32 +468,32 @@ async def test_an_empty_prompt_is_refused_and_hurts_nobody():
     assert isinstance(other, Generation)
 
 
-async def test_any_integer_is_a_seed():
+async def test_any_integer_is_a_valid_seed():
     engine = Engine(tiny_model().model, [])
-    made = [
+    generations = [
         await engine.generate([5], SamplingParams(max_tokens=8), seed=seed)
         for seed in (0, 2**63 - 1, 2**63, 2**70 + 1, -1)
     ]
-    assert all(len(g.ids) == 8 for g in made)
-    assert made[0].ids == made[2].ids  # taken modulo 2⁶³
-    assert made[1].ids == made[4].ids != made[0].ids
+    assert all(len(g.ids) == 8 for g in generations)
+    assert generations[0].ids == generations[2].ids  # seeds are taken modulo 2⁶³
+    assert generations[1].ids == generations[4].ids != generations[0].ids
 
 
-async def test_cancelled_requests_do_not_break_the_wave():
+async def test_canceled_requests_do_not_affect_the_rest_of_the_batch():
     loaded = tiny_model()
     engine = engine_of(loaded)
     tasks = [asyncio.create_task(engine.generate([i + 1, 2], SamplingParams(max_tokens=6), seed=i)) for i in range(6)]
-    await asyncio.sleep(0)  # all are waiting for the wave to start
+    await asyncio.sleep(0)  # all requests are waiting for the batch to start
     for task in tasks[::2]:
         task.cancel()
-    made = await asyncio.gather(*tasks, return_exceptions=True)
-    assert all(isinstance(got, asyncio.CancelledError) for got in made[::2])
-    for i, got in list(enumerate(made))[1::2]:
-        assert isinstance(got, Generation)
-        assert_same(got, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
+    results = await asyncio.gather(*tasks, return_exceptions=True)
+    assert all(isinstance(generation, asyncio.CancelledError) for generation in results[::2])
+    for i, generation in list(enumerate(results))[1::2]:
+        assert isinstance(generation, Generation)
+        assert_same(generation, generate_naively(loaded, [i + 1, 2], i, 1.0, 6))
 
 
-async def test_a_wave_of_cancelled_requests_only_leaves_the_engine_alive():
+async def test_the_engine_continues_after_all_requests_were_canceled():
     engine = engine_of(tiny_model())
     task = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))
     await asyncio.sleep(0)
@@ -473,11 +502,11 @@ async def test_a_wave_of_cancelled_requests_only_leaves_the_engine_alive():
     assert len((await engine.generate([5], SamplingParams(max_tokens=2))).ids) == 2
 
 
-def test_an_engine_outlives_its_event_loop():
+def test_an_engine_can_be_used_from_a_second_event_loop():
     engine = engine_of(tiny_model())
 
     async def abandon() -> None:
-        asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))  # noqa: RUF006 - left behind on purpose
+        asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=2)))  # noqa: RUF006 - abandoned on purpose
         await asyncio.sleep(0)
 
     async def ask() -> Generation:
@@ -487,54 +516,54 @@ def test_an_engine_outlives_its_event_loop():
     assert asyncio.run(ask()) == asyncio.run(ask())
 
 
-async def test_an_error_reaches_every_request_and_the_engine_lives_on(monkeypatch: pytest.MonkeyPatch):
+async def test_an_error_in_a_step_fails_all_requests_and_the_engine_recovers(monkeypatch: pytest.MonkeyPatch):
     loaded = tiny_model()
     engine = engine_of(loaded)
     with monkeypatch.context() as broken:
         broken.setattr(engine._runner, "step", lambda: 1 / 0)
-        made = await asyncio.gather(
+        results = await asyncio.gather(
             *(engine.generate(ids, SamplingParams(max_tokens=2)) for ids in ([5], [6])), return_exceptions=True
         )
-    assert all(isinstance(got, ZeroDivisionError) for got in made)
+    assert all(isinstance(generation, ZeroDivisionError) for generation in results)
     assert_same(await engine.generate([5], SamplingParams(max_tokens=2)), generate_naively(loaded, [5], 0, 1.0, 2))
 
 
-async def test_a_token_the_model_does_not_have_is_refused():
+async def test_a_token_id_outside_the_vocabulary_is_refused():
     with pytest.raises(ConfigError, match="token 10000; expected ids from 0 to"):
         await engine_of(tiny_model()).generate([5, 10_000], SamplingParams())
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("rows", first_quick([3, 5, 9]))
-async def test_little_memory_means_waiting_and_computing_again_never_a_wrong_token(rows: int):
+async def test_a_small_cache_causes_waiting_and_recomputation_but_never_a_wrong_token(rows: int):
     loaded = tiny_model(seed=8)
     row_bytes = 2 * 2 * 1 * 8 * 4 * 64  # layers, keys and values, key heads, head size, bytes, positions
     engine = Engine(loaded.model, [], cache_bytes=rows * row_bytes, chunk=32)
     cache = engine._runner.cache  # pyright: ignore[reportAttributeAccessIssue]
     prompts = [[i + 1] * (5 * i + 2) for i in range(8)]
     for turn in range(2):
-        made = await asyncio.gather(
+        generations = await asyncio.gather(
             *(engine.generate(p, SamplingParams(max_tokens=70), seed=i) for i, p in enumerate(prompts))
         )
         assert cache.allocated_bytes <= rows * row_bytes
-        for i, (prompt, got) in enumerate(zip(prompts, made, strict=True)):
-            assert_agrees(loaded, prompt, got, i, 1.0)
-        prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, made, strict=True)]
+        for i, (prompt, generation) in enumerate(zip(prompts, generations, strict=True)):
+            assert_agrees(loaded, prompt, generation, i, 1.0)
+        prompts = [[*p, *g.ids, 9][: 100 + turn] for p, g in zip(prompts, generations, strict=True)]
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
-async def test_what_can_never_fit_is_refused(arch: str):
+async def test_a_request_that_can_never_fit_the_cache_is_refused(arch: str):
     engine = Engine(tiny_model(arch).model, [], cache_bytes=64 * 1024)
     with pytest.raises(ConfigError, match=r"needs up to .* MiB .*lower max_tokens"):
         await engine.generate([5] * 100, SamplingParams(max_tokens=900))
     assert len((await engine.generate([5], SamplingParams(max_tokens=3))).ids) == 3
 
 
-def test_it_is_an_inference_engine():
+def test_engine_implements_the_inference_engine_protocol():
     assert isinstance(engine_of(tiny_model()), InferenceEngine)
 
 
-def test_weights_that_are_no_numbers_are_an_error_not_a_token() -> None:
+def test_nan_weights_raise_an_error_instead_of_sampling_a_token() -> None:
     loaded = tiny_model()
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids))
     with torch.no_grad():

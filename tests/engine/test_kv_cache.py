@@ -18,16 +18,18 @@ CPU = torch.device("cpu")
 SHAPE = CacheShape(
     layers=3, kv_heads=2, head_size=4, dtype=torch.float32, device=CPU, conv_layers=frozenset({1}), conv_width=6
 )
-BLOCKS = pytest.mark.parametrize("shape", [SHAPE, SHAPE._replace(key_block=16)], ids=["whole rows", "blocks of 16"])
+BLOCK_SHAPES = pytest.mark.parametrize(
+    "shape", [SHAPE, SHAPE._replace(key_block=16)], ids=["whole rows", "blocks of 16"]
+)
 
 
-def rows(count: int, length: int = 64) -> int:
-    """Bytes of so many rows."""
+def cache_bytes(count: int, length: int = 64) -> int:
+    """Return the size in bytes of `count` rows."""
     return count * row_capacity(length) * SHAPE.position_bytes
 
 
 def write(slot: Slot, tokens: list[int]) -> None:
-    """Keys and values that say which token, layer and head they belong to; the second layer is a convolution."""
+    """Write keys and values that encode their token, layer and head; the second layer is a convolution."""
     slot.filled = len(tokens)
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.layer_shape(layer)[0]):
@@ -38,8 +40,8 @@ def write(slot: Slot, tokens: list[int]) -> None:
             slot.pool.values[layer][slot.index, head, : slot.filled] = -stamp[:, None]
 
 
-def held(slot: Slot) -> list[int]:
-    """The tokens that a slot holds, read off its keys and values."""
+def stored_tokens(slot: Slot) -> list[int]:
+    """Return the tokens stored in a slot, decoded from its keys and values."""
     found = set()
     for layer in range(SHAPE.layers):
         for head in range(SHAPE.layer_shape(layer)[0]):
@@ -54,11 +56,10 @@ def held(slot: Slot) -> list[int]:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_the_bytes_of_a_position_are_those_of_its_tensors(dtype: torch.dtype):
+def test_position_bytes_equal_the_size_of_the_tensors(dtype: torch.dtype):
     shape = SHAPE._replace(dtype=dtype)
-    assert (
-        shape.position_bytes == (2 * 2 * 2 * 4 + 6) * dtype.itemsize
-    )  # keys and values of two layers, one vector of a third
+    # Keys and values of two layers, one vector of the third.
+    assert shape.position_bytes == (2 * 2 * 2 * 4 + 6) * dtype.itemsize
     pool = Pool(shape, 64, 5 * 64 * shape.position_bytes)
     assert (
         sum(part.nbytes for part in [*pool.keys, *pool.values]) == 5 * pool.row_bytes == 5 * 64 * shape.position_bytes
@@ -66,46 +67,44 @@ def test_the_bytes_of_a_position_are_those_of_its_tensors(dtype: torch.dtype):
 
 
 @given(st.integers(1, 100_000))
-def test_a_row_holds_what_is_asked_and_at_most_a_quarter_more(length: int):
+def test_row_capacity_exceeds_the_requested_length_by_at_most_a_quarter(length: int):
     capacity = row_capacity(length)
     assert capacity >= length
     assert capacity == 64 or capacity <= 1.25 * length + 1
     assert row_capacity(capacity) == capacity
 
 
-@BLOCKS
-def test_what_is_brought_together_keeps_its_content(shape: CacheShape):
-    cache = KVCache(shape, rows(8), 99)
+@BLOCK_SHAPES
+def test_make_contiguous_keeps_the_content_of_rows(shape: CacheShape):
+    cache = KVCache(shape, cache_bytes(8), 99)
     slots = [cache.allocate(10, expected=8) for _ in range(7)]
     for i, slot in enumerate(slots):
         assert slot is not None
         write(slot, [i, i + 1])
-    living = [slot for slot in slots if slot is not None]
-    pool = living[0].pool
+    used = [slot for slot in slots if slot is not None]
+    pool = used[0].pool
     for chosen in ([0, 1, 2], [6, 4, 2], [1, 5], [0, 2, 4, 6], [3], []):
-        pool.make_contiguous([living[i] for i in chosen])
-        assert sorted(living[i].index for i in chosen) == list(
-            range(pool.decode_start, pool.decode_start + len(chosen))
-        )
-        assert [held(slot) for slot in living] == [[i, i + 1] for i in range(7)]
-        assert all(pool.slots[slot.index] is slot for slot in living)
+        pool.make_contiguous([used[i] for i in chosen])
+        assert sorted(used[i].index for i in chosen) == list(range(pool.decode_start, pool.decode_start + len(chosen)))
+        assert [stored_tokens(slot) for slot in used] == [[i, i + 1] for i in range(7)]
+        assert all(pool.slots[slot.index] is slot for slot in used)
 
 
-@BLOCKS
-def test_a_sequence_that_outgrows_its_row_moves(shape: CacheShape):
-    cache = KVCache(shape, rows(8), 99)
+@BLOCK_SHAPES
+def test_a_sequence_that_outgrows_its_row_moves_to_a_larger_row(shape: CacheShape):
+    cache = KVCache(shape, cache_bytes(8), 99)
     slot = cache.allocate(60)
     assert slot is not None
     write(slot, list(range(60)))
     assert cache.grow(slot, 64) is slot
     larger = cache.grow(slot, 65)
     assert larger is not None and larger.pool.capacity == 80
-    assert held(larger) == list(range(60))
+    assert stored_tokens(larger) == list(range(60))
     assert slot.pool.free_rows == len(slot.pool.slots)
 
 
-def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
-    cache = KVCache(SHAPE, rows(3), 99)
+def test_reusable_rows_are_evicted_oldest_first_except_the_protected_row():
+    cache = KVCache(SHAPE, cache_bytes(3), 99)
     for i in range(3):
         slot = cache.allocate(10)
         assert slot is not None
@@ -119,31 +118,32 @@ def test_kept_rows_give_way_oldest_first_but_for_the_one_being_copied():
     assert cache.allocated_bytes <= cache.budget
 
 
-def test_no_more_is_kept_than_a_full_batch_has():
-    cache = KVCache(SHAPE, rows(99), 4)
+def test_reusable_rows_are_limited_by_the_batch_size():
+    cache = KVCache(SHAPE, cache_bytes(99), 4)
     for i in range(6):
         slot = cache.allocate(10)
         assert slot is not None
         write(slot, [i])
         cache.retire(slot, [i])
-    assert [held(slot) for slot in cache.reusable] == [
+    # One more than the batch size, needed when a sequence moves.
+    assert [stored_tokens(slot) for slot in cache.reusable] == [
         [1],
         [2],
         [3],
         [4],
         [5],
-    ]  # one more, which a sequence that moves needs
-    living = [cache.allocate(10) for _ in range(6)]
-    assert None not in living and not cache.reusable
+    ]
+    used = [cache.allocate(10) for _ in range(6)]
+    assert None not in used and not cache.reusable
     assert len(cache.pools[64].slots) <= 8
 
 
-def test_rows_with_a_common_beginning_know_each_other():
-    cache = KVCache(SHAPE, rows(20), 99)
+def test_rows_with_a_common_prefix_form_a_prefix_group():
+    cache = KVCache(SHAPE, cache_bytes(20), 99)
     system, first, second, other = (cache.allocate(60) for _ in range(4))
     assert system and first and second and other
     first.share_prefix(system, 10)
-    second.share_prefix(first, 30)  # a group's prompt, longer than what it shares with others
+    second.share_prefix(first, 30)  # a group's prompt is longer than the prefix it shares with other groups
     assert (system.prefix_group, system.shared_prefix) == (1, 10) or system.prefix_group != second.prefix_group
     assert first.prefix_group == second.prefix_group and first.shared_prefix == second.shared_prefix == 30
     other.share_prefix(second, 20)
@@ -154,8 +154,8 @@ def test_rows_with_a_common_beginning_know_each_other():
     assert cache.allocate(60).prefix_group == 0  # pyright: ignore[reportOptionalMemberAccess]
 
 
-def test_memory_goes_from_one_row_size_to_another():
-    cache = KVCache(SHAPE, rows(4), 99)
+def test_memory_moves_between_pools_of_different_row_sizes():
+    cache = KVCache(SHAPE, cache_bytes(4), 99)
     for i in range(4):
         slot = cache.allocate(10)
         assert slot is not None
@@ -164,21 +164,21 @@ def test_memory_goes_from_one_row_size_to_another():
     long = cache.allocate(128)
     assert long is not None
     assert cache.allocated_bytes <= cache.budget
-    assert [held(slot) for slot in cache.reusable] == [[2], [3]]
+    assert [stored_tokens(slot) for slot in cache.reusable] == [[2], [3]]
     assert cache.allocate(256) is None
     assert cache.fits(256) and not cache.fits(257)
 
 
 def test_growing_sequences_in_a_full_cache_rarely_copy_pools(monkeypatch: pytest.MonkeyPatch):
-    shrunk = []
+    shrunk_pools = []
     resize = Pool.resize
 
-    def counted(pool: Pool, rows: int) -> None:
-        shrunk.extend([pool] if rows < len(pool.slots) else [])
+    def counting_resize(pool: Pool, rows: int) -> None:
+        shrunk_pools.extend([pool] if rows < len(pool.slots) else [])
         resize(pool, rows)
 
-    monkeypatch.setattr(Pool, "resize", counted)
-    cache = KVCache(SHAPE, rows(64), 99)
+    monkeypatch.setattr(Pool, "resize", counting_resize)
+    cache = KVCache(SHAPE, cache_bytes(64), 99)
     slots = [cache.allocate(60) for _ in range(64)]
     for token, slot in enumerate(slots):
         assert slot is not None
@@ -194,15 +194,15 @@ def test_growing_sequences_in_a_full_cache_rarely_copy_pools(monkeypatch: pytest
         if larger is None:
             cache.retire(slot, [token] * 60)
             break
-        assert held(larger) == [token] * 60
+        assert stored_tokens(larger) == [token] * 60
         cache.retire(larger, [token] * 60)
         grown += 1
     assert grown >= 32
-    assert len(shrunk) <= 16
+    assert len(shrunk_pools) <= 16
 
 
-def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
-    cache = KVCache(SHAPE, rows(4), 99)
+def test_empty_rows_are_not_kept_and_clear_removes_all_rows():
+    cache = KVCache(SHAPE, cache_bytes(4), 99)
     for tokens in ([], [1, 2]):
         slot = cache.allocate(10)
         assert slot is not None
@@ -226,33 +226,35 @@ def test_nothing_is_kept_of_nothing_and_all_can_be_forgotten():
     st.integers(2, 6),
     st.sampled_from([0, 8, 16]),
 )
-def test_contents_and_bounds_hold_whatever_happens(actions: list[tuple[str, int]], size: int, block: int):
-    cache = KVCache(SHAPE._replace(key_block=block), rows(size), 99)
-    living: dict[Slot, list[int]] = {}
-    kept: dict[Slot, list[int]] = {}
+def test_contents_and_the_memory_limit_hold_for_any_sequence_of_actions(
+    actions: list[tuple[str, int]], size: int, block: int
+):
+    cache = KVCache(SHAPE._replace(key_block=block), cache_bytes(size), 99)
+    used: dict[Slot, list[int]] = {}
+    retired: dict[Slot, list[int]] = {}
     for action, number in actions:
-        slot = list(living)[number % len(living)] if living else None
+        slot = list(used)[number % len(used)] if used else None
         if action == "take" and (new := cache.allocate(number)) is not None:
-            living[new] = list(range(number, 2 * number))
-            write(new, living[new])
-        elif action == "copy" and slot is not None and (new := cache.allocate(len(living[slot]))) is not None:
-            copy_row(slot, new, len(living[slot]))
-            living[new] = living[slot]
+            used[new] = list(range(number, 2 * number))
+            write(new, used[new])
+        elif action == "copy" and slot is not None and (new := cache.allocate(len(used[slot]))) is not None:
+            copy_row(slot, new, len(used[slot]))
+            used[new] = used[slot]
         elif slot is None:
             continue
         elif action == "keep":
-            kept[slot] = living.pop(slot)
-            cache.retire(slot, kept[slot])
+            retired[slot] = used.pop(slot)
+            cache.retire(slot, retired[slot])
         elif action == "free":
-            del living[slot]
+            del used[slot]
             cache.free(slot)
         elif action == "grow" and (new := cache.grow(slot, number)) is not None:
-            living[new] = living.pop(slot)
+            used[new] = used.pop(slot)
         elif action == "arrange":
-            slot.pool.make_contiguous([other for other in living if other.pool is slot.pool][: number % 4])
+            slot.pool.make_contiguous([other for other in used if other.pool is slot.pool][: number % 4])
         assert cache.allocated_bytes <= cache.budget
-        assert all(held(slot) == tokens for slot, tokens in living.items())
-        assert all(held(slot) == kept[slot] for slot in cache.reusable)
+        assert all(stored_tokens(slot) == tokens for slot, tokens in used.items())
+        assert all(stored_tokens(slot) == retired[slot] for slot in cache.reusable)
         assert len(cache.reusable) == len(cache.index)
 
 
@@ -261,12 +263,12 @@ tokens = st.lists(st.integers(0, 2), max_size=6)
 
 @given(tokens, tokens)
 def test_common_prefixes(a: list[int], b: list[int]):
-    wanted = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
-    assert common_prefix(a, b) == wanted
+    expected = next((i for i, (x, y) in enumerate(zip(a, b)) if x != y), min(len(a), len(b)))
+    assert common_prefix(a, b) == expected
 
 
 @given(st.lists(st.tuples(st.booleans(), st.integers(0, 5), tokens, st.integers(0, 2)), max_size=30), tokens)
-def test_the_nearest_share_as_much_as_any_of_their_scope(
+def test_nearest_returns_the_longest_shared_prefix_within_a_scope(
     actions: list[tuple[bool, int, list[int], int]], wanted: list[int]
 ):
     index: PrefixIndex[int] = PrefixIndex()
@@ -280,18 +282,18 @@ def test_the_nearest_share_as_much_as_any_of_their_scope(
             model.pop(value, None)
     assert len(index) == len(model)
     for scope in range(3):
-        own = {value: at for value, (whose, at) in model.items() if whose == scope}
-        near = index.nearest(wanted, scope)
-        assert all(shared == common_prefix(wanted, own[value]) for shared, value in near)
-        assert max((shared for shared, _ in near), default=0) == max(
-            (common_prefix(wanted, at) for at in own.values()), default=0
+        in_scope = {value: at for value, (owner, at) in model.items() if owner == scope}
+        nearest = index.nearest(wanted, scope)
+        assert all(shared == common_prefix(wanted, in_scope[value]) for shared, value in nearest)
+        assert max((shared for shared, _ in nearest), default=0) == max(
+            (common_prefix(wanted, at) for at in in_scope.values()), default=0
         )
 
 
-def test_reserved_rows_take_no_memory_where_the_heap_has_free_memory():
-    """A `calloc` in freed heap memory fills it with zeros, and so takes the memory of all reserved rows."""
-    length = 36 << 20  # longer than any length from which malloc maps memory
-    torch.ones(7 << 20)  # freeing 28 MiB once lets malloc take such lengths from the heap
+def test_reserved_rows_use_no_memory_even_if_the_heap_has_free_memory():
+    """`calloc` fills freed heap memory with zeros, which would make all reserved rows resident."""
+    length = 36 << 20  # larger than any threshold above which malloc maps memory
+    torch.ones(7 << 20)  # after freeing 28 MiB once, malloc takes such sizes from the heap
     heap = [torch.ones(1 << 20) for _ in range(40)]
     del heap[:-1]
     trim_heap()
@@ -308,7 +310,7 @@ def resident_bytes() -> int:
 
 @pytest.mark.skipif(not hasattr(mmap, "MADV_DONTFORK"), reason="this system copies every mapping at a fork")
 def test_a_process_with_a_large_reservation_can_fork():
-    machine = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    pools = [Pool(SHAPE, 64, machine // 2) for _ in range(3)]
-    done = subprocess.run(["true"], preexec_fn=lambda: None)  # with a function to call, Python forks
-    assert done.returncode == 0 and len(pools) == 3
+    total_memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    pools = [Pool(SHAPE, 64, total_memory // 2) for _ in range(3)]
+    completed = subprocess.run(["true"], preexec_fn=lambda: None)  # with preexec_fn, Python forks
+    assert completed.returncode == 0 and len(pools) == 3

@@ -1,4 +1,4 @@
-"""Adapters: what they say is what merged weights say, beside whomever they are computed; what cannot be is refused."""
+"""Adapters generate the same tokens as merged weights in any batch; unsupported adapters are refused."""
 
 from __future__ import annotations
 
@@ -30,12 +30,12 @@ from rove.models.load import LoadedModel
 from rove.server import base_url_of, listening, make_app
 from tests.server.test_server import post
 
-NAMES = (None, "a", "b")
-Asked = tuple[str | None, int, list[int], int, float, int, int]
+ADAPTERS = (None, "a", "b")
+ConversationPlan = tuple[str | None, int, list[int], int, float, int, int]
 
 
 def adapter_of(loaded: LoadedModel, seed: int, targets: tuple[str, ...] = (), r: int = 3, **config: Any) -> PeftWeights:
-    """A random adapter of the projections with these names (default: all), strong enough to be noticed."""
+    """Return a random adapter of the projections in `targets` (default: all), large enough to change the output."""
     torch.manual_seed(seed)
     tensors = {}
     modules = [name for own in projections(loaded.model).values() for name in own]
@@ -44,18 +44,20 @@ def adapter_of(loaded: LoadedModel, seed: int, targets: tuple[str, ...] = (), r:
             out, into = loaded.model.get_submodule(name).weight.shape
             tensors[f"base_model.model.{name}.lora_A.weight"] = 0.3 * torch.randn(r, into)
             tensors[f"base_model.model.{name}.lora_B.weight"] = 0.3 * torch.randn(out, r)
-    told = {
+    config_fields = {
         "peft_type": "LORA",
         "r": r,
         "lora_alpha": 2 * r,
         "target_modules": list(targets) or modules,
         "bias": "none",
     }
-    return PeftWeights(tensors, {**told, "lora_dropout": 0.1, "use_dora": False, "modules_to_save": None, **config})
+    return PeftWeights(
+        tensors, {**config_fields, "lora_dropout": 0.1, "use_dora": False, "modules_to_save": None, **config}
+    )
 
 
-def merged(loaded: LoadedModel, weights: PeftWeights | None, scale: float = 2.0) -> LoadedModel:
-    """A model of its own whose weights the adapter is in."""
+def merge_adapter(loaded: LoadedModel, weights: PeftWeights | None, scale: float = 2.0) -> LoadedModel:
+    """Return a copy of the model with the adapter merged into its weights."""
     model = copy.deepcopy(loaded.model)
     tensors = weights.tensors if weights else {}
     with torch.no_grad():
@@ -74,15 +76,15 @@ def save(weights: PeftWeights, folder: Path) -> Path:
 
 
 @cache
-def three(family: str) -> tuple[LoadedModel, dict[str | None, LoadedModel], dict[str, PeftWeights]]:
-    """A model, the same with each adapter merged in, and the adapters: one of everything, one of attention alone."""
+def model_with_adapters(family: str) -> tuple[LoadedModel, dict[str | None, LoadedModel], dict[str, PeftWeights]]:
+    """Return a model, its merged variants by adapter name, and two adapters: one of all modules, one of attention only."""
     loaded = family_model(family)
     adapters = {"a": adapter_of(loaded, 1), "b": adapter_of(loaded, 2, ("q_proj", "v_proj"), r=2)}
-    return loaded, {name: merged(loaded, adapters.get(name or "")) for name in NAMES}, adapters
+    return loaded, {name: merge_adapter(loaded, adapters.get(name or "")) for name in ADAPTERS}, adapters
 
 
 def engine_with(family: str, **options: Any) -> Engine:
-    loaded, _, adapters = three(family)
+    loaded, _, adapters = model_with_adapters(family)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), **options)
     for i, (name, weights) in enumerate(adapters.items()):
         engine.load_adapter(name, weights, version=i + 1)
@@ -92,32 +94,32 @@ def engine_with(family: str, **options: Any) -> Engine:
 @pytest.mark.broad
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", first_quick(sorted(FAST)))
-async def test_an_adapter_says_what_merged_weights_say(family: str, native: bool):
-    _, models, _ = three(family)
+async def test_an_adapter_generates_the_same_as_merged_weights(family: str, native: bool):
+    _, models, _ = model_with_adapters(family)
     engine = engine_with(family, native=native)
     assert engine.adapters == ["a", "b"]
     prompt = list(range(40, 70))
-    said = []
-    for version, name in enumerate(NAMES):
+    generated_ids = []
+    for version, name in enumerate(ADAPTERS):
         for temperature in (0.0, 1.0):
-            asked = SamplingParams(temperature=temperature, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
-            made = await engine.generate(prompt, asked, seed=3, adapter=name)
-            assert_agrees(models[name], prompt, made, 3, temperature)
-            assert made.policy_version == version
+            sampling = SamplingParams(temperature=temperature, max_tokens=16, ignore_eos=True, prompt_logprobs=0)
+            generation = await engine.generate(prompt, sampling, seed=3, adapter=name)
+            assert_agrees(models[name], prompt, generation, 3, temperature)
+            assert generation.policy_version == version
             scored = Engine(models[name].model, []).score(prompt)
-            assert made.prompt_logprobs == pytest.approx(scored, abs=1e-4)
-            said.append(made.ids)
-    assert len(set(map(tuple, said))) == len(said)
+            assert generation.prompt_logprobs == pytest.approx(scored, abs=1e-4)
+            generated_ids.append(generation.ids)
+    assert len(set(map(tuple, generated_ids))) == len(generated_ids)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", ["llama", "qwen3", "gemma", "lfm2"])
-def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: bool):
-    _, models, _ = three(family)
-    request = st.tuples(
-        st.sampled_from(NAMES),
-        st.integers(0, 2),  # which of three shared beginnings
+def test_adapters_in_one_batch_generate_the_same_as_each_alone(family: str, native: bool):
+    _, models, _ = model_with_adapters(family)
+    plans = st.tuples(
+        st.sampled_from(ADAPTERS),
+        st.integers(0, 2),  # which of three shared prefixes
         st.lists(st.integers(0, 300), max_size=30),
         st.integers(1, 12),  # max_tokens
         st.sampled_from([0.0, 0.7, 1.0]),
@@ -125,118 +127,119 @@ def test_adapters_in_one_batch_say_what_each_says_alone(family: str, native: boo
         st.integers(1, 3),  # turns
     )
 
-    async def converse(engine: Engine, seed: int, asked: Asked) -> list[tuple[list[int], Generation]]:
-        adapter, beginning, end, most, temperature, wait, turns = asked
+    async def converse(engine: Engine, seed: int, asked: ConversationPlan) -> list[tuple[list[int], Generation]]:
+        adapter, beginning, end, max_tokens, temperature, wait, turns = asked
         prompt = [[7], [*range(40, 65)], [*range(90, 190)]][beginning] + end
-        said = []
+        turn_results = []
         for _ in range(turns):
             for _ in range(5 * wait):
                 await asyncio.sleep(0)
-            sampling = SamplingParams(temperature=temperature, max_tokens=most)
-            made = await engine.generate(prompt, sampling, seed=seed, adapter=adapter)
-            said.append((prompt, made))
-            prompt = [*prompt, *made.ids, *end[:5], 3]
-        return said
+            sampling = SamplingParams(temperature=temperature, max_tokens=max_tokens)
+            generation = await engine.generate(prompt, sampling, seed=seed, adapter=adapter)
+            turn_results.append((prompt, generation))
+            prompt = [*prompt, *generation.ids, *end[:5], 3]
+        return turn_results
 
     @settings(deadline=None, max_examples=12)
     @given(
-        st.lists(request, min_size=2, max_size=8),
+        st.lists(plans, min_size=2, max_size=8),
         st.sampled_from([1, 5, 32, 2048]),
         st.integers(2, 8),
         st.sampled_from([1 << 18, 1 << 24]),
     )
-    def check(requests: list[Asked], chunk: int, batch: int, memory: int) -> None:
+    def check(requests: list[ConversationPlan], chunk: int, batch: int, memory: int) -> None:
         engine = engine_with(family, max_batch=batch, cache_bytes=memory, chunk=chunk, native=native)
 
-        async def every() -> list[list[tuple[list[int], Generation]]]:
-            return await asyncio.gather(*(converse(engine, i, asked) for i, asked in enumerate(requests)))
+        async def run_all() -> list[list[tuple[list[int], Generation]]]:
+            return await asyncio.gather(*(converse(engine, i, plan) for i, plan in enumerate(requests)))
 
-        for i, said in enumerate(asyncio.run(every())):
+        for i, turn_results in enumerate(asyncio.run(run_all())):
             name, temperature = requests[i][0], requests[i][4]
-            for prompt, made in said:
-                assert_agrees(models[name], prompt, made, i, temperature)
-                assert made.policy_version == NAMES.index(name)
+            for prompt, generation in turn_results:
+                assert_agrees(models[name], prompt, generation, i, temperature)
+                assert generation.policy_version == ADAPTERS.index(name)
 
     check()
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("native", first_quick([True, False]))
-async def test_who_is_set_aside_comes_back_with_his_adapter(native: bool):
-    _, models, _ = three("qwen3")
+async def test_preempted_requests_resume_with_their_adapter(native: bool):
+    _, models, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3", native=native, cache_bytes=384 * 512)  # keys and values of 384 positions
-    asked = SamplingParams(max_tokens=100, ignore_eos=True)
+    sampling = SamplingParams(max_tokens=100, ignore_eos=True)
     prompts = [[*range(i, i + 40)] for i in range(6)]
-    made = await asyncio.gather(
-        *(engine.generate(prompt, asked, seed=i, adapter=NAMES[i % 3]) for i, prompt in enumerate(prompts))
+    generations = await asyncio.gather(
+        *(engine.generate(prompt, sampling, seed=i, adapter=ADAPTERS[i % 3]) for i, prompt in enumerate(prompts))
     )
-    assert engine.computed_tokens > 6 * 139  # some was computed twice
+    assert engine.computed_tokens > 6 * 139  # some tokens were computed twice
     for i, prompt in enumerate(prompts):
-        assert_agrees(models[NAMES[i % 3]], prompt, made[i], i, 1.0)
+        assert_agrees(models[ADAPTERS[i % 3]], prompt, generations[i], i, 1.0)
 
 
-async def test_beginnings_are_shared_by_those_with_the_same_adapter_alone():
+async def test_prefixes_are_shared_only_between_requests_with_the_same_adapter():
     engine = engine_with("qwen3")
     prompt = list(range(10, 50))
-    one = SamplingParams(max_tokens=1)
-    await asyncio.gather(*(engine.generate(prompt, one, seed=i, adapter=NAMES[i % 3]) for i in range(9)))
+    one_token = SamplingParams(max_tokens=1)
+    await asyncio.gather(*(engine.generate(prompt, one_token, seed=i, adapter=ADAPTERS[i % 3]) for i in range(9)))
     assert engine.computed_tokens == 3 * (40 + 2)
-    await engine.generate([*prompt, 5], one, adapter="a")
+    await engine.generate([*prompt, 5], one_token, adapter="a")
     assert engine.computed_tokens == 3 * (40 + 2) + 1
 
 
 @pytest.mark.broad
-async def test_a_row_that_grows_stays_its_adapters():
-    _, models, _ = three("qwen3")
+async def test_a_row_that_moves_to_a_larger_row_keeps_its_adapter():
+    _, models, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3")
-    prompt, said = list(range(10, 50)), []
+    prompt, sampled = list(range(10, 50)), []
     long = asyncio.create_task(
-        engine.generate(prompt, SamplingParams(max_tokens=150, ignore_eos=True), 1, lambda *_: said.append(1), "a")
+        engine.generate(prompt, SamplingParams(max_tokens=150, ignore_eos=True), 1, lambda *_: sampled.append(1), "a")
     )
-    while len(said) < 120:  # noqa: ASYNC110  until it has moved to a larger row
+    while len(sampled) < 120:  # noqa: ASYNC110  until the request has moved to a larger row
         await asyncio.sleep(0)
-    beside = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
+    other = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=2)
     assert not long.done()
-    assert_agrees(models[None], prompt, beside, 2, 1.0)
+    assert_agrees(models[None], prompt, other, 2, 1.0)
     longer = [*prompt, *(await long).ids, 5]
-    for name in NAMES:
+    for name in ADAPTERS:
         assert_agrees(
             models[name], longer, await engine.generate(longer, SamplingParams(max_tokens=4), 3, None, name), 3, 1.0
         )
 
 
-async def test_loading_under_the_same_name_swaps():
-    loaded, models, adapters = three("qwen3")
+async def test_loading_an_adapter_under_the_same_name_replaces_it():
+    loaded, models, adapters = model_with_adapters("qwen3")
     engine = engine_with("qwen3")
-    prompt, one = list(range(10, 50)), SamplingParams(max_tokens=1)
-    for name in NAMES:
-        await engine.generate(prompt, one, adapter=name)
+    prompt, one_token = list(range(10, 50)), SamplingParams(max_tokens=1)
+    for name in ADAPTERS:
+        await engine.generate(prompt, one_token, adapter=name)
     assert engine.adapters == ["a", "b"]
-    kept = engine._runner.cache.reusable  # pyright: ignore[reportAttributeAccessIssue]
-    assert len(kept) == 3
+    reusable = engine._runner.cache.reusable  # pyright: ignore[reportAttributeAccessIssue]
+    assert len(reusable) == 3
     engine.load_adapter("a", adapters["b"], version=7)
-    assert len(kept) == 2
+    assert len(reusable) == 2
     assert engine.adapters == ["a", "b"]
     before = engine.computed_tokens
-    made = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
-    assert_agrees(models["b"], prompt, made, 1, 1.0)
-    assert (made.policy_version, engine.policy_version) == (7, 0)
-    assert engine.computed_tokens - before == 40 + len(made.ids) - 1  # nothing of the old one was used
+    generation = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
+    assert_agrees(models["b"], prompt, generation, 1, 1.0)
+    assert (generation.policy_version, engine.policy_version) == (7, 0)
+    # No keys and values of the old adapter were used.
+    assert engine.computed_tokens - before == 40 + len(generation.ids) - 1
     before = engine.computed_tokens
     for name in (None, "b"):
-        await engine.generate(prompt, one, adapter=name)
-    assert engine.computed_tokens - before == 2  # the others' stays
+        await engine.generate(prompt, one_token, adapter=name)
+    assert engine.computed_tokens - before == 2  # keys and values of the other adapters are kept
     engine.drop_adapter("a")
     assert engine.adapters == ["b"]
     with pytest.raises(ConfigError, match="no adapter 'a' is loaded; known: b"):
         engine.drop_adapter("a")
     with pytest.raises(ConfigError, match="no adapter 'a' is loaded"):
-        await engine.generate(prompt, one, adapter="a")
+        await engine.generate(prompt, one_token, adapter="a")
     assert not [h for module in loaded.model.modules() for h in module._forward_hooks]
 
 
-async def test_an_adapter_is_not_taken_from_those_who_use_it():
-    _, models, adapters = three("qwen3")
+async def test_an_adapter_in_use_cannot_be_replaced_or_dropped():
+    _, models, adapters = model_with_adapters("qwen3")
     engine = engine_with("qwen3")
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=30, ignore_eos=True), adapter="a"))
     await asyncio.sleep(0)
@@ -254,7 +257,7 @@ async def test_an_adapter_is_not_taken_from_those_who_use_it():
     assert engine.adapters == []
 
 
-async def test_adapters_stay_when_the_weights_beneath_change():
+async def test_adapters_are_kept_when_the_base_weights_change():
     loaded = family_model("qwen3")
     adapter = adapter_of(loaded, 1)
     engine = Engine(loaded.model, [])
@@ -262,9 +265,9 @@ async def test_adapters_stay_when_the_weights_beneath_change():
     prompt = list(range(10, 50))
     await engine.generate(prompt, SamplingParams(max_tokens=2), adapter="a")
     engine.update_weights(1, dict(family_model("qwen3", seed=5).model.named_parameters()))
-    made = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
-    assert made.policy_version == 4
-    assert_agrees(merged(loaded, adapter), prompt, made, 1, 1.0)
+    generation = await engine.generate(prompt, SamplingParams(max_tokens=8), seed=1, adapter="a")
+    assert generation.policy_version == 4
+    assert_agrees(merge_adapter(loaded, adapter), prompt, generation, 1, 1.0)
 
 
 @pytest.mark.parametrize(
@@ -278,40 +281,40 @@ async def test_adapters_stay_when_the_weights_beneath_change():
         ({"rank_pattern": {r"layers\.\d+\.mlp\.up_proj": 4, "other": 9}, "init_lora_weights": "gaussian"}, {}),
     ],
 )
-async def test_settings_of_peft_mean_what_they_mean_there(
+async def test_peft_config_fields_have_their_peft_meaning(
     config: dict[str, Any], scales: dict[str, float], tmp_path: Path
 ):
-    loaded, _, _ = three("llama")
+    loaded, _, _ = model_with_adapters("llama")
     adapter = adapter_of(loaded, 3, r=4, **config)
-    wanted = merged(loaded, None)
+    expected = merge_adapter(loaded, None)
     for key in adapter.tensors:
         scale = next((value for end, value in scales.items() if end in key), 2.0)
-        one = {
+        module_tensors = {
             name: tensor
             for name, tensor in adapter.tensors.items()
             if name.split(".lora_")[0] == key.split(".lora_")[0]
         }
         if ".lora_A." in key:
-            wanted = merged(wanted, PeftWeights(one, {}), scale)
+            expected = merge_adapter(expected, PeftWeights(module_tensors, {}), scale)
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", save(adapter, tmp_path / "a"))
-    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
-    assert_agrees(wanted, [5, 6, 7], made, 2, 1.0)
+    generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
+    assert_agrees(expected, [5, 6, 7], generation, 2, 1.0)
     engine.load_adapter("a", str(tmp_path / "a"))
 
 
 async def test_ranks_may_differ_between_modules():
-    loaded, _, _ = three("qwen3")
-    some, more = adapter_of(loaded, 1, ("q_proj",), r=1), adapter_of(loaded, 2, ("k_proj", "up_proj"), r=5)
-    told = {"target_modules": ["q_proj", "k_proj", "up_proj"], "r": 5, "lora_alpha": 10}
+    loaded, _, _ = model_with_adapters("qwen3")
+    first, second = adapter_of(loaded, 1, ("q_proj",), r=1), adapter_of(loaded, 2, ("k_proj", "up_proj"), r=5)
+    config_fields = {"target_modules": ["q_proj", "k_proj", "up_proj"], "r": 5, "lora_alpha": 10}
     both = PeftWeights(
-        {**some.tensors, **more.tensors},
-        {**more.config, **told, "rank_pattern": {"q_proj": 1}, "alpha_pattern": {"q_proj": 2}},
+        {**first.tensors, **second.tensors},
+        {**second.config, **config_fields, "rank_pattern": {"q_proj": 1}, "alpha_pattern": {"q_proj": 2}},
     )
     engine = Engine(loaded.model, [])
     engine.load_adapter("a", both)
-    made = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
-    assert_agrees(merged(loaded, both), [5, 6, 7], made, 2, 1.0)
+    generation = await engine.generate([5, 6, 7], SamplingParams(max_tokens=16), seed=2, adapter="a")
+    assert_agrees(merge_adapter(loaded, both), [5, 6, 7], generation, 2, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])
@@ -319,28 +322,28 @@ async def test_ranks_may_differ_between_modules():
 async def test_bf16_stays_close_to_merged_bf16(family: str, native: bool):
     loaded = family_model(family, seed=2)
     adapter = adapter_of(loaded, 1)
-    wanted = merged(loaded, adapter)
-    for model in (loaded.model, wanted.model):
+    merged_model = merge_adapter(loaded, adapter)
+    for model in (loaded.model, merged_model.model):
         model.to(torch.bfloat16)
     engine = Engine(loaded.model, [], native=native)
     engine.load_adapter("a", adapter)
     prompt = list(range(40, 80))
-    made, plain = await asyncio.gather(
+    generation, base_generation = await asyncio.gather(
         engine.generate(prompt, SamplingParams(max_tokens=20), seed=1, adapter="a"),
         engine.generate(prompt, SamplingParams(max_tokens=20), seed=1),
     )
-    for model, said in ((wanted.model, made), (loaded.model, plain)):
-        scored = Engine(model, []).score([*prompt, *said.ids])[-20:]
-        assert sum(abs(a - b) for a, b in zip(said.logprobs, scored, strict=True)) / 20 < 0.2
+    for model, result in ((merged_model.model, generation), (loaded.model, base_generation)):
+        scored = Engine(model, []).score([*prompt, *result.ids])[-20:]
+        assert sum(abs(a - b) for a, b in zip(result.logprobs, scored, strict=True)) / 20 < 0.2
 
 
-def changed(adapter: PeftWeights, **tensors: torch.Tensor | None) -> PeftWeights:
-    """The same with further tensors, or without some; names are shortened."""
-    kept = {**adapter.tensors, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
-    return adapter._replace(tensors={name: tensor for name, tensor in kept.items() if tensor is not None})
+def replace_tensors(adapter: PeftWeights, **tensors: torch.Tensor | None) -> PeftWeights:
+    """Return a copy with tensors added, or removed if None; in names, `__` stands for a dot."""
+    tensors_by_name = {**adapter.tensors, **{name.replace("__", "."): tensor for name, tensor in tensors.items()}}
+    return adapter._replace(tensors={name: tensor for name, tensor in tensors_by_name.items() if tensor is not None})
 
 
-Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
+Q_PROJ = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
 
 
 @pytest.mark.parametrize(
@@ -364,10 +367,10 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         ({"target_modules": ["q_proj"]}, {}, "k_proj', which target_modules"),
         ({"target_modules": r".*q_proj"}, {}, "k_proj', which target_modules"),
         ({"target_modules": ["_proj", "qkv_proj"]}, {}, "which target_modules"),
-        ({}, {f"{Q}B__weight": None}, "has no model.layers.0.self_attn.q_proj.lora_B.weight"),
-        ({}, {f"{Q}A__weight": torch.zeros(3, 33)}, "is it an adapter of another model"),
-        ({}, {f"{Q}B__weight": torch.zeros(3)}, "is it an adapter of another model"),
-        ({}, {f"{Q}B__bias": torch.zeros(64)}, "biases, embeddings and whole modules"),
+        ({}, {f"{Q_PROJ}B__weight": None}, "has no model.layers.0.self_attn.q_proj.lora_B.weight"),
+        ({}, {f"{Q_PROJ}A__weight": torch.zeros(3, 33)}, "is it an adapter of another model"),
+        ({}, {f"{Q_PROJ}B__weight": torch.zeros(3)}, "is it an adapter of another model"),
+        ({}, {f"{Q_PROJ}B__bias": torch.zeros(64)}, "biases, embeddings and whole modules"),
         ({}, {"base_model__model__lm_head__weight": torch.zeros(2)}, "biases, embeddings and whole modules"),
         (
             {},
@@ -377,19 +380,19 @@ Q = "base_model__model__model__layers__0__self_attn__q_proj__lora_"
         ({}, {"model__layers__2__mlp__up_proj__lora_A__weight": torch.zeros(2)}, "layers 0 to 1"),
     ],
 )
-def test_what_is_no_plain_adapter_of_this_model_is_refused(
+def test_adapters_that_are_unsupported_or_do_not_match_the_model_are_refused(
     config: dict[str, Any], tensors: dict[str, Any], reason: str
 ):
-    loaded, _, _ = three("qwen3")
+    loaded, _, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3")
     with pytest.raises(ConfigError, match=reason):
         adapter = adapter_of(loaded, 1)
-        engine.load_adapter("c", changed(adapter._replace(config={**adapter.config, **config}), **tensors))
+        engine.load_adapter("c", replace_tensors(adapter._replace(config={**adapter.config, **config}), **tensors))
     assert engine.adapters == ["a", "b"]
 
 
-def test_a_target_without_tensors_is_refused():
-    loaded, _, _ = three("qwen3")
+def test_a_target_module_without_tensors_is_refused():
+    loaded, _, _ = model_with_adapters("qwen3")
     adapter = adapter_of(loaded, 1, ("q_proj",), target_modules=["q_proj", "v_proj"])
     with pytest.raises(ConfigError, match=r"no tensors for \['v_proj'\]"):
         Engine(loaded.model, []).load_adapter("a", adapter)
@@ -397,8 +400,8 @@ def test_a_target_without_tensors_is_refused():
         Engine(loaded.model, []).load_adapter("a", adapter._replace(tensors={}))
 
 
-def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
-    loaded, _, _ = three("qwen3")
+def test_a_folder_without_a_valid_adapter_is_refused(tmp_path: Path):
+    loaded, _, _ = model_with_adapters("qwen3")
     engine = Engine(loaded.model, [])
     folder = save(adapter_of(loaded, 1), tmp_path / "a")
     with pytest.raises(ConfigError, match="nothing is not an adapter: it has no adapter_config.json"):
@@ -410,11 +413,11 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
         ("adapter_config.json", b"[]", "holds list; expected a JSON object"),
         ("adapter_model.safetensors", b"", "cannot be read"),
     ):
-        whole = (folder / name).read_bytes()
+        original = (folder / name).read_bytes()
         (folder / name).write_bytes(content)
         with pytest.raises(ConfigError, match=reason):
             engine.load_adapter("a", folder)
-        (folder / name).write_bytes(whole)
+        (folder / name).write_bytes(original)
     engine.load_adapter("a", folder)
     (folder / "adapter_model.safetensors").unlink()
     with pytest.raises(ConfigError, match=r"has no adapter_model.safetensors; expected a folder"):
@@ -422,25 +425,25 @@ def test_a_folder_that_is_no_adapter_is_refused(tmp_path: Path):
     assert engine.adapters == ["a"]
 
 
-def test_a_model_without_a_fast_path_takes_none():
-    adapter = adapter_of(three("qwen3")[0], 1)
+def test_a_model_without_a_fast_path_refuses_adapters():
+    adapter = adapter_of(model_with_adapters("qwen3")[0], 1)
     with pytest.raises(ConfigError, match="gemma2 has no fast path.*merge the adapter"):
         Engine(family_model("gemma2").model, []).load_adapter("a", adapter)
 
 
-def test_the_giver_may_go_on_training_his_tensors():
-    loaded, models, adapters = three("qwen3")
-    given_away = PeftWeights({name: t.clone() for name, t in adapters["a"].tensors.items()}, adapters["a"].config)
+def test_load_adapter_copies_the_tensors():
+    loaded, models, adapters = model_with_adapters("qwen3")
+    weights = PeftWeights({name: t.clone() for name, t in adapters["a"].tensors.items()}, adapters["a"].config)
     engine = Engine(loaded.model, [])
-    engine.load_adapter("a", given_away)
-    for tensor in given_away.tensors.values():
+    engine.load_adapter("a", weights)
+    for tensor in weights.tensors.values():
         tensor.zero_()
-    made = asyncio.run(engine.generate([5, 6], SamplingParams(max_tokens=8), adapter="a"))
-    assert_agrees(models["a"], [5, 6], made, 0, 1.0)
+    generation = asyncio.run(engine.generate([5, 6], SamplingParams(max_tokens=8), adapter="a"))
+    assert_agrees(models["a"], [5, 6], generation, 0, 1.0)
 
 
-def test_modules_are_the_models_own_again_after_an_error():
-    loaded, _, _ = three("qwen3")
+def test_adapter_hooks_are_removed_after_an_error():
+    loaded, _, _ = model_with_adapters("qwen3")
     engine = engine_with("qwen3")
     with pytest.raises(ZeroDivisionError), adapter_hooks(loaded.model, engine._adapters["a"]):
         _ = 1 / 0
@@ -448,33 +451,33 @@ def test_modules_are_the_models_own_again_after_an_error():
 
 
 @pytest.mark.broad
-async def test_an_adapter_is_asked_for_by_its_name_over_http():
+async def test_an_adapter_is_selected_by_its_name_over_http():
     loaded = tiny_model("qwen3", seed=1)
     client = EngineClient.from_model(loaded, max_batch=8)
     adapter = adapter_of(loaded, 1)
     client.engine.load_adapter("pirate", adapter, version=5)
-    alone = EngineClient.from_model(merged(loaded, adapter), max_batch=8)
-    ask: list[Any] = [{"role": "user", "content": "0 1 2"}]
-    said = {}
+    merged_client = EngineClient.from_model(merge_adapter(loaded, adapter), max_batch=8)
+    messages: list[Any] = [{"role": "user", "content": "0 1 2"}]
+    outputs = {}
     async with (
         listening(make_app(client, ["tiny", "pirate"])) as runner,
-        listening(make_app(alone, "merged")) as other,
+        listening(make_app(merged_client, "merged")) as merged_runner,
         openai.AsyncOpenAI(base_url=base_url_of(runner), api_key="k", max_retries=0) as sdk,
-        openai.AsyncOpenAI(base_url=base_url_of(other), api_key="k", max_retries=0) as sdk_of_merged,
+        openai.AsyncOpenAI(base_url=base_url_of(merged_runner), api_key="k", max_retries=0) as sdk_of_merged,
     ):
         assert [model.id async for model in await sdk.models.list()] == ["tiny", "pirate"]
-        for name, at in (("tiny", sdk), ("pirate", sdk), ("merged", sdk_of_merged)):
-            create: Any = at.chat.completions.create
-            made = await create(model=name, messages=ask, seed=4, max_tokens=8)
-            text = await at.completions.create(model=name, prompt=[5, 6, 7], seed=4, max_tokens=8)
-            assert made.model == text.model == name
-            said[name] = made.choices[0].message.content, text.choices[0].text
+        for name, api_client in (("tiny", sdk), ("pirate", sdk), ("merged", sdk_of_merged)):
+            create: Any = api_client.chat.completions.create
+            chat = await create(model=name, messages=messages, seed=4, max_tokens=8)
+            completion = await api_client.completions.create(model=name, prompt=[5, 6, 7], seed=4, max_tokens=8)
+            assert chat.model == completion.model == name
+            outputs[name] = chat.choices[0].message.content, completion.choices[0].text
         with pytest.raises(openai.NotFoundError, match="no model 'pirat' here; did you mean 'pirate'"):
-            await sdk.chat.completions.create(model="pirat", messages=ask)
-    assert said["tiny"] != said["pirate"] == said["merged"]
+            await sdk.chat.completions.create(model="pirat", messages=messages)
+    assert outputs["tiny"] != outputs["pirate"] == outputs["merged"]
 
 
-async def test_tokens_tell_the_version_of_their_adapter():
+async def test_generate_returns_the_version_of_the_adapter():
     loaded = tiny_model("qwen3", seed=1)
     client = EngineClient.from_model(loaded, max_batch=8)
     client.engine.load_adapter("pirate", adapter_of(loaded, 1), version=5)
@@ -482,5 +485,5 @@ async def test_tokens_tell_the_version_of_their_adapter():
         url = base_url_of(runner).removesuffix("/v1")
         async with aiohttp.ClientSession(url) as http:
             for name, version in (("tiny", 0), ("pirate", 5)):
-                _, made = await post(http, "/generate", {"model": name, "prompt_ids": [5, 6], "max_tokens": 2})
-                assert made["choices"][0]["policy_version"] == version
+                _, body = await post(http, "/generate", {"model": name, "prompt_ids": [5, 6], "max_tokens": 2})
+                assert body["choices"][0]["policy_version"] == version

@@ -1,4 +1,4 @@
-"""The compiled kernels do what PyTorch's operators do, and both what the textbook says."""
+"""The compiled kernels and PyTorch's operators both agree with a reference implementation."""
 
 from __future__ import annotations
 
@@ -25,21 +25,25 @@ def native_ops(heads: AttentionHeads, dtype: torch.dtype, widths: list[int]) -> 
     return ops
 
 
-def close(ours: torch.Tensor, exact: torch.Tensor) -> None:
-    """Within fp32's rounding, or two of bf16."""
+def assert_close(ours: torch.Tensor, exact: torch.Tensor) -> None:
+    """Assert equality within the rounding of fp32, or twice the rounding of bf16."""
     tolerance = 1e-5 if ours.dtype == torch.float32 else 2**-7
     torch.testing.assert_close(ours.double(), exact.double(), rtol=tolerance, atol=tolerance)
 
 
-def attention_by_the_book(
+def reference_attention(
     qkv: torch.Tensor, heads: AttentionHeads, norm: torch.Tensor | None, angles: torch.Tensor, pasts: list[torch.Tensor]
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """What each row [B, H + 2 · K, d] sees of its own past, pairs of keys and values [length, 2, K, d], and of itself [B, H, d];
-    and its new keys."""
+    """Return each row's attention output [B, H, d] and its new keys.
+
+    Args:
+        qkv: Queries, keys and values [B, H + 2 · K, d].
+        pasts: Earlier keys and values of each row [length, 2, K, d].
+    """
     query, key, value = rotate_qkv(
         qkv.double(), heads, None if norm is None else norm.double(), angles.to(torch.complex128)
     )
-    # turned() computes in fp32; this is close enough for fp32 and far closer than bf16 needs.
+    # rotate_qkv() computes in fp32, which is exact enough for both dtypes.
     out = []
     for b, past in enumerate(pasts):
         keys = torch.cat([past[:, 0].double(), key[b : b + 1].to(qkv.dtype).double()])
@@ -61,7 +65,7 @@ def attention_by_the_book(
     st.booleans(),
     st.integers(0, 1000),
 )
-def test_decode_attention(
+def test_decode_attention_equals_the_reference(
     dtype: torch.dtype, shape: tuple[int, int, int], lengths: list[int], common: int, normed: bool, seed: int
 ):
     heads = AttentionHeads(*shape, 1e-5)
@@ -77,37 +81,36 @@ def test_decode_attention(
     pasts = [random(length, 2, heads.keys, heads.size).to(dtype) for length in lengths]
     for past in pasts:
         past[:common] = shared[: min(common, len(past))]
-    wanted, new_keys = attention_by_the_book(qkv, heads, norm, angles[torch.tensor(lengths)], pasts)
+    expected, new_keys = reference_attention(qkv, heads, norm, angles[torch.tensor(lengths)], pasts)
     for ops in (native_ops(heads, dtype, []), TorchOps(heads, 1e-5, "silu")):
         pool = Pool(CacheShape(1, heads.keys, heads.size, dtype, CPU, key_block=ops.block), 640, 1 << 26)
         pool.resize(len(lengths) + 2)
         slots = []
         for i, past in enumerate(pasts):
             slot = pool.slots[i + 1] = Slot(pool, i + 1, len(past))
-            pool.keys[0][i + 1] = pool.values[0][i + 1] = (
-                float("inf") if ops.takes_any_rows else 1e4
-            )  # what nobody may see
-            rows, places = torch.full((len(past),), i + 1), torch.arange(len(past))
-            pool.write(0, rows, places, past[:, 0], past[:, 1])
+            # Garbage that must not be read.
+            pool.keys[0][i + 1] = pool.values[0][i + 1] = float("inf") if ops.takes_any_rows else 1e4
+            rows, positions = torch.full((len(past),), i + 1), torch.arange(len(past))
+            pool.write(0, rows, positions, past[:, 0], past[:, 1])
             slots.append(slot)
         for slot in slots[1:]:
-            if len(pasts[0]) >= 1 and (same := min(common, slot.filled, slots[0].filled)):
-                slot.share_prefix(slots[0], same)
+            if len(pasts[0]) >= 1 and (shared_length := min(common, slot.filled, slots[0].filled)):
+                slot.share_prefix(slots[0], shared_length)
         pool.make_contiguous(slots)
-        seen = torch.empty(len(lengths), heads.queries, heads.size, dtype=dtype)
+        attended = torch.empty(len(lengths), heads.queries, heads.size, dtype=dtype)
         ops.attend(
             0,
             qkv,
             _norm_for(ops, norm, dtype),
             angles,
             DecodeBatch.from_pieces([Piece(slot, length, 1) for slot, length in zip(slots, lengths, strict=True)], 0),
-            seen,
+            attended,
         )
         tolerance = 2e-5 if dtype == torch.float32 else 0.05
-        torch.testing.assert_close(seen.double(), wanted, rtol=tolerance, atol=tolerance)
+        torch.testing.assert_close(attended.double(), expected, rtol=tolerance, atol=tolerance)
         for i, length in enumerate(lengths):
-            kept = pool.first_keys(0, length + 1)[i + 1].transpose(-1, -2).flatten(1, 2)[:, length]
-            torch.testing.assert_close(kept.double(), new_keys[i], rtol=tolerance, atol=tolerance)
+            stored = pool.first_keys(0, length + 1)[i + 1].transpose(-1, -2).flatten(1, 2)[:, length]
+            torch.testing.assert_close(stored.double(), new_keys[i], rtol=tolerance, atol=tolerance)
             assert torch.equal(pool.values[0][i + 1, :, length], qkv[i, heads.queries + heads.keys :])
 
 
@@ -116,7 +119,7 @@ def _norm_for(ops: Ops, norm: torch.Tensor | None, dtype: torch.dtype) -> torch.
 
 
 @needs_compiler
-def test_shared_positions_are_read_where_they_are_shared():
+def test_shared_positions_are_read_from_the_row_that_stores_them():
     heads = AttentionHeads(2, 1, 16, 1e-5)
     ops = native_ops(heads, torch.float32, [])
     pool = Pool(CacheShape(1, 1, 16, torch.float32, CPU, key_block=ops.block), 64, 1 << 20)
@@ -124,45 +127,44 @@ def test_shared_positions_are_read_where_they_are_shared():
     pool.values[0][0], pool.values[0][1] = 1.0, 2.0
     slots = [Slot(pool, 0, 40), Slot(pool, 1, 40)]
     slots[1].share_prefix(slots[0], 39)
-    qkv = torch.zeros(2, 4, 16)  # all positions weigh the same
-    seen = torch.empty(2, 2, 16)
+    qkv = torch.zeros(2, 4, 16)  # all positions have equal weight
+    attended = torch.empty(2, 2, 16)
     ops.attend(
         0,
         qkv,
         None,
         torch.ones(64, 8, dtype=torch.complex64),
         DecodeBatch.from_pieces([Piece(slot, 40, 1) for slot in slots], 0),
-        seen,
+        attended,
     )
-    assert seen[0, 0, 0].item() == pytest.approx(40 / 41)
-    assert seen[1, 0, 0].item() == pytest.approx(
-        (32 * 1 + 8 * 2) / 41
-    )  # whole vectors of 16 are read from the other row
+    assert attended[0, 0, 0].item() == pytest.approx(40 / 41)
+    # Only whole blocks of 16 positions are read from the other row.
+    assert attended[1, 0, 0].item() == pytest.approx((32 * 1 + 8 * 2) / 41)
 
 
 @needs_compiler
 @TYPES
-def test_gates_and_norms(dtype: torch.dtype):
+def test_gate_and_add_norm_equal_the_reference(dtype: torch.dtype):
     torch.manual_seed(0)
     heads = AttentionHeads(2, 1, 16, 1e-5)
-    x, more = (torch.randn(5, 48).to(dtype) for _ in range(2))
-    both = (torch.randn(5, 64) * 30).to(dtype)
+    x, residual = (torch.randn(5, 48).to(dtype) for _ in range(2))
+    gate_and_value = (torch.randn(5, 64) * 30).to(dtype)
     weight = torch.randn(48)
-    added = (x.double() + more.double()).to(dtype)
+    residual_sum = (x.double() + residual.double()).to(dtype)
     for ops in (native_ops(heads, dtype, [48, 32]), TorchOps(heads, 1e-5, "silu")):
-        gate, other = both.double().chunk(2, -1)
-        close(ops.gate(both), gate * gate.sigmoid() * other)
+        gate, other = gate_and_value.double().chunk(2, -1)
+        assert_close(ops.gate(gate_and_value), gate * gate.sigmoid() * other)
         stream = x.clone()
-        for more_or_none, sums in ((None, x), (more, added)):
-            normed = ops.add_norm(stream, more_or_none, weight)
-            exact = sums.double()
-            close(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
-            assert torch.equal(stream, sums)
+        for update, expected_stream in ((None, x), (residual, residual_sum)):
+            normed = ops.add_norm(stream, update, weight)
+            exact = expected_stream.double()
+            assert_close(normed, exact / (exact.square().mean(-1, keepdim=True) + 1e-5).sqrt() * weight.double())
+            assert torch.equal(stream, expected_stream)
 
 
 @needs_compiler
 @TYPES
-def test_what_is_no_number_stays_none(dtype: torch.dtype):
+def test_nan_inputs_stay_nan(dtype: torch.dtype):
     heads = AttentionHeads(2, 1, 16, 1e-5)
     ops = native_ops(heads, dtype, [16])
     pool = Pool(CacheShape(1, 1, 16, dtype, CPU, key_block=ops.block), 64, 1 << 20)
@@ -170,23 +172,28 @@ def test_what_is_no_number_stays_none(dtype: torch.dtype):
     slot = pool.slots[0] = Slot(pool, 0, 5)
     qkv = torch.zeros(1, 4, 16, dtype=dtype)
     qkv[0, 0, 3] = float("nan")
-    seen = torch.empty(1, 2, 16, dtype=dtype)
+    attended = torch.empty(1, 2, 16, dtype=dtype)
     ops.attend(
-        0, qkv, None, torch.ones(64, 8, dtype=torch.complex64), DecodeBatch.from_pieces([Piece(slot, 5, 1)], 0), seen
+        0,
+        qkv,
+        None,
+        torch.ones(64, 8, dtype=torch.complex64),
+        DecodeBatch.from_pieces([Piece(slot, 5, 1)], 0),
+        attended,
     )
-    assert seen[0, 0].isnan().all() and not seen[0, 1].isnan().any()
-    wrong = torch.full((1, 32), float("nan"), dtype=dtype)
-    assert ops.gate(wrong).isnan().all()
-    assert ops.add_norm(wrong[:, :16].clone(), None, torch.ones(16)).isnan().all()
+    assert attended[0, 0].isnan().all() and not attended[0, 1].isnan().any()
+    nan_input = torch.full((1, 32), float("nan"), dtype=dtype)
+    assert ops.gate(nan_input).isnan().all()
+    assert ops.add_norm(nan_input[:, :16].clone(), None, torch.ones(16)).isnan().all()
 
 
 @needs_compiler
-def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
+def test_work_is_split_between_threads_at_sequence_boundaries(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(ops_module, "MIN_THREAD_POSITIONS", 1)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 3)
-    ops, done = native_ops(AttentionHeads(2, 1, 16, 1e-5), torch.float32, []), []
-    ops._split(lambda first, count: done.append((first, count)), [0, 2, 3, 6, 7, 9], 100)
-    assert sorted(done) == [(0, 2), (2, 4), (6, 3)]  # cut where sequences begin
+    ops, calls = native_ops(AttentionHeads(2, 1, 16, 1e-5), torch.float32, []), []
+    ops._split(lambda first, count: calls.append((first, count)), [0, 2, 3, 6, 7, 9], 100)
+    assert sorted(calls) == [(0, 2), (2, 4), (6, 3)]  # split where sequences begin
 
 
 @pytest.mark.parametrize(
@@ -199,5 +206,7 @@ def test_threads_share_the_rows_out(monkeypatch: pytest.MonkeyPatch):
         (AttentionHeads(32, 1, 16, 1e-5), "silu", [], torch.zeros(1)),
     ],
 )
-def test_models_it_has_no_kernels_for(heads: AttentionHeads, activation: str, widths: list[int], weight: torch.Tensor):
+def test_unsupported_models_get_no_native_ops(
+    heads: AttentionHeads, activation: str, widths: list[int], weight: torch.Tensor
+):
     assert NativeOps.create(heads, 1e-5, activation, widths, weight) is None

@@ -17,32 +17,35 @@ STOPS = st.lists(st.text(alphabet="abA é€\n", min_size=1, max_size=4), min_si
 
 
 class Pieces:
-    """A text as tokens: any split of its bytes, each piece with an id of its own."""
+    """A text as tokens: any split of its bytes, with one id per piece."""
 
     def __init__(self, text: str, cuts: Sequence[int] = ()):
         data = text.encode()
-        self.pieces = [data[i:j] for i, j in pairwise(sorted({0, len(data), *(cut % (len(data) + 1) for cut in cuts)}))]
+        self.pieces = [
+            data[i:j]
+            for i, j in pairwise(sorted({0, len(data), *(first_stop % (len(data) + 1) for first_stop in cuts)}))
+        ]
 
     def __call__(self, ids: Sequence[int]) -> str:
         return b"".join(self.pieces[i] for i in ids).decode(errors="replace")
 
 
-def play(
+def run_checker(
     pieces: Pieces, sampling: SamplingParams, max_tokens: int = 1000, **fields: Any
 ) -> tuple[StopChecker, int, list[str]]:
-    """Push tokens until the end; the ending, how many there were, and what could be streamed after each."""
-    ending, told = StopChecker(sampling, max_tokens, decode=pieces, **fields), []
+    """Push tokens until the checker stops; return the checker, the number of tokens and the text streamed after each."""
+    checker, streamed = StopChecker(sampling, max_tokens, decode=pieces, **fields), []
     for count in range(len(pieces.pieces)):
-        reason = ending.push(count)
-        assert reason == ending.reason
-        told.append(ending.take_text())
+        reason = checker.push(count)
+        assert reason == checker.reason
+        streamed.append(checker.take_text())
         if reason:
-            return ending, count + 1, told
-    return ending, len(pieces.pieces), told
+            return checker, count + 1, streamed
+    return checker, len(pieces.pieces), streamed
 
 
-def cut(text: str, stops: list[str]) -> tuple[str, str] | None:
-    """Read character by character: the first complete stop text, the longest if there are several."""
+def first_stop(text: str, stops: list[str]) -> tuple[str, str] | None:
+    """Return the text before the first complete stop string, and that stop string (the longest of several)."""
     for end in range(1, len(text) + 1):
         complete = [stop for stop in stops if text[:end].endswith(stop)]
         if complete:
@@ -53,17 +56,17 @@ def cut(text: str, stops: list[str]) -> tuple[str, str] | None:
 
 @settings(deadline=None, max_examples=400)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20))
-def test_the_cut_does_not_depend_on_the_split_into_tokens(text: str, stops: list[str], cuts: list[int]):
+def test_the_stop_position_does_not_depend_on_the_split_into_tokens(text: str, stops: list[str], cuts: list[int]):
     pieces = Pieces(text, cuts)
-    ending, count, told = play(pieces, SamplingParams(stop=stops))
-    expected = cut(text, stops)
+    checker, count, streamed = run_checker(pieces, SamplingParams(stop=stops))
+    expected = first_stop(text, stops)
     if expected is None:
-        assert ending.reason is None
+        assert checker.reason is None
         return
-    assert (ending.text, ending.stopped_by) == expected
-    assert ending.reason == "stop"
-    assert "".join(told) == ending.text
-    # The tokens that count are those up to the one in which the stop text is complete.
+    assert (checker.text, checker.stopped_by) == expected
+    assert checker.reason == "stop"
+    assert "".join(streamed) == checker.text
+    # The generation ends with the token that completes the stop string.
     needed = "".join(expected).encode()
     lengths = [sum(map(len, pieces.pieces[:n])) for n in range(len(pieces.pieces) + 1)]
     assert lengths[count - 1] < len(needed) <= lengths[count]
@@ -71,119 +74,119 @@ def test_the_cut_does_not_depend_on_the_split_into_tokens(text: str, stops: list
 
 @settings(deadline=None, max_examples=200)
 @given(TEXTS, STOPS, st.lists(st.integers(0, 100), max_size=20), st.integers(1, 10))
-def test_what_was_streamed_is_never_taken_back(text: str, stops: list[str], cuts: list[int], max_tokens: int):
-    ending, count, told = play(Pieces(text, cuts), SamplingParams(stop=stops), max_tokens)
-    if ending.reason:
-        assert "".join(told) == ending.text
-    assert ending.text.startswith("".join(told))
-    assert ending.reason == "stop" or count < max_tokens or ending.reason == "length"
+def test_streamed_text_is_a_prefix_of_the_final_text(text: str, stops: list[str], cuts: list[int], max_tokens: int):
+    checker, count, streamed = run_checker(Pieces(text, cuts), SamplingParams(stop=stops), max_tokens)
+    if checker.reason:
+        assert "".join(streamed) == checker.text
+    assert checker.text.startswith("".join(streamed))
+    assert checker.reason == "stop" or count < max_tokens or checker.reason == "length"
 
 
 @settings(deadline=None)
 @given(TEXTS, st.lists(st.integers(0, 100), max_size=20))
-def test_the_text_of_a_whole_answer_is_the_text(text: str, cuts: list[int]):
+def test_the_text_of_a_generation_without_stop_strings_is_complete(text: str, cuts: list[int]):
     pieces = Pieces(text, cuts)
-    ending, _, _ = play(pieces, SamplingParams(), max_tokens=max(1, len(pieces.pieces)))
-    assert ending.text == text
-    assert ending.reason == ("length" if text else None)
+    checker, _, _ = run_checker(pieces, SamplingParams(), max_tokens=max(1, len(pieces.pieces)))
+    assert checker.text == text
+    assert checker.reason == ("length" if text else None)
 
 
 @settings(deadline=None, max_examples=50)
 @given(TEXTS, STOPS)
-def test_long_answers_are_read_as_short_ones(text: str, stops: list[str]):
-    """Every byte a token, so that only the last tokens are decoded again."""
+def test_long_generations_are_decoded_like_short_ones(text: str, stops: list[str]):
+    """Every byte is a token, so only the last tokens are decoded again."""
     text = "x🌍é\ufffd" * 30 + text
     pieces = Pieces(text, range(4 * len(text)))
-    ending, _, told = play(pieces, SamplingParams(stop=stops), max_tokens=len(pieces.pieces))
-    assert ending.text == "".join(told) == (cut(text, stops) or [text])[0]
+    checker, _, streamed = run_checker(pieces, SamplingParams(stop=stops), max_tokens=len(pieces.pieces))
+    assert checker.text == "".join(streamed) == (first_stop(text, stops) or [text])[0]
 
 
-def test_an_answer_cut_inside_a_character_says_so():
+def test_a_generation_cut_inside_a_character_ends_with_a_replacement_character():
     pieces = Pieces("a€", [2])
-    ending = StopChecker(SamplingParams(), 1, decode=pieces)
-    assert ending.push(0) == "length"
-    assert ending.take_text() == "a\ufffd"
+    checker = StopChecker(SamplingParams(), 1, decode=pieces)
+    assert checker.push(0) == "length"
+    assert checker.take_text() == "a\ufffd"
 
 
-def test_text_that_may_begin_a_stop_text_is_held_back():
-    _, _, told = play(Pieces("xENx END", range(8)), SamplingParams(stop=["END"]))
-    assert told == ["x", "", "", "ENx", " ", "", "", ""]
+def test_text_that_may_start_a_stop_string_is_held_back():
+    _, _, streamed = run_checker(Pieces("xENx END", range(8)), SamplingParams(stop=["END"]))
+    assert streamed == ["x", "", "", "ENx", " ", "", "", ""]
 
 
-def test_the_longest_of_the_stop_texts_that_end_together_counts():
-    ending, _, _ = play(Pieces("one two"), SamplingParams(stop=["wo", " two", "o"]))
-    assert (ending.text, ending.stopped_by) == ("", "o")
-    ending, _, _ = play(Pieces("ne two"), SamplingParams(stop=["wo", " two"]))
-    assert (ending.text, ending.stopped_by) == ("ne", " two")
+def test_the_longest_of_several_stop_strings_with_the_same_end_is_used():
+    checker, _, _ = run_checker(Pieces("one two"), SamplingParams(stop=["wo", " two", "o"]))
+    assert (checker.text, checker.stopped_by) == ("", "o")
+    checker, _, _ = run_checker(Pieces("ne two"), SamplingParams(stop=["wo", " two"]))
+    assert (checker.text, checker.stopped_by) == ("ne", " two")
 
 
-def test_a_stop_token_ends_the_answer_and_is_not_in_its_text():
+def test_a_stop_token_ends_the_generation_and_is_excluded_from_its_text():
     pieces = Pieces("ab", [1])
-    ending, count, _ = play(pieces, SamplingParams(stop_token_ids=[1]))
-    assert (ending.reason, ending.stopped_by, ending.text, count) == ("stop", 1, "a", 2)
-    ending, *_ = play(pieces, SamplingParams(), stop_ids=frozenset([0]))
-    assert (ending.reason, ending.stopped_by, ending.text) == ("stop", 0, "")
+    checker, count, _ = run_checker(pieces, SamplingParams(stop_token_ids=[1]))
+    assert (checker.reason, checker.stopped_by, checker.text, count) == ("stop", 1, "a", 2)
+    checker, *_ = run_checker(pieces, SamplingParams(), stop_ids=frozenset([0]))
+    assert (checker.reason, checker.stopped_by, checker.text) == ("stop", 0, "")
 
 
-def test_nothing_but_the_limit_counts_before_min_tokens():
+def test_before_min_tokens_only_max_tokens_ends_the_generation():
     pieces = Pieces("aXbXcX", range(6))
-    ending, count, _ = play(pieces, SamplingParams(stop=["X"], min_tokens=2))
-    assert (count, ending.text) == (4, "aXb")
-    ending, count, _ = play(pieces, SamplingParams(stop_token_ids=[0, 2], min_tokens=2))
-    assert (count, ending.text) == (3, "aX")
-    ending, count, _ = play(pieces, SamplingParams(stop=["X"], min_tokens=4), max_tokens=3)
-    assert (count, ending.reason, ending.text) == (3, "length", "aXb")
+    checker, count, _ = run_checker(pieces, SamplingParams(stop=["X"], min_tokens=2))
+    assert (count, checker.text) == (4, "aXb")
+    checker, count, _ = run_checker(pieces, SamplingParams(stop_token_ids=[0, 2], min_tokens=2))
+    assert (count, checker.text) == (3, "aX")
+    checker, count, _ = run_checker(pieces, SamplingParams(stop=["X"], min_tokens=4), max_tokens=3)
+    assert (count, checker.reason, checker.text) == (3, "length", "aXb")
 
 
-def test_a_stop_text_may_begin_before_min_tokens():
-    ending, count, _ = play(Pieces("aENDb", range(5)), SamplingParams(stop=["END"], min_tokens=2))
-    assert (count, ending.text) == (4, "a")
+def test_a_stop_string_may_start_before_min_tokens():
+    checker, count, _ = run_checker(Pieces("aENDb", range(5)), SamplingParams(stop=["END"], min_tokens=2))
+    assert (count, checker.text) == (4, "a")
 
 
-def test_the_models_end_may_be_ignored_but_not_the_requests():
+def test_ignore_eos_ignores_the_models_end_token_but_not_stop_token_ids():
     assert end_token_ids(SamplingParams(stop_token_ids=[5]), frozenset([1])) == {1, 5}
     assert end_token_ids(SamplingParams(ignore_eos=True, stop_token_ids=[5]), frozenset([1])) == {5}
-    ending, count, _ = play(
+    checker, count, _ = run_checker(
         Pieces("abc", range(3)), SamplingParams(ignore_eos=True), max_tokens=3, stop_ids=frozenset([1])
     )
-    assert (count, ending.reason) == (3, "length")
+    assert (count, checker.reason) == (3, "length")
 
 
-def test_no_text_is_read_where_nobody_asks_for_it():
-    ending = StopChecker(SamplingParams(stop_token_ids=[7]), 5)
-    assert [ending.push(3), ending.push(7)] == [None, "stop"]
-    assert (ending.text, ending.take_text()) == ("", "")
+def test_no_text_is_decoded_without_a_decode_function():
+    checker = StopChecker(SamplingParams(stop_token_ids=[7]), 5)
+    assert [checker.push(3), checker.push(7)] == [None, "stop"]
+    assert (checker.text, checker.take_text()) == ("", "")
 
 
-def test_a_stop_beats_the_limit():
-    ending, *_ = play(Pieces("aX", [1]), SamplingParams(stop=["X"]), max_tokens=2)
-    assert ending.reason == "stop"
+def test_a_stop_string_takes_precedence_over_max_tokens():
+    checker, *_ = run_checker(Pieces("aX", [1]), SamplingParams(stop=["X"]), max_tokens=2)
+    assert checker.reason == "stop"
 
 
-def test_text_of_tokens_that_are_written_differently_at_the_beginning():
-    def decode(ids: Sequence[int]) -> str:  # as sentencepiece does: the first word's space is dropped
+def test_tokens_that_decode_differently_at_the_start_of_a_text():
+    def decode(ids: Sequence[int]) -> str:  # like sentencepiece, drops the space of the first word
         return "".join([" the", " end", "ing"][i] for i in ids).removeprefix(" ")
 
-    ending = StopChecker(SamplingParams(), 1000, decode=decode)
-    assert [(ending.push(i), ending.take_text())[1] for i in (0, 1, 2, 0)] == ["the", " end", "ing", " the"]
-    assert [(ending.push(i), ending.take_text())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
+    checker = StopChecker(SamplingParams(), 1000, decode=decode)
+    assert [(checker.push(i), checker.take_text())[1] for i in (0, 1, 2, 0)] == ["the", " end", "ing", " the"]
+    assert [(checker.push(i), checker.take_text())[1] for i in (0, 1, 2) * 40] == [" the", " end", "ing"] * 40
 
 
 class Form:
-    """A grammar of one token, or of none."""
+    """A grammar that is complete at once, with an optional error."""
 
     def __init__(self, error: str = ""):
         self.error, self.done = error, True
 
 
-def test_the_end_of_the_grammar_ends_the_answer():
+def test_the_end_of_the_grammar_ends_the_generation():
     form: Any = Form()
-    ending = StopChecker(SamplingParams(min_tokens=3), 10, constraint=form)
-    assert ending.push(4) == "stop"
-    assert ending.stopped_by is None
+    checker = StopChecker(SamplingParams(min_tokens=3), 10, constraint=form)
+    assert checker.push(4) == "stop"
+    assert checker.stopped_by is None
 
 
-def test_a_grammar_that_breaks_off_fails_the_answer():
+def test_a_grammar_error_fails_the_generation():
     broken: Any = Form("too complex")
     with pytest.raises(ModelError, match="broke off: too complex"):
         StopChecker(SamplingParams(), 10, constraint=broken).push(4)

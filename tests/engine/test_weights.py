@@ -1,4 +1,4 @@
-"""New weights, and what they may not do."""
+"""Weight updates of the embedded engine."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from rove.models.load import LoadedModel
 from tests.engine.test_engine import TOLERANCE, assert_same, engine_of
 
 
-def perturbed(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+def perturbed_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     generator = torch.Generator().manual_seed(0)
     return {n: p.detach() + 0.1 * torch.randn(p.shape, generator=generator) for n, p in loaded.model.named_parameters()}
 
 
 @pytest.mark.parametrize("in_place", [False, True])
-async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool):
+async def test_update_weights_clears_the_cache_and_sets_the_policy_version(in_place: bool):
     loaded = tiny_model(seed=7)
     engine = engine_of(loaded)
     prompt = list(range(20, 40))
     first = await engine.generate(prompt, SamplingParams(max_tokens=4), seed=1)
     assert first.policy_version == 0
-    weights = perturbed(loaded)
+    weights = perturbed_weights(loaded)
     if in_place:
         loaded.model.load_state_dict(weights, strict=False)
         engine.update_weights(3)
@@ -45,11 +45,11 @@ async def test_new_weights_forget_the_cache_and_raise_the_version(in_place: bool
     assert engine.score([*longer, *second.ids])[-len(second.ids) :] == pytest.approx(second.logprobs, abs=TOLERANCE)
 
 
-async def test_weights_of_another_model_are_refused_and_change_nothing():
+async def test_weights_of_another_architecture_are_refused_and_change_nothing():
     loaded = tiny_model()
     engine = engine_of(loaded)
     before = {name: p.clone() for name, p in loaded.model.named_parameters()}
-    weights = perturbed(loaded)
+    weights = perturbed_weights(loaded)
     name = "model.norm.weight"
     for wrong in (
         {k: v for k, v in weights.items() if k != name},
@@ -63,7 +63,7 @@ async def test_weights_of_another_model_are_refused_and_change_nothing():
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
-async def test_a_tied_model_takes_the_state_dict_of_another(arch: str):
+async def test_a_tied_model_accepts_a_state_dict_with_lm_head(arch: str):
     loaded, other = tiny_model(arch, seed=1), tiny_model(arch, seed=2)
     weights = other.model.state_dict()
     assert "lm_head.weight" in weights and "lm_head.weight" not in dict(other.model.named_parameters())
@@ -74,7 +74,7 @@ async def test_a_tied_model_takes_the_state_dict_of_another(arch: str):
 
 
 @pytest.mark.parametrize("head", [torch.zeros(320, 32), torch.zeros(1)])
-async def test_a_tied_model_refuses_another_output_matrix_and_changes_nothing(head: torch.Tensor):
+async def test_a_tied_model_refuses_a_different_lm_head_and_changes_nothing(head: torch.Tensor):
     loaded = tiny_model()
     before = {name: p.clone() for name, p in loaded.model.named_parameters()}
     with pytest.raises(ConfigError, match=r"'lm_head.weight' and 'model.embed_tokens.weight' differ"):
@@ -82,7 +82,7 @@ async def test_a_tied_model_refuses_another_output_matrix_and_changes_nothing(he
     assert all(torch.equal(p, before[name]) for name, p in loaded.model.named_parameters())
 
 
-async def test_weights_come_from_a_checkpoint_too(tmp_path: Path):
+async def test_weights_can_be_loaded_from_a_checkpoint(tmp_path: Path):
     loaded, other = tiny_model(seed=1), tiny_model(seed=2)
     other.save(tmp_path)
     engine = engine_of(loaded)
@@ -93,7 +93,7 @@ async def test_weights_come_from_a_checkpoint_too(tmp_path: Path):
         engine.update_weights(2, tmp_path / "nothing")
 
 
-async def test_weights_do_not_change_under_a_running_request():
+async def test_update_weights_is_refused_while_requests_run():
     engine = Engine(tiny_model().model, [])
     running = asyncio.create_task(engine.generate([5], SamplingParams(max_tokens=50)))
     await asyncio.sleep(0)
@@ -109,12 +109,12 @@ async def test_weights_do_not_change_under_a_running_request():
     assert engine.policy_version == 2
 
 
-async def test_weights_changed_by_an_optimizer_that_leaves_no_trace_are_seen():
+async def test_weights_changed_without_a_tensor_version_bump_are_used():
     loaded = tiny_model(seed=7)
     engine = engine_of(loaded)
     await engine.generate([5, 6], SamplingParams(max_tokens=2))
     for parameter in loaded.model.parameters():
-        parameter.data.mul_(0.9)  # as fused optimizers, without raising the tensor's version
+        parameter.data.mul_(0.9)  # like fused optimizers, without incrementing the tensor's version
     engine.update_weights(1)
     assert_same(
         await engine.generate([5, 6], SamplingParams(max_tokens=8)), generate_naively(loaded, [5, 6], 0, 1.0, 8)
@@ -122,15 +122,17 @@ async def test_weights_changed_by_an_optimizer_that_leaves_no_trace_are_seen():
 
 
 ARCHITECTURES = ["llama", "qwen3", "lfm2", "gemma2"]
-LONG = SamplingParams(max_tokens=12, ignore_eos=True)
+LONG_SAMPLING = SamplingParams(max_tokens=12, ignore_eos=True)
 
 
-def kept_cache(old: LoadedModel, new: LoadedModel, prompt: list[int], seed: int, change: int) -> Generation:
-    """What must be said when the weights change after `change` tokens: keys and values stay, all else is of the new ones."""
+def generate_with_kept_cache(
+    old: LoadedModel, new: LoadedModel, prompt: list[int], seed: int, change: int
+) -> Generation:
+    """Generate with new weights after `change` tokens; keys and values computed before stay in the cache."""
     ids: list[int] = []
     logprobs: list[float] = []
     cache, unread = None, list(prompt)
-    while len(ids) < (LONG.max_tokens or 0):
+    while len(ids) < (LONG_SAMPLING.max_tokens or 0):
         model = (old if len(ids) < change else new).model
         with torch.inference_mode():
             out = model(input_ids=torch.tensor([unread]), past_key_values=cache, use_cache=True, logits_to_keep=1)
@@ -142,60 +144,66 @@ def kept_cache(old: LoadedModel, new: LoadedModel, prompt: list[int], seed: int,
     return Generation(ids, logprobs, "length", 0)
 
 
-async def said(counts: list[int], number: int) -> None:
-    """Wait until so many tokens have been sampled; requests go on only when this lets them."""
+async def wait_for_tokens(counts: list[int], number: int) -> None:
+    """Wait until `number` tokens have been sampled; requests advance only while this waits."""
     while len(counts) < number:  # noqa: ASYNC110  the engine steps between two passes of the loop
         await asyncio.sleep(0)
 
 
 @pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
-async def test_weights_taken_in_flight_say_the_rest_with_the_cache_that_was_kept(arch: str):
+async def test_in_flight_updates_continue_with_the_kept_cache_and_new_weights(arch: str):
     loaded, old = tiny_model(arch, seed=7, kv_heads=2), tiny_model(arch, seed=7, kv_heads=2)
-    weights = perturbed(loaded)
+    weights = perturbed_weights(loaded)
     new = tiny_model(arch, seed=7, kv_heads=2)
     new.model.load_state_dict(weights, strict=False)
     engine = engine_of(loaded, in_flight_updates=True)
-    prompts = [list(range(20, 40)), [*range(20, 36), 9], [5, 6]]  # two share a beginning, and so keys and values
-    for seed, prompt in enumerate(
-        prompts
-    ):  # the change comes after 1, 5 and 11 tokens: the first, the middle, the last one left
+    prompts = [list(range(20, 40)), [*range(20, 36), 9], [5, 6]]  # two share a prefix, and so keys and values
+    for seed, prompt in enumerate(prompts):  # the change comes after 1, 5 and 11 of 12 tokens
         change = [1, 5, 11][seed]
-        heard: list[int] = []
-        running = asyncio.create_task(engine.generate(prompt, LONG, seed, lambda token, to=heard: to.append(token.id)))
-        await said(heard, change)
+        sampled: list[int] = []
+        running = asyncio.create_task(
+            engine.generate(prompt, LONG_SAMPLING, seed, lambda token, to=sampled: to.append(token.id))
+        )
+        await wait_for_tokens(sampled, change)
         engine.update_weights(3 * seed + 1, weights)
-        made = await running
-        assert_same(made, kept_cache(old, new, prompt, seed, change))
-        assert made.policy_version == 3 * seed
-        assert made.version_spans == [(3 * seed, change), (3 * seed + 1, 12 - change)]
+        generation = await running
+        assert_same(generation, generate_with_kept_cache(old, new, prompt, seed, change))
+        assert generation.policy_version == 3 * seed
+        assert generation.version_spans == [(3 * seed, change), (3 * seed + 1, 12 - change)]
         engine.update_weights(3 * seed + 3, dict(old.model.named_parameters()))
 
 
 @pytest.mark.parametrize("arch", first_quick(ARCHITECTURES))
-async def test_after_weights_taken_in_flight_nobody_reuses_what_older_ones_computed(arch: str):
+async def test_after_an_in_flight_update_new_requests_do_not_reuse_the_old_cache(arch: str):
     loaded, new = tiny_model(arch, seed=7), tiny_model(arch, seed=7)
-    new.model.load_state_dict(perturbed(loaded), strict=False)
+    new.model.load_state_dict(perturbed_weights(loaded), strict=False)
     engine = engine_of(loaded, in_flight_updates=True)
-    prompt, heard = list(range(20, 60)), []
-    kept = await engine.generate([*prompt, 3], SamplingParams(max_tokens=3), seed=9)  # leaves its keys and values
-    running = asyncio.create_task(engine.generate(prompt, LONG, 1, lambda token: heard.append(token.id)))
-    await said(heard, 4)
-    late = asyncio.create_task(engine.generate([*prompt, 7], LONG, seed=2))  # nothing of it is computed yet
+    prompt, sampled = list(range(20, 60)), []
+    # Leaves its keys and values in the cache.
+    finished = await engine.generate([*prompt, 3], SamplingParams(max_tokens=3), seed=9)
+    running = asyncio.create_task(engine.generate(prompt, LONG_SAMPLING, 1, lambda token: sampled.append(token.id)))
+    await wait_for_tokens(sampled, 4)
+    # Nothing of this request is computed yet.
+    pending = asyncio.create_task(engine.generate([*prompt, 7], LONG_SAMPLING, seed=2))
     engine.update_weights(1, dict(new.model.named_parameters()))
-    beside = await engine.generate([*prompt, 8], LONG, seed=3)  # while the old request runs
-    for number, made in ((7, await late), (8, beside)):
-        assert_same(made, kept_cache(new, new, [*prompt, number], number - 5, 0))
-        assert (made.policy_version, made.version_spans) == (1, [])
+    concurrent = await engine.generate([*prompt, 8], LONG_SAMPLING, seed=3)  # concurrent with the old request
+    for number, generation in ((7, await pending), (8, concurrent)):
+        assert_same(generation, generate_with_kept_cache(new, new, [*prompt, number], number - 5, 0))
+        assert (generation.policy_version, generation.version_spans) == (1, [])
     mixed = await running
     assert mixed.version_spans[0] == (0, 4)
-    for before, seed in (([*prompt, *mixed.ids], 4), ([*prompt, 3, *kept.ids], 5)):  # their next turns
-        made = await engine.generate([*before, 5], LONG, seed=seed)
-        assert_same(made, kept_cache(new, new, [*before, 5], seed, 0))
+    # The next turns of both older requests.
+    for prefix, seed in (
+        ([*prompt, *mixed.ids], 4),
+        ([*prompt, 3, *finished.ids], 5),
+    ):
+        generation = await engine.generate([*prefix, 5], LONG_SAMPLING, seed=seed)
+        assert_same(generation, generate_with_kept_cache(new, new, [*prefix, 5], seed, 0))
 
 
 @pytest.mark.broad
-async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
-    """Rows move to larger ones, a long prompt is read in over several steps, and every token knows its version."""
+async def test_requests_continue_across_many_in_flight_updates():
+    """Rows move to larger rows, a long prompt is prefilled in several steps, and every token has its policy version."""
     engine = Engine(tiny_model(seed=3).model, [], chunk=16, in_flight_updates=True)
     tasks = [
         asyncio.create_task(engine.generate(list(range(5, 5 + n)), SamplingParams(max_tokens=90), seed=n))
@@ -205,21 +213,21 @@ async def test_requests_go_on_over_many_changes_as_they_grow_and_end():
     while not all(task.done() for task in tasks):
         await asyncio.sleep(0)
         version += 1
-        engine.update_weights(version // 7)  # most change nothing but the cache
+        engine.update_weights(version // 7)  # most updates change nothing but the cache
     for task in tasks:
-        made = task.result()
-        versions, counts = zip(*made.version_spans, strict=True)
-        assert list(versions) == sorted(set(versions)) and versions[0] == made.policy_version
-        assert sum(counts) == len(made.ids) == 90 and min(counts) > 0
+        generation = task.result()
+        versions, counts = zip(*generation.version_spans, strict=True)
+        assert list(versions) == sorted(set(versions)) and versions[0] == generation.policy_version
+        assert sum(counts) == len(generation.ids) == 90 and min(counts) > 0
     assert engine.computed_tokens == 3 * 89 + 3 + 40 + 70  # nothing was computed twice
 
 
-async def test_the_same_version_again_is_one_span():
+async def test_an_update_with_the_same_version_does_not_split_the_span():
     loaded = tiny_model("qwen3", seed=7)
     engine = Engine(loaded.model, [], in_flight_updates=True)
-    heard: list[int] = []
+    sampled: list[int] = []
     engine.update_weights(4)
-    running = asyncio.create_task(engine.generate([5, 6], LONG, 1, lambda token: heard.append(token.id)))
-    await said(heard, 2)
+    running = asyncio.create_task(engine.generate([5, 6], LONG_SAMPLING, 1, lambda token: sampled.append(token.id)))
+    await wait_for_tokens(sampled, 2)
     engine.update_weights(4)  # the same version again is one span
     assert ((await running).policy_version, (await running).version_spans) == (4, [])

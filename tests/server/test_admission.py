@@ -18,7 +18,7 @@ from tests.server.test_server import HI, Answerer, http
 
 BODY = json.dumps({"messages": HI})
 JSON = {"Content-Type": "application/json"}
-FOREIGN: list[tuple[str, dict[str, str], int]] = [
+FOREIGN_HEADERS: list[tuple[str, dict[str, str], int]] = [
     ("a form of another site", {"Content-Type": "text/plain", "Origin": "https://evil.example"}, 403),
     ("a form without Origin", {"Content-Type": "text/plain"}, 415),
     ("a form, URL-encoded", {"Content-Type": "application/x-www-form-urlencoded"}, 415),
@@ -34,7 +34,7 @@ FOREIGN: list[tuple[str, dict[str, str], int]] = [
     ("an address of another machine", {**JSON, "Host": "192.168.0.9"}, 403),
     ("a Host that cannot be parsed", {**JSON, "Host": "["}, 403),
 ]
-OWN: list[dict[str, str]] = [
+OWN_HEADERS: list[dict[str, str]] = [
     JSON,
     {"Content-Type": "application/json; charset=utf-8"},
     {**JSON, "Host": "localhost:8000"},
@@ -44,10 +44,10 @@ OWN: list[dict[str, str]] = [
 ]
 
 
-async def test_a_page_of_another_origin_never_reaches_the_model():
+async def test_requests_from_pages_of_another_origin_never_reach_the_model():
     client = Answerer()
     async with http(client) as (session, _):
-        for what, headers, status in FOREIGN:
+        for what, headers, status in FOREIGN_HEADERS:
             for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages", "/tokenize"):
                 async with session.post(path, data=BODY, headers=headers) as reply:
                     assert reply.status == status, (what, path)
@@ -56,15 +56,15 @@ async def test_a_page_of_another_origin_never_reaches_the_model():
     assert client.asked == []
 
 
-async def test_a_rebound_name_reads_nothing():
+async def test_requests_with_a_rebound_host_name_read_nothing():
     async with http(Answerer()) as (session, _):
         for path in ("/v1/models", "/v1/models/toy", "/metrics", "/health"):
             async with session.get(path, headers={"Host": "evil.example"}) as reply:
                 assert (reply.status, "toy" in await reply.text()) == (403, False)
 
 
-@pytest.mark.parametrize("headers", OWN, ids=str)
-async def test_programs_and_own_pages_are_answered(headers: dict[str, str]):
+@pytest.mark.parametrize("headers", OWN_HEADERS, ids=str)
+async def test_requests_from_programs_and_the_servers_own_pages_are_accepted(headers: dict[str, str]):
     async with http(Answerer()) as (session, _):
         async with session.post("/v1/chat/completions", data=BODY, headers=headers) as reply:
             assert reply.status == 200, await reply.text()
@@ -72,7 +72,7 @@ async def test_programs_and_own_pages_are_answered(headers: dict[str, str]):
             assert reply.status == 200
 
 
-async def test_the_key_admits_from_anywhere():
+async def test_a_request_with_the_api_key_is_accepted_from_any_origin():
     client = Answerer()
     page = {**JSON, "Host": "models.example", "Origin": "https://page.example"}
     async with http(client, api_key="secret") as (session, _):
@@ -85,7 +85,7 @@ async def test_the_key_admits_from_anywhere():
     assert len(client.asked) == 1
 
 
-async def test_beyond_loopback_only_browsers_need_a_known_name():
+async def test_on_a_public_interface_only_browser_requests_need_a_known_host():
     async with (
         listening(make_app(Answerer(), "toy"), "0.0.0.0") as runner,
         aiohttp.ClientSession(base_url_of(runner).replace("0.0.0.0", "127.0.0.1").removesuffix("/v1")) as session,
@@ -100,7 +100,7 @@ async def test_beyond_loopback_only_browsers_need_a_known_name():
                 assert reply.status == status, headers
 
 
-def test_names_of_a_server():
+def test_names_this_server_compares_the_host_with_the_bind_address():
     assert names_this_server("Box.Example:80", "box.example")
     assert names_this_server("10.0.0.5", "0.0.0.0") and not names_this_server("10.0.0.5", "127.0.0.1")
     assert not names_this_server("", "127.0.0.1")

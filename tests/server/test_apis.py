@@ -1,4 +1,4 @@
-"""The server's other APIs, asked by OpenAI's and Anthropic's own packages."""
+"""The server's Responses and Messages APIs, called through OpenAI's and Anthropic's SDKs."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.core.errors import InfraError
 from rove.wire.common import tool_call
 from tests.server.test_server import HI, Answerer, asking, http, post, serving
 
-if TYPE_CHECKING:  # thousands of modules: imported by the broad tests that ask through them
+if TYPE_CHECKING:  # imports thousands of modules; only the broad tests that use the SDK import it
     import anthropic
 
 CALL = {"role": "assistant", "content": "I look", "tool_calls": [tool_call("c1", "weather", '{"city": "Rome"}')]}
@@ -30,15 +30,19 @@ async def anthropic_sdk(client: Answerer, **options: Any) -> AsyncIterator[anthr
         yield sdk
 
 
-async def test_a_response_whole_and_streamed():
+async def test_the_responses_api_returns_the_same_text_with_and_without_streaming():
     client = Answerer(pieces=("hello ", "the"))
     async with asking(client) as sdk:
-        made = await sdk.responses.create(model="toy", input="hi", instructions="be brief", max_output_tokens=9)
-        async with sdk.responses.stream(model="toy", input=[*made.output, *HI]) as stream:
+        response = await sdk.responses.create(model="toy", input="hi", instructions="be brief", max_output_tokens=9)
+        async with sdk.responses.stream(model="toy", input=[*response.output, *HI]) as stream:
             events = [event async for event in stream]
-            whole = await stream.get_final_response()
-    assert (made.output_text, made.status, made.usage and made.usage.total_tokens) == ("hello there", "completed", 5)
-    assert whole.output_text == "hello there"
+            final = await stream.get_final_response()
+    assert (response.output_text, response.status, response.usage and response.usage.total_tokens) == (
+        "hello there",
+        "completed",
+        5,
+    )
+    assert final.output_text == "hello there"
     assert [e.delta for e in events if e.type == "response.output_text.delta"] == ["hello ", "the", "re"]
     assert [event.sequence_number for event in events] == list(range(len(events)))
     first, second = client.asked
@@ -46,28 +50,32 @@ async def test_a_response_whole_and_streamed():
     assert second.messages == [{"role": "assistant", "content": "hello there"}, *HI]
 
 
-async def test_a_function_is_called_through_responses():
+async def test_the_responses_api_returns_function_calls():
     tool: Any = {"type": "function", "name": "weather", "parameters": {"type": "object"}, "strict": False}
     async with asking(Answerer(CALL)) as sdk:
         async with sdk.responses.stream(model="toy", input="hi", tools=[tool]) as stream:
-            made = await stream.get_final_response()
-        assert made.output_text == "I look"
-        (call,) = (item for item in made.output if item.type == "function_call")
+            response = await stream.get_final_response()
+        assert response.output_text == "I look"
+        (call,) = (item for item in response.output if item.type == "function_call")
         assert (call.call_id, call.name, call.arguments) == ("c1", "weather", '{"city": "Rome"}')
         with pytest.raises(openai.BadRequestError, match="tool_choice requires a call of weather"):
             await sdk.responses.create(model="toy", input="hi", tools=[tool], tool_choice="required")
 
 
 @pytest.mark.broad
-async def test_a_message_whole_and_streamed():
+async def test_the_messages_api_returns_the_same_message_with_and_without_streaming():
     client = Answerer(CALL, pieces=("I l",))
     async with anthropic_sdk(client) as sdk:
-        made = await sdk.messages.create(model="toy", max_tokens=9, system="be brief", messages=HI)
+        created = await sdk.messages.create(model="toy", max_tokens=9, system="be brief", messages=HI)
         result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}
-        history: Any = [*HI, {"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+        history: Any = [
+            *HI,
+            {"role": "assistant", "content": created.content},
+            {"role": "user", "content": [result]},
+        ]
         async with sdk.messages.stream(model="toy", max_tokens=9, messages=history) as stream:
-            whole = await stream.get_final_message()
-    for message in (made, whole):
+            streamed = await stream.get_final_message()
+    for message in (created, streamed):
         text, call = message.content
         assert (text.type, call.type, message.stop_reason) == ("text", "tool_use", "tool_use")
         assert text.type == "text" and text.text == "I look"
@@ -77,7 +85,7 @@ async def test_a_message_whole_and_streamed():
 
 
 @pytest.mark.broad
-async def test_errors_have_the_shape_of_the_api():
+async def test_anthropic_errors_raise_the_sdks_exceptions():
     import anthropic
 
     async with anthropic_sdk(Answerer(), api_key="right") as sdk:
@@ -85,13 +93,13 @@ async def test_errors_have_the_shape_of_the_api():
             await sdk.messages.create(model="toy", max_tokens=9, messages=HI)
         assert isinstance(wrong.value.body, dict) and wrong.value.body["error"]["type"] == "authentication_error"
         sdk.api_key = "right"
-        made = await sdk.messages.create(model="toy", max_tokens=9, messages=HI)
-        assert made.content[0].type == "text"
+        response = await sdk.messages.create(model="toy", max_tokens=9, messages=HI)
+        assert response.content[0].type == "text"
         with pytest.raises(anthropic.NotFoundError, match="no model 'tony'"):
             await sdk.messages.create(model="tony", max_tokens=9, messages=HI)
 
 
-async def test_a_wrong_request_is_told_in_the_shape_of_the_api():
+async def test_an_invalid_request_returns_an_error_in_the_format_of_the_api():
     async with http(Answerer()) as (session, _):
         status, body = await post(session, "/v1/messages", {"messages": HI})
         assert (status, body["error"]["type"]) == (400, "invalid_request_error") and "max_tokens" in body["error"][
@@ -102,7 +110,7 @@ async def test_a_wrong_request_is_told_in_the_shape_of_the_api():
 
 
 @pytest.mark.broad
-async def test_an_error_in_a_stream_has_the_shape_of_the_api():
+async def test_an_error_in_a_stream_has_the_format_of_the_api():
     import anthropic
 
     client = Answerer(InfraError("the endpoint is gone"), pieces=("I l",))

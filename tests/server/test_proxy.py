@@ -1,4 +1,4 @@
-"""The recording proxy: turns of a rollout behind three APIs, each rollout's under its own key."""
+"""The recording proxy: serves a rollout's turns through three APIs, with one key per rollout."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from rove.server.proxy import Access, AgentTurns, Proxy
 from rove.wire.common import tool_call
 from tests.server.test_server import HI, Answerer, post, until
 
-if TYPE_CHECKING:  # thousands of modules: imported by the broad tests that ask through them
+if TYPE_CHECKING:  # imports thousands of modules; only the broad tests that use the SDK import it
     import anthropic
 
 CALL = {"role": "assistant", "content": None, "tool_calls": [tool_call("c1", "weather", '{ "city":"Rome" }')]}
@@ -31,7 +31,7 @@ def new_state() -> vf.State:
 
 
 class Rollout:
-    """A rollout that is open to agents."""
+    """A rollout whose turns agents request through the proxy."""
 
     def __init__(self, client: Any, allowance: Allowance, stop_after: int, honored: tuple[str, ...]):
         async def stops(state: vf.State) -> bool:
@@ -93,13 +93,13 @@ async def open_rollout(
 async def test_every_api_records_a_step():
     async with open_rollout() as rollout:
         async with rollout.openai() as sdk:
-            made = await sdk.chat.completions.create(model="gpt-9", messages=HI, tools=[TOOL], tool_choice="required")  # pyright: ignore[reportArgumentType, reportCallIssue]
-            assert made.choices[0].message.content == "hello there"
+            chat = await sdk.chat.completions.create(model="gpt-9", messages=HI, tools=[TOOL], tool_choice="required")  # pyright: ignore[reportArgumentType, reportCallIssue]
+            assert chat.choices[0].message.content == "hello there"
             assert (await sdk.responses.create(model="gpt-9", input="hi")).output_text == "hello there"
             assert [model.id async for model in sdk.models.list()] == ["rove"]
         async with rollout.anthropic() as sdk:
-            said = await sdk.messages.create(model="claude", max_tokens=9, system="s", messages=HI)
-            assert said.content[0].type == "text" and said.usage.output_tokens == 2
+            response = await sdk.messages.create(model="claude", max_tokens=9, system="s", messages=HI)
+            assert response.content[0].type == "text" and response.usage.output_tokens == 2
         first, second, third = rollout.steps
     assert (first.prompt, first.completion, first.usage.prompt_tokens) == (HI, [vf.AssistantMessage("hello there")], 3)
     assert [message["role"] for message in third.prompt] == ["system", "user"]
@@ -109,7 +109,7 @@ async def test_every_api_records_a_step():
 
 
 @pytest.mark.broad
-async def test_streams_record_steps_and_come_as_the_model_speaks():
+async def test_streamed_requests_record_steps_and_are_streamed_incrementally():
     async with open_rollout(Answerer(pieces=("hello ", "the"))) as rollout:
         async with rollout.openai() as sdk:
             stream = await sdk.chat.completions.create(model="x", messages=HI, stream=True)
@@ -122,17 +122,17 @@ async def test_streams_record_steps_and_come_as_the_model_speaks():
         assert len(rollout.steps) == 3
 
 
-async def test_the_runs_sampling_holds_but_for_what_is_honored():
-    asked: Any = {"max_tokens": 9, "stop": ["x"], "temperature": 0.1, "top_p": 0.2, "seed": 3, "verbosity": "low"}
+async def test_the_runs_sampling_parameters_override_all_but_the_honored_fields():
+    fields: Any = {"max_tokens": 9, "stop": ["x"], "temperature": 0.1, "top_p": 0.2, "seed": 3, "verbosity": "low"}
     samplings = []
     for honored in (("max_tokens", "stop"), ("temperature",)):
         async with open_rollout(honored=honored) as rollout, rollout.http() as session:
-            assert (await post(session, "/v1/chat/completions", {"messages": HI, **asked}))[0] == 200
+            assert (await post(session, "/v1/chat/completions", {"messages": HI, **fields}))[0] == 200
             samplings.append(rollout.client.asked[0].sampling_params)
     assert samplings == [SamplingParams(temperature=0.5, max_tokens=9, stop=["x"]), SamplingParams(temperature=0.1)]
 
 
-async def test_keys_in_every_place_and_none_that_is_wrong():
+async def test_the_key_is_accepted_in_every_header_and_in_the_path_and_wrong_keys_are_not():
     body = {"messages": HI, "max_tokens": 5}
     async with open_rollout() as rollout, aiohttp.ClientSession(rollout.access.root) as session:
         path = rollout.access.keyed_root.removeprefix(rollout.access.root) + "/v1"
@@ -145,12 +145,12 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         async with session.get(f"{path}/models") as reply:
             assert (await reply.json())["data"][0]["id"] == "rove"
         for headers in ({}, {"Authorization": "Bearer wrong"}, {"Authorization": f"Basic {key}"}):
-            status, said = await post(session, "/v1/chat/completions", body, headers=headers)
-            assert (status, said["error"]["code"]) == (401, "invalid_api_key")
-        status, said = await post(session, "/v1/messages", body, headers={"x-api-key": "wrong"})
-        assert (status, said["error"]["type"]) == (401, "authentication_error")
-        status, said = await post(session, f"{path}/embeddings", body)
-        assert status == 404 and "/v1/messages" in said["error"]["message"]
+            status, response = await post(session, "/v1/chat/completions", body, headers=headers)
+            assert (status, response["error"]["code"]) == (401, "invalid_api_key")
+        status, response = await post(session, "/v1/messages", body, headers={"x-api-key": "wrong"})
+        assert (status, response["error"]["type"]) == (401, "authentication_error")
+        status, response = await post(session, f"{path}/embeddings", body)
+        assert status == 404 and "/v1/messages" in response["error"]["message"]
         assert len(rollout.steps) == 4 and not rollout.turns.over.is_set()
 
 
@@ -165,7 +165,7 @@ async def test_keys_in_every_place_and_none_that_is_wrong():
         ("messages", {"messages": HI}, "max_tokens"),
     ],
 )
-async def test_a_malformed_body_is_the_agents_to_mend(path: str, body: Any, said: str):
+async def test_a_malformed_request_is_refused_without_ending_the_rollout(path: str, body: Any, said: str):
     async with open_rollout() as rollout, rollout.http() as session:
         status, reply = await post(session, f"/v1/{path}", body)
         assert status == 400 and said in reply["error"]["message"]
@@ -174,12 +174,16 @@ async def test_a_malformed_body_is_the_agents_to_mend(path: str, body: Any, said
 
 
 @pytest.mark.broad
-async def test_what_the_model_said_comes_back_as_it_was_recorded():
+async def test_messages_that_the_agent_sends_back_are_restored_as_recorded():
     async with open_rollout(Answerer({**CALL, "sampled_text": "as written"})) as rollout:
         async with rollout.anthropic() as sdk:
-            made = await sdk.messages.create(model="x", max_tokens=9, messages=HI)
+            response = await sdk.messages.create(model="x", max_tokens=9, messages=HI)
             result: Any = {"type": "tool_result", "tool_use_id": "c1", "content": "sunny"}
-            history: Any = [*HI, {"role": "assistant", "content": made.content}, {"role": "user", "content": [result]}]
+            history: Any = [
+                *HI,
+                {"role": "assistant", "content": response.content},
+                {"role": "user", "content": [result]},
+            ]
             await sdk.messages.create(model="x", max_tokens=9, messages=history)
             history[1]["content"] = [{"type": "text", "text": "edited"}]
             await sdk.messages.create(model="x", max_tokens=9, messages=history[:2] + HI)
@@ -189,7 +193,7 @@ async def test_what_the_model_said_comes_back_as_it_was_recorded():
     assert third.prompt[1] == {"role": "assistant", "content": "edited"}
 
 
-async def test_a_limit_ends_the_rollout_and_is_told():
+async def test_a_limit_ends_the_rollout_and_returns_an_error():
     async with open_rollout(limits=Limits(max_turns=1)) as rollout:
         async with rollout.openai() as sdk:
             await sdk.chat.completions.create(model="x", messages=HI)
@@ -199,13 +203,13 @@ async def test_a_limit_ends_the_rollout_and_is_told():
             with pytest.raises(openai.PermissionDeniedError, match="the rollout is over: max_turns_reached"):
                 await sdk.responses.create(model="x", input="hi")
         async with rollout.http() as session:
-            status, said = await post(session, "/v1/messages", {"messages": HI, "max_tokens": 9})
-            assert status == 403 and "the rollout is over" in said["error"]["message"]
+            status, response = await post(session, "/v1/messages", {"messages": HI, "max_tokens": 9})
+            assert status == 403 and "the rollout is over" in response["error"]["message"]
         assert len(rollout.steps) == 1
 
 
 @pytest.mark.broad
-async def test_a_limit_is_told_to_anthropics_package_too():
+async def test_a_limit_raises_an_error_in_anthropics_sdk():
     import anthropic
 
     async with open_rollout(limits=Limits(max_turns=1)) as rollout, rollout.anthropic() as sdk:
@@ -217,7 +221,7 @@ async def test_a_limit_is_told_to_anthropics_package_too():
         assert len(rollout.steps) == 1
 
 
-async def test_a_stop_condition_lets_the_last_answer_through():
+async def test_a_stop_condition_ends_the_rollout_after_the_last_response():
     async with open_rollout(stop_after=2) as rollout, rollout.openai() as sdk:
         for _ in range(2):
             await sdk.chat.completions.create(model="x", messages=HI)
@@ -236,7 +240,7 @@ async def test_a_stop_condition_lets_the_last_answer_through():
         (SystemExit(3), 500),
     ],
 )
-async def test_an_error_of_the_client_ends_the_rollout_and_is_told(error: BaseException, status: int):
+async def test_a_client_error_ends_the_rollout_and_is_returned(error: BaseException, status: int):
     def fail(request: Any) -> Any:
         raise error
 
@@ -246,24 +250,24 @@ async def test_an_error_of_the_client_ends_the_rollout_and_is_told(error: BaseEx
         assert phase_of(error) == "model"
 
 
-async def test_a_prompt_that_does_not_fit_may_be_made_shorter():
+async def test_an_overlong_prompt_does_not_end_the_rollout():
     def answer(request: Any) -> Any:
         return vf.OverlongPromptError("too long") if len(request.messages) > 1 else "short"
 
     async with open_rollout(Answerer(answer)) as rollout, rollout.openai() as sdk:
-        with pytest.raises(openai.BadRequestError, match="too long") as told:
+        with pytest.raises(openai.BadRequestError, match="too long") as raised:
             await sdk.chat.completions.create(model="x", messages=HI * 2)
-        assert told.value.code == "context_length_exceeded"
+        assert raised.value.code == "context_length_exceeded"
         assert rollout.turns.overlong is not None and not rollout.turns.over.is_set()
         await sdk.chat.completions.create(model="x", messages=HI)
         assert len(rollout.steps) == 1
 
 
-async def test_requests_of_one_rollout_run_at_once_and_each_gets_its_own_answer():
-    there = asyncio.Barrier(8)
+async def test_concurrent_requests_of_a_rollout_each_get_their_own_response():
+    barrier = asyncio.Barrier(8)
 
     async def echo(request: Any) -> str:
-        await there.wait()
+        await barrier.wait()
         return request.messages[-1]["content"]
 
     async with open_rollout(Answerer(lambda request: echo(request))) as rollout, rollout.openai() as sdk:
@@ -277,34 +281,34 @@ async def test_requests_of_one_rollout_run_at_once_and_each_gets_its_own_answer(
         assert len({request.seed for request in rollout.client.asked}) == 8
 
 
-async def test_the_end_cuts_off_who_still_asks_and_leaves_nothing_behind():
+async def test_the_end_of_a_rollout_cancels_open_requests_and_leaves_no_tasks():
     client = Answerer(lambda request: asyncio.sleep(3600))
     proxy, turns = Proxy(), Rollout(client, Allowance(), 1000, ()).turns
     await proxy.start()
     async with proxy.opened(turns) as access, aiohttp.ClientSession(access.root) as session:
         headers = {"Authorization": f"Bearer {access.api_key}"}
-        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}, headers=headers))
+        request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}, headers=headers))
         await until(lambda: client.under_way == 1)
-    await asyncio.wait((asking,))
+    await asyncio.wait((request_task,))
     assert client.under_way == 0 and turns.over.is_set()
     async with aiohttp.ClientSession(access.root) as session:
-        status, said = await post(session, "/v1/chat/completions", {"messages": HI}, headers=headers)
-        assert status == 401 and "the rollout is over" in said["error"]["message"]
+        status, response = await post(session, "/v1/chat/completions", {"messages": HI}, headers=headers)
+        assert status == 401 and "the rollout is over" in response["error"]["message"]
     await proxy.close()
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_whoever_hangs_up_cancels_the_turn_and_no_step_is_recorded():
+async def test_a_disconnected_agent_cancels_its_turn_and_records_no_step():
     client = Answerer(lambda request: asyncio.sleep(3600))
     async with open_rollout(client) as rollout, rollout.http() as session:
-        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
+        request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
         await until(lambda: client.under_way == 1)
-        asking.cancel()
+        request_task.cancel()
         await until(lambda: client.under_way == 0)
         assert rollout.steps == [] and not rollout.turns.over.is_set()
 
 
-async def test_an_endpoint_that_did_not_answer_is_remembered():
+async def test_failures_of_an_unanswered_request_are_recorded_when_it_is_canceled():
     async def never(request: Any) -> str:
         try:
             return await asyncio.sleep(3600, "never")
@@ -313,15 +317,15 @@ async def test_an_endpoint_that_did_not_answer_is_remembered():
 
     client = Answerer(lambda request: never(request))
     async with open_rollout(client) as rollout, rollout.http() as session:
-        asking = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
+        request_task = asyncio.create_task(post(session, "/v1/chat/completions", {"messages": HI}))
         await until(lambda: client.under_way == 1)
-        asking.cancel()
+        request_task.cancel()
         await until(lambda: client.under_way == 0)
         await until(lambda: bool(rollout.turns.unanswered))
         assert rollout.turns.unanswered == ["HTTP 503"]
 
 
-def test_an_access_tells_the_packages_of_both_makers():
+def test_access_environment_configures_both_sdks():
     access = Access("http://127.0.0.1:1", "key")
     assert access.keyed_root == "http://127.0.0.1:1/k/key"
     assert access.environment == {
@@ -333,14 +337,14 @@ def test_an_access_tells_the_packages_of_both_makers():
     }
 
 
-async def test_odd_calls_of_a_model_are_told_as_they_are():
-    odd = [{"id": 3}, "call me", {"function": {"name": "f", "arguments": object}}]
-    async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": odd})) as rollout:
+async def test_malformed_tool_calls_of_a_model_are_recorded_unchanged():
+    malformed_calls = [{"id": 3}, "call me", {"function": {"name": "f", "arguments": object}}]
+    async with open_rollout(Answerer({"role": "assistant", "content": "hm", "tool_calls": malformed_calls})) as rollout:
         await rollout.turns.respond(Request(HI))
         assert len(rollout.steps) == 1 and rollout.turns.failure is None
 
 
-async def test_words_said_twice_are_put_back_each_in_its_place():
+async def test_equal_messages_are_restored_at_their_own_position():
     def think(request: Request) -> vf.Message:
         return vf.AssistantMessage("yes", reasoning_content=f"thought {len(request.messages)}")
 
@@ -354,12 +358,12 @@ async def test_words_said_twice_are_put_back_each_in_its_place():
         assert thoughts == [None, "thought 1", None, "thought 3", None]
 
 
-async def test_steps_share_the_messages_they_have_in_common():
+async def test_steps_share_message_objects_of_common_prefixes():
     async with open_rollout() as rollout, rollout.openai() as sdk:
         messages: list[Any] = [{"role": "user", "content": "a"}]
         for _ in range(2):
-            made = await sdk.chat.completions.create(model="x", messages=messages)
-            messages += [{"role": "assistant", "content": made.choices[0].message.content}, *HI]
+            response = await sdk.chat.completions.create(model="x", messages=messages)
+            messages += [{"role": "assistant", "content": response.choices[0].message.content}, *HI]
         await sdk.chat.completions.create(model="x", messages=messages)
         first, second, third = rollout.steps
         assert third.prompt[0] is second.prompt[0] is first.prompt[0]

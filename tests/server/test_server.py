@@ -1,4 +1,4 @@
-"""The server over a scripted client, asked by OpenAI's own package and by plain HTTP."""
+"""The server with a scripted client, called through OpenAI's SDK and plain HTTP."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ WEATHER: dict[str, Any] = {
 
 
 class Answerer:
-    """A client that answers with a function of the request, and keeps what it was asked."""
+    """A client that answers with a function of the request and records all requests."""
 
     def __init__(self, answer: Any = "hello there", pieces: tuple[str, ...] = (), max_concurrent: int = 64):
         self.answer = answer
@@ -98,59 +98,59 @@ async def post(
 
 
 async def until(condition: Callable[[], bool]) -> None:
-    while not condition():  # noqa: ASYNC110  nobody announces it
+    while not condition():  # noqa: ASYNC110  no event signals it
         await asyncio.sleep(0.001)
 
 
-# What the SDK sees
+# Through the OpenAI SDK
 
 
-async def test_a_chat_completion():
+async def test_a_chat_completion_passes_parameters_and_returns_usage():
     client = Answerer()
     async with asking(client) as sdk:
-        made = await sdk.chat.completions.create(
+        response = await sdk.chat.completions.create(
             model="toy", messages=HI, temperature=0.5, max_completion_tokens=9, seed=5, stop="x", user="me"
         )
-    choice = made.choices[0]
+    choice = response.choices[0]
     assert (choice.message.role, choice.message.content, choice.finish_reason) == ("assistant", "hello there", "stop")
-    assert (made.model, made.object, made.id[:9]) == ("toy", "chat.completion", "chatcmpl-")
-    assert made.usage is not None and (made.usage.prompt_tokens, made.usage.total_tokens) == (3, 5)
+    assert (response.model, response.object, response.id[:9]) == ("toy", "chat.completion", "chatcmpl-")
+    assert response.usage is not None and (response.usage.prompt_tokens, response.usage.total_tokens) == (3, 5)
     (request,) = client.asked
     sampling = request.sampling_params
     assert (request.messages, request.model, request.seed) == (HI, "toy", 5)
     assert (sampling.temperature, sampling.max_tokens, sampling.stop, sampling.extra) == (0.5, 9, ["x"], {})
 
 
-async def test_several_choices_have_seeds_of_their_own_and_share_the_prompt():
+async def test_several_choices_have_consecutive_seeds_and_share_the_prompt():
     client = Answerer(lambda request: str(request.seed))
     async with asking(client) as sdk:
-        made = await sdk.chat.completions.create(model="toy", messages=HI, n=3, seed=7)
-        free = await sdk.chat.completions.create(model="toy", messages=HI, n=3)
-    assert [choice.message.content for choice in made.choices] == ["7", "8", "9"]
-    assert [choice.index for choice in made.choices] == [0, 1, 2]
-    assert made.usage is not None and (made.usage.prompt_tokens, made.usage.completion_tokens) == (3, 6)
-    assert len({choice.message.content for choice in free.choices}) == 3
+        response = await sdk.chat.completions.create(model="toy", messages=HI, n=3, seed=7)
+        unseeded = await sdk.chat.completions.create(model="toy", messages=HI, n=3)
+    assert [choice.message.content for choice in response.choices] == ["7", "8", "9"]
+    assert [choice.index for choice in response.choices] == [0, 1, 2]
+    assert response.usage is not None and (response.usage.prompt_tokens, response.usage.completion_tokens) == (3, 6)
+    assert len({choice.message.content for choice in unseeded.choices}) == 3
 
 
 @pytest.mark.parametrize("pieces", [(), ("hel", "lo "), ("hello", " there"), ("something else",)])
-async def test_a_stream_tells_every_word_once(pieces: tuple[str, ...]):
+async def test_a_stream_contains_every_piece_of_text_once(pieces: tuple[str, ...]):
     async with asking(Answerer(pieces=pieces)) as sdk:
         stream = await sdk.chat.completions.create(
             model="toy", messages=HI, n=2, stream=True, stream_options={"include_usage": True}
         )
         chunks = [chunk async for chunk in stream]
     for index in (0, 1):
-        of_one = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
-        text = "".join(choice.delta.content or "" for choice in of_one)
+        choices = [chunk.choices[0] for chunk in chunks if chunk.choices and chunk.choices[0].index == index]
+        text = "".join(choice.delta.content or "" for choice in choices)
         assert text == ("hello there" if pieces != ("something else",) else "something else")
-        assert of_one[0].delta.role == "assistant"
-        assert [choice.finish_reason for choice in of_one if choice.finish_reason] == ["stop"]
+        assert choices[0].delta.role == "assistant"
+        assert [choice.finish_reason for choice in choices if choice.finish_reason] == ["stop"]
     assert chunks[-1].choices == [] and chunks[-1].usage is not None
     assert (chunks[-1].usage.prompt_tokens, chunks[-1].usage.completion_tokens) == (3, 4)
     assert len({chunk.id for chunk in chunks}) == 1
 
 
-async def test_a_stream_is_told_as_it_comes():
+async def test_a_stream_is_sent_incrementally():
     go_on = asyncio.Event()
 
     async def answer(request: Request) -> str:
@@ -166,44 +166,48 @@ async def test_a_stream_is_told_as_it_comes():
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_tools_go_in_and_calls_come_out(stream: bool):
+async def test_tools_are_passed_to_the_client_and_tool_calls_are_returned(stream: bool):
     call = tool_call("abc", "weather", '{"city": "Rome"}')
     client = Answerer({"role": "assistant", "content": None, "tool_calls": [call], "sampled_text": "…"})
     history: list[Any] = [*HI, vf.AssistantMessage(None, tool_calls=[call]), vf.ToolMessage("sunny", "abc")]
     async with asking(client) as sdk:
         create: Any = sdk.chat.completions.create
-        made = await create(model="toy", messages=history, tools=[WEATHER], tool_choice="auto", stream=stream)
+        response = await create(model="toy", messages=history, tools=[WEATHER], tool_choice="auto", stream=stream)
         if stream:
-            choices = [chunk.choices[0] async for chunk in made]
-            (told,) = [call for choice in choices for call in choice.delta.tool_calls or []]
-            assert (told.index, choices[-1].finish_reason) == (0, "tool_calls")
+            choices = [chunk.choices[0] async for chunk in response]
+            (received_call,) = [call for choice in choices for call in choice.delta.tool_calls or []]
+            assert (received_call.index, choices[-1].finish_reason) == (0, "tool_calls")
         else:
-            assert "sampled_text" not in (made.choices[0].message.model_extra or {})
-            (told,) = made.choices[0].message.tool_calls or []
-            assert made.choices[0].finish_reason == "tool_calls"
+            assert "sampled_text" not in (response.choices[0].message.model_extra or {})
+            (received_call,) = response.choices[0].message.tool_calls or []
+            assert response.choices[0].finish_reason == "tool_calls"
         await sdk.chat.completions.create(model="toy", messages=HI, tools=[WEATHER], tool_choice="none")
-    assert (told.id, told.function.name, told.function.arguments) == ("abc", "weather", '{"city": "Rome"}')
+    assert (received_call.id, received_call.function.name, received_call.function.arguments) == (
+        "abc",
+        "weather",
+        '{"city": "Rome"}',
+    )
     assert client.asked[0].tools == [WEATHER] and client.asked[0].messages == history
     assert client.asked[1].tools is None
 
 
-async def test_fields_we_do_not_know_go_on():
+async def test_unknown_fields_are_passed_to_the_client():
     client = Answerer()
-    wanted: Any = {"type": "json_object"}
+    expected: Any = {"type": "json_object"}
     async with asking(client) as sdk:
         await sdk.chat.completions.create(
             model="toy",
             messages=HI,
-            response_format=wanted,
+            response_format=expected,
             reasoning_effort="low",
             extra_body={"chatty": 2, "metadata": None},
         )
     sampling = client.asked[0].sampling_params
-    assert getattr(sampling, "response_format", None) == wanted
+    assert getattr(sampling, "response_format", None) == expected
     assert sampling.extra == {"chatty": 2, "reasoning_effort": "low"}
 
 
-async def test_text_parts_are_one_text_and_others_stay():
+async def test_text_parts_are_joined_unless_other_parts_are_present():
     image = {"type": "image_url", "image_url": {"url": "https://a/b.png"}}
     parts: list[Any] = [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]
     client = Answerer()
@@ -213,17 +217,17 @@ async def test_text_parts_are_one_text_and_others_stay():
     assert [message["content"] for message in client.asked[0].messages] == ["ab", [*parts, image]]
 
 
-async def test_completions_of_several_texts():
+async def test_completions_for_several_prompts():
     client = Answerer(lambda request: f"{request.text}!")
     async with asking(client) as sdk:
-        made = await sdk.completions.create(model="toy", prompt=["a", "b"], n=2)
-        one = await sdk.completions.create(model="toy", prompt="c")
-    assert [(choice.index, choice.text) for choice in made.choices] == [(0, "a!"), (1, "a!"), (2, "b!"), (3, "b!")]
-    assert made.usage is not None and (made.usage.prompt_tokens, made.usage.completion_tokens) == (6, 8)
-    assert [choice.text for choice in one.choices] == ["c!"]
+        response = await sdk.completions.create(model="toy", prompt=["a", "b"], n=2)
+        single = await sdk.completions.create(model="toy", prompt="c")
+    assert [(choice.index, choice.text) for choice in response.choices] == [(0, "a!"), (1, "a!"), (2, "b!"), (3, "b!")]
+    assert response.usage is not None and (response.usage.prompt_tokens, response.usage.completion_tokens) == (6, 8)
+    assert [choice.text for choice in single.choices] == ["c!"]
 
 
-async def test_models():
+async def test_models_are_listed_and_retrieved():
     async with asking(Answerer(), model="org/toy") as sdk:
         assert [model.id async for model in sdk.models.list()] == ["org/toy"]
         assert (await sdk.models.retrieve("org/toy")).id == "org/toy"
@@ -231,9 +235,9 @@ async def test_models():
             await sdk.models.retrieve("org/other")
 
 
-# What is refused, and how
+# Refused requests
 
-BAD: list[tuple[str, Any, str]] = [
+BAD_REQUESTS: list[tuple[str, Any, str]] = [
     ("chat/completions", b"", "not JSON"),
     ("chat/completions", b"{", "not JSON"),
     ("chat/completions", b"\xff\xfe", "not JSON"),
@@ -296,12 +300,12 @@ BAD: list[tuple[str, Any, str]] = [
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_every_bad_request_gets_a_reason(stream: bool):
+async def test_every_bad_request_returns_400_with_a_reason(stream: bool):
     client = Answerer()
     async with http(client) as (session, _):
-        for path, body, reason in BAD:
-            asked = {**body, "stream": stream} if isinstance(body, dict) else body
-            status, answer = await post(session, f"/v1/{path}", asked)
+        for path, body, reason in BAD_REQUESTS:
+            request_body = {**body, "stream": stream} if isinstance(body, dict) else body
+            status, answer = await post(session, f"/v1/{path}", request_body)
             assert status == 400, (path, body)
             assert answer["error"]["type"] == "invalid_request_error"
             with pytest.raises(ValueError, match=reason):
@@ -309,7 +313,7 @@ async def test_every_bad_request_gets_a_reason(stream: bool):
     assert client.asked == []
 
 
-async def test_other_ways_to_be_wrong():
+async def test_unknown_models_paths_and_methods_and_large_bodies_are_refused():
     async with http(Answerer(), max_body=1000) as (session, _):
         status, answer = await post(session, "/v1/chat/completions", {"messages": HI, "model": "other"})
         assert (status, answer["error"]["code"]) == (404, "model_not_found")
@@ -341,15 +345,15 @@ async def test_other_ways_to_be_wrong():
         (KeyError("no such thing"), 500, None),
     ],
 )
-async def test_what_the_client_raises_has_a_status(error: Exception, status: int, code: str | None, stream: bool):
+async def test_client_errors_map_to_http_statuses(error: Exception, status: int, code: str | None, stream: bool):
     async with http(Answerer(lambda request: error)) as (session, app):
-        said, answer = await post(session, "/v1/chat/completions", {"messages": HI, "stream": stream, "n": 3})
-        assert (said, answer["error"]["code"]) == (status, code)
+        actual_status, answer = await post(session, "/v1/chat/completions", {"messages": HI, "stream": stream, "n": 3})
+        assert (actual_status, answer["error"]["code"]) == (status, code)
         assert "no such thing" in answer["error"]["message"]
     assert (app[QUEUE].metrics.under_way, app[QUEUE].metrics.queued, app[QUEUE].metrics.open) == (0, 0, 0)
 
 
-async def test_an_error_after_the_first_words_ends_the_stream():
+async def test_an_error_after_the_first_piece_ends_the_stream():
     async with asking(Answerer(lambda request: InfraError("gone"), pieces=("hello",))) as sdk:
         stream = await sdk.completions.create(model="toy", prompt="a", stream=True)
         assert (await anext(stream)).choices[0].text == "hello"
@@ -357,7 +361,7 @@ async def test_an_error_after_the_first_words_ends_the_stream():
             await anext(stream)
 
 
-async def test_cancelled_requests_get_an_error():
+async def test_canceled_requests_return_an_error():
     async def answer(request: Request) -> str:
         await asyncio.sleep(1000)
         return "never"
@@ -366,8 +370,8 @@ async def test_cancelled_requests_get_an_error():
         task = asyncio.create_task(post(session, "/v1/completions", {"prompt": "a", "n": 3}))
         await until(lambda: app[QUEUE].metrics.under_way == 3)
         app[QUEUE].cancel_all()
-        status, told = await task
-        assert (status, "stopped before" in told["error"]["message"]) == (503, True)
+        status, response = await task
+        assert (status, "stopped before" in response["error"]["message"]) == (503, True)
         assert (app[QUEUE].metrics.under_way, app[QUEUE].metrics.open) == (0, 0)
     client = Answerer(answer, pieces=("hello",))
     async with http(client) as (session, app):
@@ -381,7 +385,7 @@ async def test_cancelled_requests_get_an_error():
         await app[QUEUE].idle.wait()
 
 
-async def test_our_own_client_reads_a_full_context_as_one():
+async def test_openai_client_raises_overlong_prompt_error_for_a_full_context():
     async with serving(Answerer(lambda request: OverlongPromptError("too much"))) as (url, _):
         client = vf.OpenAIClient(url)
         with pytest.raises(OverlongPromptError):
@@ -390,7 +394,7 @@ async def test_our_own_client_reads_a_full_context_as_one():
 
 
 @pytest.mark.parametrize("given", [None, "Bearer wrong", "Bearer sécret", "secret", "Basic secret", "Bearer"])
-async def test_without_the_key_nobody_gets_in(given: str | None):
+async def test_requests_without_the_api_key_are_refused(given: str | None):
     client = Answerer()
     headers = {} if given is None else {"Authorization": given}
     async with http(client, api_key="secret") as (session, _):
@@ -404,10 +408,10 @@ async def test_without_the_key_nobody_gets_in(given: str | None):
     assert len(client.asked) == 3
 
 
-# Many at a time
+# Concurrency
 
 
-async def test_more_than_the_client_likes_wait_and_too_many_are_turned_away():
+async def test_requests_beyond_max_concurrent_wait_and_beyond_max_queued_are_refused():
     go_on = asyncio.Event()
 
     async def answer(request: Request) -> str:
@@ -420,14 +424,14 @@ async def test_more_than_the_client_likes_wait_and_too_many_are_turned_away():
         tasks = [asyncio.create_task(post(session, "/v1/completions", {"prompt": "a"})) for _ in range(5)]
         await until(lambda: metrics.under_way + metrics.queued == 5)
         assert (client.under_way, metrics.queued) == (2, 3)
-        status, answered = await post(session, "/v1/completions", {"prompt": ["a", "b", "c"]})
-        assert (status, answered["error"]["code"]) == (503, "queue_full")
+        status, response = await post(session, "/v1/completions", {"prompt": ["a", "b", "c"]})
+        assert (status, response["error"]["code"]) == (503, "queue_full")
         go_on.set()
         assert [status for status, _ in await asyncio.gather(*tasks)] == [200] * 5
 
 
 @pytest.mark.parametrize("stream", [False, True])
-async def test_who_goes_cancels_what_was_asked(stream: bool):
+async def test_a_disconnected_client_cancels_its_requests(stream: bool):
     client = Answerer(lambda request: asyncio.Event().wait(), pieces=("hello",), max_concurrent=3)
     async with http(client) as (session, app):
         metrics = app[QUEUE].metrics
@@ -439,7 +443,7 @@ async def test_who_goes_cancels_what_was_asked(stream: bool):
         assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
 
 
-async def test_metrics_are_what_prometheus_reads():
+async def test_metrics_have_the_prometheus_format():
     async with http(Answerer()) as (session, _):
         await post(session, "/v1/completions", {"prompt": "a", "n": 2})
         await post(session, "/v1/completions", {})
@@ -455,7 +459,7 @@ async def test_metrics_are_what_prometheus_reads():
     assert 'rove_request_seconds_count{route="/v1/completions"} 2' in lines
 
 
-BROKEN = [
+BROKEN_BODIES = [
     b"{",
     b"null",
     b'{"messages": 3}',
@@ -474,7 +478,7 @@ BROKEN = [
         b"POST /v1/completions HTTP/1.1\r\nHost: a\r\nContent-Encoding: gzip\r\nContent-Length: 4\r\n\r\nabcd",
     ],
 )
-async def test_broken_http_hurts_nobody(sent: bytes):
+async def test_malformed_http_does_not_affect_the_server(sent: bytes):
     client = Answerer()
     async with serving(client) as (url, app):
         _, writer = await asyncio.open_connection("127.0.0.1", int(url.split(":")[2].split("/")[0]))
@@ -488,7 +492,7 @@ async def test_broken_http_hurts_nobody(sent: bytes):
 
 
 async def soak(count: int) -> None:
-    """Good requests, streams, bad ones, too large ones, and askers who go away, all at once."""
+    """Send valid, streamed, invalid, oversized and canceled requests, all at once."""
 
     async def answer(request: Request) -> str:
         await asyncio.sleep(0.001 * (request.seed % 20))
@@ -499,11 +503,11 @@ async def soak(count: int) -> None:
         connector = aiohttp.TCPConnector(limit=200)
         async with aiohttp.ClientSession(connector=connector) as session:
 
-            async def one(i: int) -> None:
+            async def send_request(i: int) -> None:
                 kind = i % 5
                 body: Any = {"messages": HI, "seed": i, "stream": kind == 1, "n": 1 + i % 3}
                 if kind == 2:
-                    body = BROKEN[i % len(BROKEN)]
+                    body = BROKEN_BODIES[i % len(BROKEN_BODIES)]
                 task = asyncio.create_task(_ask(session, f"{url}/chat/completions", body))
                 if kind == 3:
                     await asyncio.sleep(0.001 * (i % 17))
@@ -517,7 +521,7 @@ async def soak(count: int) -> None:
                     assert status == 200
                     assert text.endswith("data: [DONE]\n\n") if kind == 1 else json.loads(text)["choices"]
 
-            await asyncio.gather(*map(one, range(count)))
+            await asyncio.gather(*map(send_request, range(count)))
             metrics = app[QUEUE].metrics
             await app[QUEUE].idle.wait()  # those disconnected clients are noticed a little later
             assert (client.under_way, metrics.under_way, metrics.queued) == (0, 0, 0)
@@ -532,24 +536,24 @@ async def _ask(session: aiohttp.ClientSession, url: str, body: Any) -> tuple[int
 
 
 @pytest.mark.parametrize("count", [60, pytest.param(400, marks=pytest.mark.broad)])
-async def test_a_crowd_of_all_kinds_leaves_nothing_behind(count: int):
+async def test_concurrent_requests_of_all_kinds_leave_nothing_behind(count: int):
     await soak(count)
 
 
 @pytest.mark.slow
-async def test_a_large_crowd_of_all_kinds_leaves_nothing_behind():
+async def test_2000_concurrent_requests_of_all_kinds_leave_nothing_behind():
     await soak(2000)
 
 
-# Others who ask
+# Other clients
 
 
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-async def test_curl():
+async def test_curl_gets_whole_and_streamed_responses():
     async with serving(Answerer(pieces=("hel", "lo"))) as (url, _):
-        for stream, wanted in ((False, '"content":"hello there"'), (True, '"content":"hel"')):
+        for stream, expected in ((False, '"content":"hello there"'), (True, '"content":"hel"')):
             body = json.dumps({"model": "toy", "messages": HI, "stream": stream})
-            words = [
+            arguments = [
                 "-sS",
                 "--noproxy",
                 "*",
@@ -559,25 +563,25 @@ async def test_curl():
                 "-d",
                 body,
             ]
-            curl = await asyncio.create_subprocess_exec("curl", *words, stdout=asyncio.subprocess.PIPE)
+            curl = await asyncio.create_subprocess_exec("curl", *arguments, stdout=asyncio.subprocess.PIPE)
             out, _ = await curl.communicate()
-            assert curl.returncode == 0 and wanted in out.decode()
+            assert curl.returncode == 0 and expected in out.decode()
 
 
-async def test_our_own_client_gets_the_same_answers_over_the_wire_as_without_it():
+async def test_openai_client_gets_the_same_responses_as_the_served_client():
     def player(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         return f"{messages[-1].content} {len(messages)}"
 
     env = vf.SingleTurnEnv(dataset=[{"question": f"q{i}"} for i in range(5)])
-    here = await vf.generate(env, vf.ScriptedClient(player))
+    local = await vf.generate(env, vf.ScriptedClient(player))
     async with serving(vf.ScriptedClient(player)) as (url, _):
         client = vf.OpenAIClient(url)
-        there = await vf.generate(env, client, model="toy")
+        remote = await vf.generate(env, client, model="toy")
         await client.close()
-    assert [record.completion for record in there] == [record.completion for record in here]
+    assert [record.completion for record in remote] == [record.completion for record in local]
 
 
-async def test_a_taken_port_is_said():
+async def test_an_occupied_port_is_reported():
     async with serving(Answerer()) as (url, _):
         port = int(url.split(":")[2].split("/")[0])
         with pytest.raises(ConfigError, match="--port"):
@@ -585,6 +589,6 @@ async def test_a_taken_port_is_said():
                 pass
 
 
-def test_who_can_reach_a_server():
+def test_is_loopback():
     assert [is_loopback(host) for host in ("127.0.0.1", "127.1.2.3", "::1", "localhost")] == [True] * 4
     assert [is_loopback(host) for host in ("0.0.0.0", "::", "192.168.1.2", "example.org", "")] == [False] * 5

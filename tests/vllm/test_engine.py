@@ -1,4 +1,4 @@
-"""Servers of vLLM as an engine, against small servers that speak its HTTP with rove's engine behind it."""
+"""The vLLM engine, tested against fake vLLM servers that run rove's engine behind vLLM's HTTP API."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ FAKE = f"{sys.executable} {vllm_server.__file__}"
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The model as a folder with its head tied, as rove saves it."""
+    """The model saved by rove, with tied embeddings."""
     path = tmp_path_factory.mktemp("model")
     LOADED.save(path)
     return path
@@ -45,7 +45,7 @@ def fake(folder: Path) -> Iterator[FakeVLLM]:
 
 
 def quick(monkeypatch: pytest.MonkeyPatch, seconds: float = 0.01) -> None:
-    """Failures are waited for no longer than that."""
+    """Set the backoff between retries to `seconds`."""
     for module in ("engine", "fleet"):
         monkeypatch.setattr(f"rove.vllm.{module}.BACKOFF_S", seconds)
 
@@ -57,7 +57,7 @@ def engine_of(path: Path, *urls: str, **settings: Any) -> VLLMEngine:
 
 
 def synced(path: Path, *urls: str, loaded: LoadedModel = LOADED, version: int = 1, **settings: Any) -> VLLMEngine:
-    """An engine whose servers have the weights of a model, and were asked for its probe."""
+    """Return an engine whose servers have the weights of a model and passed the parity check."""
     engine = engine_of(path, *urls, **settings)
     publish(engine, loaded, version)
     return engine
@@ -72,7 +72,7 @@ def publish(engine: VLLMEngine, loaded: LoadedModel, version: int) -> Path:
 
 
 def ask(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Generation]:
-    async def all_of_them() -> list[Generation]:
+    async def generate_all() -> list[Generation]:
         try:
             return await asyncio.gather(
                 *(engine.generate(ids, SamplingParams(**{"max_tokens": 8, **sampling})) for ids in prompts)
@@ -82,32 +82,30 @@ def ask(engine: VLLMEngine, *prompts: list[int], **sampling: Any) -> list[Genera
             assert session
             await session.close()
 
-    return asyncio.run(all_of_them())
+    return asyncio.run(generate_all())
 
 
-def scored(prompt: list[int], made: Generation, temperature: float = 1.0) -> list[float]:
-    """What the model itself says of an answer's tokens."""
+def expected_logprobs(prompt: list[int], made: Generation, temperature: float = 1.0) -> list[float]:
+    """Return the model's log-probabilities of the generated tokens."""
     ids = torch.tensor([[*prompt, *made.ids]])
     with torch.inference_mode():
         logits = LOADED.model(input_ids=ids).logits[0, len(prompt) - 1 : -1].float() / temperature
     return logits.log_softmax(-1).gather(1, ids[0, len(prompt) :, None])[:, 0].tolist()
 
 
-def test_it_is_an_engine_for_clients(tmp_path: Path):
+def test_vllm_engine_implements_the_client_engine_protocol(tmp_path: Path):
     engine: ClientEngine = engine_of(tmp_path)
     assert engine.adapters == []
 
 
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_tokens_come_with_the_log_probabilities_they_were_drawn_with(
-    tmp_path: Path, fake: FakeVLLM, temperature: float
-):
+def test_tokens_have_the_logprobs_they_were_sampled_with(tmp_path: Path, fake: FakeVLLM, temperature: float):
     engine = synced(tmp_path, fake.url, version=3)
-    for made in ask(engine, *[PROMPT] * 4, temperature=temperature):
-        assert made.policy_version == 3
-        assert made.version_spans == []
-        assert made.logprobs == pytest.approx(scored(PROMPT, made, temperature), abs=1e-4)
-        assert made.finish_reason == ("stop" if made.ids[-1] in LOADED.renderer.stop_ids else "length")
+    for generation in ask(engine, *[PROMPT] * 4, temperature=temperature):
+        assert generation.policy_version == 3
+        assert generation.version_spans == []
+        assert generation.logprobs == pytest.approx(expected_logprobs(PROMPT, generation, temperature), abs=1e-4)
+        assert generation.finish_reason == ("stop" if generation.ids[-1] in LOADED.renderer.stop_ids else "length")
     sent = [body for path, body in fake.asked if path == "/inference/v1/generate"]
     assert all(body["token_ids"] for body in sent)
     assert sent[-1]["token_ids"] == PROMPT
@@ -115,44 +113,46 @@ def test_tokens_come_with_the_log_probabilities_they_were_drawn_with(
     assert "seed" not in sent[-1]["sampling_params"]
 
 
-def test_scores_are_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
+def test_scores_equal_those_of_the_model(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
     assert engine.score(PROMPT) == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
     with pytest.raises(ConfigError, match=r"temperature is 0.5; vLLM scores tokens at temperature 1 alone"):
         engine.score(PROMPT, 0.5)
 
 
-def test_more_is_told_where_it_is_asked_for(tmp_path: Path, fake: FakeVLLM):
+def test_top_logprobs_and_prompt_logprobs_are_returned_on_request(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
-    [made] = ask(engine, PROMPT, logprobs=2, prompt_logprobs=1, temperature=0.0)
-    assert made.top_logprobs is not None
-    assert [len(top) for top in made.top_logprobs] == [2] * len(made.ids)
-    assert [top[0][0] for top in made.top_logprobs] == made.ids  # greedy: the likeliest
-    assert made.prompt_logprobs == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
-    assert made.prompt_top_logprobs is not None
-    assert [len(top) for top in made.prompt_top_logprobs] == [1] * (len(PROMPT) - 1)
+    [generation] = ask(engine, PROMPT, logprobs=2, prompt_logprobs=1, temperature=0.0)
+    assert generation.top_logprobs is not None
+    assert [len(top) for top in generation.top_logprobs] == [2] * len(generation.ids)
+    assert [top[0][0] for top in generation.top_logprobs] == generation.ids  # greedy: the most likely token
+    assert generation.prompt_logprobs == pytest.approx(parity_check(LOADED.model, PROMPT).logprobs, abs=1e-4)
+    assert generation.prompt_top_logprobs is not None
+    assert [len(top) for top in generation.prompt_top_logprobs] == [1] * (len(PROMPT) - 1)
 
 
-def test_stop_texts_cut_the_answer(tmp_path: Path, fake: FakeVLLM):
+def test_a_stop_string_truncates_the_text(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
-    [whole] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True)
-    text = LOADED.renderer.decode(whole.ids)
-    [made] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True, stop=[text[2:4]])
-    assert made.text == text[: text.index(text[2:4])]
-    assert (made.finish_reason, made.stopped_by) == ("stop", text[2:4])
+    [unstopped] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True)
+    text = LOADED.renderer.decode(unstopped.ids)
+    [generation] = ask(engine, PROMPT, temperature=0.0, ignore_eos=True, stop=[text[2:4]])
+    assert generation.text == text[: text.index(text[2:4])]
+    assert (generation.finish_reason, generation.stopped_by) == ("stop", text[2:4])
 
 
-def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
-    engine, told = synced(tmp_path, fake.url), []
+def test_on_token_is_called_for_every_token(tmp_path: Path, fake: FakeVLLM):
+    engine, streamed = synced(tmp_path, fake.url), []
 
-    async def listen() -> Generation:
+    async def generate() -> Generation:
         try:
-            return await engine.generate(PROMPT, SamplingParams(max_tokens=4), on_token=told.append)
+            return await engine.generate(PROMPT, SamplingParams(max_tokens=4), on_token=streamed.append)
         finally:
             await engine.close()
 
-    made = asyncio.run(listen())
-    assert told == [Token(token, logprob) for token, logprob in zip(made.ids, made.logprobs, strict=True)]
+    generation = asyncio.run(generate())
+    assert streamed == [
+        Token(token, logprob) for token, logprob in zip(generation.ids, generation.logprobs, strict=True)
+    ]
 
 
 @pytest.mark.parametrize(
@@ -166,15 +166,17 @@ def test_tokens_are_told(tmp_path: Path, fake: FakeVLLM):
         ([1], {"extra": {"x": 1}}, ConfigError, "extra is not supported"),
     ],
 )
-def test_what_cannot_be_asked(tmp_path: Path, prompt: list[int], sampling: Any, error: type[Exception], message: str):
+def test_unsupported_requests_are_refused(
+    tmp_path: Path, prompt: list[int], sampling: Any, error: type[Exception], message: str
+):
     with pytest.raises(error, match=message):
         asyncio.run(engine_of(tmp_path, "http://x").generate(prompt, SamplingParams(**sampling)))
 
 
-def test_an_answer_ends_where_the_context_does(tmp_path: Path, fake: FakeVLLM):
+def test_a_generation_ends_at_the_end_of_the_context(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
-    [made] = ask(engine, [5] * 1022, ignore_eos=True)
-    assert len(made.ids) == 2
+    [generation] = ask(engine, [5] * 1022, ignore_eos=True)
+    assert len(generation.ids) == 2
     fake.context = 50
     assert synced(tmp_path, fake.url).context == 50
 
@@ -182,7 +184,7 @@ def test_an_answer_ends_where_the_context_does(tmp_path: Path, fake: FakeVLLM):
 # Weights
 
 
-def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
+def test_new_weights_are_used_after_an_update(tmp_path: Path, fake: FakeVLLM):
     engine, other = synced(tmp_path, fake.url), tiny_model(seed=1)
     assert engine.fleet.weights
     first = engine.fleet.weights.model
@@ -197,25 +199,25 @@ def test_new_weights_are_played_with(tmp_path: Path, fake: FakeVLLM):
     assert paths == ["/v1/models", "/resume", *update, *update]
 
 
-def test_what_was_cached_with_older_weights_is_not_found(tmp_path: Path, fake: FakeVLLM):
+def test_every_weight_update_uses_a_new_cache_salt(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
     for version in (1, 2):
         publish(engine, LOADED, version)
         ask(engine, PROMPT)
-    ask(engine_of(tmp_path, fake.url), PROMPT)  # of another run
+    ask(engine_of(tmp_path, fake.url), PROMPT)  # another run
     salts = [body["cache_salt"] for path, body in fake.asked if path == "/inference/v1/generate"]
     assert len(set(salts)) == 4  # version 1 was loaded twice
 
 
-def test_a_head_that_stays_old_is_seen(tmp_path: Path, folder: Path):
-    """What vLLM 0.32 does on a CPU where it was started with tied embeddings."""
+def test_an_output_head_that_is_not_updated_is_detected(tmp_path: Path, folder: Path):
+    """vLLM 0.32 does this on a CPU if it was started with tied embeddings."""
     with FakeVLLM(folder, "keeps_head") as fake:
         engine = synced(tmp_path, fake.url)
         with pytest.raises(RunError, match=r"after the update to version 2 .* differ by .*tie_word_embeddings"):
             publish(engine, tiny_model(seed=1), 2)
 
 
-def test_with_a_head_of_its_own_nothing_stays_old(tmp_path: Path):
+def test_an_untied_output_head_is_updated(tmp_path: Path):
     write_served(LOADED, tmp_path / "served")
     with FakeVLLM(tmp_path / "served", "keeps_head") as fake:
         engine = synced(tmp_path, fake.url)
@@ -223,29 +225,29 @@ def test_with_a_head_of_its_own_nothing_stays_old(tmp_path: Path):
         assert engine.fleet.parity_error <= 1e-4
 
 
-def test_log_probabilities_of_another_distribution_are_seen(tmp_path: Path, folder: Path):
+def test_raw_logprobs_are_detected(tmp_path: Path, folder: Path):
     with FakeVLLM(folder, "raw_logprobs") as fake, pytest.raises(RunError, match="--logprobs-mode processed_logprobs"):
         synced(tmp_path, fake.url)
 
 
-def test_the_tolerance_is_what_counts(tmp_path: Path, fake: FakeVLLM):
+def test_a_parity_error_below_the_tolerance_is_accepted(tmp_path: Path, fake: FakeVLLM):
     engine = engine_of(tmp_path, fake.url, tolerance=100.0)
-    engine.update_weights(1, written(tmp_path))
+    engine.update_weights(1, write_weights(tmp_path))
     engine.check_parity(parity_check(tiny_model(seed=1).model, PROMPT))
     assert 0.1 < engine.fleet.parity_error < 100
 
 
-def written(path: Path) -> Path:
+def write_weights(path: Path) -> Path:
     write_served(LOADED, path / "weights")
     return path / "weights"
 
 
-def test_a_server_without_the_ways_to_replace_weights(tmp_path: Path, folder: Path):
+def test_a_server_without_weight_update_endpoints_is_refused(tmp_path: Path, folder: Path):
     with FakeVLLM(folder, "no_dev_mode") as fake, pytest.raises(RunError, match="VLLM_SERVER_DEV_MODE=1"):
         synced(tmp_path, fake.url)
 
 
-def test_a_server_that_is_not_there(tmp_path: Path):
+def test_an_unreachable_server_is_reported(tmp_path: Path):
     with pytest.raises(RunError, match=r"vLLM could not start: .* does not answer"):
         synced(tmp_path, "http://127.0.0.1:9")
 
@@ -259,24 +261,26 @@ def test_the_same_weights_need_no_update(tmp_path: Path, fake: FakeVLLM):
     assert fake.asked[-2] == ("/update_weight_version", {"new_version": "5"})
 
 
-# Several servers, and those that fail
+# Several servers and failures
 
 
-def test_requests_are_spread_and_a_next_turn_finds_its_server(tmp_path: Path, folder: Path):
+def test_requests_are_balanced_and_a_next_turn_goes_to_the_same_server(tmp_path: Path, folder: Path):
     with FakeVLLM(folder) as one, FakeVLLM(folder) as other:
         engine = synced(tmp_path, one.url, other.url)
         prompts = [[*PROMPT, n] for n in range(10, 18)]
         first = ask(engine, *prompts)
-        asked = [[body["token_ids"] for path, body in s.asked if "generate" in path][1:] for s in (one, other)]
-        assert [len(found) for found in asked] == [4, 4]
-        ask(engine, *[[*prompt, *made.ids, 9] for prompt, made in zip(prompts, first, strict=True)])
-        for server, before in zip((one, other), asked, strict=True):
+        prompts_by_server = [
+            [body["token_ids"] for path, body in s.asked if "generate" in path][1:] for s in (one, other)
+        ]
+        assert [len(received) for received in prompts_by_server] == [4, 4]
+        ask(engine, *[[*prompt, *generation.ids, 9] for prompt, generation in zip(prompts, first, strict=True)])
+        for server, before in zip((one, other), prompts_by_server, strict=True):
             turns = [body["token_ids"] for path, body in server.asked if "generate" in path][5:]
             assert sorted(turn[: len(PROMPT) + 1] for turn in turns) == sorted(before)
 
 
 @pytest.mark.parametrize("fault", ["http_500", "abort"])
-def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_transient_failure_is_retried(tmp_path: Path, fake: FakeVLLM, fault: str, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, fake.url)
     fake.faults.append(fault)
@@ -284,7 +288,9 @@ def test_a_failure_that_passes(tmp_path: Path, fake: FakeVLLM, fault: str, monke
     assert not fake.faults
 
 
-def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch):
+def test_a_permanent_failure_raises_an_error_after_four_attempts(
+    tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
+):
     quick(monkeypatch)
     engine = synced(tmp_path, fake.url)
     fake.faults += ["http_500"] * 4
@@ -293,7 +299,7 @@ def test_a_failure_that_stays(tmp_path: Path, fake: FakeVLLM, monkeypatch: pytes
     assert len(raised.value.attempts) == 4
 
 
-def test_a_server_that_is_away_leaves_its_requests_to_the_others(
+def test_requests_of_an_unreachable_server_go_to_the_others(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     quick(monkeypatch)
@@ -301,13 +307,13 @@ def test_a_server_that_is_away_leaves_its_requests_to_the_others(
         with FakeVLLM(folder) as other:
             engine = synced(tmp_path, one.url, other.url)
             first = ask(engine, *[[*PROMPT, n] for n in range(10, 18)])
-        turns = [[*PROMPT, n, *made.ids, 9] for n, made in zip(range(10, 18), first, strict=True)]
-        assert [len(made.ids) > 0 for made in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
+        turns = [[*PROMPT, n, *generation.ids, 9] for n, generation in zip(range(10, 18), first, strict=True)]
+        assert [len(generation.ids) > 0 for generation in ask(engine, *turns, *[PROMPT] * 30)] == [True] * 38
         with pytest.raises(RunError, match="the weights of version 2 were not loaded"):
-            engine.update_weights(2, written(tmp_path))
+            engine.update_weights(2, write_weights(tmp_path))
 
 
-def test_what_somebody_else_has_started_anew_gets_its_weights(
+def test_an_external_server_that_was_restarted_gets_its_weights_again(
     tmp_path: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
     quick(monkeypatch)
@@ -316,35 +322,35 @@ def test_what_somebody_else_has_started_anew_gets_its_weights(
         engine = synced(tmp_path, fake.url)
         fake._load(tmp_path / "others")
         fake.version = "default"
-        [made] = ask(engine, PROMPT)
-        assert made.policy_version == 1
-        assert made.logprobs == pytest.approx(scored(PROMPT, made), abs=1e-4)
+        [generation] = ask(engine, PROMPT)
+        assert generation.policy_version == 1
+        assert generation.logprobs == pytest.approx(expected_logprobs(PROMPT, generation), abs=1e-4)
 
 
-def test_requests_wait_while_weights_are_replaced_beside_them(tmp_path: Path, fake: FakeVLLM):
+def test_paused_requests_wait_until_weights_are_replaced(tmp_path: Path, fake: FakeVLLM):
     engine = synced(tmp_path, fake.url)
 
-    async def held() -> tuple[bool, int]:
+    async def run() -> tuple[bool, int]:
         engine.pause_requests()
-        asked = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
+        pending = asyncio.create_task(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
         await asyncio.sleep(0.2)
-        waits = not asked.done()
-        await asyncio.to_thread(engine.update_weights, 2, written(tmp_path))
+        was_waiting = not pending.done()
+        await asyncio.to_thread(engine.update_weights, 2, write_weights(tmp_path))
         engine.resume_requests()
-        made = await asked
+        generation = await pending
         await engine.close()
-        return waits, made.policy_version
+        return was_waiting, generation.policy_version
 
-    assert asyncio.run(held()) == (True, 2)
+    assert asyncio.run(run()) == (True, 2)
 
 
 @pytest.mark.slow
-def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_parity_failure_after_a_restart_ends_the_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
     assert engine.fleet.parity_check is not None
     engine.fleet.parity_check = engine.fleet.parity_check._replace(
-        logprobs=[one - 1 for one in engine.fleet.parity_check.logprobs]
+        logprobs=[logprob - 1 for logprob in engine.fleet.parity_check.logprobs]
     )
     engine.fleet.servers[0].stop()
     with pytest.raises(RunError, match="does not compute what the trainer does"):
@@ -353,20 +359,20 @@ def test_one_that_computes_something_else_after_a_restart_ends_the_run(tmp_path:
         asyncio.run(engine.generate(PROMPT, SamplingParams(max_tokens=2)))
     assert engine.fleet.servers[0].has_ended
     with pytest.raises(RunError, match="does not compute what the trainer does"):
-        engine.update_weights(2, written(tmp_path))
+        engine.update_weights(2, write_weights(tmp_path))
 
 
 @pytest.mark.slow
-def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_killed_server_is_restarted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch, 0.1)
     engine = engine_of(tmp_path, command=FAKE, args=["--x", "1"], servers=2)
     publish(engine, LOADED, 7)
     pids = [int(server.log.read_text().split()[1]) for server in engine.fleet.servers]
     assert "1" in engine.fleet.servers[0].log.read_text()
     os.kill(pids[0], signal.SIGKILL)
-    assert [made.policy_version for made in ask(engine, *[PROMPT] * 6)] == [7] * 6
+    assert [generation.policy_version for generation in ask(engine, *[PROMPT] * 6)] == [7] * 6
     assert engine.fleet.restarts == 1
-    assert len({made.ids[0] for made in ask(engine, *[PROMPT] * 16, ignore_eos=True)}) > 1
+    assert len({generation.ids[0] for generation in ask(engine, *[PROMPT] * 16, ignore_eos=True)}) > 1
     os.kill(pids[1], signal.SIGKILL)
     publish(engine, tiny_model(seed=1), 8)
     assert engine.fleet.restarts == 2
@@ -376,7 +382,7 @@ def test_a_server_that_is_killed_is_started_again(tmp_path: Path, monkeypatch: p
 
 
 @pytest.mark.slow
-def test_others_answer_while_one_is_started_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_other_servers_answer_while_one_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE, servers=2)
     first, other = engine.fleet.servers
@@ -384,21 +390,21 @@ def test_others_answer_while_one_is_started_again(tmp_path: Path, monkeypatch: p
     monkeypatch.setattr(first, "config", never_ready)
     first.stop()
 
-    async def answered() -> int:
-        made = await asyncio.gather(
+    async def count_generations() -> int:
+        generations = await asyncio.gather(
             *(engine.generate([*PROMPT, n], SamplingParams(max_tokens=2)) for n in range(9, 19))
         )
-        while first.has_ended:  # noqa: ASYNC110  (a process begins)
+        while first.has_ended:  # noqa: ASYNC110  (waits for a process to start)
             await asyncio.sleep(0.01)
-        await engine.close()  # while it is waited for
-        return len(made)
+        await engine.close()  # while the server is starting
+        return len(generations)
 
-    assert asyncio.run(answered()) == 10
+    assert asyncio.run(count_generations()) == 10
     assert (first.starts, first.has_ended, other.has_ended) == (2, True, True)
 
 
 @pytest.mark.slow
-def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_server_that_keeps_dying_is_given_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     engine = synced(tmp_path, command=FAKE)
     monkeypatch.setattr(
@@ -410,4 +416,4 @@ def test_one_that_dies_all_the_time_is_given_up(tmp_path: Path, monkeypatch: pyt
     with pytest.raises(InfraError, match=r"(?s)ended with exit code 1.*oh no|has died 3 times"):
         ask(engine, PROMPT)
     with pytest.raises(RunError, match=r"(?s)the weights of version 2 were not loaded: .*oh no"):
-        engine.update_weights(2, written(tmp_path))
+        engine.update_weights(2, write_weights(tmp_path))

@@ -1,4 +1,4 @@
-"""Servers of vLLM that have the same weights; what they do with them is in test_vllm_engine and test_train_samplers."""
+"""Fleets of vLLM servers with the same weights; see also tests/vllm/test_engine.py and tests/train/test_backends.py."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ IDS = LOADED.renderer.encode("hello world, you say 4")
 
 @pytest.fixture
 def weights(tmp_path: Path) -> ServedWeights:
-    """A base and an adapter beside it."""
+    """Base weights and an adapter."""
     loaded = tiny_model()
     adapter = add_adapter(loaded.model, 3, 8.0, 0.0, ["up_proj", "k_proj"], 0, "somewhere")
     write_served(loaded, tmp_path / "model", merged=False)
@@ -40,12 +40,14 @@ def fleet_of(fake: FakeVLLM, path: Path) -> Fleet:
     return Fleet(VLLMConfig(urls=[fake.url]), path, 1024)
 
 
-def test_an_adapter_tells_its_shape(weights: ServedWeights):
+def test_lora_shape_is_read_from_the_adapter(weights: ServedWeights):
     assert weights.lora_shape == LoRAShape(3, ["k_proj", "up_proj"])
     assert weights._replace(adapter=None).lora_shape is None
 
 
-def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
+def test_requests_contain_the_adapter_name_and_a_cache_salt_per_update(
+    tmp_path: Path, fake: FakeVLLM, weights: ServedWeights
+):
     fleet = fleet_of(fake, tmp_path)
     assert "model" not in fleet.request_body(IDS, {})
     fleet.update(weights)
@@ -61,28 +63,29 @@ def test_requests_name_the_adapter_and_the_version(tmp_path: Path, fake: FakeVLL
     assert "model" not in fleet.request_body(IDS, {})
 
 
-def test_probes_go_before_what_waits_where_the_server_is_ours(tmp_path: Path):
-    theirs = Fleet(VLLMConfig(urls=["http://127.0.0.1:9"]), tmp_path, 1024)  # nobody knows how it orders its requests
-    assert "priority" not in theirs.scoring_body(IDS, 1.0)
-    ours = Fleet(VLLMConfig(command="true"), tmp_path, 1024)
-    assert ours.scoring_body(IDS, 1.0)["priority"] < 0
-    assert "priority" not in ours.request_body(IDS, {})
+def test_parity_checks_have_priority_on_servers_that_rove_starts(tmp_path: Path):
+    external = Fleet(VLLMConfig(urls=["http://127.0.0.1:9"]), tmp_path, 1024)  # its scheduling policy is unknown
+    assert "priority" not in external.scoring_body(IDS, 1.0)
+    managed = Fleet(VLLMConfig(command="true"), tmp_path, 1024)
+    assert managed.scoring_body(IDS, 1.0)["priority"] < 0
+    assert "priority" not in managed.request_body(IDS, {})
 
 
-def test_the_base_is_read_once(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
+def test_base_weights_are_loaded_once(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fleet = fleet_of(fake, tmp_path)
     for version in range(3):
         fleet.update(weights._replace(version=version))
     methods = [body["method"] for path, body in fake.asked if path == "/collective_rpc"]
+    # No request has used the adapter since.
     assert methods == [
         "reload_weights",
         "list_loras",
         "remove_lora",
         "list_loras",
-    ]  # nobody has asked for the adapter since
+    ]
 
 
-def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
+def test_a_refused_adapter_does_not_end_the_run(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fake.faults.append("refuses_lora")
     fleet = fleet_of(fake, tmp_path)
     with pytest.raises(AdapterRefusedError, match="does not yet support DoRA"):
@@ -90,9 +93,7 @@ def test_an_adapter_that_is_refused_is_no_end_of_a_run(tmp_path: Path, fake: Fak
     fleet.update(weights._replace(adapter=None))
 
 
-def test_a_server_that_computed_something_else_takes_no_more_weights(
-    tmp_path: Path, fake: FakeVLLM, weights: ServedWeights
-):
+def test_after_a_parity_failure_no_weights_are_accepted(tmp_path: Path, fake: FakeVLLM, weights: ServedWeights):
     fleet = fleet_of(fake, tmp_path)
     fleet.parity_failure = RunError("it was wrong")
     with pytest.raises(RunError, match="it was wrong"):

@@ -1,4 +1,4 @@
-"""A command that must not outlive whoever started it."""
+"""The supervisor ends its command when the process that started it ends."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ time.sleep(60)
 
 @pytest.fixture
 def kept() -> Iterator[subprocess.Popen[str]]:
-    """A keeper of a program that has a child."""
-    words = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", GRANDCHILD]
-    process = subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    """A supervisor of a program that has a child process."""
+    arguments = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", GRANDCHILD]
+    process = subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     yield process
     process.kill()
     process.wait()
@@ -36,7 +36,7 @@ def kept() -> Iterator[subprocess.Popen[str]]:
 
 
 def is_gone(pid: int) -> bool:
-    """Whether a process ends within ten seconds; one that nobody has buried yet has ended."""
+    """Return whether a process ends within ten seconds; a zombie counts as ended."""
     for _ in range(1000):
         try:
             if Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z":
@@ -47,7 +47,7 @@ def is_gone(pid: int) -> bool:
     return False
 
 
-def test_what_it_runs_ends_with_stdin(kept: subprocess.Popen[str]):
+def test_the_command_and_its_children_end_when_stdin_is_closed(kept: subprocess.Popen[str]):
     assert kept.stdin
     assert kept.stdout
     grandchild = int(kept.stdout.readline())
@@ -57,17 +57,17 @@ def test_what_it_runs_ends_with_stdin(kept: subprocess.Popen[str]):
     assert kept.wait(10) == 128 + signal.SIGTERM
 
 
-def test_what_the_command_leaves_behind_ends_too():
-    leaves = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=2).pid); sys.exit(3)"
-    words = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", leaves]
-    with subprocess.Popen(words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+def test_child_processes_left_by_the_command_are_ended():
+    command = "import subprocess, sys; print(subprocess.Popen(['sleep', '60'], stdout=2).pid); sys.exit(3)"
+    arguments = [sys.executable, "-I", "-S", str(Path(keeper.__file__)), sys.executable, "-S", "-c", command]
+    with subprocess.Popen(arguments, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout
-        left = int(process.stdout.readline())
+        child = int(process.stdout.readline())
         assert process.wait(10) == 3
-    assert is_gone(left)
+    assert is_gone(child)
 
 
-def test_sigterm_is_passed_on(kept: subprocess.Popen[str]):
+def test_sigterm_is_forwarded_to_the_command(kept: subprocess.Popen[str]):
     assert kept.stdout
     grandchild = int(kept.stdout.readline())
     kept.terminate()

@@ -1,4 +1,4 @@
-"""Weights as servers of vLLM are to find them."""
+"""Weights in the layout that vLLM servers load."""
 
 from __future__ import annotations
 
@@ -19,42 +19,42 @@ PROMPT = [7, 30, 31, 40, 9, 100]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
-def test_the_folder_computes_the_same_with_a_head_of_its_own(tmp_path: Path, arch: str):
+def test_served_weights_have_a_separate_head_and_equal_logprobs(tmp_path: Path, arch: str):
     loaded = tiny_model(arch)
     write_served(loaded, tmp_path)
     assert list(load_file(tmp_path / HEAD_FILE)) == ["lm_head.weight"]
-    again = load_model(tmp_path, "cpu")
-    assert not again.model.config.tie_word_embeddings
+    reloaded = load_model(tmp_path, "cpu")
+    assert not reloaded.model.config.tie_word_embeddings
     if arch == "lfm2":
-        assert (again.model.config.conv_dim, again.model.config.block_dim) == (32, 32)
-    assert again.model.lm_head.weight is not again.model.get_input_embeddings().weight
-    one, other = (parity_check(model, PROMPT) for model in (loaded.model, again.model))
-    assert other.logprobs == pytest.approx(one.logprobs, abs=1e-6)
-    assert other.next_logprobs == pytest.approx(one.next_logprobs, abs=1e-5)
+        assert (reloaded.model.config.conv_dim, reloaded.model.config.block_dim) == (32, 32)
+    assert reloaded.model.lm_head.weight is not reloaded.model.get_input_embeddings().weight
+    original, served = (parity_check(model, PROMPT) for model in (loaded.model, reloaded.model))
+    assert served.logprobs == pytest.approx(original.logprobs, abs=1e-6)
+    assert served.next_logprobs == pytest.approx(original.next_logprobs, abs=1e-5)
 
 
 def test_an_adapter_is_merged_into_the_weights(tmp_path: Path):
     loaded = tiny_model()
-    plain = parity_check(loaded.model, PROMPT).logprobs
+    base_logprobs = parity_check(loaded.model, PROMPT).logprobs
     adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
     torch.manual_seed(1)
     with torch.no_grad():
         for name, parameter in loaded.model.named_parameters():
             if "lora_B" in name:
-                parameter.normal_(std=0.3)  # more of it, and rounding is more than 1e-5, too
+                parameter.normal_(std=0.3)  # with a larger std, rounding errors exceed 1e-5
     expected = parity_check(loaded.model, PROMPT).logprobs
-    assert expected != pytest.approx(plain, abs=0.1)
+    assert expected != pytest.approx(base_logprobs, abs=0.1)
     write_served(loaded._replace(adapter=adapter), tmp_path)
-    again = load_model(tmp_path, "cpu")
-    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
+    reloaded = load_model(tmp_path, "cpu")
+    assert parity_check(reloaded.model, PROMPT).logprobs == pytest.approx(expected, abs=1e-5)
     assert merged_weights(loaded.model).keys() == tiny_model().model.state_dict().keys()
 
 
-def test_an_adapter_goes_beside_its_base(tmp_path: Path):
+def test_an_adapter_is_written_separately_from_its_base(tmp_path: Path):
     loaded = tiny_model()
-    plain = parity_check(loaded.model, PROMPT).logprobs
+    base_logprobs = parity_check(loaded.model, PROMPT).logprobs
     adapter = add_adapter(loaded.model, 2, 8.0, 0.0, [], 0, "somewhere")
-    for seed in (1, 2):  # the second over the first
+    for seed in (1, 2):  # the second overwrites the first
         torch.manual_seed(seed)
         with torch.no_grad():
             for name, parameter in loaded.model.named_parameters():
@@ -63,7 +63,7 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
         write_adapter(adapter, tmp_path / "adapter")
     write_served(loaded._replace(adapter=adapter), tmp_path / "base", merged=False)
     base = load_model(tmp_path / "base", "cpu")
-    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(plain, abs=1e-6)
+    assert parity_check(base.model, PROMPT).logprobs == pytest.approx(base_logprobs, abs=1e-6)
     merge_adapter(base.model, tmp_path / "adapter")
     assert parity_check(base.model, PROMPT).logprobs == pytest.approx(
         parity_check(loaded.model, PROMPT).logprobs, abs=1e-5
@@ -72,7 +72,7 @@ def test_an_adapter_goes_beside_its_base(tmp_path: Path):
     assert folder_bytes(tmp_path / "adapter") < folder_bytes(tmp_path / "base") / 2
 
 
-def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_sharded_model_gets_an_additional_head_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     loaded = tiny_model()
     save = type(loaded.model).save_pretrained
     monkeypatch.setattr(
@@ -81,13 +81,13 @@ def test_a_model_in_several_files_gets_one_more(tmp_path: Path, monkeypatch: pyt
     write_served(loaded, tmp_path)
     assert len(list(tmp_path.glob("model-0*.safetensors"))) > 1
     assert not (tmp_path / BODY_FILE).exists()
-    again = load_model(tmp_path, "cpu")
-    assert parity_check(again.model, PROMPT).logprobs == pytest.approx(
+    reloaded = load_model(tmp_path, "cpu")
+    assert parity_check(reloaded.model, PROMPT).logprobs == pytest.approx(
         parity_check(loaded.model, PROMPT).logprobs, abs=1e-6
     )
 
 
-def test_a_head_of_its_own_stays_as_it_is(tmp_path: Path):
+def test_an_untied_head_is_kept(tmp_path: Path):
     loaded = tiny_model()
     config = loaded.model.config
     config.tie_word_embeddings = False

@@ -60,7 +60,7 @@ def test_request_body_uses_openai_names():
     assert request_body(request) == {
         "model": "tiny",
         "messages": [{"role": "user", "content": "hi"}],
-        "tools": [tool],  # the null in the schema stays
+        "tools": [tool],  # the null in the schema is kept
         "temperature": 0.0,
         "max_tokens": 7,
         "top_p": 0.9,
@@ -70,9 +70,9 @@ def test_request_body_uses_openai_names():
     }
 
 
-def test_what_goes_beyond_openai_is_sent_under_the_names_of_its_servers():
+def test_parameters_beyond_openai_are_sent_under_vllms_names():
     schema = {"type": "json_schema", "json_schema": {"name": "n", "schema": {"type": "object"}}}
-    told = {
+    parameters = {
         "top_k": 20,
         "min_p": 0.1,
         "repetition_penalty": 1.1,
@@ -89,34 +89,34 @@ def test_what_goes_beyond_openai_is_sent_under_the_names_of_its_servers():
         "structured_outputs": {"regex": "a+"},
         "guided_regex": "a+",
     }
-    assert request_body(Request([], SamplingParams.from_args(told))) == {"messages": [], **told}
+    assert request_body(Request([], SamplingParams.from_args(parameters))) == {"messages": [], **parameters}
     assert request_body(Request([], SamplingParams.from_args({"logprobs": True}))) == {"messages": [], "logprobs": True}
 
 
-def test_request_body_leaves_out_what_is_not_set():
+def test_request_body_omits_unset_parameters():
     assert request_body(Request([UserMessage("hi")], tools=[])) == {"messages": [{"role": "user", "content": "hi"}]}
 
 
-def test_request_body_keeps_our_own_things_at_home():
+def test_request_body_omits_internal_fields():
     tokens = StepTokens([1], [2], [-0.5])
     request = Request([], previous=tokens, seed=5, state=State(secret=1))
     assert request_body(request) == {"messages": []}
 
 
-def test_extra_is_merged_in_last():
+def test_extra_parameters_override_the_others():
     sampling = SamplingParams(temperature=0.5, extra={"temperature": 0.7, "max_completion_tokens": 9, "n": None})
     assert request_body(Request([], sampling)) == {"messages": [], "temperature": 0.7, "max_completion_tokens": 9}
 
 
 def test_messages_are_plain_dicts_without_none():
     message = AssistantMessage(None, tool_calls=[CALL], refusal=None)
-    (sent,) = request_body(Request([message]))["messages"]
-    assert type(sent) is dict
-    assert sent == {"role": "assistant", "tool_calls": [CALL]}
+    (message_json,) = request_body(Request([message]))["messages"]
+    assert type(message_json) is dict
+    assert message_json == {"role": "assistant", "tool_calls": [CALL]}
     assert message == {"role": "assistant", "content": None, "tool_calls": [CALL], "refusal": None}
 
 
-def test_parts_calls_and_reasoning_pass_untouched():
+def test_content_parts_tool_calls_and_reasoning_are_sent_unchanged():
     messages = [
         UserMessage(
             [
@@ -135,11 +135,11 @@ def test_parts_calls_and_reasoning_pass_untouched():
 
 
 @given(messages=MESSAGES, sampling=SAMPLINGS, model=TEXT)
-def test_request_body_holds_exactly_what_was_asked(messages: list[Message], sampling: SamplingParams, model: str):
+def test_request_body_contains_exactly_the_request(messages: list[Message], sampling: SamplingParams, model: str):
     body = request_body(Request([*messages], sampling, model, state=State(), previous=StepTokens([], [], [])))
     assert None not in body.values()
-    told = [{name: value for name, value in message.items() if value is not None} for message in messages]
-    assert body["messages"] == told
+    expected_messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
+    assert body["messages"] == expected_messages
     assert not {"state", "previous"} & (body.keys() - sampling.extra.keys())
     assert msgspec.json.decode(msgspec.json.encode(body)) == body
     assert SamplingParams.from_args({k: v for k, v in body.items() if k not in ("model", "messages")}) == sampling
@@ -155,14 +155,14 @@ def test_read_response():
 
 
 @given(text=TEXT.filter(bool))
-def test_text_survives_the_wire(text: str):
+def test_text_is_unchanged_by_encoding_and_decoding(text: str):
     body = msgspec.json.decode(msgspec.json.encode(completion(text)))
     message = read_response(body).message
     assert message.content == text
     assert request_body(Request([message]))["messages"] == [{"role": "assistant", "content": text}]
 
 
-def test_tool_calls_are_kept_whole():
+def test_tool_calls_are_kept_with_unknown_fields():
     call = {**CALL, "extra_content": {"thought_signature": "abc"}}
     response = read_response(completion(None, "tool_calls", tool_calls=[call]))
     assert response.message == {"role": "assistant", "content": None, "tool_calls": [call]}
@@ -170,7 +170,7 @@ def test_tool_calls_are_kept_whole():
 
 
 @pytest.mark.parametrize("name", ["reasoning_content", "reasoning"])
-def test_reasoning_is_kept_under_one_name(name: str):
+def test_reasoning_is_stored_as_reasoning_content(name: str):
     message = read_response(completion("4", **{name: "2 + 2"})).message
     assert message == {"role": "assistant", "content": "4", "reasoning_content": "2 + 2"}
 
@@ -178,11 +178,13 @@ def test_reasoning_is_kept_under_one_name(name: str):
 @pytest.mark.parametrize(
     ("fields", "finish_reason"), [({"reasoning": "hm"}, "stop"), ({"refusal": "no"}, "stop"), ({}, "length")]
 )
-def test_an_answer_without_text_need_not_be_empty(fields: dict[str, Any], finish_reason: str):
+def test_a_response_without_text_is_accepted_with_reasoning_refusal_or_length(
+    fields: dict[str, Any], finish_reason: str
+):
     assert read_response(completion(None, finish_reason, **fields)).message.content == ""
 
 
-def test_text_parts_become_one_text():
+def test_text_parts_are_joined():
     parts = [
         {"type": "thinking", "thinking": [{"type": "text", "text": "hm"}]},
         {"type": "text", "text": "a"},
@@ -192,11 +194,11 @@ def test_text_parts_become_one_text():
 
 
 @pytest.mark.parametrize("usage", [None, {}, "many", {"prompt_tokens": None, "completion_tokens": "2"}])
-def test_usage_may_be_missing_or_odd(usage: Any):
+def test_missing_or_malformed_usage_is_read_as_zero(usage: Any):
     assert read_response({**completion("hi"), "usage": usage}).usage == Usage(0, 0)
 
 
-def test_missing_finish_reason_is_stop():
+def test_a_missing_finish_reason_is_read_as_stop():
     body = completion("hi", finish_reason=None)
     assert read_response(body).finish_reason == "stop"
     del body["choices"][0]["finish_reason"]
@@ -205,7 +207,7 @@ def test_missing_finish_reason_is_stop():
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_empty_answer(content: Any):
+def test_an_empty_response_raises_an_error(content: Any):
     with pytest.raises(EmptyModelResponseError, match="chatcmpl-1"):
         read_response(completion(content, tool_calls=[]))
 
@@ -226,14 +228,14 @@ def test_empty_answer(content: Any):
         ),
     ],
 )
-def test_what_is_no_completion_is_invalid(body: Any, expected: str):
+def test_an_invalid_completion_raises_an_error(body: Any, expected: str):
     with pytest.raises(InvalidModelResponseError, match=expected) as caught:
         read_response(body)
     assert not isinstance(caught.value, EmptyModelResponseError)
 
 
 @given(body=JSON | st.builds(completion, JSON, JSON, tool_calls=JSON, reasoning=JSON, refusal=JSON))
-def test_any_json_is_read_or_called_invalid(body: Any):
+def test_any_json_is_either_read_or_reported_as_invalid(body: Any):
     try:
         response = read_response(body)
     except InvalidModelResponseError as error:
@@ -252,8 +254,8 @@ def test_a_forced_tool_call_is_sent():
     tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
 
     def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
-        given = tools[:2] if len(names) > 1 else tools
-        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+        offered = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=offered, tool_choice=ToolChoice(names, parallel)))
 
     assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
     named = body(("f",), False)
@@ -265,7 +267,7 @@ def test_a_forced_tool_call_is_sent():
         request_body(Request([UserMessage("a")], tools=tools, tool_choice=ToolChoice(("f", "g"))))
 
 
-def test_arguments_of_the_chat_template_are_sent():
+def test_chat_template_arguments_are_sent():
     request = Request([UserMessage("a")], chat_template_kwargs={"enable_thinking": False}, add_generation_prompt=False)
     body = request_body(request)
     assert (body["chat_template_kwargs"], body["add_generation_prompt"]) == ({"enable_thinking": False}, False)

@@ -35,18 +35,18 @@ OBJECTS = st.dictionaries(TEXT, JSON, max_size=3)
 
 
 def garbage(**fields: Any) -> st.SearchStrategy[Any]:
-    """JSON that is anything, or that starts well: these values or JSON in these fields."""
+    """Return a strategy of any JSON, or of objects with valid values or any JSON in the given fields."""
     return JSON | st.fixed_dictionaries({}, optional={name: JSON | good for name, good in fields.items()})
 
 
 def blocks(types: list[str], **fields: Any) -> st.SearchStrategy[Any]:
-    """A list of typed objects, each with some of these fields, holding anything or what they should."""
+    """Return a strategy of lists of typed objects with valid values or any JSON in the given fields."""
     block = garbage(type=st.sampled_from(types), **fields)
     return st.lists(block, max_size=3)
 
 
 @given(content=JSON)
-def test_content_is_parts_or_a_config_error(content: Any):
+def test_parts_of_returns_parts_or_raises_a_config_error(content: Any):
     try:
         parts = parts_of({"content": content})
     except ConfigError as error:
@@ -55,7 +55,7 @@ def test_content_is_parts_or_a_config_error(content: Any):
         assert all(isinstance(part, dict) for part in parts)
 
 
-def test_parts():
+def test_content_parts_and_text_access():
     image = {"type": "image_url", "image_url": {"url": "https://a"}}
     assert parts_of(UserMessage(["a", image])) == [{"type": "text", "text": "a"}, image]
     assert parts_of(AssistantMessage(None)) == []
@@ -69,16 +69,16 @@ def test_parts():
         text_or_refusal({"type": "text", "text": None})
 
 
-def test_tool_calls():
+def test_tool_calls_are_parsed_or_refused():
     call = tool_call("1", "add", "{")
-    (read,) = tool_calls_of(AssistantMessage(None, tool_calls=[call]))
-    assert (read.id, read.function.name, read.function.arguments) == ("1", "add", "{")
+    (parsed,) = tool_calls_of(AssistantMessage(None, tool_calls=[call]))
+    assert (parsed.id, parsed.function.name, parsed.function.arguments) == ("1", "add", "{")
     assert tool_calls_of(AssistantMessage("hi")) == []
     with pytest.raises(ConfigError, match="missing required field `id`.*expected a list like"):
         tool_calls_of(AssistantMessage(None, tool_calls=[{"name": "add"}]))
 
 
-def test_functions():
+def test_function_of():
     function = {"name": "add"}
     assert function_of({"type": "function", "function": function}) is function
     assert function_of({"function": function}) is function
@@ -88,7 +88,7 @@ def test_functions():
             function_of(wrong)
 
 
-def test_an_answer_says_something():
+def test_build_response_refuses_empty_responses():
     assert build_response({}, "hi", Usage(), "stop", tool_calls=[], refusal=None).message == {
         "role": "assistant",
         "content": "hi",
@@ -100,14 +100,14 @@ def test_an_answer_says_something():
         build_response({"id": 1}, "", Usage(), "stop", tool_calls=[])
 
 
-def test_two_tool_calls_with_one_id_are_no_answer():
+def test_two_tool_calls_with_the_same_id_are_refused():
     calls = [tool_call("call_1", "f", "{}"), tool_call("call_1", "g", "{}")]
     with pytest.raises(InvalidModelResponseError, match="two tool calls have the same id"):
         build_response({}, "", Usage(), "tool_calls", tool_calls=calls)
 
 
-def test_small_things():
-    assert [finish_reason(*given) for given in ((True, [1]), (False, [1]), (False, []))] == [
+def test_finish_reason_without_none_count_and_is_unedited():
+    assert [finish_reason(*arguments) for arguments in ((True, [1]), (False, [1]), (False, []))] == [
         "length",
         "tool_calls",
         "stop",

@@ -17,7 +17,7 @@ from rove.wire.serving import Head, TokenLogprob
 from tests.wire.test_common import JSON, TEXT, blocks, garbage
 
 
-def completed(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str, Any]:
+def completion_json(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str, Any]:
     choice = {"text": text, "index": 0, "logprobs": None, "finish_reason": finish_reason}
     usage = {"prompt_tokens": 3, "completion_tokens": 2, "total_tokens": 5}
     return {
@@ -30,7 +30,7 @@ def completed(text: Any, finish_reason: Any = "stop", **fields: Any) -> dict[str
     } | fields
 
 
-def test_the_prompt_is_the_text_of_the_user():
+def test_the_prompt_is_the_text_of_the_user_message():
     sampling = SamplingParams(
         temperature=0.0,
         max_tokens=7,
@@ -72,7 +72,7 @@ def test_a_conversation_is_refused(messages: list[Any]):
         request_body(Request(messages))
 
 
-def test_pictures_and_tools_are_refused():
+def test_images_and_tools_are_refused():
     with pytest.raises(ConfigError, match="cannot take the content part.*image_url.*expected text"):
         request_body(Request([UserMessage([{"type": "image_url", "image_url": {"url": "https://a"}}])]))
     with pytest.raises(ConfigError, match="1 tools given; expected none"):
@@ -80,7 +80,7 @@ def test_pictures_and_tools_are_refused():
 
 
 @given(text=TEXT)
-def test_the_prompt_survives(text: str):
+def test_the_prompt_is_unchanged_by_encoding_and_decoding(text: str):
     body = msgspec.json.decode(msgspec.json.encode(request_body(Request([UserMessage(text)]))))
     assert body == {"prompt": text}
 
@@ -89,7 +89,7 @@ def test_the_prompt_survives(text: str):
     ("said", "ours"), [("stop", "stop"), ("length", "length"), ("content_filter", "stop"), (None, "stop")]
 )
 def test_read_response(said: str | None, ours: str):
-    body = completed(" a time", said)
+    body = completion_json(" a time", said)
     if said:
         Completion.model_validate(body, strict=True)
     response = read_response(body)
@@ -98,21 +98,21 @@ def test_read_response(said: str | None, ours: str):
     assert response.finish_reason == ours
 
 
-def test_an_empty_text_needs_a_reason():
+def test_an_empty_text_is_refused_unless_truncated():
     with pytest.raises(EmptyModelResponseError):
-        read_response(completed(""))
-    assert read_response(completed("", "length", usage=None)).usage == Usage(0, 0)
+        read_response(completion_json(""))
+    assert read_response(completion_json("", "length", usage=None)).usage == Usage(0, 0)
 
 
-@pytest.mark.parametrize("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completed(None)])
-def test_what_is_no_completion_is_invalid(body: Any):
+@pytest.mark.parametrize("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completion_json(None)])
+def test_an_invalid_completion_raises_an_error(body: Any):
     with pytest.raises(InvalidModelResponseError, match="not a completion") as caught:
         read_response(body)
     assert not isinstance(caught.value, EmptyModelResponseError)
 
 
 @given(body=garbage(choices=blocks(["text"], text=TEXT, finish_reason=st.just("length")), usage=JSON))
-def test_any_json_is_read_or_called_invalid(body: Any):
+def test_any_json_is_either_read_or_reported_as_invalid(body: Any):
     try:
         response = read_response(body)
     except InvalidModelResponseError as error:
@@ -122,9 +122,9 @@ def test_any_json_is_read_or_called_invalid(body: Any):
         assert response.finish_reason in ("stop", "length")
 
 
-def test_of_top_tokens_with_the_same_text_the_most_likely_counts():
+def test_for_top_tokens_with_equal_text_the_most_likely_is_returned():
     top = [TokenLogprob("�", -0.5), TokenLogprob("a", -1.5), TokenLogprob("�", -2.5)]
     response = Response(AssistantMessage("a"), Usage(1, 1))
     body = response_body(Head("id", "model", 0), [response], Usage(1, 1), [[TokenLogprob("a", -1.5, top)]])
-    (made,) = body["choices"][0]["logprobs"]["top_logprobs"]
-    assert list(made.items()) == [("�", -0.5), ("a", -1.5)]
+    (top_logprobs,) = body["choices"][0]["logprobs"]["top_logprobs"]
+    assert list(top_logprobs.items()) == [("�", -0.5), ("a", -1.5)]

@@ -27,7 +27,7 @@ THOUGHT = {
     "summary": [{"type": "summary_text", "text": "Adding."}, {"type": "summary_text", "text": "Done."}],
     "encrypted_content": "gAAA",
 }
-USE = {
+FUNCTION_CALL = {
     "id": "fc_1",
     "type": "function_call",
     "status": "completed",
@@ -38,13 +38,13 @@ USE = {
 CALL = tool_call("call_1", "add", '{"a": 2}')
 
 
-def words(text: Any, kind: str = "output_text", **fields: Any) -> dict[str, Any]:
+def message_item(text: Any, kind: str = "output_text", **fields: Any) -> dict[str, Any]:
     part = {"type": kind, "text": text, "annotations": []} if kind == "output_text" else {"type": kind, kind: text}
     message = {"id": "msg_1", "type": "message", "role": "assistant", "status": "completed", "content": [part]}
     return message | fields
 
 
-def text_or_refusal(*output: Any, status: Any = "completed", **fields: Any) -> dict[str, Any]:
+def response_json(*output: Any, status: Any = "completed", **fields: Any) -> dict[str, Any]:
     usage = {
         "input_tokens": 3,
         "input_tokens_details": {"cached_tokens": 1, "cache_write_tokens": 0},
@@ -63,19 +63,19 @@ def text_or_refusal(*output: Any, status: Any = "completed", **fields: Any) -> d
     return body | defaults | {"usage": usage} | fields
 
 
-def read(body: dict[str, Any]):
-    """`read_response` of what OpenAI's own types call a response."""
+def read_validated(body: dict[str, Any]):
+    """Return `read_response(body)` after validating the body with OpenAI's own types."""
     OpenAIResponse.model_validate(body, strict=True)
     return read_response(body)
 
 
-def sent(*messages: Message) -> list[dict[str, Any]]:
+def sent_items(*messages: Message) -> list[dict[str, Any]]:
     body = request_body(Request([*messages]))
     BODY.validate_python(body)
     return body["input"]
 
 
-def test_a_whole_request():
+def test_a_complete_request():
     add = {"name": "add", "description": "Adds.", "parameters": {"type": "object", "default": None}, "strict": True}
     tools = [
         {"type": "function", "function": add},
@@ -111,7 +111,7 @@ def test_a_whole_request():
         ],
         "tools": [
             {"type": "function", **add},
-            # Not strict, as chat completions takes it; this API would default to strict.
+            # Chat completions default to non-strict tools; this API would default to strict.
             {"type": "function", "name": "now", "parameters": {"type": "object", "properties": {}}, "strict": False},
             {"type": "web_search"},
         ],
@@ -126,17 +126,17 @@ def test_a_whole_request():
         TypeAdapter(FunctionToolParam).validate_python(tool)
 
 
-def test_what_is_not_set_is_left_out():
+def test_unset_parameters_are_omitted():
     body = request_body(Request([UserMessage("hi")], SamplingParams(seed=1, stop=[]), tools=[]))
     assert body == {"input": [{"role": "user", "content": "hi"}], "store": False}
 
 
-def test_extra_is_merged_in_last():
+def test_extra_parameters_override_the_others():
     sampling = SamplingParams(temperature=0.5, extra={"temperature": None, "store": True})
     assert request_body(Request([], sampling)) == {"input": [], "store": True}
 
 
-def test_a_format_and_log_probabilities_have_names_of_their_own():
+def test_response_format_and_logprobs_are_sent_under_the_apis_names():
     schema = {"name": "move", "schema": {"type": "object"}, "strict": True}
     sampling = SamplingParams(response_format={"type": "json_schema", "json_schema": schema}, logprobs=3)
     assert request_body(Request([], sampling)) == {
@@ -154,14 +154,16 @@ def test_a_format_and_log_probabilities_have_names_of_their_own():
 @pytest.mark.parametrize(
     "given", [{"top_k": 5}, {"logit_bias": {1: 2.0}}, {"ignore_eos": True}, {"structured_outputs": {"regex": "a"}}]
 )
-def test_what_the_api_lacks_is_refused(given: dict[str, Any]):
+def test_parameters_that_the_api_lacks_are_refused(given: dict[str, Any]):
     with pytest.raises(ConfigError, match=rf"{next(iter(given))} is .*; expected none, OpenAI's Responses API"):
         request_body(Request([], SamplingParams(**given)))
 
 
-def test_what_is_off_is_not_refused():
-    off = SamplingParams(top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False)
-    assert request_body(Request([], off)) == {"input": [], "store": False}
+def test_neutral_parameters_are_not_refused():
+    neutral = SamplingParams(
+        top_k=-1, min_p=0, repetition_penalty=1.0, presence_penalty=0, min_tokens=0, ignore_eos=False
+    )
+    assert request_body(Request([], neutral)) == {"input": [], "store": False}
     assert request_body(Request([], SamplingParams(extra={"top_k": 5})))["top_k"] == 5
 
 
@@ -170,11 +172,11 @@ def test_stop_sequences_are_refused():
         request_body(Request([], SamplingParams(stop=["END"])))
 
 
-def test_sound_and_files():
-    sound = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+def test_audio_and_files_are_sent():
+    audio = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
     file = {"file_data": "data:application/pdf;base64,AAAA", "filename": "a.pdf"}
-    (message,) = request_body(Request([UserMessage([sound, {"type": "file", "file": file}])]))["input"]
-    assert message["content"] == [sound, {"type": "input_file", **file}]
+    (message,) = request_body(Request([UserMessage([audio, {"type": "file", "file": file}])]))["input"]
+    assert message["content"] == [audio, {"type": "input_file", **file}]
 
 
 @pytest.mark.parametrize(
@@ -188,18 +190,18 @@ def test_sound_and_files():
         (AssistantMessage([IMAGE]), "expected text or refusal in an assistant message"),
     ],
 )
-def test_what_cannot_be_sent_is_refused(message: Message, expected: str):
+def test_unsupported_content_parts_are_refused(message: Message, expected: str):
     with pytest.raises(ConfigError, match=expected):
-        sent(message)
+        sent_items(message)
 
 
-def test_what_an_assistant_did_not_say_is_left_out():
-    assert sent(AssistantMessage(""), UserMessage("")) == [{"role": "user", "content": ""}]
-    assert sent(AssistantMessage("", refusal="No.")) == [{"role": "assistant", "content": "No."}]
+def test_empty_assistant_messages_are_omitted():
+    assert sent_items(AssistantMessage(""), UserMessage("")) == [{"role": "user", "content": ""}]
+    assert sent_items(AssistantMessage("", refusal="No.")) == [{"role": "assistant", "content": "No."}]
 
 
 def test_read_response():
-    response = read(text_or_refusal(words("Hello "), words("there.")))
+    response = read_validated(response_json(message_item("Hello "), message_item("there.")))
     assert response.message == {"role": "assistant", "content": "Hello there."}
     assert isinstance(response.message, Message)
     assert response.usage == Usage(3, 2)
@@ -209,28 +211,28 @@ def test_read_response():
 @pytest.mark.parametrize(
     ("reason", "ours"), [("max_output_tokens", "length"), ("content_filter", "stop"), ("steered", "stop")]
 )
-def test_an_incomplete_answer(reason: str, ours: str):
-    body = text_or_refusal(words("hi"), USE, status="incomplete", incomplete_details={"reason": reason})
-    assert read(body).finish_reason == (ours if ours == "length" else "tool_calls")
-    assert read({**body, "output": [words("hi")]}).finish_reason == ours
+def test_finish_reason_of_an_incomplete_response(reason: str, ours: str):
+    body = response_json(message_item("hi"), FUNCTION_CALL, status="incomplete", incomplete_details={"reason": reason})
+    assert read_validated(body).finish_reason == (ours if ours == "length" else "tool_calls")
+    assert read_validated({**body, "output": [message_item("hi")]}).finish_reason == ours
 
 
-def test_an_answer_cut_before_its_first_word():
-    body = text_or_refusal(THOUGHT, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
-    message = read(body).message
+def test_a_response_truncated_before_its_first_token_of_text():
+    body = response_json(THOUGHT, status="incomplete", incomplete_details={"reason": "max_output_tokens"})
+    message = read_validated(body).message
     assert message == {"role": "assistant", "content": "", "reasoning_content": "Adding.\n\nDone."}
-    assert sent(message) == []
+    assert sent_items(message) == []
 
 
 def test_function_calls_become_tool_calls():
-    response = read(text_or_refusal(USE))
+    response = read_validated(response_json(FUNCTION_CALL))
     assert response.message == {"role": "assistant", "content": None, "tool_calls": [CALL]}
     assert response.finish_reason == "tool_calls"
 
 
-def test_reasoning_is_read_and_goes_back_as_it_came():
-    output = [THOUGHT, words("Let me add."), USE]
-    message = read(text_or_refusal(*output)).message
+def test_reasoning_items_are_read_and_sent_back_unchanged():
+    output = [THOUGHT, message_item("Let me add."), FUNCTION_CALL]
+    message = read_validated(response_json(*output)).message
     assert message == {
         "role": "assistant",
         "content": "Let me add.",
@@ -238,59 +240,61 @@ def test_reasoning_is_read_and_goes_back_as_it_came():
         "reasoning_content": "Adding.\n\nDone.",
         OUTPUT: output,
     }
-    assert sent(msgspec.json.decode(msgspec.json.encode(message))) == output
+    assert sent_items(msgspec.json.decode(msgspec.json.encode(message))) == output
 
 
-def test_open_reasoning_is_preferred_to_its_summary():
+def test_reasoning_text_is_preferred_to_its_summary():
     item = {**THOUGHT, "encrypted_content": None, "content": [{"type": "reasoning_text", "text": "2 + 2"}]}
-    message = read(text_or_refusal(item, words("4"))).message
+    message = read_validated(response_json(item, message_item("4"))).message
     assert message.reasoning_content == "2 + 2"
-    assert sent(message) == [item, words("4")]
+    assert sent_items(message) == [item, message_item("4")]
 
 
-def test_reasoning_that_only_has_an_id_does_not_go_back():
-    message = read(text_or_refusal({"id": "rs_1", "type": "reasoning", "summary": []}, words("4"), USE)).message
+def test_reasoning_with_only_an_id_is_not_sent_back():
+    message = read_validated(
+        response_json({"id": "rs_1", "type": "reasoning", "summary": []}, message_item("4"), FUNCTION_CALL)
+    ).message
     assert message == {"role": "assistant", "content": "4", "tool_calls": [CALL]}
-    assert all("id" not in item for item in sent(message))
+    assert all("id" not in item for item in sent_items(message))
 
 
-def test_the_phase_of_a_message_goes_back():
-    output = [words("Hm.", phase="commentary"), words("4", phase="final_answer")]
-    assert sent(read(text_or_refusal(*output)).message) == output
+def test_the_phase_of_a_message_is_sent_back():
+    output = [message_item("Hm.", phase="commentary"), message_item("4", phase="final_answer")]
+    assert sent_items(read_validated(response_json(*output)).message) == output
 
 
-def test_an_edited_message_is_sent_as_edited():
-    message = read(text_or_refusal(THOUGHT, words("secret"), USE)).message
-    edited = sent(Message(message, content="***"))
+def test_an_edited_message_is_sent_without_its_original_items():
+    message = read_validated(response_json(THOUGHT, message_item("secret"), FUNCTION_CALL)).message
+    edited = sent_items(Message(message, content="***"))
     assert edited[0] == {"role": "assistant", "content": "***"}
     assert [item["type"] for item in edited[1:]] == ["function_call"]
-    assert sent(Message(message, tool_calls=None)) == [{"role": "assistant", "content": "secret"}]
+    assert sent_items(Message(message, tool_calls=None)) == [{"role": "assistant", "content": "secret"}]
 
 
 def test_refusals_are_kept():
-    response = read(text_or_refusal(words("I will not.", "refusal")))
+    response = read_validated(response_json(message_item("I will not.", "refusal")))
     assert response.message == {"role": "assistant", "content": "", "refusal": "I will not."}
     assert response.finish_reason == "stop"
 
 
-def test_a_failure_of_the_server():
+def test_a_failed_response_raises_a_model_error():
     error = {"code": "server_error", "message": "The model crashed."}
     with pytest.raises(ModelError, match="failed to answer.*The model crashed") as caught:
-        read(text_or_refusal(status="failed", error=error))
+        read_validated(response_json(status="failed", error=error))
     assert not isinstance(caught.value, InvalidModelResponseError)
     with pytest.raises(ModelError, match="failed to answer.*resp_1"):
-        read_response(text_or_refusal(status="failed"))
+        read_response(response_json(status="failed"))
 
 
 @pytest.mark.parametrize("usage", [None, {}, "many", {"input_tokens": None, "output_tokens": "2"}])
-def test_usage_may_be_missing_or_odd(usage: Any):
-    assert read_response(text_or_refusal(words("hi"), usage=usage)).usage == Usage(0, 0)
+def test_missing_or_malformed_usage_is_read_as_zero(usage: Any):
+    assert read_response(response_json(message_item("hi"), usage=usage)).usage == Usage(0, 0)
 
 
-@pytest.mark.parametrize("output", [[], [words("")], [{"id": "rs_1", "type": "reasoning", "summary": []}]])
-def test_empty_answer(output: list[Any]):
+@pytest.mark.parametrize("output", [[], [message_item("")], [{"id": "rs_1", "type": "reasoning", "summary": []}]])
+def test_an_empty_response_raises_an_error(output: list[Any]):
     with pytest.raises(EmptyModelResponseError, match="resp_1"):
-        read(text_or_refusal(*output))
+        read_validated(response_json(*output))
 
 
 @pytest.mark.parametrize(
@@ -298,15 +302,15 @@ def test_empty_answer(output: list[Any]):
     [
         (None, "got `null`"),
         ({"error": {"message": "overloaded"}}, "not a finished OpenAI response.*overloaded"),
-        (text_or_refusal(words("hi"), status="in_progress"), "not a finished"),
-        (text_or_refusal(words("hi"), status="cancelled"), "not a finished"),
-        (text_or_refusal(words(7)), "got `int`"),
-        (text_or_refusal({**USE, "call_id": None}), "got `null`"),
-        (text_or_refusal({"type": "message"}), "missing required field `content`"),
-        (text_or_refusal({**THOUGHT, "summary": "hm"}), "got `str`"),
+        (response_json(message_item("hi"), status="in_progress"), "not a finished"),
+        (response_json(message_item("hi"), status="cancelled"), "not a finished"),
+        (response_json(message_item(7)), "got `int`"),
+        (response_json({**FUNCTION_CALL, "call_id": None}), "got `null`"),
+        (response_json({"type": "message"}), "missing required field `content`"),
+        (response_json({**THOUGHT, "summary": "hm"}), "got `str`"),
     ],
 )
-def test_what_is_no_response_is_invalid(body: Any, expected: str):
+def test_an_invalid_response_raises_an_error(body: Any, expected: str):
     with pytest.raises(InvalidModelResponseError, match=expected) as caught:
         read_response(body)
     assert not isinstance(caught.value, EmptyModelResponseError)
@@ -327,7 +331,7 @@ DETAILS = st.just({"reason": "max_output_tokens"})
 
 
 @given(body=garbage(output=ITEMS, status=STATUSES, incomplete_details=DETAILS, usage=JSON, error=JSON))
-def test_any_json_is_read_and_sent_back_or_called_invalid(body: Any):
+def test_any_json_is_either_read_and_sent_back_or_reported_as_invalid(body: Any):
     try:
         response = read_response(body)
     except ModelError as error:
@@ -339,19 +343,21 @@ def test_any_json_is_read_and_sent_back_or_called_invalid(body: Any):
 
 
 GOOD_ITEMS = st.lists(
-    st.builds(words, TEXT)
-    | st.builds(lambda text: words(text, phase="commentary"), TEXT)
+    st.builds(message_item, TEXT)
+    | st.builds(lambda text: message_item(text, phase="commentary"), TEXT)
     | st.builds(lambda secret: {**THOUGHT, "encrypted_content": secret}, st.none() | TEXT)
-    | st.builds(lambda id, name, text: {**USE, "call_id": id, "name": name, "arguments": text}, NAMES, NAMES, TEXT),
+    | st.builds(
+        lambda id, name, text: {**FUNCTION_CALL, "call_id": id, "name": name, "arguments": text}, NAMES, NAMES, TEXT
+    ),
     max_size=5,
 ).filter(lambda items: len({i["call_id"] for i in items if "call_id" in i}) == sum("call_id" in i for i in items))
 
 
 @given(output=GOOD_ITEMS)
-def test_what_came_goes_back(output: list[dict[str, Any]]):
-    cut = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
-    message = read(text_or_refusal(*output, **cut)).message
-    items = sent(msgspec.json.decode(msgspec.json.encode(message)))
+def test_items_of_a_response_are_sent_back(output: list[dict[str, Any]]):
+    truncated = {"status": "incomplete", "incomplete_details": {"reason": "max_output_tokens"}}
+    message = read_validated(response_json(*output, **truncated)).message
+    items = sent_items(msgspec.json.decode(msgspec.json.encode(message)))
     if OUTPUT in message:
         assert items == output
     else:
@@ -374,32 +380,32 @@ MESSAGES = st.lists(
 
 
 @given(messages=MESSAGES)
-def test_a_conversation_survives(messages: list[Message]):
-    heard: list[dict[str, Any]] = []
-    for item in sent(*messages):
+def test_a_conversation_is_sent_completely(messages: list[Message]):
+    actual: list[dict[str, Any]] = []
+    for item in sent_items(*messages):
         match item.get("type"):
             case "function_call":
-                heard.append(tool_call(item["call_id"], item["name"], item["arguments"]))
+                actual.append(tool_call(item["call_id"], item["name"], item["arguments"]))
             case "function_call_output":
-                heard.append(ToolMessage(item["output"], item["call_id"]))
+                actual.append(ToolMessage(item["output"], item["call_id"]))
             case _:
-                heard.append(item)
-    told: list[dict[str, Any]] = []
+                actual.append(item)
+    expected: list[dict[str, Any]] = []
     for message in messages:
         if message.role != "assistant":
-            told.append(message)
+            expected.append(message)
         elif text_of(message):
-            told.append({"role": "assistant", "content": message.content})
-        told += message.tool_calls or []
-    assert heard == told
+            expected.append({"role": "assistant", "content": message.content})
+        expected += message.tool_calls or []
+    assert actual == expected
 
 
 def test_a_forced_tool_call_is_sent():
     tools = [{"type": "function", "function": {"name": name, "parameters": {}}} for name in "fgh"]
 
     def body(names: tuple[str, ...], parallel: bool) -> dict[str, Any]:
-        given = tools[:2] if len(names) > 1 else tools
-        return request_body(Request([UserMessage("a")], tools=given, tool_choice=ToolChoice(names, parallel)))
+        offered = tools[:2] if len(names) > 1 else tools
+        return request_body(Request([UserMessage("a")], tools=offered, tool_choice=ToolChoice(names, parallel)))
 
     assert body(("f", "g"), True)["tool_choice"] == "required" and "parallel_tool_calls" not in body(("f", "g"), True)
     named = body(("f",), False)
@@ -409,6 +415,6 @@ def test_a_forced_tool_call_is_sent():
 
 
 @pytest.mark.parametrize("given", [{"chat_template_kwargs": {"a": 1}}, {"add_generation_prompt": False}])
-def test_arguments_of_a_chat_template_are_refused(given: Any):
+def test_chat_template_arguments_are_refused(given: Any):
     with pytest.raises(ConfigError, match=f"{next(iter(given))} is given, but .* has no such argument"):
         request_body(Request([UserMessage("a")], **given))

@@ -1,4 +1,4 @@
-"""Both directions of the wire together: what our own clients send is read back as it was meant, and so are the answers."""
+"""Round trips: the server reads the requests of rove's clients, and the clients read the server's responses."""
 
 from __future__ import annotations
 
@@ -48,44 +48,42 @@ def over_json(body: Any) -> Any:
 
 
 @given(conversations, samplings, st.none() | st.just([TOOL]), st.text(max_size=9))
-def test_a_chat_request_is_read_as_it_was_meant(
-    messages: list[Message], sampling: SamplingParams, tools: Any, model: str
-):
+def test_a_chat_request_round_trips(messages: list[Message], sampling: SamplingParams, tools: Any, model: str):
     request = Request([dict(message) for message in messages], sampling, model, tools)
-    asked = chat.read_request(over_json(chat.request_body(request)))
-    (question,) = asked.choices
-    # null is what is not there, in a message too
-    wanted = [{key: value for key, value in message.items() if value is not None} for message in messages]
-    assert (question.request.messages, question.request.tools, asked.model) == (wanted, tools, model)
-    assert question.request.sampling_params == sampling
-    assert question.prompt_ids is None
+    parsed = chat.read_request(over_json(chat.request_body(request)))
+    (choice,) = parsed.choices
+    # null means absent, in messages too
+    expected = [{key: value for key, value in message.items() if value is not None} for message in messages]
+    assert (choice.request.messages, choice.request.tools, parsed.model) == (expected, tools, model)
+    assert choice.request.sampling_params == sampling
+    assert choice.prompt_ids is None
     if sampling.seed is not None:
-        assert question.request.seed == sampling.seed
+        assert choice.request.seed == sampling.seed
 
 
 @given(st.text(), samplings)
-def test_a_completion_request_is_read_as_it_was_meant(text: str, sampling: SamplingParams):
+def test_a_completion_request_round_trips(text: str, sampling: SamplingParams):
     body = over_json(completions.request_body(Request([UserMessage(text)], sampling, "toy")))
-    (question,) = completions.read_request(body).choices
-    assert (question.request.text, question.request.messages, question.request.sampling_params) == (text, [], sampling)
+    (choice,) = completions.read_request(body).choices
+    assert (choice.request.text, choice.request.messages, choice.request.sampling_params) == (text, [], sampling)
 
 
 @given(answers, st.integers(0, 9), st.sampled_from(["stop", "length", "tool_calls"]))
-def test_a_chat_answer_is_read_as_it_was_given(message: Message, tokens: int, reason: str):
+def test_a_chat_response_round_trips(message: Message, tokens: int, reason: str):
     response = Response(message, Usage(tokens, 1), reason)
-    read = chat.read_response(over_json(chat.response_body(HEAD, [response], usage_of([response], 1))))
-    assert (read.message, read.usage, read.finish_reason) == (message, response.usage, reason)
+    result = chat.read_response(over_json(chat.response_body(HEAD, [response], usage_of([response], 1))))
+    assert (result.message, result.usage, result.finish_reason) == (message, response.usage, reason)
 
 
 @given(st.text(min_size=1), st.sampled_from(["stop", "length"]))
-def test_a_completion_is_read_as_it_was_given(text: str, reason: str):
+def test_a_completion_round_trips(text: str, reason: str):
     response = Response(AssistantMessage(text), Usage(1, 2), reason)
-    read = completions.read_response(over_json(completions.response_body(HEAD, [response], response.usage)))
-    assert (read.message, read.usage, read.finish_reason) == (response.message, response.usage, reason)
+    result = completions.read_response(over_json(completions.response_body(HEAD, [response], response.usage)))
+    assert (result.message, result.usage, result.finish_reason) == (response.message, response.usage, reason)
 
 
 @given(answers, st.data())
-def test_the_pieces_of_a_stream_are_the_answer(message: Message, data: st.DataObject):
+def test_the_chunks_of_a_stream_add_up_to_the_response(message: Message, data: st.DataObject):
     text = message.content or ""
     cut = data.draw(st.integers(0, len(text)))
     response = Response(message, Usage(1, 2))
@@ -93,29 +91,33 @@ def test_the_pieces_of_a_stream_are_the_answer(message: Message, data: st.DataOb
     chunks += chat.last_chunks(HEAD, 0, response, text[:cut])
     deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
     assert "".join(delta.get("content") or "" for delta in deltas) == text
-    told = [call for delta in deltas for call in delta.get("tool_calls", [])]
-    assert told == [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
+    streamed_calls = [call for delta in deltas for call in delta.get("tool_calls", [])]
+    assert streamed_calls == [{"index": i, **call} for i, call in enumerate(message.get("tool_calls") or [])]
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks][-1] == "stop"
     parts = [*completions.text_chunks(HEAD, 0, text[:cut], ""), *completions.last_chunks(HEAD, 0, response, text[:cut])]
     assert "".join(part["choices"][0]["text"] for part in parts) == text
 
 
-def test_log_probabilities_in_both_shapes():
+def test_logprobs_in_the_formats_of_both_apis():
     b = TokenLogprob("b", -2.0)
     tokens = [TokenLogprob("é", -1.0, [TokenLogprob("é", -1.0), b]), TokenLogprob("b", -2.0, [b], offset=1)]
     response = Response(AssistantMessage("éb"))
-    told = chat.response_body(HEAD, [response], Usage(), [tokens])["choices"][0]["logprobs"]["content"]
-    assert [(one["token"], one["logprob"], bytes(one["bytes"]).decode()) for one in told] == [
+    logprobs = chat.response_body(HEAD, [response], Usage(), [tokens])["choices"][0]["logprobs"]["content"]
+    assert [(entry["token"], entry["logprob"], bytes(entry["bytes"]).decode()) for entry in logprobs] == [
         ("é", -1, "é"),
         ("b", -2, "b"),
     ]
-    assert [len(one["top_logprobs"]) for one in told] == [2, 1]
-    told = completions.response_body(HEAD, [response], Usage(), [tokens])["choices"][0]["logprobs"]
-    assert (told["tokens"], told["token_logprobs"], told["text_offset"]) == (["é", "b"], [-1.0, -2.0], [0, 1])
-    assert told["top_logprobs"] == [{"é": -1.0, "b": -2.0}, {"b": -2.0}]
+    assert [len(entry["top_logprobs"]) for entry in logprobs] == [2, 1]
+    logprobs = completions.response_body(HEAD, [response], Usage(), [tokens])["choices"][0]["logprobs"]
+    assert (logprobs["tokens"], logprobs["token_logprobs"], logprobs["text_offset"]) == (
+        ["é", "b"],
+        [-1.0, -2.0],
+        [0, 1],
+    )
+    assert logprobs["top_logprobs"] == [{"é": -1.0, "b": -2.0}, {"b": -2.0}]
 
 
-def test_log_probabilities_are_asked_for():
+def test_logprobs_are_read_from_the_request():
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
     assert chat.read_request(body).logprobs is None
     assert chat.read_request({**body, "logprobs": True}).logprobs == 0
@@ -124,17 +126,23 @@ def test_log_probabilities_are_asked_for():
     assert completions.read_request({"prompt": "a"}).logprobs is None
 
 
-def test_seeds_count_up_from_the_one_given():
-    given = expand_choices(ChoiceRequest(Request([], SamplingParams(seed=7))), 3)
-    assert [one.request.seed for one in given] == [one.request.sampling_params.seed for one in given] == [7, 8, 9]
-    free = expand_choices(ChoiceRequest(Request([])), 3)
-    assert len({one.request.seed for one in free}) == 3
-    assert {one.request.sampling_params.seed for one in free} == {None}
+def test_choices_have_consecutive_seeds_starting_at_the_given_one():
+    seeded = expand_choices(ChoiceRequest(Request([], SamplingParams(seed=7))), 3)
+    assert (
+        [choice.request.seed for choice in seeded]
+        == [choice.request.sampling_params.seed for choice in seeded]
+        == [7, 8, 9]
+    )
+    unseeded = expand_choices(ChoiceRequest(Request([])), 3)
+    assert len({choice.request.seed for choice in unseeded}) == 3
+    assert {choice.request.sampling_params.seed for choice in unseeded} == {None}
 
 
-def test_prompts_of_completions():
+def test_completion_prompts_may_be_texts_or_token_ids():
     def prompts(given: Any) -> list[Any]:
-        return [one.request.text or one.prompt_ids for one in completions.read_request({"prompt": given}).choices]
+        return [
+            choice.request.text or choice.prompt_ids for choice in completions.read_request({"prompt": given}).choices
+        ]
 
     assert [prompts(given) for given in ("a", ["a", "b"], [1, 2], [[1], [2]])] == [
         ["a"],
@@ -147,7 +155,7 @@ def test_prompts_of_completions():
             prompts(wrong)
 
 
-def test_the_rest():
+def test_read_body_and_error_body():
     with pytest.raises(ConfigError, match="expected a JSON object"):
         read_body([], chat._Body)
     assert error_body("no", code="c")["error"] == {

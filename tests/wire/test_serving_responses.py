@@ -1,4 +1,4 @@
-"""OpenAI's Responses API from the server's side, held against what our own client sends and reads."""
+"""The server side of OpenAI's Responses API, tested against rove's own client."""
 
 from __future__ import annotations
 
@@ -22,54 +22,62 @@ conversations = st.lists(
 )
 
 
-def plain(messages: list[Any]) -> list[dict[str, Any]]:
+def without_nulls(messages: list[Any]) -> list[dict[str, Any]]:
     return [{key: value for key, value in message.items() if value is not None} for message in messages]
 
 
-def merged(messages: list[Message]) -> list[dict[str, Any]]:
-    """As the items of the API can say it: calls belong to the assistant's message before them."""
-    made: list[dict[str, Any]] = []
-    for message in plain(messages):
-        if made and made[-1]["role"] == message["role"] == "assistant" and "content" not in message:
-            made[-1]["tool_calls"] = [*made[-1].get("tool_calls", []), *message["tool_calls"]]
+def merge_tool_calls(messages: list[Message]) -> list[dict[str, Any]]:
+    """Merge tool calls into the preceding assistant message, as the API's items represent them."""
+    merged_messages: list[dict[str, Any]] = []
+    for message in without_nulls(messages):
+        if (
+            merged_messages
+            and merged_messages[-1]["role"] == message["role"] == "assistant"
+            and "content" not in message
+        ):
+            merged_messages[-1]["tool_calls"] = [*merged_messages[-1].get("tool_calls", []), *message["tool_calls"]]
         else:
-            made.append(dict(message))
-    return made
+            merged_messages.append(dict(message))
+    return merged_messages
 
 
 @given(conversations, st.none() | st.just([TOOL]), st.none() | st.integers(1, 99), st.none() | st.floats(0, 2))
-def test_a_request_is_read_as_it_was_meant(messages: list[Message], tools: Any, most: int | None, heat: float | None):
+def test_a_request_round_trips(messages: list[Message], tools: Any, most: int | None, heat: float | None):
     request = Request([dict(m) for m in messages], SamplingParams(max_tokens=most, temperature=heat), "toy", tools)
-    asked = read_request(over_json(responses.request_body(request)))
-    (question,) = asked.choices
-    assert plain(question.request.messages) == merged(messages)
-    assert (question.request.sampling_params.max_tokens, question.request.sampling_params.temperature) == (most, heat)
-    assert (asked.model, asked.api, question.request.sampling_params.extra) == ("toy", "responses", {})
+    parsed = read_request(over_json(responses.request_body(request)))
+    (choice,) = parsed.choices
+    assert without_nulls(choice.request.messages) == merge_tool_calls(messages)
+    assert (choice.request.sampling_params.max_tokens, choice.request.sampling_params.temperature) == (most, heat)
+    assert (parsed.model, parsed.api, choice.request.sampling_params.extra) == ("toy", "responses", {})
     if tools is not None:
         function = {**TOOL["function"], "strict": False}
-        assert question.request.tools == [{"type": "function", "function": function}]
+        assert choice.request.tools == [{"type": "function", "function": function}]
 
 
 @given(answers, st.sampled_from(["", "so I think"]), st.sampled_from(["stop", "length", "tool_calls"]), st.data())
-def test_an_answer_is_read_as_it_was_given_whole_and_streamed(message: Message, thought: str, reason: str, data: Any):
+def test_a_response_round_trips_with_and_without_streaming(message: Message, thought: str, reason: str, data: Any):
     if thought:
         message = Message(message, reasoning_content=thought)
     reason = reason if reason == "length" else "tool_calls" if message.tool_calls else "stop"
     response = Response(message, Usage(3, 1), reason)
     body = over_json(response_body(HEAD, [response], response.usage))
-    read = responses.read_response(body)
-    assert (read.message, read.usage, read.finish_reason) == (message, response.usage, reason)
+    result = responses.read_response(body)
+    assert (result.message, result.usage, result.finish_reason) == (message, response.usage, reason)
 
     text = message.content or ""
-    told = text[: data.draw(st.integers(0, len(text)))]
-    events = [*first_chunks(HEAD, 0), *text_chunks(HEAD, 0, told, ""), *last_chunks(HEAD, 0, response, told)]
+    streamed_text = text[: data.draw(st.integers(0, len(text)))]
+    events = [
+        *first_chunks(HEAD, 0),
+        *text_chunks(HEAD, 0, streamed_text, ""),
+        *last_chunks(HEAD, 0, response, streamed_text),
+    ]
     assert responses.read_response(events[-1]["response"]).message == message
     assert events[-1]["type"] == "response." + body["status"]
     assert "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta") == text
-    done = [event for event in events if event["type"] == "response.output_item.done"]
-    assert [event["item"] for event in done] == events[-1]["response"]["output"]
-    assert [event["output_index"] for event in done] == list(range(len(done)))
-    assert sum(event["type"] == "response.output_item.added" for event in events) == len(done)
+    done_events = [event for event in events if event["type"] == "response.output_item.done"]
+    assert [event["item"] for event in done_events] == events[-1]["response"]["output"]
+    assert [event["output_index"] for event in done_events] == list(range(len(done_events)))
+    assert sum(event["type"] == "response.output_item.added" for event in events) == len(done_events)
 
 
 def test_instructions_reasoning_and_calls_become_messages():
@@ -95,14 +103,16 @@ def test_instructions_reasoning_and_calls_become_messages():
     ]
 
 
-def test_forms_and_choices():
-    form = {"type": "json_schema", "name": "trip", "schema": {"type": "object"}}
+def test_response_format_and_tool_choice():
+    response_format = {"type": "json_schema", "name": "trip", "schema": {"type": "object"}}
     tools = [{"type": "function", "name": "f", "parameters": {}}]
-    asked = read_request({"input": "a", "text": {"format": form}, "tools": tools, "tool_choice": "required"})
-    inner = {"name": "trip", "schema": {"type": "object"}}
-    sampling = asked.choices[0].request.sampling_params
-    assert sampling.response_format == {"type": "json_schema", "json_schema": inner}
-    assert asked.choices[0].request.tool_choice == ToolChoice(("f",))
+    parsed = read_request(
+        {"input": "a", "text": {"format": response_format}, "tools": tools, "tool_choice": "required"}
+    )
+    json_schema = {"name": "trip", "schema": {"type": "object"}}
+    sampling = parsed.choices[0].request.sampling_params
+    assert sampling.response_format == {"type": "json_schema", "json_schema": json_schema}
+    assert parsed.choices[0].request.tool_choice == ToolChoice(("f",))
     named = read_request({"input": "a", "tools": tools, "tool_choice": {"type": "function", "name": "f"}})
     assert named.choices[0].request.tool_choice == ToolChoice(("f",), False)
     none = read_request({"input": "a", "text": {"format": {"type": "text"}}, "tools": tools, "tool_choice": "none"})
@@ -126,6 +136,6 @@ def test_forms_and_choices():
         ({"input": [{"type": "function_call", "name": "f"}]}, "tool_calls"),
     ],
 )
-def test_what_cannot_be_done_is_refused(body: Any, said: str):
+def test_unsupported_requests_are_refused(body: Any, said: str):
     with pytest.raises(ConfigError, match=said):
         read_request(body)

@@ -1,4 +1,4 @@
-"""Token ids in and out as JSON."""
+"""The JSON format of `/generate`: token ids in, token ids out."""
 
 from __future__ import annotations
 
@@ -18,24 +18,26 @@ TOKENS = [TokenLogprob("a", -1.0, [TokenLogprob("b", -0.5, id=6)], 5), TokenLogp
 RESPONSE = Response(AssistantMessage("ab"), Usage(3, 2), "length", StepTokens([1, 2, 3], [5, 6], [-1.0, -2.0], 4))
 
 
-def test_what_a_body_asks_for():
-    asked = read_request({"prompt_ids": [1, 2], "n": 2, "seed": 7, "top_k": 3, "logprobs": 2, "stream": True, "own": 1})
-    assert [(one.prompt_ids, one.request.seed) for one in asked.choices] == [([1, 2], 7), ([1, 2], 8)]
-    assert asked.choices[0].request.sampling_params == SamplingParams(seed=7, top_k=3, logprobs=2, extra={"own": 1})
-    assert (asked.n, asked.stream, asked.logprobs, asked.is_token_stream) == (2, True, 2, True)
-    assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always told
+def test_read_request_parses_the_body():
+    parsed = read_request(
+        {"prompt_ids": [1, 2], "n": 2, "seed": 7, "top_k": 3, "logprobs": 2, "stream": True, "own": 1}
+    )
+    assert [(choice.prompt_ids, choice.request.seed) for choice in parsed.choices] == [([1, 2], 7), ([1, 2], 8)]
+    assert parsed.choices[0].request.sampling_params == SamplingParams(seed=7, top_k=3, logprobs=2, extra={"own": 1})
+    assert (parsed.n, parsed.stream, parsed.logprobs, parsed.is_token_stream) == (2, True, 2, True)
+    assert read_request({"prompt_ids": [1]}).logprobs == 0  # log-probabilities are always returned
 
 
 @pytest.mark.parametrize(
     "body",
     [{}, {"prompt_ids": []}, {"prompt_ids": [-1]}, {"prompt_ids": "a"}, {"prompt_ids": [1], "logprobs": 101}, [], None],
 )
-def test_what_is_no_such_body(body: Any):
+def test_invalid_bodies_are_refused(body: Any):
     with pytest.raises(ConfigError):
         read_request(body)
 
 
-def test_an_answer_and_its_stream_say_the_same():
+def test_a_whole_response_and_its_stream_have_the_same_content():
     (whole,) = response_body(HEAD, [RESPONSE], RESPONSE.usage, [TOKENS])["choices"]
     assert whole == {
         "index": 0,
@@ -48,6 +50,6 @@ def test_an_answer_and_its_stream_say_the_same():
     }
     first, last = text_chunks(HEAD, 0, "", "", TOKENS[:1])[0], last_chunks(HEAD, 0, RESPONSE, "", TOKENS[1:])[0]
     parts = [chunk["choices"][0] for chunk in (first, last)]
-    assert [one for part in parts for one in part["ids"]] == whole["ids"]
+    assert [item for part in parts for item in part["ids"]] == whole["ids"]
     assert {name: parts[1][name] for name in ("text", "finish_reason", "policy_version")}.items() <= whole.items()
     assert usage_chunk(HEAD, RESPONSE.usage)["usage"]["total_tokens"] == 5

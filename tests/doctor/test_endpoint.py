@@ -1,4 +1,4 @@
-"""What `rove doctor` finds out about an endpoint: a real server on loopback that can do everything, and ones that cannot."""
+"""Checks of an endpoint by `rove doctor`, against local servers with and without all features."""
 
 from __future__ import annotations
 
@@ -22,23 +22,24 @@ from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.engine.client import EngineClient
 from rove.server import base_url_of, listening, make_app
 
-ANY = [{"id": "tiny"}]
+DEFAULT_MODELS = [{"id": "tiny"}]
 
 
 class Model:
-    """A chat server that can do everything it is asked about.
+    """A chat server with configurable features.
 
     Args:
-        can: what of "tools", "logprobs", "repeat", "stream", "context" it can do.
-        listed: its list of models; None = it has none.
-        key: what requests must bring.
-        logprob: of each token.
+        can: Supported features: "tools", "logprobs", "repeat" (equal responses), "stream", "context" (in error messages).
+        listed: Its list of models; None = no list.
+        key: The API key that requests must have; "" = any.
+        logprob: The log-probability of each token.
+        text: The text of responses.
     """
 
     def __init__(
         self,
         can: str = "tools logprobs repeat stream",
-        listed: Any = ANY,
+        listed: Any = DEFAULT_MODELS,
         key: str = "",
         logprob: Any = -0.5,
         text: str = "OK.",
@@ -57,7 +58,7 @@ class Model:
     async def findings(
         self, model: str = "tiny", key: str = "sk-something", timeout_s: float = 600, **options: Any
     ) -> dict[str, Finding]:
-        """What the doctor says, by name."""
+        """Return the findings of the checks by name."""
         await self.server.start_server()
         client = OpenAIClient(str(self.server.make_url("/v1")), key, max_retries=0, timeout=timeout_s)
         try:
@@ -85,58 +86,60 @@ class Model:
         if body["model"] != "tiny":
             raise web.HTTPNotFound(text='{"error": {"message": "no such model"}}')
         if body["max_tokens"] > 4096:
-            told = "This model's maximum context length is 4,096 tokens." if "context" in self.can else "no"
-            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": told}}))
+            message = "This model's maximum context length is 4,096 tokens." if "context" in self.can else "no"
+            raise web.HTTPBadRequest(text=json.dumps({"error": {"message": message}}))
         if body.get("stream") and "stream" in self.can:
             return web.Response(text='data: {"choices": []}\n\ndata: [DONE]\n\n', content_type="text/event-stream")
         text = self.text if "repeat" in self.can else f"{self.text} {next(self.counter)}"
-        made = completion(text)
+        response = completion(text)
         if body.get("tools") and "tools" in self.can:
             function = {"name": "get_weather", "arguments": '{"city": "Oslo"}'}
-            made = completion(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
+            response = completion(None, tool_calls=[{"id": "1", "type": "function", "function": function}])
         if body.get("logprobs") and "logprobs" in self.can:
-            made["choices"][0]["logprobs"] = {"content": [{"token": "O", "logprob": self.logprob}] * 3}
-        return web.json_response(made)
+            response["choices"][0]["logprobs"] = {"content": [{"token": "O", "logprob": self.logprob}] * 3}
+        return web.json_response(response)
 
 
 def statuses(findings: dict[str, Finding]) -> dict[str, str]:
     return {name: finding.status for name, finding in findings.items()}
 
 
-async def test_all_is_well():
-    found = await Model(listed=[{"id": "tiny", "max_model_len": 8192}], key="sk-something").findings()
-    assert set(statuses(found).values()) == {OK}
-    assert len(found) == CHECKS
-    assert found["context"].seen == "8,192 tokens (its max_model_len)"
-    assert found["log-probs"].seen == "3 tokens, finite, sum -1.50"
-    assert found["tools"].seen == "called get_weather(city='Oslo')"
+async def test_a_server_with_all_features_passes_all_checks():
+    findings = await Model(listed=[{"id": "tiny", "max_model_len": 8192}], key="sk-something").findings()
+    assert set(statuses(findings).values()) == {OK}
+    assert len(findings) == CHECKS
+    assert findings["context"].seen == "8,192 tokens (its max_model_len)"
+    assert findings["log-probs"].seen == "3 tokens, finite, sum -1.50"
+    assert findings["tools"].seen == "called get_weather(city='Oslo')"
 
 
-async def test_a_slow_server_is_asked_for_few_tokens_and_is_not_broken(monkeypatch: pytest.MonkeyPatch):
+async def test_a_slow_server_gets_small_requests_and_does_not_fail(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(endpoint, "FAST_RESPONSE_S", -1.0)
     server = Model(can="repeat logprobs stream")
-    asked: list[int] = []
+    requested_tokens: list[int] = []
     chat = server._chat
 
-    async def cut(request: web.Request) -> web.StreamResponse:
-        asked.append((await request.json())["max_tokens"])
-        if asked[-1] > 4096:
+    async def respond_truncated(request: web.Request) -> web.StreamResponse:
+        requested_tokens.append((await request.json())["max_tokens"])
+        if requested_tokens[-1] > 4096:
             raise web.HTTPBadRequest(text='{"error": {"message": "no"}}')
         return (
-            web.json_response(completion("OK, and", finish_reason="length")) if len(asked) < 3 else await chat(request)
+            web.json_response(completion("OK, and", finish_reason="length"))
+            if len(requested_tokens) < 3
+            else await chat(request)
         )
 
-    server._chat = cut
-    found = await server.findings()
-    assert not failed(found.values())
-    assert (found["response"].status, found["response"].advice) == (
+    server._chat = respond_truncated
+    findings = await server.findings()
+    assert not failed(findings.values())
+    assert (findings["response"].status, findings["response"].advice) == (
         OK,
         "truncated at 32 tokens, because the server is slow",
     )
-    assert max(count for count in asked if count < 4096) <= 64
+    assert max(count for count in requested_tokens if count < 4096) <= 64
 
 
-async def test_a_server_that_does_not_answer_in_time_is_slow_and_not_broken():
+async def test_a_timeout_is_a_warning_and_skips_later_checks():
     server = Model(listed=[{"id": "tiny", "max_model_len": 8192}])
     chat, count = server._chat, itertools.count()
 
@@ -147,19 +150,19 @@ async def test_a_server_that_does_not_answer_in_time_is_slow_and_not_broken():
 
     server._chat = hang
     started: list[str] = []
-    found = await server.findings(timeout_s=0.2, on_check=started.append)
-    assert not failed(found.values())
-    assert found["tools"].status == WARN and "no answer within 0.2 s" in found["tools"].seen
-    assert (found["other checks"].status, "latency" in found) == (SKIP, False)
+    findings = await server.findings(timeout_s=0.2, on_check=started.append)
+    assert not failed(findings.values())
+    assert findings["tools"].status == WARN and "no answer within 0.2 s" in findings["tools"].seen
+    assert (findings["other checks"].status, "latency" in findings) == (SKIP, False)
     assert started == ["models", "response", "context", "tools"]
-    always = Model()
-    always._chat = hang
-    found = await always.findings(timeout_s=0.2)
-    assert (found["response"].status, found["other checks"].status) == (WARN, SKIP)
-    assert not failed(found.values())
+    hanging = Model()
+    hanging._chat = hang
+    findings = await hanging.findings(timeout_s=0.2)
+    assert (findings["response"].status, findings["other checks"].status) == (WARN, SKIP)
+    assert not failed(findings.values())
 
 
-async def test_nobody_listens():
+async def test_an_unreachable_endpoint_fails():
     server = Model()
     await server.server.start_server()
     url = str(server.server.make_url("/v1"))
@@ -167,47 +170,47 @@ async def test_nobody_listens():
     client = OpenAIClient(url, max_retries=0)
     findings = [finding async for finding in check_endpoint(client, "tiny")]
     await client.close()
-    assert [(one.status, one.name) for one in findings] == [(FAIL, "reachable")]
+    assert [(finding.status, finding.name) for finding in findings] == [(FAIL, "reachable")]
     assert failed(findings)
     assert url in findings[0].advice
 
 
-async def test_a_wrong_key_is_found_though_models_are_listed_to_anybody():
-    found = await Model(key="sk-right-one").findings(key="sk-wrong-one")
-    assert statuses(found) == {"key": FAIL, "models": OK, "response": FAIL, "other checks": SKIP}
-    assert "HTTP 401: no such key" in found["key"].seen
-    assert not any("sk-wrong-one" in finding.seen for finding in found.values())
+async def test_a_wrong_key_is_found_although_the_model_list_is_public():
+    findings = await Model(key="sk-right-one").findings(key="sk-wrong-one")
+    assert statuses(findings) == {"key": FAIL, "models": OK, "response": FAIL, "other checks": SKIP}
+    assert "HTTP 401: no such key" in findings["key"].seen
+    assert not any("sk-wrong-one" in finding.seen for finding in findings.values())
 
 
-async def test_a_misspelt_model():
-    found = await Model().findings("tinny")
-    assert statuses(found) == {"key": SKIP, "models": WARN, "response": FAIL, "other checks": SKIP}
-    assert found["models"].advice == "did you mean 'tiny'?"
-    assert found["response"].seen == "HTTP 404: no such model"
+async def test_a_misspelled_model_name_fails_with_a_suggestion():
+    findings = await Model().findings("tinny")
+    assert statuses(findings) == {"key": SKIP, "models": WARN, "response": FAIL, "other checks": SKIP}
+    assert findings["models"].advice == "did you mean 'tiny'?"
+    assert findings["response"].seen == "HTTP 404: no such model"
 
 
 @pytest.mark.parametrize("listed", [None, []])
-async def test_a_server_without_a_list_is_no_failure(listed: Any):
-    found = await Model(listed=listed).findings()
-    assert found["models"].status == SKIP
-    assert found["response"].status == OK
+async def test_a_missing_model_list_is_skipped(listed: Any):
+    findings = await Model(listed=listed).findings()
+    assert findings["models"].status == SKIP
+    assert findings["response"].status == OK
 
 
-async def test_what_a_server_cannot_do_is_warned_of():
-    found = await Model(can="").findings()
-    lacking = {"tools", "log-probs", "temperature 0", "seed", "streaming"}
-    assert {name for name, finding in found.items() if finding.status == WARN} == lacking
-    assert found["context"].status == SKIP
-    assert not failed(found.values())
-    assert all(found[name].advice for name in lacking)
+async def test_missing_features_are_warnings():
+    findings = await Model(can="").findings()
+    missing = {"tools", "log-probs", "temperature 0", "seed", "streaming"}
+    assert {name for name, finding in findings.items() if finding.status == WARN} == missing
+    assert findings["context"].status == SKIP
+    assert not failed(findings.values())
+    assert all(findings[name].advice for name in missing)
 
 
 @pytest.mark.parametrize("value", [0.5, -9999.0, None])
-async def test_log_probs_that_are_none(value: Any):
+async def test_invalid_log_probs_are_a_warning(value: Any):
     assert (await Model(logprob=value).findings())["log-probs"].status == WARN
 
 
-async def test_the_context_is_read_from_a_refusal():
+async def test_the_context_length_is_read_from_an_error_message():
     assert (await Model(can="context").findings())["context"].seen == "4,096 tokens (from an error message)"
 
 
@@ -218,35 +221,35 @@ async def test_the_context_is_read_from_a_refusal():
         (completion(None, reasoning_content="hm"), "only reasoning"),
     ],
 )
-async def test_an_answer_that_says_nothing_or_never_ends(answer: dict[str, Any], said: str):
+async def test_truncated_and_reasoning_only_responses_are_warnings(answer: dict[str, Any], said: str):
     async with FaultEndpoint(Answer(body=answer)) as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["response"].status == WARN
-    assert said in found["response"].advice
+    assert findings["response"].status == WARN
+    assert said in findings["response"].advice
 
 
-async def test_a_server_that_fails_half_way_is_told_of_and_asked_on():
+async def test_checks_continue_after_http_errors():
     async with FaultEndpoint(lambda number, body: "ok" if number < 2 else "500") as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["response"].status == OK
-    assert {found[name].status for name in ("tools", "log-probs", "seed", "streaming", "latency")} == {WARN}
-    assert found["latency"].seen.endswith("HTTP 500: told to answer 500")
+    assert findings["response"].status == OK
+    assert {findings[name].status for name in ("tools", "log-probs", "seed", "streaming", "latency")} == {WARN}
+    assert findings["latency"].seen.endswith("HTTP 500: told to answer 500")
 
 
-async def test_who_says_nothing_answers_all_the_same():
+async def test_an_empty_response_is_a_warning():
     async with FaultEndpoint("empty") as server:
         client = OpenAIClient(server.base_url, max_retries=0)
-        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert (found["key"].status, found["response"].status, found["latency"].status) == (OK, WARN, OK)
-    assert not failed(found.values())
+    assert (findings["key"].status, findings["response"].status, findings["latency"].status) == (OK, WARN, OK)
+    assert not failed(findings.values())
 
 
-async def test_latency(monkeypatch: pytest.MonkeyPatch):
+async def test_a_slow_response_is_a_latency_warning(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.doctor.endpoint.SLOW_RESPONSE_S", 0.0)
     async with FaultEndpoint() as server:
         client = OpenAIClient(server.base_url)
@@ -254,30 +257,30 @@ async def test_latency(monkeypatch: pytest.MonkeyPatch):
         await client.close()
 
 
-async def test_another_api():
+async def test_an_anthropic_endpoint_is_checked_without_log_probs():
     async with ApiEndpoint("/v1/messages", anthropic_message, reply=lambda body: "OK.") as server:
         client = AnthropicClient(server.base_url, max_retries=0)
-        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
         await client.close()
-    assert found["response"].status == OK
-    assert found["log-probs"].status == SKIP
+    assert findings["response"].status == OK
+    assert findings["log-probs"].status == SKIP
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kind", [OpenAIClient, CompletionsClient])
-async def test_a_model_of_our_own(kind: type[OpenAIClient]):
+async def test_a_model_served_by_rove_passes_the_checks(kind: type[OpenAIClient]):
     engine = EngineClient.from_model(tiny_model(context=512))
     async with listening(make_app(engine, "tiny")) as runner:
         client = kind(base_url_of(runner), "k", max_retries=0)
-        found = {one.name: one async for one in check_endpoint(client, "tiny")}
+        findings = {finding.name: finding async for finding in check_endpoint(client, "tiny")}
         assert (await check_context(client, "tiny", [])).status == SKIP
         await client.close()
-    assert found["context"].seen.startswith("512 tokens")
-    assert found["tools"].status == (WARN if kind is OpenAIClient else SKIP)
-    same = ("key", "models", "log-probs", "temperature 0", "seed", "streaming", "latency")
-    assert {found[name].status for name in same} == {OK}
+    assert findings["context"].seen.startswith("512 tokens")
+    assert findings["tools"].status == (WARN if kind is OpenAIClient else SKIP)
+    passing = ("key", "models", "log-probs", "temperature 0", "seed", "streaming", "latency")
+    assert {findings[name].status for name in passing} == {OK}
 
 
 @pytest.mark.parametrize("answer", [None, {}, {"choices": []}, {"choices": [{"logprobs": None}]}, {"choices": ["x"]}])
-def test_no_log_probs_in_whatever_comes(answer: Any):
+def test_logprobs_in_returns_nothing_for_malformed_responses(answer: Any):
     assert logprobs_in(answer) == []

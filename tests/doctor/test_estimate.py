@@ -43,19 +43,19 @@ def workload(prompt: int = 10, sampled: int = 4, turns: int = 1, **changes: Any)
     return Workload(**values | changes)
 
 
-async def test_an_estimate_of_sft_and_rl() -> None:
-    made = await estimate(RL, SFT, new_model([], size="tiny"), workload())
-    assert made.data == 2.0
-    assert (made.sft_steps, made.rl_steps) == (3 * 3, 5)  # 61 of 64 conversations are for training
-    assert made.sft_step > 0 and made.rl_step > 16 * 0.01
-    assert made.memory >= peak_memory() - 1e6
-    assert made.most > made.data + 9 * made.sft_step + 5 * made.rl_step
+async def test_sft_and_rl_are_estimated() -> None:
+    result = await estimate(RL, SFT, new_model([], size="tiny"), workload())
+    assert result.data == 2.0
+    assert (result.sft_steps, result.rl_steps) == (3 * 3, 5)  # 61 of 64 conversations are for training
+    assert result.sft_step > 0 and result.rl_step > 16 * 0.01
+    assert result.memory >= peak_memory() - 1e6
+    assert result.most > result.data + 9 * result.sft_step + 5 * result.rl_step
 
 
-async def test_the_start_of_an_evaluation_counts() -> None:
-    made = await estimate(RL, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))
-    assert made.sft_step > 50.0 and made.rl_step > 50.0 and made.table > 100.0
-    assert made.initial == 0.0
+async def test_the_setup_time_of_evaluations_is_included() -> None:
+    result = await estimate(RL, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))
+    assert result.sft_step > 50.0 and result.rl_step > 50.0 and result.table > 100.0
+    assert result.initial == 0.0
     backoff = msgspec.structs.replace(RL, lr_backoff=0.3)
     assert (await estimate(backoff, SFT, new_model([], size="tiny"), workload(setup_seconds=100.0))).initial > 100.0
 
@@ -70,22 +70,24 @@ async def test_a_model_without_the_format_needs_memory_for_the_longest_rollouts(
         await estimate(RL, None, model, workload(untrained_turns=turns, table_rollouts=rollouts))
         for turns, rollouts in ((1, 200), (2, 200), (500, 2000))
     ]
-    cached = 1.5 * position_bytes(model.model) * 100 * RL.max_tokens  # one more turn of 100 rollouts per evaluation
+    cached = 1.5 * position_bytes(model.model) * 100 * RL.max_tokens  # one more turn in 100 rollouts per evaluation
     assert long.memory - short.memory == pytest.approx(cached)
     assert most.memory < CACHE_BYTES + 100e6
 
 
 async def test_longer_rollouts_take_longer() -> None:
     short, long = [
-        await estimate(RL, None, new_model([], size="tiny"), work) for work in (workload(), workload(60, 30, turns=3))
+        await estimate(RL, None, new_model([], size="tiny"), load) for load in (workload(), workload(60, 30, turns=3))
     ]
     assert (short.sft_step, short.sft_steps) == (0.0, 0)
     assert long.rl_step > short.rl_step
 
 
 def test_an_estimate_is_one_sentence() -> None:
-    made = Estimate(data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, initial=0, table=20, memory=1.23e9)
-    assert str(made) == (
+    result = Estimate(
+        data=10, sft_step=0.25, sft_steps=1200, rl_step=2, rl_steps=100, initial=0, table=20, memory=1.23e9
+    )
+    assert str(result) == (
         "SFT 0.25 s per step, at most 1,200 steps; RL 2 s per step, at most 100 steps; 8.8 min in all if no stage ends early; "
         "1.2 GB of memory"
     )

@@ -1,4 +1,4 @@
-"""What a run takes of the machine."""
+"""Memory, time and disk space that a run needs."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def config(**over: Any) -> RLConfig:
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
-def test_a_trial_measures_and_changes_nothing(arch: str):
+def test_a_trial_does_not_change_the_model(arch: str):
     loaded = tiny_model(arch)
     before = {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
     trial = try_training(config(), loaded)
@@ -51,48 +51,54 @@ def test_a_trial_measures_and_changes_nothing(arch: str):
     assert trial.seconds > 0
     assert trial.drift is None
     hidden = 4 * 32 * trial.tokens
-    assert trial.saved > 2 * hidden  # of two layers at least what comes into them
+    assert trial.saved > 2 * hidden  # at least the inputs of the two layers
     assert all(torch.equal(before[name], tensor) for name, tensor in loaded.model.state_dict().items())
     assert all(p.grad is None for p in loaded.model.parameters())
 
 
-def test_activations_grow_with_the_tokens():
+def test_activation_memory_grows_with_the_number_of_tokens():
     loaded = tiny_model()
     few, many = (try_training(config(micro_batch_tokens=n), loaded) for n in (128, 512))
     assert (few.tokens, many.tokens) == (128, 512)
     assert 3 < many.saved / few.saved < 6
 
 
-def test_activations_that_are_computed_again_need_no_memory():
+def test_activation_checkpointing_needs_less_memory():
     loaded = tiny_model()
-    plain, again = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
+    plain, recomputed = (try_training(config(activation_checkpointing=on), loaded) for on in (False, True))
     hidden = 4 * 32 * machine.SYNTHETIC_TOKENS
-    assert plain.saved - again.saved > 4 * hidden  # one of two layers; the other is there while it is computed again
+    assert (
+        plain.saved - recomputed.saved > 4 * hidden
+    )  # one of two layers; the other is in memory while it is recomputed
     needed = [
         memory_needed(config(max_off_policy_steps=1), loaded, trial, machine.SYNTHETIC_TOKENS)["activations"]
-        for trial in (plain, again)
+        for trial in (plain, recomputed)
     ]
     assert needed[1] < needed[0]
 
 
-async def test_sampler_and_trainer_agree():
+async def test_drift_between_sampler_and_trainer_is_checked():
     loaded = tiny_model()
     client = EngineClient.from_model(loaded)
-    made = (await client.respond(Request([UserMessage("0 1")], SamplingParams(max_tokens=12, temperature=1.0)))).tokens
-    assert made is not None
-    mask = [False] * len(made.prompt_ids) + [True] * len(made.completion_ids)
-    logprobs = [0.0] * len(made.prompt_ids) + made.logprobs
-    trial = try_training(config(), loaded, [TrainingSequence(made.ids, mask, logprobs, [1.0] * len(mask))])
+    tokens = (
+        await client.respond(Request([UserMessage("0 1")], SamplingParams(max_tokens=12, temperature=1.0)))
+    ).tokens
+    assert tokens is not None
+    mask = [False] * len(tokens.prompt_ids) + [True] * len(tokens.completion_ids)
+    logprobs = [0.0] * len(tokens.prompt_ids) + tokens.logprobs
+    trial = try_training(config(), loaded, [TrainingSequence(tokens.ids, mask, logprobs, [1.0] * len(mask))])
     assert check_drift(trial).status == OK
     wrong = [p - 1 for p in logprobs]
     assert (
-        check_drift(try_training(config(), loaded, [TrainingSequence(made.ids, mask, wrong, [1.0] * len(mask))])).status
+        check_drift(
+            try_training(config(), loaded, [TrainingSequence(tokens.ids, mask, wrong, [1.0] * len(mask))])
+        ).status
         == WARN
     )
     assert check_drift(Trial(1, 1.0, 1, 1, float("nan"))).status == WARN
 
 
-def test_memory_needed():
+def test_memory_needed_has_the_expected_parts():
     loaded = tiny_model()
     size = sum(p.nbytes for p in loaded.model.parameters())
     settings = config(micro_batch_tokens=1000, max_off_policy_steps=1)
@@ -108,16 +114,16 @@ def test_memory_needed():
 
 
 @pytest.mark.parametrize(("batch_size", "is_larger"), [(8, False), (4096, True)])
-def test_a_synchronous_run_samples_and_trains_in_turn(batch_size: int, is_larger: bool):
+def test_a_synchronous_run_needs_memory_for_sampling_or_training_only(batch_size: int, is_larger: bool):
     loaded, trial = tiny_model(), Trial(100, 1.0, 5000, 50, None)
-    both, one = (
+    asynchronous, synchronous = (
         memory_needed(config(batch_size=batch_size, max_off_policy_steps=ahead), loaded, trial, longest=50)
         for ahead in (1, 0)
     )
     sampling, training = ("joined weights", "keys and values"), ("gradients", "activations", "logits")
-    kept, freed = (sampling, training) if is_larger else (training, sampling)
-    assert all(one[name] == both[name] > 0 for name in kept)
-    assert all(one[name] == 0 < both[name] for name in freed)
+    needed, not_needed = (sampling, training) if is_larger else (training, sampling)
+    assert all(synchronous[name] == asynchronous[name] > 0 for name in needed)
+    assert all(synchronous[name] == 0 < asynchronous[name] for name in not_needed)
 
 
 def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
@@ -133,7 +139,7 @@ def test_a_step_that_does_not_fill_a_micro_batch_needs_less_memory():
 
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize(("ahead", "bf16", "own"), [(0, False, 0.0), (1, False, 1.0), (0, True, 0.5), (1, True, 0.5)])
-def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
+def test_memory_needed_includes_the_sampler_weights(ahead: int, bf16: bool, own: float):
     """The sampler has its own weights if they are in bf16 or if it samples while the model trains."""
     loaded = tiny_model()
     settings = config(max_off_policy_steps=ahead, bf16_sampling=bf16)
@@ -145,8 +151,8 @@ def test_memory_counts_the_samplers_weights(ahead: int, bf16: bool, own: float):
 
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("more", [{}, {"max_off_policy_steps": 1}, {"bf16_sampling": True}], ids=str)
-def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
-    """No gradient, moment, checkpoint or reference of the base; but the sampler's weights in bf16."""
+def test_an_adapter_needs_training_memory_only_for_its_own_weights(more: dict[str, Any]):
+    """The base needs no gradients, optimizer state or reference, but the sampler may need its weights in bf16."""
     settings = config(kl_penalty=1.0, lora_rank=2, batch_size=8, rollouts_per_example=8, **more)
     loaded = add_lora(settings, tiny_model())
     base = sum(p.nbytes for p in tiny_model().model.parameters())
@@ -157,41 +163,41 @@ def test_an_adapter_needs_memory_for_itself_alone(more: dict[str, Any]):
     weights = own if "max_off_policy_steps" in more else (base + own) / 2 if "bf16_sampling" in more else 0
     assert needed["sampler's weights"] == weights
     shared = clone_model(loaded.model)
-    mine = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
-    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in mine) == own
+    own_storage = {p.data_ptr() for p in shared.parameters()} - {p.data_ptr() for p in loaded.model.parameters()}
+    assert sum(p.nbytes for p in shared.parameters() if p.data_ptr() in own_storage) == own
 
 
 @pytest.mark.parametrize(("free", "status"), [(40e9, OK), (17e9, WARN), (8e9, FAIL), (None, OK)])
-def test_memory(free: float | None, status: str):
+def test_check_memory_compares_needed_and_free_memory(free: float | None, status: str):
     assert check_memory(NEEDED, None if free is None else int(free)).status == status
 
 
-def test_this_machine_has_some_memory():
+def test_memory_free_returns_a_plausible_value():
     free = memory_free(torch.device("cpu"))
     assert free is None or free > 1 << 20
 
 
 @pytest.mark.parametrize(("seconds", "status"), [(1, OK), (400, WARN), (1000, WARN)])
-def test_time(seconds: float, status: str):
+def test_check_time_warns_about_long_runs(seconds: float, status: str):
     finding = check_time(config(steps=100), seconds, seconds)
     assert finding.status == status
     if seconds == 400:
         assert "an interruption may cost 2.2 h" in finding.advice
 
 
-def test_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    def of(free: float) -> str:
+def test_check_disk_compares_needed_and_free_space(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    def status_with(free: float) -> str:
         monkeypatch.setattr(machine.shutil, "disk_usage", lambda path: SimpleNamespace(free=free))
         return check_disk(config(), NEEDED, 4000.0, tmp_path / "not" / "there").status
 
-    assert [of(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
+    assert [status_with(free) for free in (100e9, 41e9, 10e9)] == [OK, WARN, FAIL]
 
 
-def test_a_moving_reference_takes_room_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_synced_reference_is_counted_in_every_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(machine.shutil, "disk_usage", lambda folder: SimpleNamespace(free=1e12))
     needed = {**NEEDED, "reference model": 4e9}
-    seen = [
+    texts = [
         check_disk(config(kl_penalty=1.0, **more), needed, 0.0, tmp_path).seen
         for more in ({}, {"sync_reference_every": 5})
     ]
-    assert [text.split(";")[0] for text in seen] == ["checkpoints 40 GB", "checkpoints 52 GB"]
+    assert [text.split(";")[0] for text in texts] == ["checkpoints 40 GB", "checkpoints 52 GB"]

@@ -1,4 +1,4 @@
-"""What sampled groups say of a run."""
+"""Checks of sampled groups."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from rove.rendering.renderer import Renderer
 
 TURNS = [StepTokens([1, 2], [7, 8], [-0.1, -0.2]), StepTokens([1, 2, 7, 8, 3], [9], [-0.3])]
 FORKED = [TURNS[0], StepTokens([1, 2, 3], [9], [-0.3])]
-FORGETFUL = (  # leaves the thoughts of earlier turns out, like Qwen3
+TEMPLATE_WITHOUT_EARLIER_THOUGHTS = (  # omits the thoughts of earlier turns, like Qwen3
     "{% for m in messages %}<|{{ m['role'] }}|>"
     "{% if m['role'] == 'assistant' and not loop.last %}{{ m['content'].split('</think>')[-1] }}"
     "{% else %}{{ m['content'] }}{% endif %}<|end|>{% endfor %}"
@@ -36,26 +36,26 @@ FORGETFUL = (  # leaves the thoughts of earlier turns out, like Qwen3
 )
 
 
-def group(*rewards: float, key: str = "a", **scores: float) -> list[RolloutRecord]:
+def make_group(*rewards: float, key: str = "a", **scores: float) -> list[RolloutRecord]:
     records = [record_of(TURNS, reward, key, index) for index, reward in enumerate(rewards)]
-    told = {name: {name: value} for name, value in scores.items()}
+    functions = {name: {name: value} for name, value in scores.items()}
     return [
         msgspec.structs.replace(
-            r, scores=Scores(r.reward or 0.0, {"right": 0.0, **told.get("format", {})}, {"right": 1.0})
+            r, scores=Scores(r.reward or 0.0, {"right": 0.0, **functions.get("format", {})}, {"right": 1.0})
         )
         for r in records
     ]
 
 
-def failed_one() -> RolloutRecord:
+def failed_rollout() -> RolloutRecord:
     return record_of(reward=None, error=ErrorInfo("env_response", "ValueError", "no board"))
 
 
-def test_failures():
-    fine = group(0, 1)
-    assert check_failures(fine).status == OK
-    assert check_failures([*fine, failed_one()]).status == WARN
-    finding = check_failures([failed_one()])
+def test_check_failures():
+    without_failures = make_group(0, 1)
+    assert check_failures(without_failures).status == OK
+    assert check_failures([*without_failures, failed_rollout()]).status == WARN
+    finding = check_failures([failed_rollout()])
     assert finding.status == FAIL
     assert "env_response: ValueError: no board" in finding.seen
 
@@ -64,35 +64,35 @@ def test_failures():
     ("rewards", "status"),
     [([0, 0, 0, 1], OK), ([0, 0, 0, 0], FAIL), ([-0.1, -0.1], FAIL), ([-0.9, -0.1], OK), ([1, 1, 1, 0.9], WARN)],
 )
-def test_base_reward(rewards: list[float], status: str):
-    assert check_reward(group(*rewards)).status == status
+def test_check_reward(rewards: list[float], status: str):
+    assert check_reward(make_group(*rewards)).status == status
 
 
-def test_spread():
-    dead = [one for key in "bcd" for one in group(0, 0, key=key)]
-    assert check_advantages(group(0, 1)).status == OK
-    assert check_advantages(dead).status == FAIL
-    finding = check_advantages([*group(0, 1), *dead])
+def test_check_advantages():
+    zero_advantage = [record for key in "bcd" for record in make_group(0, 0, key=key)]
+    assert check_advantages(make_group(0, 1)).status == OK
+    assert check_advantages(zero_advantage).status == FAIL
+    finding = check_advantages([*make_group(0, 1), *zero_advantage])
     assert (finding.status, finding.seen) == (WARN, "3 of 4 groups have zero advantage")
     assert "25%" in finding.advice
 
 
-def test_format():
-    assert check_format(group(0, 1, format=0.9)).status == OK
-    assert check_format(group(0, 1, format=0.1)).status == WARN
-    assert check_format(group(0, 1)).status == SKIP
+def test_check_format():
+    assert check_format(make_group(0, 1, format=0.9)).status == OK
+    assert check_format(make_group(0, 1, format=0.1)).status == WARN
+    assert check_format(make_group(0, 1)).status == SKIP
 
 
-def cut(record: RolloutRecord) -> RolloutRecord:
+def truncate(record: RolloutRecord) -> RolloutRecord:
     steps = [msgspec.structs.replace(step, finish_reason="length") for step in record.steps]
     return msgspec.structs.replace(record, steps=steps)
 
 
-def test_truncation():
-    fine = group(0, 1)
-    assert check_truncation(fine, Lengths(), 32).status == OK
-    assert check_truncation([cut(one) for one in fine], Lengths(), 32).status == WARN
-    finding = check_truncation(fine, Lengths(100, 40, 5), 32)
+def test_check_truncation():
+    complete = make_group(0, 1)
+    assert check_truncation(complete, Lengths(), 32).status == OK
+    assert check_truncation([truncate(record) for record in complete], Lengths(), 32).status == WARN
+    finding = check_truncation(complete, Lengths(100, 40, 5), 32)
     assert (finding.status, finding.advice) == (WARN, "a scripted policy needs 40: -t 60")
 
 
@@ -107,39 +107,42 @@ def test_truncation():
         (Lengths(), Lengths(), SKIP),
     ],
 )
-def test_context(sampled: Lengths, scripted: Lengths, status: str):
+def test_check_context(sampled: Lengths, scripted: Lengths, status: str):
     assert check_context(sampled, scripted, 32, 100).status == status
 
 
 def conversation() -> RolloutRecord:
-    said: Any = [AssistantMessage("<think>x</think>4"), UserMessage("0 1"), AssistantMessage("<think>y</think>5")]
-    steps = [TrajectoryStep([UserMessage("2")], said[:1]), TrajectoryStep([UserMessage("2"), *said[:2]], said[2:])]
-    return record_of(prompt=[UserMessage("2")], completion=said, steps=steps)
+    messages: Any = [AssistantMessage("<think>x</think>4"), UserMessage("0 1"), AssistantMessage("<think>y</think>5")]
+    steps = [
+        TrajectoryStep([UserMessage("2")], messages[:1]),
+        TrajectoryStep([UserMessage("2"), *messages[:2]], messages[2:]),
+    ]
+    return record_of(prompt=[UserMessage("2")], completion=messages, steps=steps)
 
 
-def test_a_template_that_rewrites_history():
+def test_check_history_warns_about_templates_that_rewrite_history():
     tokenizer = bpe_tokenizer()
     plain = Renderer(tokenizer)
-    assert check_history(group(0, 1), [conversation()], plain).status == OK
+    assert check_history(make_group(0, 1), [conversation()], plain).status == OK
     assert check_history([record_of(FORKED)], [], plain).status == WARN
     assert check_history([record_of(TURNS[:1])], [], plain).status == SKIP
-    tokenizer.chat_template = FORGETFUL
+    tokenizer.chat_template = TEMPLATE_WITHOUT_EARLIER_THOUGHTS
     assert check_history([], [conversation()], Renderer(tokenizer)).status == WARN
     tokenizer.chat_template = "{{ raise_exception('no') }}"
     assert "rejects messages" in check_history([], [conversation()], Renderer(tokenizer)).seen
 
 
-def test_tokens():
-    assert check_tokens(group(0, 1)).status == OK
+def test_check_tokens():
+    assert check_tokens(make_group(0, 1)).status == OK
     assert check_tokens([record_of([None])]).status == FAIL
     assert check_tokens([record_of([StepTokens([1], [2], [])])]).status == FAIL
     assert check_tokens([record_of([StepTokens([1], [2], [float("nan")])])]).status == FAIL
     assert check_tokens([]).status == SKIP
 
 
-def test_lengths():
+def test_lengths_of():
     renderer = Renderer(bpe_tokenizer())
-    assert lengths_of(group(0, 1), renderer) == Lengths(5, 2, 2)
+    assert lengths_of(make_group(0, 1), renderer) == Lengths(5, 2, 2)
     steps = conversation().steps
     longest = len(renderer.prompt_ids(steps[1].prompt))
     first = len(renderer.prompt_ids(steps[0].prompt))
@@ -151,11 +154,13 @@ def test_lengths():
     assert lengths_of([conversation()], renderer) == Lengths()
 
 
-def test_all_together():
-    found = {one.name: one for one in check_samples(group(0, 1), [], tiny_model().renderer, 32, 1024)}
+def test_check_samples_runs_all_checks():
+    findings = {
+        finding.name: finding for finding in check_samples(make_group(0, 1), [], tiny_model().renderer, 32, 1024)
+    }
     names = ("rollouts", "base reward", "advantages", "max_tokens", "context", "history", "tokens")
-    assert {found[name].status for name in names} == {OK}
-    assert [one.name for one in check_samples([failed_one()], [], tiny_model().renderer, 32, 1024)][:2] == [
+    assert {findings[name].status for name in names} == {OK}
+    assert [finding.name for finding in check_samples([failed_rollout()], [], tiny_model().renderer, 32, 1024)][:2] == [
         "rollouts",
         "max_tokens",
     ]

@@ -1,4 +1,4 @@
-"""What the settings of an RL run say by themselves."""
+"""Checks of RL settings, environment and model name without sampling."""
 
 from __future__ import annotations
 
@@ -21,17 +21,17 @@ def config(**over: Any) -> RLConfig:
     return convert(RLConfig, upgrade({"env": "tictactoe", "model": "models/x", **over}))
 
 
-def found(**over: Any) -> dict[str, Finding]:
+def find(**over: Any) -> dict[str, Finding]:
     return {finding.name: finding for finding in check_settings(config(**over))}
 
 
-def test_the_defaults_are_fine():
-    assert {finding.status for finding in found().values()} == {OK}
+def test_the_default_settings_pass_all_checks():
+    assert {finding.status for finding in find().values()} == {OK}
 
 
 @pytest.mark.parametrize("over", [{"batch_size": 100}, {"rollouts_per_example": 1}, {"temperature": 0}, {"loss": "x"}])
-def test_what_rl_refuses_fails(over: dict[str, Any]):
-    findings = found(**over)
+def test_invalid_settings_fail(over: dict[str, Any]):
+    findings = find(**over)
     assert list(findings) == ["settings"]
     assert failed(findings.values())
 
@@ -51,8 +51,8 @@ def test_what_rl_refuses_fails(over: dict[str, Any]):
         ("schedule", {"checkpoint_every": 100}, "no checkpoint"),
     ],
 )
-def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: str):
-    findings = found(**over)
+def test_valid_but_inadvisable_settings_are_warnings(name: str, over: dict[str, Any], said: str):
+    findings = find(**over)
     assert findings[name].status == WARN
     assert not failed(findings.values())
     assert said in findings[name].advice
@@ -65,7 +65,7 @@ def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: 
         (3e-3, 5e5, 5e5, WARN),
         (1e-5, 5e5, 5e5, WARN),
         (1e-6, 6e8, 6e8, OK),
-        (5e-5, 6e8, 6e8, WARN),  # 57 to 2.4 %, as somebody has found out
+        (5e-5, 6e8, 6e8, WARN),  # fell from 57% to 2.4% in an experiment
         (5e-5, 6e8, 1e6, OK),  # an adapter
         (1e-3, 6e8, 1e6, WARN),
         (1e-2, 5e5, 5e5, WARN),
@@ -74,38 +74,38 @@ def test_what_is_allowed_but_rarely_wise(name: str, over: dict[str, Any], said: 
         (10, 6e8, 1e6, FAIL),
     ],
 )
-def test_learning_rates(rate: float, parameters: float, trained: float, status: str):
+def test_check_learning_rate(rate: float, parameters: float, trained: float, status: str):
     assert check_learning_rate(config(learning_rate=rate), int(parameters), int(trained)).status == status
 
 
-def test_an_adapter_takes_a_higher_rate_whatever_its_share_is():
+def test_higher_learning_rates_are_accepted_for_adapters_of_any_size():
     for rank, statuses in ((0, [OK, WARN, FAIL]), (8, [WARN, OK, WARN])):
         rates = [config(learning_rate=rate, lora_rank=rank) for rate in (3e-4, 5e-3, 3e-2)]
-        assert [check_learning_rate(one, 500_000, 400_000).status for one in rates] == statuses
+        assert [check_learning_rate(settings, 500_000, 400_000).status for settings in rates] == statuses
     slow = check_learning_rate(config(learning_rate=3e-4, lora_rank=8), 500_000, 400_000)
     assert slow.advice == "slow: --learning-rate 0.001 to 0.01 worked"
     assert "an adapter of" in slow.seen
 
 
-def test_adapters():
-    assert "adapter" not in found()
-    assert found(lora_rank=8)["adapter"].seen == "rank 8, alpha 32, all linear layers"
-    assert found(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
-    dropped = found(lora_rank=8, lora_dropout=0.1)["adapter"]
+def test_adapter_settings_are_checked():
+    assert "adapter" not in find()
+    assert find(lora_rank=8)["adapter"].seen == "rank 8, alpha 32, all linear layers"
+    assert find(lora_rank=8, lora_targets=["q_proj", "v_proj"])["adapter"].seen.endswith("32, q_proj, v_proj")
+    dropped = find(lora_rank=8, lora_dropout=0.1)["adapter"]
     assert dropped.status == WARN
     assert "sampled without dropout" in dropped.advice
-    assert found(lora_dropout=0.1)["settings"].status == FAIL
+    assert find(lora_dropout=0.1)["settings"].status == FAIL
 
 
-def test_datasets():
-    def of(env: Quiz) -> list[tuple[str, str]]:
-        return [(one.name, one.status) for one in check_environment(config(), env)]
+def test_check_environment_checks_the_dataset():
+    def statuses(env: Quiz) -> list[tuple[str, str]]:
+        return [(finding.name, finding.status) for finding in check_environment(config(), env)]
 
-    assert of(Quiz(count=500)) == [("dataset", OK)]
-    assert of(Quiz(count=3)) == [("dataset", WARN)]
-    assert of(Quiz(dataset=[])) == [("dataset", FAIL)]
-    assert of(Quiz(dataset=lambda: iter(rows(500)))) == [("dataset", OK)]
-    assert of(Quiz(count=500, sampling_args={"top_p": 0.8}))[1] == ("environment's sampling", WARN)
+    assert statuses(Quiz(count=500)) == [("dataset", OK)]
+    assert statuses(Quiz(count=3)) == [("dataset", WARN)]
+    assert statuses(Quiz(dataset=[])) == [("dataset", FAIL)]
+    assert statuses(Quiz(dataset=lambda: iter(rows(500)))) == [("dataset", OK)]
+    assert statuses(Quiz(count=500, sampling_args={"top_p": 0.8}))[1] == ("environment's sampling", WARN)
 
 
 @pytest.mark.parametrize(
@@ -120,13 +120,13 @@ def test_datasets():
         (20000, 20000, {"steps": 1000}, OK, "20,000 rows, the first 10,000 checked"),
     ],
 )
-def test_equal_rows_are_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):
+def test_equal_rows_count_as_one_example(count: int, different: int, over: dict[str, Any], status: str, seen: str):
     env = Quiz(dataset=[{"question": f"q{i % different}", "answer": "a"} for i in range(count)])
     [finding] = check_environment(config(**over), env)
     assert (finding.status, finding.seen) == (status, seen)
 
 
-def test_rows_made_as_they_are_read():
+def test_rows_of_a_generator_are_described():
     [finding] = check_environment(config(steps=10), Quiz(dataset=lambda: iter(rows(500))))
     assert finding.seen == "rows generated on demand, 320 of them used, each used 1 times"
 
@@ -151,16 +151,18 @@ def load_environment(first=0, count=300, apart=False):
         ({"apart": True}, OK, "mine: none of 100 rows is a training row"),
     ],
 )
-def test_what_is_measured_is_not_what_is_trained_on(tmp_path: Path, env_args: dict[str, Any], status: str, seen: str):
+def test_evaluation_rows_that_are_also_trained_on_are_a_warning(
+    tmp_path: Path, env_args: dict[str, Any], status: str, seen: str
+):
     environment(tmp_path, "quiz_rows", HELD_OUT)
-    measured = [EvaluationConfig(env="quiz_rows", name="mine", env_args=env_args)]
-    told = config(env="quiz_rows", env_dir=str(tmp_path), evaluation=measured)
-    dataset, held_out = check_environment(told, load_environment("quiz_rows", tmp_path))
+    evaluations = [EvaluationConfig(env="quiz_rows", name="mine", env_args=env_args)]
+    settings = config(env="quiz_rows", env_dir=str(tmp_path), evaluation=evaluations)
+    dataset, held_out = check_environment(settings, load_environment("quiz_rows", tmp_path))
     assert (held_out.name, held_out.status, held_out.seen) == ("held-out", status, seen)
     assert dataset.status == OK
 
 
-def test_scripted_players_cannot_be_trained():
-    unfit = check_model_name("scripted:teacher")
-    assert unfit is not None and unfit.status == FAIL
+def test_scripted_policies_cannot_be_trained():
+    finding = check_model_name("scripted:teacher")
+    assert finding is not None and finding.status == FAIL
     assert check_model_name("models/x") is None

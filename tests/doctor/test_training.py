@@ -1,4 +1,4 @@
-"""A training run looked at before it starts, whole: what is sampled, in which order things are said, and that nothing changes."""
+"""All checks before a training run: what is sampled, the order of findings, and that no files change."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-async def found(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
+async def find(folder: Path, groups: int = 3, **over: Any) -> dict[str, Finding]:
     settings = {"env": "letters", "env_dir": str(folder), "model": str(folder / "model"), "max_tokens": 6, **over}
     return {finding.name: finding async for finding in check_training(convert(RLConfig, upgrade(settings)), groups)}
 
 
-BOXED = """
+SANDBOX_SOURCE = """
 import rove as vf
 from rove.sandbox import LocalBackend
 
@@ -78,28 +78,30 @@ def load_environment(without=(), unsafe=False):
         ({"without": ["network"]}, FAIL, "code reaches the machine's network", "unsafe=True"),
     ],
 )
-async def test_what_a_sandbox_lacks_is_found(folder: Path, args: Any, status: str, seen: str, advice: str):
-    environment(folder, "boxed", BOXED)
-    one = (await found(folder, 0, env="boxed", env_args=args))["sandbox"]
-    assert one.status == status and seen in one.seen and advice in one.advice
+async def test_missing_sandbox_features_are_found(folder: Path, args: Any, status: str, seen: str, advice: str):
+    environment(folder, "boxed", SANDBOX_SOURCE)
+    finding = (await find(folder, 0, env="boxed", env_args=args))["sandbox"]
+    assert finding.status == status and seen in finding.seen and advice in finding.advice
 
 
-async def test_all_of_it(folder: Path):
-    told: list[tuple[str, int, int]] = []
+async def test_all_checks_run_in_order_and_change_no_files(folder: Path):
+    progress: list[tuple[str, int, int]] = []
     config = RLConfig(env="letters", env_dir=str(folder), model=str(folder / "model"), max_tokens=6)
-    findings = [one async for one in check_training(config, 3, on_progress=lambda *words: told.append(words))]
+    findings = [
+        finding async for finding in check_training(config, 3, on_progress=lambda *words: progress.append(words))
+    ]
     assert not failed(findings)
     names = [finding.name for finding in findings]
     assert names[:2] == ["settings", "batch"]
     assert names[-4:] == ["sampler = trainer", "memory", "time", "disk"]
     assert {"learning rate", "base reward", "advantages", "max_tokens", "context", "history"} < set(names)
-    assert ("sampling", 24, 24) in told
-    assert next(one for one in findings if one.name == "rollouts").seen == "24 sampled, none failed"
+    assert ("sampling", 24, 24) in progress
+    assert next(finding for finding in findings if finding.name == "rollouts").seen == "24 sampled, none failed"
     assert sorted({*os.listdir(folder)} - {"__pycache__"}) == ["letters", "model"]
 
 
-async def test_quick_samples_nothing(folder: Path):
-    findings = await found(folder, groups=0)
+async def test_without_groups_nothing_is_sampled(folder: Path):
+    findings = await find(folder, groups=0)
     assert findings["samples"].status == SKIP
     assert {"memory", "disk", "learning rate", "context"} < findings.keys()
     assert not {"time", "base reward"} & findings.keys()
@@ -117,44 +119,44 @@ async def test_quick_samples_nothing(folder: Path):
         ({"model": "gpt-5"}, "model", "no model 'gpt-5'"),
     ],
 )
-async def test_what_would_surely_fail(folder: Path, over: dict[str, Any], name: str, said: str):
-    findings = await found(folder, **over)
-    assert {one for one, finding in findings.items() if finding.status == FAIL} == {name}
+async def test_invalid_settings_models_and_environments_fail(folder: Path, over: dict[str, Any], name: str, said: str):
+    findings = await find(folder, **over)
+    assert {key for key, finding in findings.items() if finding.status == FAIL} == {name}
     assert said in findings[name].seen
 
 
-async def test_an_adapter(folder: Path):
-    plain, small = await found(folder), await found(folder, lora_rank=2)
+async def test_adapter_settings_are_checked(folder: Path):
+    plain, small = await find(folder), await find(folder, lora_rank=2)
     assert not failed(small.values())
     assert "an adapter of" in small["learning rate"].seen
     assert small["sampler = trainer"].status == "ok"
     assert small["adapter"].seen == "rank 2, alpha 32, all linear layers"
     assert small["disk"].seen != plain["disk"].seen
-    wrong = await found(folder, lora_rank=2, lora_targets=["q_prog"])
-    assert {one for one, finding in wrong.items() if finding.status == FAIL} == {"adapter"}
+    wrong = await find(folder, lora_rank=2, lora_targets=["q_prog"])
+    assert {key for key, finding in wrong.items() if finding.status == FAIL} == {"adapter"}
     assert "lora_targets has 'q_prog'" in wrong["adapter"].seen
 
 
-async def test_a_context_too_small_for_any_prompt(folder: Path):
+async def test_a_context_smaller_than_any_prompt_fails(folder: Path):
     tiny_model(context=4).save(folder / "small")
-    findings = await found(folder, model=str(folder / "small"))
+    findings = await find(folder, model=str(folder / "small"))
     assert findings["context"].status == FAIL
     assert failed(findings.values())
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("groups", [0, 2])
-async def test_answers_longer_than_the_context(folder: Path, groups: int):
+async def test_responses_longer_than_the_context_fail(folder: Path, groups: int):
     tiny_model(context=64).save(folder / "small")
-    findings = await found(folder, groups=groups, model=str(folder / "small"), max_tokens=64)
+    findings = await find(folder, groups=groups, model=str(folder / "small"), max_tokens=64)
     assert findings["context"].status == FAIL
     assert "of 64 tokens" in findings["context"].seen
     assert "at most -t" in findings["context"].advice
-    fits = await found(folder, groups=0, model=str(folder / "small"), max_tokens=6)
+    fits = await find(folder, groups=0, model=str(folder / "small"), max_tokens=6)
     assert fits["context"].status == "ok"
 
 
-async def test_raw_texts(folder: Path):
+async def test_environments_with_text_completions_are_checked(folder: Path):
     environment(folder, "texts", SOURCE.replace("policies=said", "message_type='completion', policies=said"))
     source = folder / "texts" / "texts.py"
     text = (
@@ -163,12 +165,12 @@ async def test_raw_texts(folder: Path):
         .replace('completion[0]["content"]', "completion")
     )
     source.write_text(text, encoding="utf-8")
-    assert (await found(folder, env="texts", groups=0))["context"].status == "ok"
-    findings = await found(folder, env="texts")
+    assert (await find(folder, env="texts", groups=0))["context"].status == "ok"
+    findings = await find(folder, env="texts")
     assert not failed(findings.values())
     assert "refuses" not in findings["history"].seen
     assert findings["context"].status == "ok"
 
 
-async def test_without_players(folder: Path):
-    assert not failed((await found(folder, env_args={"policies": False})).values())
+async def test_an_environment_without_scripted_policies_does_not_fail(folder: Path):
+    assert not failed((await find(folder, env_args={"policies": False})).values())

@@ -19,7 +19,7 @@ def forget() -> Iterator[None]:
 
 
 @pytest.mark.parametrize("trouble", ["no compiler", "it fails", "no folder"])
-def test_what_cannot_be_compiled_is_said_and_done_without(
+def test_pytorch_is_used_with_a_message_if_kernels_cannot_be_compiled(
     trouble: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
     folder = tmp_path / "cache"
@@ -41,15 +41,15 @@ def test_what_cannot_be_compiled_is_said_and_done_without(
 def test_kernels_are_compiled_once(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
     assert kernels.load_kernels(name, 2, 16) is not None
-    (made,) = (tmp_path / "rove").iterdir()
-    before = made.stat().st_mtime_ns
+    (library,) = (tmp_path / "rove").iterdir()
+    before = library.stat().st_mtime_ns
     kernels.load_kernels.cache_clear()
     assert kernels.load_kernels(name, 2, 16) is not None
     assert kernels.load_kernels(name, 1, 16) is not None
     assert len(list((tmp_path / "rove").iterdir())) == 2
-    assert made.stat().st_mtime_ns == before
+    assert library.stat().st_mtime_ns == before
 
 
-def test_shapes_without_kernels():
+def test_unsupported_shapes_have_no_kernels():
     assert kernels.load_kernels("decode", 2, 12) is None
     assert kernels.load_kernels("decode", 17, 16) is None

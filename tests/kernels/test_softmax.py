@@ -1,4 +1,4 @@
-"""The kernels of `softmax.c` against PyTorch."""
+"""The kernels of `softmax.c` compared with PyTorch."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def random_logits(rows: int, vocab: int, dtype: torch.dtype, seed: int = 0) -> t
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize("vocab", VOCABULARIES)
-def test_sums_entropies_and_gradients(vocab: int, dtype: torch.dtype):
+def test_softmax_sums_entropies_and_gradients_match_pytorch(vocab: int, dtype: torch.dtype):
     logits, scale = random_logits(5, vocab, dtype), torch.tensor([1.0, 0.5, 2.0, 1.0, 1.25])
     scaled = logits.float() * scale[:, None]
     logprobs = scaled.log_softmax(-1)
@@ -37,13 +37,15 @@ def test_sums_entropies_and_gradients(vocab: int, dtype: torch.dtype):
     torch.testing.assert_close(lse, scaled.logsumexp(-1), rtol=1e-6, atol=1e-5)
     torch.testing.assert_close(entropy, -(logprobs.exp() * logprobs).sum(-1), rtol=1e-4, atol=1e-5)
     run_rows(5, partial(library.softmax_gradient, *pointers(logits, scale, lse, entropy, factor, slope), vocab))
-    of_entropy = -slope[:, None] * (logprobs + entropy[:, None])
-    wanted = (logprobs.exp() * (factor[:, None] + of_entropy)).to(dtype)
-    torch.testing.assert_close(logits, wanted, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
+    entropy_gradient = -slope[:, None] * (logprobs + entropy[:, None])
+    expected = (logprobs.exp() * (factor[:, None] + entropy_gradient)).to(dtype)
+    torch.testing.assert_close(logits, expected, rtol=1e-5 if dtype == torch.float32 else 1e-2, atol=1e-6)
 
 
-def both(logits: torch.Tensor, temperature: list[float], seed: int) -> tuple[SampledTokens, SampledTokens]:
-    """Tokens sampled by the kernel and by PyTorch."""
+def sample_native_and_torch(
+    logits: torch.Tensor, temperature: list[float], seed: int
+) -> tuple[SampledTokens, SampledTokens]:
+    """Return the tokens sampled by the kernel and by PyTorch."""
     rows = [SamplerRow(SamplingParams(temperature=t), seed + i, [1]) for i, t in enumerate(temperature)]
     vocab = logits.shape[1]
     with pytest.MonkeyPatch.context() as patch:
@@ -55,31 +57,31 @@ def both(logits: torch.Tensor, temperature: list[float], seed: int) -> tuple[Sam
 
 @settings(deadline=None, max_examples=40)
 @given(st.sampled_from(VOCABULARIES), st.sampled_from(DTYPES), st.integers(0, 1 << 40))
-def test_tokens_are_those_of_pytorch(vocab: int, dtype: torch.dtype, seed: int):
+def test_sampled_tokens_match_pytorch(vocab: int, dtype: torch.dtype, seed: int):
     temperature = [1.0, 0.7, 0.0, 1.3, 1e-9]
-    native, torch_ = both(random_logits(5, vocab, dtype, seed % 1000), temperature, seed)
+    native, torch_ = sample_native_and_torch(random_logits(5, vocab, dtype, seed % 1000), temperature, seed)
     torch.testing.assert_close(native.logprobs, torch_.logprobs, rtol=1e-4, atol=1e-4)
-    # A draw at a border between two tokens may fall to either side, by rounding: then they are neighbors.
+    # Rounding can select either of two adjacent tokens if the random number is at their boundary.
     assert ((native.ids - torch_.ids).abs() <= 1).all()
 
 
-def test_tokens_of_probability_0_are_never_drawn_and_what_is_no_number_is_seen():
+def test_tokens_of_probability_0_are_not_sampled_and_nan_and_inf_give_nan():
     logits = random_logits(40, 10_007, torch.bfloat16)
     logits[:20, 3:] = -torch.inf
     logits[20, 10_006], logits[21, 5], logits[22, 10_006] = torch.nan, torch.nan, torch.inf
-    native, _ = both(logits, [1.0] * 40, 0)
+    native, _ = sample_native_and_torch(logits, [1.0] * 40, 0)
     assert native.ids[:20].max() <= 2
     assert native.logprobs[20:23].isnan().all() and native.logprobs[23:].isfinite().all()
 
 
-def test_draws_follow_the_distribution():
+def test_sampled_tokens_follow_the_distribution():
     vocab, count = 600, 20_000
     logits = random_logits(1, vocab, torch.float32)
     probabilities = logits[0].softmax(-1)
-    native, _ = both(logits.expand(count, -1).contiguous(), [1.0] * count, 7)
-    seen = torch.bincount(native.ids, minlength=vocab) / count
+    native, _ = sample_native_and_torch(logits.expand(count, -1).contiguous(), [1.0] * count, 7)
+    frequencies = torch.bincount(native.ids, minlength=vocab) / count
     common = probabilities > 0.005
-    error = ((seen - probabilities) / (probabilities * (1 - probabilities) / count).sqrt())[common]
+    error = ((frequencies - probabilities) / (probabilities * (1 - probabilities) / count).sqrt())[common]
     assert error.abs().max() < 4.5
 
 
@@ -97,7 +99,7 @@ def test_a_token_does_not_depend_on_the_options_of_other_rows():
     assert len(together.top[count + 1]) == 3
 
 
-def test_rows_without_a_possible_token_are_seen():
+def test_rows_without_a_possible_token_give_nan():
     for vocab in (9000, 9001):
         rows = [SamplerRow(SamplingParams(temperature=t), 0, [1]) for t in (0.0, 1.0)]
         sampled = Sampler(vocab, rows=rows).step(torch.full((2, vocab), -torch.inf))

@@ -1,4 +1,4 @@
-"""Adapters inside models: what they compute, merged, written, read by PEFT and by rove's engine, is one and the same."""
+"""LoRA adapters: equal results in training, merged, in PEFT and in the engine; saving, cloning and errors."""
 
 from __future__ import annotations
 
@@ -43,9 +43,9 @@ IDS = torch.arange(3, 43)[None]
 def with_adapter(
     loaded: LoadedModel, base: Path | str = "nowhere", seed: int = 1, *, rank: int = 3, alpha: float = 6.0, **more: Any
 ) -> LoadedModel:
-    """The model with an adapter strong enough to be noticed."""
-    given = {"dropout": 0.0, "targets": [], **more}
-    adapter = add_adapter(loaded.model, rank, alpha, **given, seed=seed, base=str(base))
+    """Return the model with a random adapter that changes the logits measurably."""
+    options = {"dropout": 0.0, "targets": [], **more}
+    adapter = add_adapter(loaded.model, rank, alpha, **options, seed=seed, base=str(base))
     generator, strength = torch.Generator().manual_seed(seed), 0.2 * (2 * rank / alpha) ** 0.5
     with torch.no_grad():
         for weight in trainable_parameters(loaded.model).values():
@@ -53,8 +53,8 @@ def with_adapter(
     return loaded._replace(adapter=adapter)
 
 
-def written(folder: Path, base: LoadedModel, seed: int = 1, **more: Any) -> LoadedModel:
-    """`base` in folder/base, and an adapter of it in folder/adapter; returns the model with the adapter inside."""
+def save_with_adapter(folder: Path, base: LoadedModel, seed: int = 1, **more: Any) -> LoadedModel:
+    """Save `base` to folder/base and an adapter to folder/adapter; return the model with the adapter."""
     base.save(folder / "base")
     loaded = with_adapter(base, folder / "base", seed, **more)
     loaded.save(folder / "adapter")
@@ -67,21 +67,21 @@ def logits(model: Any) -> torch.Tensor:
 
 
 def assert_close(ours: torch.Tensor, theirs: torch.Tensor) -> None:
-    """Within 1e-5 of the largest logit, in fp32."""
+    """Assert equality within 1e-5 of the largest logit."""
     assert (ours - theirs).abs().max() <= 1e-5 * theirs.abs().max()
 
 
 @pytest.mark.parametrize("family", first_quick(sorted(FAMILIES), 2))
-def test_a_merged_adapter_is_the_adapter(family: str, tmp_path: Path):
-    loaded = written(tmp_path, family_model(family))
-    wanted = logits(loaded.model)
+def test_a_merged_adapter_gives_the_same_logits(family: str, tmp_path: Path):
+    loaded = save_with_adapter(tmp_path, family_model(family))
+    expected = logits(loaded.model)
     merged = load_model(tmp_path / "adapter", device="cpu")
     assert type(merged.model) is type(loaded.model)
     assert merged.adapter is None
     assert all(parameter.requires_grad for parameter in merged.model.parameters())
     assert not any("lora" in name for name, _ in merged.model.named_modules())
-    assert_close(logits(merged.model), wanted)
-    assert (logits(load_model(tmp_path / "base", device="cpu").model) - wanted).abs().max() > 0.1
+    assert_close(logits(merged.model), expected)
+    assert (logits(load_model(tmp_path / "base", device="cpu").model) - expected).abs().max() > 0.1
     merged.save(tmp_path / "merged")
     assert torch.equal(logits(load_model(tmp_path / "merged", device="cpu").model), logits(merged.model))
 
@@ -94,9 +94,11 @@ def test_a_merged_adapter_is_the_adapter(family: str, tmp_path: Path):
     targets=st.sets(st.sampled_from(["q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"])),
     seed=st.integers(0, 99),
 )
-def test_whatever_its_settings(tmp_path_factory: Any, rank: int, alpha: float, targets: set[str], seed: int):
+def test_a_merged_adapter_gives_the_same_logits_for_any_settings(
+    tmp_path_factory: Any, rank: int, alpha: float, targets: set[str], seed: int
+):
     folder = tmp_path_factory.mktemp("any")
-    loaded = written(folder, tiny_model(), seed, rank=rank, alpha=alpha, targets=sorted(targets))
+    loaded = save_with_adapter(folder, tiny_model(), seed, rank=rank, alpha=alpha, targets=sorted(targets))
     assert_close(logits(load_model(folder / "adapter", device="cpu").model), logits(loaded.model))
     names = {name.split(".lora_")[0].rpartition(".")[2] for name in trainable_parameters(loaded.model)}
     assert names == (targets or {"q_proj", "k_proj", "v_proj", "o_proj", "up_proj", "down_proj", "gate_proj"})
@@ -105,12 +107,12 @@ def test_whatever_its_settings(tmp_path_factory: Any, rank: int, alpha: float, t
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2", "gemma2"])
-def test_peft_reads_what_is_written(arch: str, tmp_path: Path):
-    loaded = written(tmp_path, tiny_model(arch))
-    theirs = PeftModel.from_pretrained(
+def test_peft_can_load_saved_adapters(arch: str, tmp_path: Path):
+    loaded = save_with_adapter(tmp_path, tiny_model(arch))
+    peft_model = PeftModel.from_pretrained(
         AutoModelForCausalLM.from_pretrained(tmp_path / "base"), str(tmp_path / "adapter")
     )
-    assert_close(logits(theirs), logits(loaded.model))
+    assert_close(logits(peft_model), logits(loaded.model))
     assert {file.name for file in (tmp_path / "adapter").iterdir()} == {
         "adapter_config.json",
         "adapter_model.safetensors",
@@ -121,62 +123,64 @@ def test_peft_reads_what_is_written(arch: str, tmp_path: Path):
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2"])
-async def test_the_engine_serves_it_by_name(arch: str, tmp_path: Path):
-    written(tmp_path, tiny_model(arch))
+async def test_the_engine_serves_an_adapter_by_name(arch: str, tmp_path: Path):
+    save_with_adapter(tmp_path, tiny_model(arch))
     merged = load_model(tmp_path / "adapter", device="cpu")
     engine = Engine(load_model(tmp_path / "base", device="cpu").model, sorted(merged.renderer.stop_ids))
     engine.load_adapter("mine", tmp_path / "adapter")
-    made = await engine.generate(
+    generation = await engine.generate(
         IDS[0].tolist(), SamplingParams(max_tokens=12, ignore_eos=True), seed=5, adapter="mine"
     )
-    assert_agrees(merged, IDS[0].tolist(), made, 5, 1.0)
+    assert_agrees(merged, IDS[0].tolist(), generation, 5, 1.0)
 
 
 @pytest.mark.parametrize("native", [True, False])
 @pytest.mark.parametrize("family", first_quick(sorted(FAMILIES), 2))
 async def test_the_engine_samples_with_the_adapter_inside(family: str, native: bool):
-    """Both of its ways of computing do: the fast one adds it to its copies of the weights, the slow one runs PEFT's modules."""
+    """The native path merges the adapter into its copies of the weights; the other path runs PEFT's modules."""
     loaded = family_model(family)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
     assert engine.is_fast == (family in FAST)
     before = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
     loaded = with_adapter(loaded)
     engine = Engine(loaded.model, sorted(loaded.renderer.stop_ids), native=native)
-    said = []
+    logprobs = []
     for version in (1, 2):
         engine.update_weights(
             version, {name: weight / version for name, weight in trainable_parameters(loaded.model).items()}
         )
-        made = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
-        assert_agrees(loaded, IDS[0].tolist(), made, 2, 1.0)
-        assert made.policy_version == version
-        said.append(made.logprobs)
-    assert said[0] != said[1] != before.logprobs
+        generation = await engine.generate(IDS[0].tolist(), SamplingParams(max_tokens=8, ignore_eos=True), seed=2)
+        assert_agrees(loaded, IDS[0].tolist(), generation, 2, 1.0)
+        assert generation.policy_version == version
+        logprobs.append(generation.logprobs)
+    assert logprobs[0] != logprobs[1] != before.logprobs
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2", "gemma2"])
-def test_a_new_adapter_changes_nothing_and_is_all_that_is_trained(arch: str):
+def test_a_new_adapter_does_not_change_logits_and_only_it_is_trained(arch: str):
     loaded = tiny_model(arch)
     before = logits(loaded.model)
-    wide = {name for name, layer in loaded.model.named_modules() if isinstance(layer, torch.nn.Linear)} - {"lm_head"}
+    linear_layers = {name for name, layer in loaded.model.named_modules() if isinstance(layer, torch.nn.Linear)} - {
+        "lm_head"
+    }
     add_adapter(loaded.model, 2, 32, 0.0, [], 0, "base")
     assert torch.equal(logits(loaded.model), before)
-    assert {name.split(".lora_")[0] for name in trainable_parameters(loaded.model)} == wide
+    assert {name.split(".lora_")[0] for name in trainable_parameters(loaded.model)} == linear_layers
     loaded.model(input_ids=IDS).logits.logsumexp(-1).sum().backward()
-    held = {name for name, parameter in loaded.model.named_parameters() if parameter.grad is not None}
-    assert held == trainable_parameters(loaded.model).keys()
-    assert all(".lora_" in name for name in held)
+    with_gradient = {name for name, parameter in loaded.model.named_parameters() if parameter.grad is not None}
+    assert with_gradient == trainable_parameters(loaded.model).keys()
+    assert all(".lora_" in name for name in with_gradient)
 
 
-def test_the_model_stays_what_it_was():
-    """Its class, its attention, the way it is packed and its fast linear layers; PEFT's, too, become fast."""
+def test_adding_an_adapter_keeps_the_model_class_packing_and_fast_layers():
+    """The class, packing and fast linear layers of the model do not change, and the LoRA layers are fast, too."""
     loaded = tiny_model()
-    kind = type(loaded.model)
-    fast = sum(isinstance(layer, FastLinear) for layer in loaded.model.modules())
+    model_class = type(loaded.model)
+    fast_layers = sum(isinstance(layer, FastLinear) for layer in loaded.model.modules())
     add_adapter(loaded.model, 2, 32, 0.1, [], 0, "base")
-    assert type(loaded.model) is kind
+    assert type(loaded.model) is model_class
     assert can_pack(loaded.model)
-    assert sum(isinstance(layer, FastLinear) for layer in loaded.model.modules()) == fast
+    assert sum(isinstance(layer, FastLinear) for layer in loaded.model.modules()) == fast_layers
     assert sum(isinstance(layer, FastLoRA) for layer in loaded.model.modules()) == 7 * 2
     assert not any(layer.training for layer in loaded.model.modules())
 
@@ -188,8 +192,8 @@ def test_the_model_stays_what_it_was():
     bf16=st.booleans(),
     first=st.booleans(),
 )
-def test_a_fast_layer_says_what_pefts_says(shape: tuple[int, ...], rank: int, bf16: bool, first: bool):
-    """Forward to rounding, and gradients, in bf16 to that of its eight bits; also where inputs have no gradient."""
+def test_a_fast_lora_layer_matches_the_layer_of_peft(shape: tuple[int, ...], rank: int, bf16: bool, first: bool):
+    """Outputs and gradients agree up to rounding (of bf16 if set), also without gradients of the inputs."""
     loaded = with_adapter(tiny_model(), rank=rank)
     layer = loaded.model.model.layers[0].mlp.up_proj
     assert type(layer) is FastLoRA
@@ -197,24 +201,24 @@ def test_a_fast_layer_says_what_pefts_says(shape: tuple[int, ...], rank: int, bf
     x = torch.randn(*shape, 32, generator=torch.Generator().manual_seed(rank))
     results = []
     for forward in (FastLoRA.forward, lora.Linear.forward):
-        given = x.clone().requires_grad_(not first)
-        out = forward(layer, given)
+        x_input = x.clone().requires_grad_(not first)
+        out = forward(layer, x_input)
         layer.zero_grad()
         (out.tanh() * torch.linspace(-1, 1, 64)).sum().backward()
         assert layer.base_layer.weight.grad is None
         grads = [layer.lora_A["default"].weight.grad, layer.lora_B["default"].weight.grad]
         with torch.no_grad():
             torch.testing.assert_close(forward(layer, x), out.detach(), rtol=0, atol=0)
-        results.append([out.detach(), *grads, *([] if first else [given.grad])])
+        results.append([out.detach(), *grads, *([] if first else [x_input.grad])])
     torch.testing.assert_close(results[0][0], results[1][0], rtol=1e-5, atol=1e-5)
-    ours, theirs = (torch.cat([grad.flatten() for grad in grads]) for _, *grads in results)
-    assert (ours - theirs).norm() <= (3e-2 if bf16 else 1e-5) * theirs.norm()
+    rove_grads, peft_grads = (torch.cat([grad.flatten() for grad in grads]) for _, *grads in results)
+    assert (rove_grads - peft_grads).norm() <= (3e-2 if bf16 else 1e-5) * peft_grads.norm()
 
 
-def test_its_seed_alone_decides_how_it_starts():
+def test_initial_adapter_weights_depend_only_on_the_seed():
     states = []
-    for seed, drawn in ((0, 0), (0, 3), (1, 0)):
-        torch.manual_seed(drawn)
+    for seed, global_seed in ((0, 0), (0, 3), (1, 0)):
+        torch.manual_seed(global_seed)
         loaded = tiny_model()
         before = torch.get_rng_state()
         add_adapter(loaded.model, 2, 32, 0.0, [], seed, "base")
@@ -224,7 +228,7 @@ def test_its_seed_alone_decides_how_it_starts():
     assert not torch.equal(states[0], states[2])
 
 
-def test_layers_that_are_not_there_are_refused():
+def test_unknown_target_layers_are_rejected():
     for name in ("q_prog", "lm_head", "embed_tokens"):
         loaded = tiny_model()
         with pytest.raises(ConfigError, match=f"lora_targets has '{name}'.*q_proj"):
@@ -232,69 +236,69 @@ def test_layers_that_are_not_there_are_refused():
         assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
-def test_a_twin_shares_all_but_the_adapter():
+def test_a_clone_shares_all_weights_but_the_adapter():
     loaded = with_adapter(tiny_model())
-    other = clone_model(loaded.model)
-    ours, theirs = dict(loaded.model.named_parameters()), dict(other.named_parameters())
-    assert ours.keys() == theirs.keys()
-    own = {name for name in ours if ours[name].data_ptr() != theirs[name].data_ptr()}
-    assert own == trainable_parameters(loaded.model).keys()
-    wanted = logits(loaded.model)
-    assert torch.equal(logits(other), wanted)
+    clone = clone_model(loaded.model)
+    ours, cloned = dict(loaded.model.named_parameters()), dict(clone.named_parameters())
+    assert ours.keys() == cloned.keys()
+    not_shared = {name for name in ours if ours[name].data_ptr() != cloned[name].data_ptr()}
+    assert not_shared == trainable_parameters(loaded.model).keys()
+    expected = logits(loaded.model)
+    assert torch.equal(logits(clone), expected)
     with torch.no_grad():
-        for weight in trainable_parameters(other).values():
+        for weight in trainable_parameters(clone).values():
             weight.mul_(2)
-    assert torch.equal(logits(loaded.model), wanted)
-    copy_weights(other, trainable_parameters(loaded.model))
-    assert torch.equal(logits(other), wanted)
+    assert torch.equal(logits(loaded.model), expected)
+    copy_weights(clone, trainable_parameters(loaded.model))
+    assert torch.equal(logits(clone), expected)
 
 
-def test_a_twin_of_a_model_that_is_trained_as_a_whole_shares_nothing():
+def test_a_clone_of_a_fully_trained_model_shares_no_weights():
     model = tiny_model().model
-    ours, theirs = ({p.data_ptr() for p in one.parameters()} for one in (model, clone_model(model)))
-    assert not ours & theirs
+    ours, cloned = ({p.data_ptr() for p in m.parameters()} for m in (model, clone_model(model)))
+    assert not ours & cloned
 
 
 @pytest.mark.parametrize("arch", ["llama", "lfm2", "gemma2"])
-async def test_switched_off_it_is_the_base_to_the_bit(arch: str):
-    wanted = logits(tiny_model(arch).model)
+async def test_with_adapters_disabled_the_model_equals_the_base_exactly(arch: str):
+    expected = logits(tiny_model(arch).model)
     loaded = with_adapter(tiny_model(arch))
-    other = clone_model(loaded.model)
-    disable_adapters(other)
-    assert torch.equal(logits(other), wanted)
-    assert not torch.equal(logits(loaded.model), wanted)
-    said = [
+    disabled = clone_model(loaded.model)
+    disable_adapters(disabled)
+    assert torch.equal(logits(disabled), expected)
+    assert not torch.equal(logits(loaded.model), expected)
+    generations = [
         await EngineClient.from_model(loaded._replace(model=model)).engine.generate(
             [5, 6, 7], SamplingParams(max_tokens=6), seed=1
         )
-        for model in (other, tiny_model(arch).model)
+        for model in (disabled, tiny_model(arch).model)
     ]
-    assert said[0].logprobs == said[1].logprobs
+    assert generations[0].logprobs == generations[1].logprobs
 
 
-def test_weights_of_the_adapter_alone_travel():
+def test_the_engine_accepts_adapter_weights_or_all_weights():
     loaded = with_adapter(tiny_model())
     engine = Engine(clone_model(loaded.model), [])
-    some = dict(list(trainable_parameters(loaded.model).items())[1:])
-    for wrong in (some, {**trainable_parameters(loaded.model), "other": torch.zeros(1)}):
+    incomplete = dict(list(trainable_parameters(loaded.model).items())[1:])
+    for wrong in (incomplete, {**trainable_parameters(loaded.model), "other": torch.zeros(1)}):
         with pytest.raises(ConfigError, match="weights do not match the model"):
             engine.update_weights(1, wrong)
     engine.update_weights(1, {name: weight * 3 for name, weight in trainable_parameters(loaded.model).items()})
-    engine.update_weights(2, dict(loaded.model.named_parameters()))  # or all of them
+    engine.update_weights(2, dict(loaded.model.named_parameters()))  # all weights are accepted, too
     assert torch.equal(logits(engine.model), logits(loaded.model))
 
 
-def test_an_adapter_of_an_adapter(tmp_path: Path):
-    """SFT with one and RL with the next: each folder's base is the one before."""
-    written(tmp_path, tiny_model())
+def test_the_base_of_an_adapter_can_be_an_adapter(tmp_path: Path):
+    """For example SFT with one adapter and RL with the next: the base of each folder is the previous one."""
+    save_with_adapter(tmp_path, tiny_model())
     first = load_model(tmp_path / "adapter", device="cpu")
-    both = with_adapter(first, tmp_path / "adapter", seed=2)
-    both.save(tmp_path / "second")
-    assert_close(logits(load_model(tmp_path / "second", device="cpu").model), logits(both.model))
+    with_both = with_adapter(first, tmp_path / "adapter", seed=2)
+    with_both.save(tmp_path / "second")
+    assert_close(logits(load_model(tmp_path / "second", device="cpu").model), logits(with_both.model))
 
 
-def test_what_tells_its_weights_from_others_is_its_bases_too(tmp_path: Path):
-    loaded = written(tmp_path, tiny_model())
+def test_the_digest_of_an_adapter_includes_its_base(tmp_path: Path):
+    loaded = save_with_adapter(tmp_path, tiny_model())
     adapter, name = tmp_path / "adapter", digest_model(tmp_path / "adapter")
     assert adapter_base(adapter) == str(tmp_path / "base")
     assert adapter_base(tmp_path / "base") is None
@@ -306,13 +310,13 @@ def test_what_tells_its_weights_from_others_is_its_bases_too(tmp_path: Path):
     assert digest_model(adapter) != name
 
 
-def spoil(folder: Path, what: str) -> None:
+def damage(folder: Path, what: str) -> None:
     config, weights = folder / "adapter/adapter_config.json", folder / "adapter/adapter_model.safetensors"
-    told, held = json.loads(config.read_text()), load_file(weights)
+    values, tensors = json.loads(config.read_text()), load_file(weights)
     if what == "base gone":
         (folder / "base").rename(folder / "elsewhere")
     elif what == "no base":
-        config.write_text(json.dumps({**told, "base_model_name_or_path": None}))
+        config.write_text(json.dumps({**values, "base_model_name_or_path": None}))
     elif what == "torn":
         config.write_text("{")
     elif what == "no weights":
@@ -320,13 +324,13 @@ def spoil(folder: Path, what: str) -> None:
     elif what == "torn weights":
         weights.write_bytes(b"none")
     elif what == "other shape":
-        config.write_text(json.dumps({**told, "r": 5}))
+        config.write_text(json.dumps({**values, "r": 5}))
     elif what == "some missing":
-        held.popitem()
-        save_file(held, weights)
+        tensors.popitem()
+        save_file(tensors, weights)
     elif what == "other model":
         tiny_model("lfm2").save(folder / "base")
-        (folder / "adapter/base.txt").unlink()  # as PEFT writes it
+        (folder / "adapter/base.txt").unlink()  # PEFT does not write this file
     elif what == "other weights":
         tiny_model(seed=7).save(folder / "base")
 
@@ -348,15 +352,15 @@ def spoil(folder: Path, what: str) -> None:
         ),
     ],
 )
-def test_what_cannot_be_loaded_is_told(tmp_path: Path, what: str, said: str):
-    written(tmp_path, tiny_model())
-    spoil(tmp_path, what)
+def test_adapters_that_cannot_be_loaded_are_rejected_with_the_cause(tmp_path: Path, what: str, said: str):
+    save_with_adapter(tmp_path, tiny_model())
+    damage(tmp_path, what)
     with pytest.raises(ConfigError, match=said):
         load_model(tmp_path / "adapter", device="cpu")
 
 
-def test_where_there_is_none_it_is_told_where_one_is(tmp_path: Path):
-    written(tmp_path, tiny_model())
+def test_a_missing_adapter_is_an_error_that_suggests_a_folder(tmp_path: Path):
+    save_with_adapter(tmp_path, tiny_model())
     with pytest.raises(ConfigError, match="is not an adapter: it has no adapter_config.json"):
         load_adapter(tmp_path / "base")
     (tmp_path / "adapter").rename(tmp_path / "final")
@@ -366,15 +370,15 @@ def test_where_there_is_none_it_is_told_where_one_is(tmp_path: Path):
         load_model(tmp_path)
 
 
-def test_without_peft_what_to_install_is_told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    written(tmp_path, tiny_model())
+def test_a_missing_peft_package_is_an_error_that_names_the_extra(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    save_with_adapter(tmp_path, tiny_model())
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"pip install 'rove\[train\]'"):
         load_model(tmp_path / "adapter")
 
 
-def test_its_tensors_are_the_weights_themselves():
+def test_adapter_tensors_share_memory_with_the_weights():
     loaded = with_adapter(tiny_model())
     assert isinstance(loaded.adapter, Adapter)
-    places = {tensor.data_ptr() for tensor in loaded.tensors().values()}
-    assert places == {weight.data_ptr() for weight in trainable_parameters(loaded.model).values()}
+    addresses = {tensor.data_ptr() for tensor in loaded.tensors().values()}
+    assert addresses == {weight.data_ptr() for weight in trainable_parameters(loaded.model).values()}

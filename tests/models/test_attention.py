@@ -1,4 +1,4 @@
-"""X."""
+"""Attention for packed sequences, whole models and decoding, compared with reference implementations."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ SHAPES = st.sampled_from([(4, 2, 16), (2, 2, 8), (8, 1, 32), (3, 1, 24)])
 
 @st.composite
 def packings(draw: st.DrawFn) -> tuple[Packing, int]:
-    """Sequences that begin with another's first tokens or with nothing, and the tokens of all."""
+    """Generate a packing of sequences that may share prefixes, and its total number of tokens."""
     paths: list[np.ndarray] = []
     shared, count = [], 0
     for _ in range(draw(st.integers(1, 6))):
         source = paths[draw(st.integers(0, len(paths) - 1))] if paths and draw(st.booleans()) else np.empty(0, np.int64)
-        common = draw(st.integers(0, len(source)))
-        new = draw(st.integers(0 if common else 1, 40))
-        paths.append(np.concatenate([source[:common], np.arange(count, count + new)]))
-        shared.append(common)
+        prefix_length = draw(st.integers(0, len(source)))
+        new = draw(st.integers(0 if prefix_length else 1, 40))
+        paths.append(np.concatenate([source[:prefix_length], np.arange(count, count + new)]))
+        shared.append(prefix_length)
         count += new
     return Packing(paths, np.array(shared), torch.device("cpu")), count
 
 
-def one_by_one(
+def separate_attention(
     query: torch.Tensor, key: torch.Tensor, value: torch.Tensor, packing: Packing, scale: float
 ) -> torch.Tensor:
     out: dict[int, torch.Tensor] = {}
@@ -54,7 +54,7 @@ def one_by_one(
 @pytest.mark.parametrize("native", [True, False])
 @settings(deadline=None, max_examples=40)
 @given(packings(), SHAPES, st.integers(0, 1000))
-def test_it_is_attention_of_every_sequence_by_itself(
+def test_packed_attention_equals_separate_attention_of_each_sequence(
     native: bool, threads: int, packed: tuple[Packing, int], shape: tuple[int, int, int], seed: int
 ):
     packing, count = packed
@@ -71,7 +71,7 @@ def test_it_is_attention_of_every_sequence_by_itself(
             patch.setattr(kernels, "load_kernels", lambda *args: None)
         elif kernels.load_kernels("attention", queries // keys, size) is None:
             pytest.skip("there is no C compiler")
-        for attend, dtype in ((packed_attention, torch.float32), (one_by_one, torch.float64)):
+        for attend, dtype in ((packed_attention, torch.float32), (separate_attention, torch.float64)):
             inputs = [x.to(dtype).requires_grad_() for x in given_tensors]
             out = attend(*inputs, packing, 0.3)
             (out * weights).sum().backward()
@@ -80,7 +80,7 @@ def test_it_is_attention_of_every_sequence_by_itself(
         torch.testing.assert_close(ours.double(), exact, rtol=1e-4, atol=1e-5)
 
 
-def test_what_is_no_number_stays_none():
+def test_packed_attention_propagates_nan():
     packing = Packing([np.arange(3)], np.array([0]), torch.device("cpu"))
     query, key, value = (torch.zeros(1, 2, 3, 16) for _ in range(3))
     key[0, 0, 1, 0] = float("nan")
@@ -106,7 +106,7 @@ def reference(
 
 
 def causal(queries: int, keys: int) -> torch.Tensor:
-    """The last query stands on the last key."""
+    """Return a causal mask in which the last query is at the position of the last key."""
     return torch.arange(keys) <= torch.arange(keys - queries, keys)[:, None]
 
 
@@ -120,21 +120,21 @@ def attend(
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (1, 6), (3, 7), (1, 1)])
-def test_without_a_mask_it_is_causal_from_the_last_key_backwards(kv_heads: int, queries: int, keys: int):
+def test_attention_without_a_mask_is_causal_and_aligned_to_the_last_key(kv_heads: int, queries: int, keys: int):
     query, key, value = inputs(kv_heads, queries, keys)
     torch.testing.assert_close(attend(query, key, value, None), reference(query, key, value, causal(queries, keys)))
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
 @pytest.mark.parametrize(("queries", "keys"), [(6, 6), (1, 9), (4, 9)])
-def test_a_mask_says_what_each_query_of_each_row_sees(kv_heads: int, queries: int, keys: int):
+def test_attention_applies_the_mask_of_each_row_and_query(kv_heads: int, queries: int, keys: int):
     query, key, value = inputs(kv_heads, queries, keys)
     mask = torch.rand(3, 1, queries, keys, generator=torch.Generator().manual_seed(1)) < 0.5
     mask[..., 0] = True
     torch.testing.assert_close(attend(query, key, value, mask), reference(query, key, value, mask))
 
 
-def test_masked_keys_may_hold_any_finite_garbage():
+def test_values_of_masked_keys_do_not_matter():
     query, key, value = inputs(1, 1, 6)
     mask = (torch.arange(6) < 4).expand(3, 1, 1, 6)
     clean = attend(query, key, value, mask)
@@ -142,53 +142,51 @@ def test_masked_keys_may_hold_any_finite_garbage():
     assert torch.equal(attend(query, key, value, mask), clean)
 
 
-def test_scaling_is_the_models_own():
+def test_the_scaling_of_the_model_is_used():
     query, key, value = inputs(2, 5, 5)
-    wanted = reference(query, key, value, causal(5, 5), scale=0.5)
-    torch.testing.assert_close(attend(query, key, value, None, scaling=0.5), wanted)
+    expected = reference(query, key, value, causal(5, 5), scale=0.5)
+    torch.testing.assert_close(attend(query, key, value, None, scaling=0.5), expected)
     torch.testing.assert_close(
-        attend(query, key, value, causal(5, 5)[None, None].expand(3, 1, 5, 5), scaling=0.5), wanted
+        attend(query, key, value, causal(5, 5)[None, None].expand(3, 1, 5, 5), scaling=0.5), expected
     )
 
 
-def test_gradients_are_those_of_the_reference():
+def test_gradients_match_the_reference():
     q, k, v = (x.requires_grad_() for x in inputs(2, 5, 5))
-    wanted = torch.autograd.grad(reference(q, k, v, causal(5, 5)).square().sum(), [q, k, v])
+    expected = torch.autograd.grad(reference(q, k, v, causal(5, 5)).square().sum(), [q, k, v])
     for mask in (None, causal(5, 5).expand(3, 1, 5, 5)):
-        got = torch.autograd.grad(attend(q, k, v, mask).square().sum(), [q, k, v])
-        for ours, theirs in zip(got, wanted, strict=True):
-            torch.testing.assert_close(ours, theirs)
+        actual = torch.autograd.grad(attend(q, k, v, mask).square().sum(), [q, k, v])
+        for grad, reference_grad in zip(actual, expected, strict=True):
+            torch.testing.assert_close(grad, reference_grad)
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
 @pytest.mark.parametrize("kv_heads", first_quick([4, 2, 1]))
-def test_whole_models_agree_with_transformers_own_attention(arch: str, kv_heads: int):
+def test_models_give_the_same_logits_as_with_attention_of_transformers(arch: str, kv_heads: int):
     loaded = tiny_model(arch, kv_heads=kv_heads)
     ids = torch.randint(0, 300, (2, 12), generator=torch.Generator().manual_seed(0))
     assert loaded.model.config._attn_implementation == "rove"
-    seen = {}
+    results = {}
     for name in ("rove", "eager", "sdpa"):
         loaded.model.set_attn_implementation(name)
         with torch.inference_mode():
-            first = loaded.model(
-                input_ids=ids[:, :5], use_cache=True
-            )  # a chunked prefill through transformers' own cache
-            rest = loaded.model(input_ids=ids[:, 5:11], past_key_values=first.past_key_values, use_cache=True)
-            last = loaded.model(input_ids=ids[:, 11:], past_key_values=rest.past_key_values, use_cache=True)
+            first = loaded.model(input_ids=ids[:, :5], use_cache=True)  # chunked prefill with the cache of transformers
+            second = loaded.model(input_ids=ids[:, 5:11], past_key_values=first.past_key_values, use_cache=True)
+            third = loaded.model(input_ids=ids[:, 11:], past_key_values=second.past_key_values, use_cache=True)
             whole = loaded.model(input_ids=ids, use_cache=False).logits
-        chunked = torch.cat([first.logits, rest.logits, last.logits], dim=1)
+        chunked = torch.cat([first.logits, second.logits, third.logits], dim=1)
         torch.testing.assert_close(chunked, whole, rtol=1e-4, atol=1e-5)
-        seen[name] = whole
-    torch.testing.assert_close(seen["rove"], seen["eager"], rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(seen["rove"], seen["sdpa"], rtol=1e-4, atol=1e-5)
+        results[name] = whole
+    torch.testing.assert_close(results["rove"], results["eager"], rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(results["rove"], results["sdpa"], rtol=1e-4, atol=1e-5)
 
 
-def test_a_padding_mask_is_refused_not_ignored():
+def test_a_padding_mask_is_rejected():
     model = tiny_model().model
     ids = torch.ones(2, 4, dtype=torch.long)
-    holes = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
+    padding_mask = torch.tensor([[1, 1, 1, 1], [0, 0, 1, 1]])
     with pytest.raises(ValueError, match="padding mask"):
-        model(input_ids=ids, attention_mask=holes)
+        model(input_ids=ids, attention_mask=padding_mask)
     assert torch.equal(model(input_ids=ids, attention_mask=torch.ones_like(ids)).logits, model(input_ids=ids).logits)
 
 
@@ -204,7 +202,7 @@ def test_a_padding_mask_is_refused_not_ignored():
         (GptOssConfig(), False),  # attention sinks
     ],
 )
-def test_only_plain_attention_is_replaced(config: Any, ours: bool):
+def test_is_plain_accepts_only_plain_attention(config: Any, ours: bool):
     assert is_plain(config) is ours
 
 
@@ -229,23 +227,23 @@ def test_a_model_with_sliding_windows_keeps_its_own_attention():
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_one_new_token_per_sequence(kv_heads: int):
+def test_attend_decode_matches_the_reference(kv_heads: int):
     query, key, value = inputs(kv_heads, 1, 9)
-    seen = torch.arange(9) < torch.tensor([[9], [3], [1]])
-    bias = torch.zeros(3, 9).masked_fill(~seen, float("-inf"))
-    got = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2).contiguous(), value, bias)
-    torch.testing.assert_close(got, reference(query, key, value, seen[:, None, None])[:, 0])
-    whole = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2), value, None)
-    torch.testing.assert_close(whole, reference(query, key, value, torch.ones(1, 9, dtype=torch.bool))[:, 0])
+    visible = torch.arange(9) < torch.tensor([[9], [3], [1]])
+    bias = torch.zeros(3, 9).masked_fill(~visible, float("-inf"))
+    actual = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2).contiguous(), value, bias)
+    torch.testing.assert_close(actual, reference(query, key, value, visible[:, None, None])[:, 0])
+    without_bias = attend_decode(query[:, :, 0] * 8**-0.5, key.transpose(-1, -2), value, None)
+    torch.testing.assert_close(without_bias, reference(query, key, value, torch.ones(1, 9, dtype=torch.bool))[:, 0])
 
 
 @pytest.mark.parametrize("kv_heads", [4, 2, 1])
-def test_several_new_tokens_per_sequence(kv_heads: int):
+def test_attend_chunk_matches_the_reference(kv_heads: int):
     query, key, value = inputs(kv_heads, 4, 9)
     starts = torch.tensor([0, 2, 5])
     mask = torch.arange(9) <= (starts[:, None] + torch.arange(4))[:, :, None]
-    got = attend_chunk(query.transpose(1, 2) * 8**-0.5, key, value, starts)
-    torch.testing.assert_close(got, reference(query, key, value, mask[:, None]))
+    actual = attend_chunk(query.transpose(1, 2) * 8**-0.5, key, value, starts)
+    torch.testing.assert_close(actual, reference(query, key, value, mask[:, None]))
     query, key, value = inputs(kv_heads, 6, 6)
-    got = attend_chunk(*(x.transpose(1, 2) for x in (query * 8**-0.5, key, value)))
-    torch.testing.assert_close(got, reference(query, key, value, causal(6, 6)))
+    actual = attend_chunk(*(x.transpose(1, 2) for x in (query * 8**-0.5, key, value)))
+    torch.testing.assert_close(actual, reference(query, key, value, causal(6, 6)))

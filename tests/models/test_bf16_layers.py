@@ -1,4 +1,4 @@
-"""Layers that compute in bf16 give fp32's gradients to about two digits."""
+"""Layers that compute in bf16: gradients agree with fp32 to about two digits."""
 
 from __future__ import annotations
 
@@ -30,60 +30,60 @@ def model_of(family: str) -> LoadedModel:
 
 
 def sequences(count: int = 6) -> list[TrainingSequence]:
-    """Sequences of many lengths that share a prefix of 10 tokens."""
+    """Return sequences of different lengths that share a prefix of 10 tokens."""
     rng = random.Random(0)
     prefix = [rng.randrange(320) for _ in range(10)]
-    made = []
+    result = []
     for i in range(count):
         ids = prefix + [rng.randrange(320) for _ in range(3 + 5 * i)]
-        mask = [place >= len(prefix) for place in range(len(ids))]
-        made.append(TrainingSequence(ids, mask, [0.0] * len(ids), [1.0] * len(ids)))
-    return made
+        mask = [position >= len(prefix) for position in range(len(ids))]
+        result.append(TrainingSequence(ids, mask, [0.0] * len(ids), [1.0] * len(ids)))
+    return result
 
 
 def gradients(loaded: LoadedModel, mixed: bool, **options: Any) -> tuple[dict[str, torch.Tensor], float]:
-    """Gradients by parameter, and the mean loss."""
-    made = sequences()
+    """Return the gradients by parameter and the mean loss."""
+    training_sequences = sequences()
     trainer = Trainer(copy.deepcopy(loaded.model), 1e-3, mixed_precision=mixed, **options)
-    count = count_trained_tokens(made)
-    sums = trainer.accumulate(micro_batches(made, 10_000, pack=True), cross_entropy, count)
-    found = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
-    return found, sums["loss"] / count
+    count = count_trained_tokens(training_sequences)
+    sums = trainer.accumulate(micro_batches(training_sequences, 10_000, pack=True), cross_entropy, count)
+    grads = {name: p.grad for name, p in trainer.model.named_parameters() if p.grad is not None}
+    return grads, sums["loss"] / count
 
 
 def largest_difference(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
     assert ours.keys() == theirs.keys()
-    # Gradients that are zero in exact arithmetic (of key biases) are compared with the whole gradient.
-    whole = torch.cat([grad.flatten() for grad in theirs.values()]).norm().item()
+    # Gradients that are zero in exact arithmetic (of key biases) are compared with the norm of the whole gradient.
+    total_norm = torch.cat([grad.flatten() for grad in theirs.values()]).norm().item()
     pairs = ((ours[name] - grad, grad) for name, grad in theirs.items())
-    return max((gap.norm() / max(grad.norm().item(), 1e-3 * whole)).item() for gap, grad in pairs)
+    return max((difference.norm() / max(grad.norm().item(), 1e-3 * total_norm)).item() for difference, grad in pairs)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("threads", [1, 2])
-def test_gradients_are_those_of_fp32(family: str, threads: int):
+def test_gradients_are_close_to_fp32(family: str, threads: int):
     before = torch.get_num_threads()
     torch.set_num_threads(threads)
     try:
         loaded = model_of(family)
-        exact, wanted = gradients(loaded, mixed=False)
+        exact, expected_loss = gradients(loaded, mixed=False)
         ours, loss = gradients(loaded, mixed=True)
     finally:
         torch.set_num_threads(before)
-    assert loss == pytest.approx(wanted, abs=0.03) and loss != wanted
+    assert loss == pytest.approx(expected_loss, abs=0.03) and loss != expected_loss
     assert 0 < largest_difference(ours, exact) < 0.1
 
 
 @pytest.mark.parametrize("family", ["llama", "qwen3"])
 def test_recomputed_activations_give_equal_gradients(family: str):
     loaded = model_of(family)
-    kept, _ = gradients(loaded, mixed=True)
+    expected, _ = gradients(loaded, mixed=True)
     recomputed, _ = gradients(loaded, mixed=True, activation_checkpointing=True)
-    assert all(torch.equal(recomputed[name], grad) for name, grad in kept.items())
+    assert all(torch.equal(recomputed[name], grad) for name, grad in expected.items())
 
 
 @pytest.mark.parametrize("targets", [[], ["q_proj", "v_proj"]], ids=["all", "queries and values"])
-def test_adapters(targets: list[str]):
+def test_gradients_of_adapters_are_close_to_fp32(targets: list[str]):
     pytest.importorskip("peft", reason="pip install 'rove[train]'")
     from rove.models.adapter import add_adapter
 
@@ -109,14 +109,14 @@ def test_adapters_with_dropout_keep_their_own_layers():
 
 
 @pytest.mark.parametrize("family", ["gemma", "lfm2"])
-def test_models_without_such_layers_keep_their_own(family: str):
+def test_unsupported_models_keep_their_layers(family: str):
     loaded = family_model(family)
     assert not supports(loaded.model)
     with bf16_layers(loaded.model):
         assert all("forward" not in vars(layer) for layer in loaded.model.model.layers)
 
 
-def test_layers_are_as_before_afterwards():
+def test_layers_are_restored_after_an_error():
     loaded = model_of("llama")
     [batch] = micro_batches(sequences(), 10_000, pack=True)
     exact = frozen_logprobs(loaded.model, batch)
@@ -126,13 +126,13 @@ def test_layers_are_as_before_afterwards():
     assert torch.equal(frozen_logprobs(loaded.model, batch), exact)
 
 
-def test_layers_are_as_before_if_there_is_no_memory_for_copies(monkeypatch: pytest.MonkeyPatch):
+def test_layers_are_restored_if_there_is_no_memory_for_copies(monkeypatch: pytest.MonkeyPatch):
     loaded = model_of("llama")
-    made: list[Any] = []
+    layers: list[Any] = []
 
     def failing(layer: Any) -> None:
-        made.append(layer)
-        if len(made) == 2:
+        layers.append(layer)
+        if len(layers) == 2:
             raise MemoryError
 
     monkeypatch.setattr("rove.models.bf16_layers.LayerWeights", failing)

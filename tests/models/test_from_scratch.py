@@ -22,7 +22,7 @@ from rove.rendering.renderer import Renderer
 from rove.rendering.tool_calls import Call, calls_of, format_of
 
 TOKENIZER = train_tokenizer(TEXTS, 400)
-TALK = [
+CONVERSATION = [
     {"role": "user", "content": "0 1 2"},
     {"role": "assistant", "content": "<move>4</move>"},
     {"role": "user", "content": "no"},
@@ -31,10 +31,10 @@ TALK = [
 
 @pytest.fixture(scope="module", params=["llama", "qwen3", "lfm2"])
 def saved(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> tuple[LoadedModel, Path]:
-    made = new_model(TEXTS, request.param, "tiny", vocab_size=400)
+    loaded = new_model(TEXTS, request.param, "tiny", vocab_size=400)
     path = tmp_path_factory.mktemp("models") / request.param
-    save_new_model(path, made)
-    return made, path
+    save_new_model(path, loaded)
+    return loaded, path
 
 
 def logits_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
@@ -42,48 +42,48 @@ def logits_of(model: torch.nn.Module, ids: list[int]) -> torch.Tensor:
         return model(input_ids=torch.tensor([ids]), use_cache=False).logits
 
 
-def test_a_saved_model_is_an_ordinary_hugging_face_folder(saved: tuple[LoadedModel, Path]):
-    made, path = saved
+def test_transformers_can_load_a_saved_model(saved: tuple[LoadedModel, Path]):
+    original, path = saved
     model = AutoModelForCausalLM.from_pretrained(path)
     tokenizer = AutoTokenizer.from_pretrained(path)
     assert "rove" not in (path / "config.json").read_text()
-    ids = tokenizer.apply_chat_template(TALK, add_generation_prompt=True, return_dict=False)
-    assert ids == made.renderer.prompt_ids(TALK)
+    ids = tokenizer.apply_chat_template(CONVERSATION, add_generation_prompt=True, return_dict=False)
+    assert ids == original.renderer.prompt_ids(CONVERSATION)
     assert (tokenizer.eos_token, tokenizer.pad_token) == ("<|end|>", "<|pad|>")
     assert model.generation_config.eos_token_id == tokenizer.eos_token_id
-    torch.testing.assert_close(logits_of(model, ids), logits_of(made.model, ids), rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(logits_of(model, ids), logits_of(original.model, ids), rtol=1e-4, atol=1e-5)
 
 
 def test_a_saved_model_loads_with_the_same_renderer_and_weights(saved: tuple[LoadedModel, Path]):
-    made, path = saved
-    again = load_model(path, device="cpu")
-    assert again.renderer.stop_ids == made.renderer.stop_ids == {made.tokenizer.eos_token_id}
-    assert again.renderer.prompt_ids(TALK) == made.renderer.prompt_ids(TALK)
-    theirs = again.model.state_dict()
-    assert all(torch.equal(theirs[name], tensor) for name, tensor in made.model.state_dict().items())
+    original, path = saved
+    reloaded = load_model(path, device="cpu")
+    assert reloaded.renderer.stop_ids == original.renderer.stop_ids == {original.tokenizer.eos_token_id}
+    assert reloaded.renderer.prompt_ids(CONVERSATION) == original.renderer.prompt_ids(CONVERSATION)
+    reloaded_weights = reloaded.model.state_dict()
+    assert all(torch.equal(reloaded_weights[name], tensor) for name, tensor in original.model.state_dict().items())
 
 
-def test_an_untrained_model_knows_nothing(saved: tuple[LoadedModel, Path]):
-    made, _ = saved
-    logprobs = logits_of(made.model, made.renderer.prompt_ids(TALK)).log_softmax(-1)
+def test_an_untrained_model_has_high_entropy(saved: tuple[LoadedModel, Path]):
+    loaded, _ = saved
+    logprobs = logits_of(loaded.model, loaded.renderer.prompt_ids(CONVERSATION)).log_softmax(-1)
     entropy = -(logprobs.exp() * logprobs).sum(-1)
-    assert entropy.min() > 0.85 * torch.tensor(float(len(made.tokenizer))).log()
+    assert entropy.min() > 0.85 * torch.tensor(float(len(loaded.tokenizer))).log()
 
 
-def test_weights_depend_on_the_seed_alone():
+def test_weights_depend_only_on_the_seed():
     torch.manual_seed(1)
     first = new_model(TEXTS, vocab_size=300, seed=5)
     torch.manual_seed(2)
     before = torch.get_rng_state()
     second, other = new_model(TEXTS, vocab_size=300, seed=5), new_model(TEXTS, vocab_size=300, seed=6)
-    assert torch.equal(before, torch.get_rng_state())  # the global stream is left alone
+    assert torch.equal(before, torch.get_rng_state())  # the global random state does not change
     assert all(torch.equal(a, b) for a, b in zip(first.model.parameters(), second.model.parameters(), strict=True))
     assert not torch.equal(first.model.lm_head.weight, other.model.lm_head.weight)
 
 
 @settings(deadline=None, max_examples=300)
 @given(st.text())
-def test_the_tokenizer_can_spell_anything(text: str):
+def test_the_tokenizer_encodes_any_text_without_loss(text: str):
     ids = TOKENIZER.encode(text, add_special_tokens=False)
     assert TOKENIZER.decode(ids, skip_special_tokens=False, clean_up_tokenization_spaces=False) == text
 
@@ -107,72 +107,76 @@ def test_tags_and_digits_are_single_tokens(piece: str):
     assert len(TOKENIZER.encode(piece, add_special_tokens=False)) == 1
 
 
-PLAIN = (
+TEMPLATE_WITHOUT_TOOLS = (
     "{% for m in messages %}<|{{ m['role'] }}|>{{ m['content'] }}<|end|>{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-"""What the template writes where there are no tools."""
-SPOKEN = st.builds(
+"""A template that gives the same text if there are no tools."""
+MESSAGES = st.builds(
     dict, role=st.sampled_from(["system", "user", "assistant", "tool"]), content=st.text("ab\n<>{} ") | st.text()
 )
 
 
 @settings(deadline=None, max_examples=200)
-@given(st.lists(SPOKEN, min_size=1, max_size=5), st.booleans())
-def test_without_tools_the_template_writes_messages_and_nothing_else(messages: list[Any], prompt: bool):
-    plain = TOKENIZER.apply_chat_template(messages, chat_template=PLAIN, add_generation_prompt=prompt, tokenize=False)
+@given(st.lists(MESSAGES, min_size=1, max_size=5), st.booleans())
+def test_without_tools_the_template_writes_only_messages(messages: list[Any], prompt: bool):
+    plain = TOKENIZER.apply_chat_template(
+        messages, chat_template=TEMPLATE_WITHOUT_TOOLS, add_generation_prompt=prompt, tokenize=False
+    )
     assert Renderer(TOKENIZER).text(messages, generation_prompt=prompt) == plain
     assert Renderer(TOKENIZER).text(messages, [], prompt) == plain
 
 
-def test_without_tools_what_is_trained_is_what_it_was():
-    before = train_tokenizer(TEXTS, 400)
-    before.chat_template = PLAIN
-    talk = [*TALK, {"role": "assistant", "content": "4"}]
-    assert Renderer(TOKENIZER).training_branches(talk) == Renderer(before).training_branches(talk)
+def test_without_tools_tool_support_does_not_change_training_tokens():
+    tokenizer = train_tokenizer(TEXTS, 400)
+    tokenizer.chat_template = TEMPLATE_WITHOUT_TOOLS
+    messages = [*CONVERSATION, {"role": "assistant", "content": "4"}]
+    assert Renderer(TOKENIZER).training_branches(messages) == Renderer(tokenizer).training_branches(messages)
 
 
 CALLS = [Call("weather", {"city": "Rome", "days": [1, None]}), Call("weather", {"city": 'Ålesund "N"'})]
 
 
-def test_what_stands_around_tools_is_in_whole_words_where_tools_are_called():
-    def words(texts: list[str]) -> list[str]:
+def test_tool_markup_has_whole_word_tokens_if_the_texts_contain_tool_calls():
+    def tokens_of_prompt(texts: list[str]) -> list[str]:
         renderer = Renderer(train_tokenizer(texts))
-        shown = renderer.text([{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "hi"}}])
-        return [renderer.decode([token]) for token in renderer.encode(shown)]
+        text = renderer.text([{"role": "user", "content": "hi"}], [{"type": "function", "function": {"name": "hi"}}])
+        return [renderer.decode([token]) for token in renderer.encode(text)]
 
-    assert {"Functions", " that", "<tools>", "<tool_call>"} <= set(words(['<tool_call>\n{"name": "hi"}\n</tool_call>']))
-    assert not {"Functions", " that", "<tools>", "<tool_call>"} & set(words(["hi"]))
+    assert {"Functions", " that", "<tools>", "<tool_call>"} <= set(
+        tokens_of_prompt(['<tool_call>\n{"name": "hi"}\n</tool_call>'])
+    )
+    assert not {"Functions", " that", "<tools>", "<tool_call>"} & set(tokens_of_prompt(["hi"]))
 
 
 @pytest.mark.parametrize("beside", [None, "Let me see."])
 @pytest.mark.parametrize("count", [1, 2])
-def test_tools_are_shown_and_calls_written_as_hermes_models_do(count: int, beside: str | None):
-    how = format_of(CHAT_TEMPLATE)
-    assert how is not None and how.name == "hermes"
+def test_tools_and_calls_use_the_hermes_format(count: int, beside: str | None):
+    call_format = format_of(CHAT_TEMPLATE)
+    assert call_format is not None and call_format.name == "hermes"
     renderer = Renderer(TOKENIZER)
     tool = {"type": "function", "function": {"name": "weather", "parameters": {"type": "object"}}}
-    asked = UserMessage("hi")
-    prompt = renderer.text([asked], [tool])
+    question = UserMessage("hi")
+    prompt = renderer.text([question], [tool])
     assert '"name": "weather"' in prompt and prompt.endswith("<|user|>hi<|end|><|assistant|>")
-    written = (f"{beside}\n" if beside else "") + how.write(CALLS[:count])
-    said = renderer.message(written, [tool])
-    assert (calls_of(said), said.content) == (CALLS[:count], beside)
-    told = AssistantMessage(said.content, tool_calls=said.tool_calls)  # as others send it: without what was sampled
-    for message in (said, told):
-        messages = [asked, message, ToolMessage("sunny", said.tool_calls[0]["id"])]
-        assert renderer.text(messages, [tool]) == f"{prompt}{written}<|end|><|tool|>sunny<|end|><|assistant|>"
+    text = (f"{beside}\n" if beside else "") + call_format.write(CALLS[:count])
+    sampled = renderer.message(text, [tool])
+    assert (calls_of(sampled), sampled.content) == (CALLS[:count], beside)
+    received = AssistantMessage(
+        sampled.content, tool_calls=sampled.tool_calls
+    )  # without the sampled text, as from other clients
+    for message in (sampled, received):
+        messages = [question, message, ToolMessage("sunny", sampled.tool_calls[0]["id"])]
+        assert renderer.text(messages, [tool]) == f"{prompt}{text}<|end|><|tool|>sunny<|end|><|assistant|>"
 
 
-def test_digits_never_merge_with_their_neighbours():
-    whole = TOKENIZER.encode("<move>4</move>", add_special_tokens=False)
-    assert whole == [
-        i for piece in ("<move>", "4", "</move>") for i in TOKENIZER.encode(piece, add_special_tokens=False)
-    ]
+def test_digits_are_not_merged_with_adjacent_characters():
+    ids = TOKENIZER.encode("<move>4</move>", add_special_tokens=False)
+    assert ids == [i for piece in ("<move>", "4", "</move>") for i in TOKENIZER.encode(piece, add_special_tokens=False)]
     assert len(TOKENIZER.encode("0123", add_special_tokens=False)) == 4
 
 
-def test_vocab_size_is_an_upper_bound_that_always_leaves_room_for_bytes():
+def test_vocab_size_is_an_upper_bound_but_all_bytes_are_included():
     assert len(train_tokenizer(TEXTS, 280)) == 280
     assert len(train_tokenizer(["a"], 10)) == 262
 
@@ -185,42 +189,42 @@ def test_vocab_size_is_an_upper_bound_that_always_leaves_room_for_bytes():
         ({"size": "huge"}, "known: small, tiny"),
     ],
 )
-def test_unknown_names_are_refused_with_help(arguments: dict[str, Any], message: str):
+def test_unknown_names_are_rejected_with_suggestions(arguments: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         new_model(TEXTS, **arguments)
 
 
-def test_an_existing_folder_is_never_written_over(saved: tuple[LoadedModel, Path], tmp_path: Path):
-    made, path = saved
+def test_a_folder_with_files_is_not_overwritten(saved: tuple[LoadedModel, Path], tmp_path: Path):
+    loaded, path = saved
     with pytest.raises(ConfigError, match="not empty"):
-        save_new_model(path, made)
-    save_new_model(tmp_path, made)  # an empty folder is fine
+        save_new_model(path, loaded)
+    save_new_model(tmp_path, loaded)  # an empty folder is accepted
     assert (tmp_path / "config.json").exists()
 
 
-def test_a_folder_without_a_model_says_where_one_is(tmp_path: Path, saved: tuple[LoadedModel, Path]):
-    made, _ = saved
-    made.save(tmp_path / "final")
+def test_a_folder_without_a_model_is_an_error_that_suggests_a_folder(tmp_path: Path, saved: tuple[LoadedModel, Path]):
+    loaded, _ = saved
+    loaded.save(tmp_path / "final")
     with pytest.raises(ConfigError, match=r"did you mean .*final"):
         load_model(tmp_path)
 
 
-def test_a_tokenizer_without_a_chat_template_is_refused(tmp_path: Path, saved: tuple[LoadedModel, Path]):
-    made, _ = saved
-    made.save(tmp_path)
+def test_a_tokenizer_without_a_chat_template_is_rejected(tmp_path: Path, saved: tuple[LoadedModel, Path]):
+    loaded, _ = saved
+    loaded.save(tmp_path)
     (tmp_path / "chat_template.jinja").unlink()
     with pytest.raises(ConfigError, match="no chat template"):
         load_model(tmp_path)
 
 
-def test_words_of_few_texts_are_spelled():
+def test_rare_words_are_tokenized_as_letters():
     texts = [f"how often is e in {word}" for word in ("hotel", "ocean", "howl", "tree", "seen") * 6]
     tokenizer = train_tokenizer([*texts, "how often is e in hows"])
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("how often is e in hows", add_special_tokens=False)]
     assert pieces == ["how", " often", " is", " e", " in", " ", "h", "o", "w", "s"]
 
 
-def test_numbers_are_spelled_in_digits():
+def test_numbers_are_tokenized_as_digits():
     tokenizer = train_tokenizer(["37 + 58 is 95 or 4"] * 3)
     pieces = [tokenizer.decode([i]) for i in tokenizer.encode("37 + 58 is 95 or 4", add_special_tokens=False)]
     assert pieces == ["3", "7", " +", " ", "5", "8", " is", " ", "9", "5", " or", " 4"]
@@ -230,7 +234,7 @@ def test_the_vocabulary_is_the_same_in_every_process():
     code = (
         "from rove.models.from_scratch import *; print(train_tokenizer(['a red fox and a blue owl'] * 3).get_vocab())"
     )
-    made = {
+    outputs = {
         subprocess.run(
             [sys.executable, "-c", code],
             env={**os.environ, "PYTHONHASHSEED": seed},
@@ -240,6 +244,6 @@ def test_the_vocabulary_is_the_same_in_every_process():
         ).stdout
         for seed in ("1", "2")
     }
-    assert {tuple(sorted(ast.literal_eval(text).items())) for text in made} == {
+    assert {tuple(sorted(ast.literal_eval(text).items())) for text in outputs} == {
         tuple(sorted(train_tokenizer(["a red fox and a blue owl"] * 3).get_vocab().items()))
     }

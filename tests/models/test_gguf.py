@@ -1,4 +1,4 @@
-"""GGUF files become model folders; what is no GGUF file is refused."""
+"""Conversion of GGUF files to model folders."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ gguf = pytest.importorskip("gguf", reason="pip install 'rove[train]'")
 @pytest.mark.parametrize(
     ("content", "message"), [(b"PK", "is not a GGUF file: it starts with b'PK'"), (b"GGUF", "transformers cannot read")]
 )
-def test_what_is_no_gguf_file_is_refused(tmp_path: Path, content: bytes, message: str):
+def test_invalid_gguf_files_are_rejected(tmp_path: Path, content: bytes, message: str):
     (tmp_path / "m.gguf").write_bytes(content)
     with pytest.raises(ConfigError, match=message):
         convert_gguf(tmp_path / "m.gguf", tmp_path / "out")
@@ -54,7 +54,7 @@ def write_tiny(file: Path) -> None:
     writer.close()
 
 
-def test_a_file_becomes_a_model_folder_whatever_lies_beside_it(tmp_path: Path):
+def test_a_gguf_file_is_converted_and_files_next_to_it_are_ignored(tmp_path: Path):
     write_tiny(tmp_path / "m.gguf")
     (tmp_path / "adapter_config.json").write_text('{"base_model_name_or_path": "none"}')
     (tmp_path / "tokenizer_config.json").write_text('{"auto_map": {"AutoTokenizer": ["evil.Evil", null]}}')

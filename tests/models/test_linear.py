@@ -14,7 +14,7 @@ from rove.models.linear import CACHE_SIZES, FastLinear, linear, pack_weight, use
 SHAPES = [(5, 8), (2, 5, 8), (1, 1, 8), (3, 2, 2, 8)]
 
 
-def pair(bf16_backward: bool = False, bf16_forward: bool = False) -> tuple[nn.Linear, FastLinear]:
+def linear_pair(bf16_backward: bool = False, bf16_forward: bool = False) -> tuple[nn.Linear, FastLinear]:
     torch.manual_seed(0)
     plain, fast = nn.Linear(8, 6, bias=False), nn.Sequential(nn.Linear(8, 6, bias=False))
     fast.load_state_dict({"0.weight": plain.weight})
@@ -35,8 +35,8 @@ def gradients(layer: nn.Linear, x: torch.Tensor) -> tuple[torch.Tensor, torch.Te
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_forward_and_backward_are_those_of_a_linear_layer(shape: tuple[int, ...]):
-    plain, fast = pair()
+def test_forward_and_backward_match_a_linear_layer(shape: tuple[int, ...]):
+    plain, fast = linear_pair()
     x = torch.randn(shape)
     for ours, theirs in zip(gradients(fast, x), gradients(plain, x), strict=True):
         torch.testing.assert_close(ours, theirs, rtol=1e-5, atol=1e-6)
@@ -45,32 +45,32 @@ def test_forward_and_backward_are_those_of_a_linear_layer(shape: tuple[int, ...]
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bf16_backward_changes_gradients_in_the_third_digit_and_nothing_else(shape: tuple[int, ...]):
-    plain, fast = pair(bf16_backward=True)
+def test_bf16_backward_changes_only_gradients_by_less_than_1_percent(shape: tuple[int, ...]):
+    plain, fast = linear_pair(bf16_backward=True)
     x = torch.randn(shape)
-    (out, *ours), (wanted, *theirs) = gradients(fast, x), gradients(plain, x)
-    torch.testing.assert_close(out, wanted, rtol=1e-5, atol=1e-6)
-    for mine, exact in zip(ours, theirs, strict=True):
-        assert mine.dtype == torch.float32
-        assert 0 < (mine - exact).norm() / exact.norm() < 0.01
+    (out, *grads), (expected, *exact_grads) = gradients(fast, x), gradients(plain, x)
+    torch.testing.assert_close(out, expected, rtol=1e-5, atol=1e-6)
+    for actual, exact in zip(grads, exact_grads, strict=True):
+        assert actual.dtype == torch.float32
+        assert 0 < (actual - exact).norm() / exact.norm() < 0.01
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_bf16_products_of_both_passes_change_the_third_digit(shape: tuple[int, ...]):
-    plain, fast = pair(bf16_backward=True, bf16_forward=True)
+def test_bf16_forward_and_backward_change_results_by_less_than_2_percent(shape: tuple[int, ...]):
+    plain, fast = linear_pair(bf16_backward=True, bf16_forward=True)
     if fast.forward_dtype == torch.float32:
         pytest.skip("this CPU has no bf16 products")
     x = torch.randn(shape)
-    for mine, exact in zip(gradients(fast, x), gradients(plain, x), strict=True):
-        assert mine.dtype == torch.float32
-        assert 0 < (mine - exact).norm() / exact.norm() < 0.02
+    for actual, exact in zip(gradients(fast, x), gradients(plain, x), strict=True):
+        assert actual.dtype == torch.float32
+        assert 0 < (actual - exact).norm() / exact.norm() < 0.02
     out = gradients(fast, x)[0]
     with torch.inference_mode():
         assert torch.equal(fast(x), out)
 
 
-def test_the_backward_precision_can_be_set_again():
-    _, fast = pair(bf16_backward=True)
+def test_the_backward_precision_can_be_changed():
+    _, fast = linear_pair(bf16_backward=True)
     assert use_fast_linear(nn.Sequential(fast)) == 1
     assert fast.backward_dtype == torch.float32
 
@@ -81,7 +81,7 @@ def test_only_bias_free_fp32_layers_are_replaced():
     assert [type(module) for module in model] == [nn.Linear, nn.Linear, nn.Embedding]
 
 
-def test_a_whole_model_trains_the_same():
+def test_a_model_with_fast_layers_has_the_same_gradients():
     fast, plain = tiny_model().model, tiny_model().model
     for module in plain.modules():
         if isinstance(module, FastLinear):
@@ -94,13 +94,13 @@ def test_a_whole_model_trains_the_same():
         torch.testing.assert_close(ours.grad, theirs.grad, rtol=1e-4, atol=1e-5)
 
 
-def test_saved_weights_carry_ordinary_names():
+def test_fast_layers_do_not_change_weight_names():
     assert "model.layers.0.mlp.up_proj.weight" in tiny_model().model.state_dict()
 
 
 @pytest.mark.parametrize("rows", [1, 7, 8, 40])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_few_and_many_rows_and_biases(rows: int, dtype: torch.dtype):
+def test_linear_matches_pytorch_for_all_row_counts_and_biases(rows: int, dtype: torch.dtype):
     torch.manual_seed(0)
     x, weight, bias = (torch.randn(shape).to(dtype) for shape in ((rows, 8), (6, 8), (6,)))
     with torch.inference_mode():
@@ -115,22 +115,22 @@ def test_packed_weights_give_the_same_products(rows: int, dtype: torch.dtype, bi
     torch.manual_seed(0)
     weight, x = torch.randn(24, 40).to(dtype), torch.randn(rows, 40).to(dtype)
     bias = None if bias is None else bias.to(dtype)
-    copy = pack_weight(weight)
-    wanted = linear(x, weight, bias)
+    packed = pack_weight(weight)
+    expected = linear(x, weight, bias)
     tolerance = 1e-5 if dtype == torch.float32 else 0.02
-    torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
-    if copy.is_mkldnn:  # else the processor has no products of this type, and the weight itself is used
+    torch.testing.assert_close(linear(x, packed, bias), expected, rtol=tolerance, atol=tolerance)
+    if packed.is_mkldnn:  # otherwise the CPU has no products of this type and the weight itself is used
         weight.zero_()
-    torch.testing.assert_close(linear(x, copy, bias), wanted, rtol=tolerance, atol=tolerance)
-    assert copy.is_mkldnn or dtype != torch.float32
+    torch.testing.assert_close(linear(x, packed, bias), expected, rtol=tolerance, atol=tolerance)
+    assert packed.is_mkldnn or dtype != torch.float32
     assert pack_weight(weight.double()).dtype == torch.float64
 
 
-def test_caches_of_matrix_products_are_small_unless_the_user_sets_them():
+def test_matrix_product_caches_are_small_unless_the_user_sets_them():
     code = f"import os, rove.models.linear; print(*(os.environ[name] for name in {list(CACHE_SIZES)!r}))"
-    plain = {name: value for name, value in os.environ.items() if name not in CACHE_SIZES}
-    for given, expected in (({}, "16 16"), ({"LRU_CACHE_CAPACITY": "7"}, "7 16")):
-        done = subprocess.run(
-            [sys.executable, "-c", code], env={**plain, **given}, capture_output=True, text=True, check=True
+    environment = {name: value for name, value in os.environ.items() if name not in CACHE_SIZES}
+    for variables, expected in (({}, "16 16"), ({"LRU_CACHE_CAPACITY": "7"}, "7 16")):
+        process = subprocess.run(
+            [sys.executable, "-c", code], env={**environment, **variables}, capture_output=True, text=True, check=True
         )
-        assert done.stdout.split() == expected.split()
+        assert process.stdout.split() == expected.split()

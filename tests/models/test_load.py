@@ -1,4 +1,4 @@
-"""Loading model folders, and what is said when there is none."""
+"""Loading of model folders, and errors for invalid ones."""
 
 from __future__ import annotations
 
@@ -15,50 +15,50 @@ from rove.models.linear import FastLinear
 from rove.models.load import PYTORCH_THREADS, default_threads, load_model, pick_device
 
 
-def test_a_saved_model_comes_back_with_rove_attention_and_stop_tokens(tmp_path: Path) -> None:
-    made = new_model(["one two three"], size="tiny", seed=3)
-    made.save(tmp_path)
+def test_a_saved_model_is_loaded_with_rove_attention_and_stop_tokens(tmp_path: Path) -> None:
+    original = new_model(["one two three"], size="tiny", seed=3)
+    original.save(tmp_path)
     loaded = load_model(tmp_path, device="cpu")
     assert loaded.model.config._attn_implementation == "rove"
     assert loaded.renderer.stop_ids == {loaded.tokenizer.eos_token_id}
     assert any(isinstance(module, FastLinear) for module in loaded.model.modules())
     ids = torch.tensor([[7, 8, 9]])
-    assert torch.equal(loaded.model(input_ids=ids).logits, made.model(input_ids=ids).logits)
+    assert torch.equal(loaded.model(input_ids=ids).logits, original.model(input_ids=ids).logits)
 
 
-def test_a_run_folder_is_no_model_folder_but_says_where_the_model_is(tmp_path: Path) -> None:
+def test_a_run_folder_is_an_error_that_suggests_the_model_folder(tmp_path: Path) -> None:
     new_model(["one"], size="tiny").save(tmp_path / "final")
     with pytest.raises(ConfigError, match=r"did you mean .*final"):
         load_model(tmp_path)
 
 
-def test_a_tokenizer_without_chat_template_is_refused(tmp_path: Path) -> None:
-    made = new_model(["one"], size="tiny")
-    made.tokenizer.chat_template = None
-    made.save(tmp_path)
+def test_a_tokenizer_without_chat_template_is_rejected(tmp_path: Path) -> None:
+    model = new_model(["one"], size="tiny")
+    model.tokenizer.chat_template = None
+    model.save(tmp_path)
     with pytest.raises(ConfigError, match="no chat template"):
         load_model(tmp_path)
 
 
-def test_a_folder_that_holds_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_rejected(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=r"no config\.json"):
         load_model(tmp_path)
 
 
-def test_a_model_in_the_home_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_tilde_in_the_path_is_expanded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     new_model(["one"], size="tiny").save(tmp_path / "mine")
     monkeypatch.setenv("HOME", str(tmp_path))
     assert load_model("~/mine", "cpu").name == load_model(tmp_path / "mine", "cpu").name
 
 
-def test_device_and_threads() -> None:
+def test_the_device_and_the_default_number_of_threads() -> None:
     assert pick_device("cpu").type == "cpu"
     small, large = torch.nn.Linear(8, 8), torch.nn.Linear(8_000, 8_000, device="meta")
     assert default_threads(small) == max(1, (os.cpu_count() or 1) // 2)
     assert default_threads(large) == PYTORCH_THREADS >= 1
 
 
-def test_a_model_whose_weights_are_cut_off_is_an_error(tmp_path: Path):
+def test_a_model_with_truncated_weights_is_an_error(tmp_path: Path):
     tiny_model().save(tmp_path)
     os.truncate(tmp_path / "model.safetensors", 5000)
     with pytest.raises(ConfigError, match=f"cannot load a model from '{tmp_path}': .*incomplete metadata"):

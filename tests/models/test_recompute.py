@@ -1,4 +1,4 @@
-"""Layers that keep fewer activations give the same results and gradients, bit for bit."""
+"""Layers that save fewer activations give exactly the same results and gradients."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def qwen() -> nn.Module:
 
 
 def with_adapter() -> nn.Module:
-    """The down projection is a LoRA layer; all other weights are frozen."""
+    """Return a model with LoRA layers for the down and query projections; all other weights are frozen."""
     peft = pytest.importorskip("peft", reason="pip install 'rove[train]'")
     model: Any = llama()
     config = peft.LoraConfig(r=2, target_modules=["down_proj", "q_proj"], init_lora_weights=False)
@@ -62,18 +62,18 @@ def saved_bytes(model: Any) -> int:
         out = model(input_ids=torch.arange(40)[None]).logits
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
     assert out.requires_grad
-    return sum(size for place, size in storages.items() if place not in weights)
+    return sum(size for address, size in storages.items() if address not in weights)
 
 
 @pytest.mark.parametrize("new", [llama, qwen, with_adapter])
 @pytest.mark.parametrize("fast", [False, True])
-def test_results_and_gradients_are_equal_and_less_is_kept(new: Any, fast: bool):
+def test_results_and_gradients_are_equal_and_less_memory_is_saved(new: Any, fast: bool):
     plain = new()
     if fast:
         use_fast_linear(plain)
     lean = copy.deepcopy(plain)
     assert use_recomputing_layers(lean) == use_recomputing_layers(lean) > 0
-    lean = copy.deepcopy(lean)  # as a reference model is
+    lean = copy.deepcopy(lean)  # like a reference model
     (logits, grads), (lean_logits, lean_grads) = gradients(plain), gradients(lean)
     assert torch.equal(logits, lean_logits)
     assert grads.keys() == lean_grads.keys()
@@ -84,19 +84,19 @@ def test_results_and_gradients_are_equal_and_less_is_kept(new: Any, fast: bool):
     assert lean.state_dict().keys() == plain.state_dict().keys()
 
 
-def test_an_mlp_with_another_formula_stays_as_it_is():
+def test_an_mlp_with_another_formula_is_not_replaced():
     layer = FalconH1MLP(FalconH1Config(hidden_size=8, intermediate_size=16, mlp_multipliers=[0.5, 0.25]))
     assert use_recomputing_layers(nn.ModuleList([layer])) == 0
 
 
 @pytest.mark.parametrize("layer", [MistralMLP, Qwen2MLP])
-def test_an_mlp_with_the_formula_of_llama_keeps_less(layer: Any):
+def test_an_mlp_with_the_llama_formula_is_replaced(layer: Any):
     config = LlamaConfig(**SIZES)
     assert use_recomputing_layers(nn.ModuleList([layer(config)])) == 1
 
 
-def test_another_activation_stays_as_it_is():
+def test_an_mlp_with_another_activation_is_not_replaced():
     model: Any = llama(hidden_act="gelu")
-    kind = type(model.model.layers[0].mlp)
+    mlp_class = type(model.model.layers[0].mlp)
     assert use_recomputing_layers(model) == 5  # the norms
-    assert type(model.model.layers[0].mlp) is kind
+    assert type(model.model.layers[0].mlp) is mlp_class

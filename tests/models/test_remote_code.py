@@ -1,4 +1,4 @@
-"""The Python files of a model folder are never run unless the user says so."""
+"""Python files of a model folder run only if the user allows it."""
 
 from __future__ import annotations
 
@@ -50,15 +50,15 @@ KINDS: dict[str, tuple[str, dict[str, Any]]] = {
 
 @pytest.fixture
 def marker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The file that a hostile model writes; transformers copies the code of trusted models beside it."""
+    """Return the path of the file that a hostile model writes; transformers copies trusted code next to it."""
     monkeypatch.setenv("ROVE_MARKER", str(tmp_path / "marker"))
     monkeypatch.setattr("transformers.dynamic_module_utils.HF_MODULES_CACHE", str(tmp_path / "modules"))
     monkeypatch.setattr(sys, "path", [*sys.path])
     return tmp_path / "marker"
 
 
-def hostile(folder: Path, kind: str) -> Path:
-    """A model folder whose model or tokenizer is defined by a Python file in it."""
+def hostile_model(folder: Path, kind: str) -> Path:
+    """Save a model whose model or tokenizer class is defined by a Python file in its folder."""
     new_model(["one two three"], size="tiny").save(folder)
     (folder / "m.py").write_text(CODE)
     name, changes = KINDS[kind]
@@ -69,7 +69,7 @@ def hostile(folder: Path, kind: str) -> Path:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_code_of_a_folder_runs_only_when_it_is_trusted(tmp_path: Path, marker: Path, kind: str) -> None:
-    folder = hostile(tmp_path / "model", kind)
+    folder = hostile_model(tmp_path / "model", kind)
     assert remote_code(folder) == ["m.py"]
     with pytest.raises(ConfigError, match=r"m\.py.*--trust-remote-code"):
         load_model(folder, "cpu")
@@ -96,11 +96,13 @@ def test_code_of_another_repository_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.broad
-def test_no_command_asks_whether_to_run_the_code(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_command_prompts_for_consent_to_run_code(
+    tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Each command gets "y" on stdin, which transformers would take for consent."""
     monkeypatch.chdir(tmp_path)
-    folder = str(hostile(tmp_path / "model", "model"))
-    for words in (
+    folder = str(hostile_model(tmp_path / "model", "model"))
+    for arguments in (
         ["eval", "reverse_text", "-m", folder, "-n", "1"],
         ["play", "reverse_text", "-m", folder, "--watch"],
         ["serve", folder, "--port", "0"],
@@ -108,20 +110,22 @@ def test_no_command_asks_whether_to_run_the_code(tmp_path: Path, marker: Path, m
         ["doctor", "reverse_text", "-m", folder, "--quick"],
         ["rl", "reverse_text", "-m", folder, "--steps", "1"],
     ):
-        done = CliRunner(env={"COLUMNS": "500"}).invoke(cli, words, input="y\n" * 9)
-        assert done.exit_code != 0, words
-        said = " ".join([*done.output.split(), str(done.exception)])
-        assert "m.py" in said and "--trust-remote-code" in said, (words, said)
-        assert not marker.exists(), words
+        result = CliRunner(env={"COLUMNS": "500"}).invoke(cli, arguments, input="y\n" * 9)
+        assert result.exit_code != 0, arguments
+        output = " ".join([*result.output.split(), str(result.exception)])
+        assert "m.py" in output and "--trust-remote-code" in output, (arguments, output)
+        assert not marker.exists(), arguments
 
 
 @pytest.mark.broad
-def test_the_flag_and_the_setting_allow_it(tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    folder = str(hostile(tmp_path / "model", "model"))
+def test_the_flag_and_the_setting_allow_remote_code(
+    tmp_path: Path, marker: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = str(hostile_model(tmp_path / "model", "model"))
     monkeypatch.chdir(tmp_path)
     (tmp_path / "eval.toml").write_text("trust_remote_code = true")
-    for words in (["--trust-remote-code"], ["@", "eval.toml"]):
-        command = ["eval", "reverse_text", "-m", folder, "-n", "1", "-r", "1", "-t", "4", "--no-save", *words]
-        done = CliRunner().invoke(cli, command)
-        assert done.exit_code == 0, done.output
+    for arguments in (["--trust-remote-code"], ["@", "eval.toml"]):
+        command = ["eval", "reverse_text", "-m", folder, "-n", "1", "-r", "1", "-t", "4", "--no-save", *arguments]
+        result = CliRunner().invoke(cli, command)
+        assert result.exit_code == 0, result.output
     assert marker.exists()

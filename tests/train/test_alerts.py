@@ -16,7 +16,7 @@ REWARD = "eval/let/reward/mean"
 
 
 def history(**columns: Sequence[float | None]) -> list[dict[str, float]]:
-    """Rows of metrics; a name's "__" is a slash, None is not measured."""
+    """Return rows of metrics; "__" in a name stands for a slash, None for a missing value."""
     length = max(len(values) for values in columns.values())
     rows: list[dict[str, float]] = [{"step": float(i + 1)} for i in range(length)]
     for name, values in columns.items():
@@ -115,49 +115,49 @@ CASES: dict[str, tuple[list[dict[str, float]], list[dict[str, float]], str, dict
 }
 
 
-def test_every_alert_has_a_case_and_a_place_on_the_page():
+def test_every_alert_has_a_test_case_and_a_row_in_the_docs():
     assert CASES.keys() == ALERTS.keys()
     page = (Path(__file__).resolve().parents[2] / "docs/training.md").read_text(encoding="utf-8")
     assert sorted(re.findall(r"^\| `(\w+)` \| (?:rl|sft|both) \|", page, flags=re.MULTILINE)) == sorted(ALERTS)
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_says_what_is_wrong_and_is_silent_when_nothing_is(name: str):
+def test_an_alert_fires_on_the_bad_history_only(name: str):
     wrong, right, words, lenient = CASES[name]
     text = ALERTS[name](wrong, LIMITS)
     assert text is not None
     assert words in text
     assert ALERTS[name](right, LIMITS) is None
     assert not lenient or ALERTS[name](wrong, msgspec.structs.replace(LIMITS, **lenient)) is None
-    waits = name not in ("held_out_flat", "policy_collapse")
-    assert ALERTS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not waits
+    needs_full_window = name not in ("held_out_flat", "policy_collapse")
+    assert ALERTS[name](wrong, msgspec.structs.replace(LIMITS, window=9)) is None or not needs_full_window
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_it_is_told_once_when_it_starts(name: str):
+def test_an_alert_is_reported_once_when_its_condition_starts(name: str):
     wrong, right, _, _ = CASES[name]
-    told = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.name == name]
-    assert len(told) == 1
-    assert told[0].step <= len(wrong)
-    again = {**wrong[-1], "step": len(wrong) + 1.0}
-    if name != "grad_norm_spike":  # of a second gradient as long, the first is still the exception
-        assert [a for a in new_alerts([*wrong, again], LIMITS) if a.name == name] == []
+    alerts = [alert for i in range(len(wrong) + 1) for alert in new_alerts(wrong[:i], LIMITS) if alert.name == name]
+    assert len(alerts) == 1
+    assert alerts[0].step <= len(wrong)
+    next_row = {**wrong[-1], "step": len(wrong) + 1.0}
+    if name != "grad_norm_spike":  # with two large norms the usual norm has not changed yet
+        assert [a for a in new_alerts([*wrong, next_row], LIMITS) if a.name == name] == []
     assert [a for i in range(len(right) + 1) for a in new_alerts(right[:i], LIMITS) if a.name == name] == []
 
 
-def test_one_that_comes_and_goes_is_told_again_only_after_a_while():
+def test_a_recurring_alert_is_reported_again_only_after_a_delay():
     values = [0.0, 9.0] * 20
-    come_and_go = history(groups__zero_spread=values, groups__all=[10.0] * 40)
+    intermittent = history(groups__zero_spread=values, groups__all=[10.0] * 40)
     later = history(
         groups__zero_spread=[9.0] + [0.0] * REPEAT_AFTER_STEPS + [9.0], groups__all=[10.0] * (REPEAT_AFTER_STEPS + 2)
     )
     limits = msgspec.structs.replace(LIMITS, window=1)
-    for rows, steps in ((come_and_go, [2]), (later, [1, REPEAT_AFTER_STEPS + 2])):
-        told = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
-        assert told == steps
+    for rows, steps in ((intermittent, [2]), (later, [1, REPEAT_AFTER_STEPS + 2])):
+        alert_steps = [alert.step for end in range(1, len(rows) + 1) for alert in new_alerts(rows[:end], limits)]
+        assert alert_steps == steps
 
 
-def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
+def test_idle_alerts_name_slow_rollouts_if_trainer_and_sampler_both_wait():
     rows = history(idle__trainer=[0.9] * 2, idle__sampler=[0.9] * 2, queue__late=[0.0, 1.0])
     for name, words in (
         ("trainer_idle", "too old for a later step"),
@@ -167,25 +167,25 @@ def test_slow_rollouts_are_named_where_they_keep_trainer_and_sampler_waiting():
         assert text is not None and words in text and "Raise max_off_policy_steps" in text
 
 
-def test_weights_that_are_meant_to_be_old_are_named_where_they_are_too_old():
+def test_logprob_mismatch_names_the_age_of_the_weights_in_off_policy_training():
     rows = history(mismatch_kl__all__mean=[0.02, 0.04], off_policy__max=[3.0, 4.0], optim__lr=[1e-3, 1e-3])
     text = ALERTS["logprob_mismatch"](rows, LIMITS)
     assert text is not None
     assert "weights up to 4 versions old. Lower max_off_policy_steps, or the learning rate (up to 0.001" in text
 
 
-def test_a_model_that_was_certain_may_explore():
+def test_entropy_growth_from_a_very_low_entropy_is_no_alert():
     assert ALERTS["entropy_growth"](history(entropy__all__mean=[0.02, 0.02, 0.3, 0.4, 0.4]), LIMITS) is None
 
 
-def test_held_out_needs_enough_measurements():
+def test_held_out_flat_needs_enough_measurements():
     few = held_out(RISING, [None, 0.5, None, None, None, 0.4, None, 0.45])
     assert ALERTS["held_out_flat"](few, LIMITS) is None
     assert ALERTS["held_out_flat"](few, msgspec.structs.replace(LIMITS, held_out_measurements=2)) is not None
     assert ALERTS["held_out_flat"](held_out(FLAT, [0.5] * 8), LIMITS) is None
 
 
-def test_steps_that_trained_nothing_are_no_reason():
+def test_steps_without_training_metrics_do_not_cause_alerts():
     assert new_alerts([{"step": 1.0}, {"step": 2.0}, {"step": 3.0}], LIMITS) == []
     gaps = history(ratio__mean=[1.2, None, 1.2])
     assert [alert.name for alert in new_alerts(gaps, LIMITS)] == ["ratio_drift"]
@@ -199,93 +199,95 @@ def test_steps_that_trained_nothing_are_no_reason():
         ({"entropy_share": -1.0}, "alerts: entropy_share"),
     ],
 )
-def test_impossible_limits_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_limits_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         AlertLimits(**wrong).check()
 
 
-def test_sft_is_meant_to_become_certain():
+def test_entropy_collapse_is_not_reported_for_sft():
     assert entropy_collapse(history(entropy__all__mean=[1.0, 1.0, 0.5, 0.05, 0.05]), LIMITS) is None
 
 
-def told(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int, str, str]]:
+def alert_history(rows: list[dict[str, float]], limits: AlertLimits = LIMITS) -> list[tuple[int, str, str]]:
     ends = range(1, len(rows) + 1)
-    return [(one.step, one.name, one.text) for end in ends for one in new_alerts(rows[:end], limits)]
+    return [(alert.step, alert.name, alert.text) for end in ends for alert in new_alerts(rows[:end], limits)]
 
 
-def test_a_learning_rate_far_too_high_is_named_first():
+def test_a_collapse_after_a_high_learning_rate_names_the_learning_rate():
     rows = history(
         reward__mean=[0.3] + [-0.1] * 7,
         groups__zero_spread=[2.0] + [8.0] * 7,
         groups__all=[8.0] * 8,
         optim__lr=[2.0] + [None] * 7,
     )
-    [(step, name, text)] = told(rows, AlertLimits())
+    [(step, name, text)] = alert_history(rows, AlertLimits())
     assert (step, name) == (3, "policy_collapse")
     assert "The learning rate (up to 2 so far) is probably too high" in text
 
 
-def test_zero_advantage_groups_of_a_model_that_got_worse_are_not_the_examples_fault():
+def test_zero_advantage_groups_with_falling_reward_advise_a_lower_learning_rate():
     rows = history(reward__mean=[0.5, 0.4, 0.2, 0.1], groups__zero_spread=[1.0, 5.0, 9.0, 9.0], groups__all=[10.0] * 4)
-    [(_, name, text)] = told(rows)
+    [(_, name, text)] = alert_history(rows)
     assert name == "zero_advantage_groups"
     assert "and the reward has fallen. Lower the learning rate first" in text
 
 
-def test_an_update_that_leaves_one_thing_to_say_is_told_of_although_rewards_rise_a_little():
+def test_a_sudden_entropy_drop_is_a_collapse_although_the_reward_rises_slightly():
     rows = history(
         reward__mean=[0.026, 0.038, 0.035, 0.036, 0.04, 0.04],
         entropy__all__mean=[5.8, None, 0.4, 0.02, None, None],
         groups__zero_spread=[5.0, 8.0, 6.0, 7.0, 8.0, 8.0],
         groups__all=[8.0] * 6,
     )
-    first, second = told(rows, AlertLimits())
+    first, second = alert_history(rows, AlertLimits())
     assert first[:2] == (3, "policy_collapse")
     assert "entropy fell from 5.8 to 0.4 nats per token. The learning rate is probably too high" in first[2]
     assert second[:2] == (5, "zero_advantage_groups")
     assert "certain of its answers. If they do not earn the most, lower the learning rate first" in second[2]
 
 
-def test_a_certain_model_may_become_more_certain():
+def test_a_low_entropy_may_fall_further_without_an_alert():
     rows = history(reward__mean=[0.5, 0.6], entropy__all__mean=[0.3, 0.01])
-    assert told(rows) == []
+    assert alert_history(rows) == []
 
 
-def test_groups_that_never_lived_have_not_collapsed():
+def test_groups_that_never_had_advantages_are_not_a_policy_collapse():
     rows = history(reward__mean=[0.0] * 4, groups__zero_spread=[8.0] * 4, groups__all=[8.0] * 4)
-    assert [name for _, name, _ in told(rows)] == ["zero_advantage_groups"]
+    assert [name for _, name, _ in alert_history(rows)] == ["zero_advantage_groups"]
 
 
 @pytest.mark.parametrize(
     ("living", "groups", "collapsed"),
     [
-        (1, 1.0, False),  # a chance of 1/9
-        (8, 1.0, False),  # 1/100
+        (1, 1.0, False),  # probability 1/9
+        (8, 1.0, False),  # probability 1/100
         (9, 1.0, True),
         (1, 4.0, True),
     ],
 )
-def test_two_dead_steps_are_a_collapse_only_where_they_are_no_accident(living: int, groups: float, collapsed: bool):
+def test_two_zero_advantage_steps_are_a_collapse_only_if_chance_is_unlikely(
+    living: int, groups: float, collapsed: bool
+):
     rows = history(
         reward__mean=[0.5] * living + [0.0] * 2,
         groups__zero_spread=[0.0] * living + [groups] * 2,
         groups__all=[groups] * (living + 2),
     )
-    assert ("policy_collapse" in [name for _, name, _ in told(rows)]) == collapsed
+    assert ("policy_collapse" in [name for _, name, _ in alert_history(rows)]) == collapsed
 
 
-def test_sft_that_diverges_is_told_of_at_once():
+def test_diverging_sft_is_reported_immediately():
     rows = history(loss=[5.8, 2607.0, 303.0], optim__lr=[5.0, 10.0, 8.0])
-    [(step, name, text)] = told(rows, AlertLimits())
+    [(step, name, text)] = alert_history(rows, AlertLimits())
     assert (step, name) == (2, "loss_growth")
     assert text.startswith("loss growth: 2,607 nats per token, and it was 5.8 before")
     assert "a tenth of the learning rate (up to 10 so far)" in text
 
 
-def test_the_loss_of_rl_is_no_loss_to_be_afraid_of():
+def test_a_rising_rl_loss_is_no_alert():
     rows = history(loss=[0.1, 0.1, 30.0], reward__mean=[0.1, 0.2, 0.3])
     assert ALERTS["loss_growth"](rows, LIMITS) is None
 
 
-def test_small_losses_may_move():
-    assert told(history(loss=[0.2, 0.01, 0.01, 0.02, 0.3, 0.3])) == []
+def test_growth_of_small_losses_is_no_alert():
+    assert alert_history(history(loss=[0.2, 0.01, 0.01, 0.02, 0.3, 0.3])) == []

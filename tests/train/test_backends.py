@@ -1,4 +1,4 @@
-"""Who plays in an RL run: the embedded engine, or servers of vLLM."""
+"""Sampling backends of an RL run: the embedded engine and vLLM servers."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ from tests.vllm.test_engine import quick
 __all__ = ["envs"]
 
 ROVE_VLLM = os.environ.get("ROVE_VLLM")
-"""An interpreter that has vLLM: tests with a real server run only where this is given."""
-real = pytest.mark.skipif(not ROVE_VLLM, reason="ROVE_VLLM names no interpreter that has vLLM")
-REAL = {
+"""A Python interpreter with vLLM installed; tests with a real server are skipped if it is not set."""
+needs_vllm = pytest.mark.skipif(not ROVE_VLLM, reason="ROVE_VLLM names no interpreter that has vLLM")
+VLLM_FIELDS = {
     "command": f"{ROVE_VLLM} -m vllm.entrypoints.openai.api_server",
     "args": ["--enforce-eager", "--max-model-len", "512"],
 }
@@ -46,12 +46,12 @@ REAL = {
 
 @pytest.fixture
 def fake(tmp_path: Path) -> Iterator[FakeVLLM]:
-    tiny_model(seed=3).save(tmp_path / "theirs")  # another model: the first update must replace all of it
+    tiny_model(seed=3).save(tmp_path / "theirs")  # another model: the first update must replace all its weights
     with FakeVLLM(tmp_path / "theirs") as server:
         yield server
 
 
-def served(*urls: str, **fields: Any) -> RLConfig:
+def vllm_settings(*urls: str, **fields: Any) -> RLConfig:
     return settings(**{"backend": "vllm", "vllm": VLLMConfig(urls=list(urls)), **fields})
 
 
@@ -64,7 +64,7 @@ def train(
 
 
 def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
-    """Every token was drawn by the weights of its step, with the log-probability that the trainer finds."""
+    """Assert that each token was sampled with the weights of its step and has the log-probability of the trainer."""
     for row in metrics_of(path):
         assert row["logprob_diff/max"] <= tolerance
         assert row["sampler/probe_difference"] <= tolerance
@@ -82,15 +82,15 @@ def assert_on_policy(path: Path, tolerance: float = 1e-4) -> None:
         ({"vllm": VLLMConfig(tolerance=0.1)}, "vllm.tolerance is set, but backend is 'embedded'"),
     ],
 )
-def test_impossible_settings_are_refused(fields: dict[str, Any], message: str):
+def test_invalid_settings_are_rejected(fields: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(**fields).check()
 
 
 @pytest.mark.broad
-def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
+def test_training_through_a_server_raises_the_reward(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
-    train(run, served(fake.url, batch_size=64, rollouts_per_example=16, checkpoint_every=99), one_turn())
+    train(run, vllm_settings(fake.url, batch_size=64, rollouts_per_example=16, checkpoint_every=99), one_turn())
     assert_on_policy(run)
     rewards = [row["reward/mean"] for row in metrics_of(run)]
     assert sum(rewards[-2:]) > sum(rewards[:2])
@@ -100,40 +100,42 @@ def test_it_learns_through_a_server(tmp_path: Path, fake: FakeVLLM):
 
 
 @pytest.mark.broad
-def test_a_resumed_run_goes_on_with_its_weights(tmp_path: Path, fake: FakeVLLM):
+def test_a_resumed_run_continues_with_its_weights(tmp_path: Path, fake: FakeVLLM):
     def stop(step: int, metrics: Any) -> None:
         if step == 3:
             raise KeyboardInterrupt
 
     run = tmp_path / "run"
     with pytest.raises(KeyboardInterrupt):
-        train(run, served(fake.url), on_step=stop)
-    (run / "vllm" / "weights-3-1").mkdir()  # as a kill leaves them
-    train(run, served(fake.url))
+        train(run, vllm_settings(fake.url), on_step=stop)
+    (run / "vllm" / "weights-3-1").mkdir()  # left behind by a killed run
+    train(run, vllm_settings(fake.url))
     assert [row["step"] for row in metrics_of(run)] == [1, 2, 3, 4, 5]
     assert_on_policy(run)
     assert not list((run / "vllm").glob("weights-*"))
 
 
 @pytest.mark.broad
-def test_it_measures_with_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: str):
+def test_evaluations_use_the_same_server(tmp_path: Path, fake: FakeVLLM, envs: str):
     run = tmp_path / "run"
-    train(run, served(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
+    train(run, vllm_settings(fake.url, steps=2, evaluation=[table(every=1)], env_dir=envs))
     assert all(any(name.startswith("eval/") for name in row) for row in metrics_of(run))
-    asked = [body["sampling_params"]["temperature"] for path, body in fake.asked if path == "/inference/v1/generate"]
-    assert 0.0 in asked
+    temperatures = [
+        body["sampling_params"]["temperature"] for path, body in fake.asked if path == "/inference/v1/generate"
+    ]
+    assert 0.0 in temperatures
 
 
-def test_it_plays_ahead(tmp_path: Path, fake: FakeVLLM):
+def test_asynchronous_collection_uses_older_weights(tmp_path: Path, fake: FakeVLLM):
     run = tmp_path / "run"
-    train(run, served(fake.url, steps=3, max_off_policy_steps=1, checkpoint_every=99))
+    train(run, vllm_settings(fake.url, steps=3, max_off_policy_steps=1, checkpoint_every=99))
     rows = metrics_of(run)
     assert [row["off_policy/max"] for row in rows] == [0, 1, 1]
     assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
 
 
-def calls_of(fake: FakeVLLM) -> list[str]:
-    """What its workers were told to do, and what it was told to load."""
+def weight_calls(fake: FakeVLLM) -> list[str]:
+    """Return the methods called on the workers and the requests to load adapters."""
     return [
         body["method"] if path == "/collective_rpc" else path
         for path, body in fake.asked
@@ -143,11 +145,11 @@ def calls_of(fake: FakeVLLM) -> list[str]:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("ahead", [0, 2])
-def test_an_adapter_travels_alone(tmp_path: Path, fake: FakeVLLM, ahead: int):
+def test_only_the_adapter_is_sent_to_the_server(tmp_path: Path, fake: FakeVLLM, ahead: int):
     run = tmp_path / "run"
-    train(run, served(fake.url, steps=3, lora_rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
+    train(run, vllm_settings(fake.url, steps=3, lora_rank=2, learning_rate=0.05, max_off_policy_steps=ahead))
     assert (run / "final" / "adapter_model.safetensors").exists()
-    assert calls_of(fake) == ["reload_weights", "/v1/load_lora_adapter", *["list_loras", "remove_lora"] * 3]
+    assert weight_calls(fake) == ["reload_weights", "/v1/load_lora_adapter", *["list_loras", "remove_lora"] * 3]
     rows = metrics_of(run)
     assert max(row["sampler/probe_difference"] for row in rows) <= 1e-4
     assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(run / "final"))}
@@ -166,64 +168,64 @@ def adapter_bytes(folder: Path) -> int:
 @pytest.mark.parametrize(
     ("fault", "said"), [("no_lora", "HTTP 404"), ("refuses_lora", "does not yet support DoRA"), ("", "")]
 )
-def test_an_adapter_that_is_not_taken_is_merged(
+def test_a_rejected_adapter_is_merged_into_full_weights(
     tmp_path: Path, fake: FakeVLLM, fault: str, said: str, caplog: pytest.LogCaptureFixture
 ):
     run = tmp_path / "run"
     fake.faults += [fault] * bool(fault)
-    config = served(fake.url, steps=2, lora_rank=2, learning_rate=0.05)
+    config = vllm_settings(fake.url, steps=2, lora_rank=2, learning_rate=0.05)
     if not fault:
-        config = served(steps=2, lora_rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
+        config = vllm_settings(steps=2, lora_rank=2, vllm=VLLMConfig(urls=[fake.url], merge_adapter=True))
     train(run, config)
     assert_on_policy(run)
-    warned = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
-    assert said in warned
-    assert ("receives full weights with the adapter merged" in warned) == bool(fault)
-    assert calls_of(fake).count("reload_weights") == (4 if fault else 3)
+    warnings = "\n".join(record.getMessage() for record in caplog.records if "rove.train.backends" in record.name)
+    assert said in warnings
+    assert ("receives full weights with the adapter merged" in warnings) == bool(fault)
+    assert weight_calls(fake).count("reload_weights") == (4 if fault else 3)
     assert not list((run / "vllm").glob("weights-*"))
 
 
-def test_layers_of_an_adapter_that_a_server_leaves_out_are_seen(
+def test_adapter_layers_that_a_server_ignores_are_detected(
     tmp_path: Path, fake: FakeVLLM, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("vllm_server.merge_adapter", lambda model, folder: model)
     with pytest.raises(RunError, match=r"after the update to version 1 .*does not have all of the adapter's layers"):
-        train(tmp_path / "run", served(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
+        train(tmp_path / "run", vllm_settings(fake.url, steps=2, lora_rank=2, learning_rate=0.05))
 
 
-def test_adapters_of_ranks_that_vllm_has_not_are_merged(tmp_path: Path):
+def test_adapters_with_ranks_that_vllm_does_not_support_are_merged(tmp_path: Path):
     loaded = tiny_model()
     adapted = loaded._replace(adapter=add_adapter(loaded.model, 513, 8.0, 0.0, ["q_proj"], 0, "somewhere"))
-    sampler = make_backend(served("http://x", lora_rank=513), adapted, tmp_path, separate_weights=False)
+    sampler = make_backend(vllm_settings("http://x", lora_rank=513), adapted, tmp_path, separate_weights=False)
     assert isinstance(sampler, VLLMBackend)
     assert not sampler._sends_adapter
 
 
-def test_a_server_that_says_something_else_ends_the_run(tmp_path: Path):
+def test_a_server_with_other_logprobs_after_an_update_ends_the_run(tmp_path: Path):
     tiny_model().save(tmp_path / "theirs")
     with FakeVLLM(tmp_path / "theirs", "keeps_head") as fake:
         run = tmp_path / "run"
         with pytest.raises(RunError, match=r"after the update to version 1 .*tie_word_embeddings"):
-            train(run, served(fake.url, learning_rate=0.1))
+            train(run, vllm_settings(fake.url, learning_rate=0.1))
 
 
 @pytest.mark.broad
-def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_run_whose_server_fails_can_be_resumed_from_a_checkpoint(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     quick(monkeypatch)
     tiny_model().save(tmp_path / "theirs")
     fake, run = FakeVLLM(tmp_path / "theirs"), tmp_path / "run"
 
-    def gone(step: int, metrics: Any) -> None:
+    def fail_after_step_3(step: int, metrics: Any) -> None:
         if step == 3:
             fake.faults += ["http_500"] * 9999
 
     with fake, pytest.raises(RunError, match=r"(?s)every rollout of step 4 failed.*HTTP 500"):
-        train(run, served(fake.url), on_step=gone)
+        train(run, vllm_settings(fake.url), on_step=fail_after_step_3)
     last = Run(run).last_checkpoint()
     assert last is not None
     assert last[1].step == 2
     with FakeVLLM(tmp_path / "theirs") as fake:
-        train(run, served(fake.url))
+        train(run, vllm_settings(fake.url))
     assert [row["step"] for row in metrics_of(run)] == [1, 2, 3, 4, 5]
 
 
@@ -232,51 +234,51 @@ def test_a_server_that_goes_away_leaves_a_checkpoint(tmp_path: Path, monkeypatch
 
 @pytest.fixture(autouse=True)
 def small_caches(monkeypatch: pytest.MonkeyPatch):
-    """On a CPU vLLM wants most of the machine's memory otherwise."""
+    """Limit the KV cache: on a CPU, vLLM reserves most of the memory by default."""
     monkeypatch.setenv("VLLM_CPU_KVCACHE_SPACE", "1")
 
 
-def served_by(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
-    config = settings(sampler="vllm", vllm=VLLMConfig(**{**REAL, **more}))
+def start_backend(model: LoadedModel, path: Path, **more: Any) -> VLLMBackend:
+    config = settings(sampler="vllm", vllm=VLLMConfig(**{**VLLM_FIELDS, **more}))
     sampler = make_backend(config, model, path, separate_weights=False)
     assert isinstance(sampler, VLLMBackend)
     return sampler
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
-def test_a_real_server_computes_what_the_trainer_does(tmp_path: Path, arch: str):
-    loaded = with_heads_of_32(arch)
-    sampler = served_by(loaded, tmp_path)
+def test_a_real_server_computes_the_trainers_logprobs(tmp_path: Path, arch: str):
+    loaded = model_with_head_size_32(arch)
+    sampler = start_backend(loaded, tmp_path)
     assert isinstance(sampler.engine, VLLMEngine)
     try:
         for version in range(3):
-            grow(loaded)
+            scale_weights(loaded)
             sampler.publish(version)
             assert sampler.metrics["sampler/probe_difference"] <= 1e-3
-        asyncio.run(changed_on_the_way(sampler, loaded, partial(grow, loaded)))
+        asyncio.run(check_update_during_generation(sampler, loaded, partial(scale_weights, loaded)))
     finally:
         asyncio.run(sampler.close())
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_a_probe_goes_before_the_answers_that_wait_for_a_real_server(tmp_path: Path):
-    """Two are computed at a time, 30 are asked for; the trainer waits for none that has not begun."""
-    loaded = with_heads_of_32("llama")
-    sampler = served_by(loaded, tmp_path, args=[*REAL["args"], "--max-num-seqs", "2"])
+def test_a_real_server_runs_the_parity_check_before_queued_requests(tmp_path: Path):
+    """The server computes 2 of 30 requests at a time; the update does not wait for queued requests."""
+    loaded = model_with_head_size_32("llama")
+    sampler = start_backend(loaded, tmp_path, args=[*VLLM_FIELDS["args"], "--max-num-seqs", "2"])
 
     async def crowd() -> int:
         sampling = SamplingParams(max_tokens=200, ignore_eos=True)
-        asked = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
+        tasks = [asyncio.create_task(sampler.engine.generate([7, 8, number], sampling)) for number in range(30)]
         await asyncio.sleep(0.3)
-        grow(loaded)
+        scale_weights(loaded)
         await asyncio.to_thread(sampler.publish, 1)
-        said = sum(one.done() for one in asked)
-        await asyncio.gather(*asked)
+        finished = sum(task.done() for task in tasks)
+        await asyncio.gather(*tasks)
         await sampler.close()
-        return said
+        return finished
 
     try:
         sampler.publish(0)
@@ -285,44 +287,47 @@ def test_a_probe_goes_before_the_answers_that_wait_for_a_real_server(tmp_path: P
         asyncio.run(sampler.close())
 
 
-def grow(loaded: LoadedModel) -> None:
+def scale_weights(loaded: LoadedModel) -> None:
     for parameter in loaded.model.parameters():
         parameter.data *= 1.1
 
 
-async def changed_on_the_way(sampler: VLLMBackend, loaded: LoadedModel, change: Callable[[], None]) -> None:
-    """An answer goes on with weights that come while it is said, and knows which token is whose."""
+async def check_update_during_generation(sampler: VLLMBackend, loaded: LoadedModel, change: Callable[[], None]) -> None:
+    """Check that a response continues with weights updated during generation and records the version of each token."""
     sampling = SamplingParams(max_tokens=500, ignore_eos=True)
-    for version in range(3, 8):  # on a busy machine an answer may be over before the weights come
-        saying = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
+    for version in range(3, 8):  # on a busy machine the response may end before the update
+        task = asyncio.create_task(sampler.engine.generate([7, 8, 9], sampling))
         await asyncio.sleep(0.3)
         change()
         await asyncio.to_thread(sampler.publish, version)
-        made = await saying
-        if made.version_spans:
+        generation = await task
+        if generation.version_spans:
             break
-    assert (made.policy_version, [one for one, _ in made.version_spans]) == (version - 1, [version - 1, version])
-    assert sum(count for _, count in made.version_spans) == len(made.ids) == 500
-    again = await sampler.engine.generate([7, 8, 9], SamplingParams(max_tokens=20, ignore_eos=True))
-    assert again.policy_version == version
-    ids = [7, 8, 9, *again.ids]
-    said = parity_check(loaded.model, ids).logprobs[2:]
-    assert again.logprobs == pytest.approx(said, abs=1e-3)  # nothing of the older weights is in its cache
+    assert (generation.policy_version, [v for v, _ in generation.version_spans]) == (
+        version - 1,
+        [version - 1, version],
+    )
+    assert sum(count for _, count in generation.version_spans) == len(generation.ids) == 500
+    repeated = await sampler.engine.generate([7, 8, 9], SamplingParams(max_tokens=20, ignore_eos=True))
+    assert repeated.policy_version == version
+    ids = [7, 8, 9, *repeated.ids]
+    expected = parity_check(loaded.model, ids).logprobs[2:]
+    assert repeated.logprobs == pytest.approx(expected, abs=1e-3)  # the cache has no entries from older weights
     assert sampler.engine._session is not None
     await sampler.engine._session.close()
     sampler.engine._session = None
 
 
-def with_heads_of_32(arch: str) -> LoadedModel:
-    """A tied model that vLLM's attention can compute on a CPU: its heads have 32 numbers at least."""
+def model_with_head_size_32(arch: str) -> LoadedModel:
+    """Return a model with tied weights and a head size of 32, the minimum of vLLM's attention on a CPU."""
     return new_model(["say 1 2 3 you say hello world"] * 9, arch, "tiny")
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_what_a_real_server_computes_wrong_is_refused(tmp_path: Path):
-    """LFM2's attention on a CPU, in vLLM 0.32; if this fails, vLLM has learnt it: tell so in docs/scale.md."""
-    sampler = served_by(with_heads_of_32("lfm2"), tmp_path)
+def test_an_architecture_that_vllm_computes_incorrectly_is_rejected(tmp_path: Path):
+    """vLLM 0.32 computes LFM2's attention incorrectly on a CPU. If this test fails, vLLM was fixed: update docs/scale.md."""
+    sampler = start_backend(model_with_head_size_32("lfm2"), tmp_path)
     try:
         with pytest.raises(RunError, match="does not compute what the trainer does"):
             sampler.publish(0)
@@ -330,13 +335,13 @@ def test_what_a_real_server_computes_wrong_is_refused(tmp_path: Path):
         asyncio.run(sampler.close())
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
 def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """What `write_served` is for; if this fails, vLLM has learnt it."""
-    loaded = with_heads_of_32("llama")
+    """The reason for `write_served`. If this test fails, vLLM was fixed and `write_served` is unnecessary."""
+    loaded = model_with_head_size_32("llama")
     monkeypatch.setattr("rove.train.backends.write_served", LoadedModel.save)
-    sampler = served_by(loaded, tmp_path)
+    sampler = start_backend(loaded, tmp_path)
     try:
         sampler.publish(0)
         for parameter in loaded.model.parameters():
@@ -347,20 +352,20 @@ def test_a_real_server_started_with_a_tied_head_keeps_the_old_one(tmp_path: Path
         asyncio.run(sampler.close())
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_a_real_server_that_hangs_beside_the_trainer_is_started_again(tmp_path: Path):
-    """Its engine is stopped; the process that answers /health goes on."""
-    vllm = VLLMConfig(**REAL, hang_seconds=30.0)
+def test_a_real_server_that_hangs_is_restarted(tmp_path: Path):
+    """Stop the engine process; the process that responds to /health continues."""
+    vllm = VLLMConfig(**VLLM_FIELDS, hang_seconds=30.0)
     config = settings(sampler="vllm", vllm=vllm, steps=5, max_off_policy_steps=2, checkpoint_every=99)
 
     def stop(step: int, metrics: Any) -> None:
         if step == 2:
-            for pid in workers_below(os.getpid()):
+            for pid in vllm_processes(os.getpid()):
                 if b"EngineCore" in Path(f"/proc/{pid}/cmdline").read_bytes():
                     os.kill(pid, signal.SIGSTOP)
 
-    train(tmp_path / "run", config, loaded=with_heads_of_32("llama"), on_step=stop)
+    train(tmp_path / "run", config, loaded=model_with_head_size_32("llama"), on_step=stop)
     rows, records = metrics_of(tmp_path / "run"), rollouts_of(tmp_path / "run")
     assert max(row["sampler/probe_difference"] for row in rows) <= 1e-3
     assert rows[-1]["sampler/restarts"] == 1
@@ -375,12 +380,12 @@ def test_a_real_server_that_hangs_beside_the_trainer_is_started_again(tmp_path: 
             assert all(0 <= record.step - 1 - version <= 2 for version, _ in spans)
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_an_adapter_travels_alone_to_a_real_server_that_is_killed(tmp_path: Path):
-    loaded = with_heads_of_32("llama")
+def test_only_the_adapter_is_sent_to_a_real_server_that_is_killed(tmp_path: Path):
+    loaded = model_with_head_size_32("llama")
     more = {"lora_rank": 4, "learning_rate": 0.02, "checkpoint_every": 99}
-    config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4, **more)
+    config = settings(sampler="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4, **more)
 
     train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
     assert_on_policy(tmp_path / "run", 1e-3)
@@ -389,12 +394,12 @@ def test_an_adapter_travels_alone_to_a_real_server_that_is_killed(tmp_path: Path
     assert {row["sampler/sent_bytes"] for row in rows} == {float(adapter_bytes(tmp_path / "run/final"))}
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_an_adapter_that_comes_on_the_way_goes_on_with_the_answer(tmp_path: Path):
-    loaded = with_heads_of_32("llama")
+def test_a_real_server_continues_a_response_with_a_new_adapter(tmp_path: Path):
+    loaded = model_with_head_size_32("llama")
     adapter = add_adapter(loaded.model, 4, 8.0, 0.0, [], 0, "somewhere")
-    vllm = VLLMConfig(**REAL)
+    vllm = VLLMConfig(**VLLM_FIELDS)
     sampler = make_backend(
         settings(sampler="vllm", vllm=vllm, lora_rank=4),
         loaded._replace(adapter=adapter),
@@ -406,7 +411,7 @@ def test_an_adapter_that_comes_on_the_way_goes_on_with_the_answer(tmp_path: Path
         for version in range(3):
             change_adapter(loaded, version)
             sampler.publish(version)
-        asyncio.run(changed_on_the_way(sampler, loaded, partial(change_adapter, loaded, 3)))
+        asyncio.run(check_update_during_generation(sampler, loaded, partial(change_adapter, loaded, 3)))
     finally:
         asyncio.run(sampler.close())
 
@@ -418,11 +423,11 @@ def change_adapter(loaded: LoadedModel, seed: int) -> None:
             parameter.data.normal_(std=0.05)
 
 
-@real
+@needs_vllm
 @pytest.mark.slow
-def test_a_run_with_a_real_server_that_is_killed(tmp_path: Path):
-    loaded = with_heads_of_32("llama")
-    config = settings(sampler="vllm", vllm=VLLMConfig(**REAL), steps=4)
+def test_a_run_continues_after_its_real_server_is_killed(tmp_path: Path):
+    loaded = model_with_head_size_32("llama")
+    config = settings(sampler="vllm", vllm=VLLMConfig(**VLLM_FIELDS), steps=4)
 
     train(tmp_path / "run", config, loaded=loaded, on_step=kill_in_step_2)
     assert_on_policy(tmp_path / "run", 1e-3)
@@ -433,33 +438,33 @@ def test_a_run_with_a_real_server_that_is_killed(tmp_path: Path):
 
 def kill_in_step_2(step: int, metrics: Any) -> None:
     if step == 2:
-        for pid in workers_below(os.getpid()):
+        for pid in vllm_processes(os.getpid()):
             os.kill(pid, signal.SIGKILL)
 
 
-def workers_below(parent: int) -> list[int]:
-    """The processes of vLLM among the descendants of a process."""
+def vllm_processes(parent: int) -> list[int]:
+    """Return the ids of the vLLM processes among the descendants of a process."""
     children: dict[int, list[int]] = {}
     names: dict[int, str] = {}
     for folder in Path("/proc").iterdir():
         if folder.name.isdigit():
             try:
-                stat, words = (folder / "stat").read_text(), (folder / "cmdline").read_text()
+                stat, command = (folder / "stat").read_text(), (folder / "cmdline").read_text()
             except OSError:
                 continue
             children.setdefault(int(stat.rpartition(")")[2].split()[1]), []).append(int(folder.name))
-            names[int(folder.name)] = words
-    below = [parent]
-    for one in below:
-        below += children.get(one, [])
+            names[int(folder.name)] = command
+    descendants = [parent]
+    for pid in descendants:
+        descendants += children.get(pid, [])
     return [
         pid
-        for pid in below
-        if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("keeper")[0]
+        for pid in descendants
+        if "VLLM" in names.get(pid, "") or "vllm.entrypoints" in names.get(pid, "").split("supervisor")[0]
     ]
 
 
-NO_ADAPTERS = """
+SERVER_WITHOUT_LORA = """
 import asyncio, sys
 from vllm_server import main
 
@@ -470,38 +475,38 @@ asyncio.run(main(sys.argv[1:]))
 
 
 @pytest.mark.slow
-def test_a_server_that_cannot_be_started_for_adapters_is_started_without(tmp_path: Path):
+def test_a_server_that_fails_with_lora_enabled_is_started_without_it(tmp_path: Path):
     support = str(Path(__file__).parents[1] / "support")
-    (tmp_path / "serve.py").write_text(f"import sys; sys.path.insert(0, {support!r})" + NO_ADAPTERS)
-    config = served(steps=2, lora_rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
+    (tmp_path / "serve.py").write_text(f"import sys; sys.path.insert(0, {support!r})" + SERVER_WITHOUT_LORA)
+    config = vllm_settings(steps=2, lora_rank=2, vllm=VLLMConfig(command=f"{sys.executable} {tmp_path / 'serve.py'}"))
     train(tmp_path / "run", config)
     assert_on_policy(tmp_path / "run")
     assert "does not support LoRA yet" in (tmp_path / "run/vllm/server-0.log").read_text()
 
 
 @pytest.mark.slow
-def test_a_started_program_in_its_place_runs_the_loop(tmp_path: Path):
-    """The whole way of `rove rl`: nothing runs, a server is started, killed in the middle, started again, and ends."""
+def test_a_started_server_is_restarted_after_a_kill_and_stopped_at_the_end(tmp_path: Path):
+    """Run all of `rove rl`: start a server, kill it during training, restart it and stop it at the end."""
     command = f"{sys.executable} {vllm_server.__file__}"
-    killed: list[int] = []
+    killed_pids: list[int] = []
 
     def kill(step: int, metrics: Any) -> None:
         if step == 1:
-            killed.append(int((tmp_path / "run/vllm/server-0.log").read_text().split()[1]))
-            os.kill(killed[0], signal.SIGKILL)
+            killed_pids.append(int((tmp_path / "run/vllm/server-0.log").read_text().split()[1]))
+            os.kill(killed_pids[0], signal.SIGKILL)
 
-    config = served(steps=2, vllm=VLLMConfig(command=command))
+    config = vllm_settings(steps=2, vllm=VLLMConfig(command=command))
     train(tmp_path / "run", config, on_step=kill)
     assert_on_policy(tmp_path / "run")
     assert metrics_of(tmp_path / "run")[-1]["sampler/restarts"] == 1
-    last = int((tmp_path / "run/vllm/server-0.log").read_text().rpartition("listening ")[2].split()[0])
-    assert last != killed[0]
+    last_pid = int((tmp_path / "run/vllm/server-0.log").read_text().rpartition("listening ")[2].split()[0])
+    assert last_pid != killed_pids[0]
     with pytest.raises(ProcessLookupError):
-        os.kill(last, 0)
+        os.kill(last_pid, 0)
 
 
 @pytest.mark.parametrize("fast", [True, False])
-def test_bf16_sampling_is_ignored_on_a_processor_without_bf16_products(fast: bool, monkeypatch: pytest.MonkeyPatch):
+def test_bf16_sampling_is_ignored_on_a_cpu_without_bf16_products(fast: bool, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.models.linear.HAS_BF16_PRODUCTS", fast)
     backend = EmbeddedBackend(settings(bf16_sampling=True), tiny_model(), separate_weights=False)
     assert {p.dtype for p in backend.client.engine.model.parameters()} == {torch.bfloat16 if fast else torch.float32}

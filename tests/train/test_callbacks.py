@@ -1,4 +1,4 @@
-"""What a run shows and writes down while it trains: alerts, loggers, a rollout now and then."""
+"""Training callbacks: alerts, loggers and rollouts shown at intervals."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
-TOUCHY = AlertLimits(window=1, length_factor=0.1, grad_norm_factor=1e-6)
-"""Two alerts hold from the second step on."""
+SENSITIVE_LIMITS = AlertLimits(window=1, length_factor=0.1, grad_norm_factor=1e-6)
+"""Limits that cause two alerts from the second step on."""
 
 
-def watched(path: Path, config: RLConfig) -> tuple[list[Alert], list[tuple[int, RolloutRecord]]]:
+def train_with_callbacks(path: Path, config: RLConfig) -> tuple[list[Alert], list[tuple[int, RolloutRecord]]]:
     alerts: list[Alert] = []
     shown: list[tuple[int, RolloutRecord]] = []
     with Run(path) as run:
@@ -45,23 +45,23 @@ def watched(path: Path, config: RLConfig) -> tuple[list[Alert], list[tuple[int, 
     return alerts, shown
 
 
-def test_an_alert_is_told_once_and_written_down(tmp_path: Path):
-    alerts, _ = watched(tmp_path, settings(alerts=TOUCHY))
+def test_an_alert_is_reported_once_and_saved(tmp_path: Path):
+    alerts, _ = train_with_callbacks(tmp_path, settings(alerts=SENSITIVE_LIMITS))
     assert [(a.step, a.name) for a in alerts] == [(2, "length_growth"), (2, "grad_norm_spike")]
     assert [(a["step"], a["name"], a["text"]) for a in Run(tmp_path).alerts()] == [
         (a.step, a.name, a.text) for a in alerts
     ]
 
 
-def test_the_usual_limits_are_silent_here(tmp_path: Path):
-    assert watched(tmp_path, settings()) == ([], [])
+def test_the_default_limits_cause_no_alerts(tmp_path: Path):
+    assert train_with_callbacks(tmp_path, settings()) == ([], [])
     assert not (tmp_path / "alerts.jsonl").exists()
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kills", first_quick([[2], [3], [2, 4]]))
 def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
-    config = settings(alerts=TOUCHY)
+    config = settings(alerts=SENSITIVE_LIMITS)
     for kill_at in kills:
         with pytest.raises(Killed):
             train(tmp_path, config, two_turns(), kill_at)
@@ -70,16 +70,16 @@ def test_a_resumed_run_has_every_alert_once(tmp_path: Path, kills: list[int]):
 
 
 @pytest.mark.broad
-def test_a_rollout_is_shown_every_so_many_steps(tmp_path: Path):
-    _, shown = watched(tmp_path, settings(show_every=2))
+def test_a_rollout_is_shown_every_n_steps(tmp_path: Path):
+    _, shown = train_with_callbacks(tmp_path, settings(show_every=2))
     assert [(step, record.step) for step, record in shown] == [(2, 2), (4, 4)]
-    assert [record.example_key for _, record in watched(tmp_path / "again", settings(show_every=2))[1]] == [
-        record.example_key for _, record in shown
-    ]
+    assert [
+        record.example_key for _, record in train_with_callbacks(tmp_path / "again", settings(show_every=2))[1]
+    ] == [record.example_key for _, record in shown]
 
 
 @pytest.mark.broad
-def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_loggers_receive_the_metrics_of_the_run_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("wandb")
     monkeypatch.setitem(sys.modules, "wandb", library)
     with pytest.raises(Killed):
@@ -94,10 +94,10 @@ def test_loggers_get_what_the_run_folder_gets(tmp_path: Path, monkeypatch: pytes
 
 
 @pytest.mark.broad
-def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_sft_has_alerts_and_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     library = Fake("trackio")
     monkeypatch.setitem(sys.modules, "trackio", library)
-    train_sft(tmp_path, sft_settings(alerts=TOUCHY, loggers=["trackio"]), lawful())
+    train_sft(tmp_path, sft_settings(alerts=SENSITIVE_LIMITS, loggers=["trackio"]), lawful())
     assert [alert["name"] for alert in Run(tmp_path).alerts()] == ["grad_norm_spike"]
     assert len([call for call in library.calls if call[0] == "log"]) == len(metrics_of(tmp_path)) == 16
     assert library.calls[-1] == ("finish", None)
@@ -111,6 +111,6 @@ def test_sft_is_watched_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         ({"alerts": AlertLimits(window=0)}, "window is 0"),
     ],
 )
-def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(**wrong).check()

@@ -1,4 +1,4 @@
-"""X."""
+"""Checkpoints: saving, restoring and recovery from damage."""
 
 from __future__ import annotations
 
@@ -46,11 +46,11 @@ CONFIG = RLConfig(
 
 
 class Killed(Exception):
-    """Stands for a kill -9."""
+    """Simulates `kill -9`."""
 
 
 def letters(completion: vf.Messages) -> float:
-    """The share of small letters in what the model said."""
+    """Return the fraction of lowercase letters in the assistant messages."""
     text = "".join(m["content"] for m in completion if m["role"] == "assistant")
     return sum("a" <= c <= "z" for c in text) / max(1, len(text))
 
@@ -70,14 +70,14 @@ def train(path: Path, kill_at: int | None = None) -> None:
 
 @pytest.fixture(scope="module")
 def stopped(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A run killed at step 5, with checkpoints of steps 2 and 4."""
+    """Return the folder of a run that was killed at step 5 and has checkpoints of steps 2 and 4."""
     path = tmp_path_factory.mktemp("rl") / "run"
     with pytest.raises(Killed):
         train(path, kill_at=5)
     return path
 
 
-def cut_off(file: Path) -> None:
+def truncate(file: Path) -> None:
     os.truncate(file, file.stat().st_size // 2)
 
 
@@ -88,14 +88,14 @@ def change_line(file: Path, number: int) -> None:
 
 
 class Code:
-    """Runs when it is unpickled."""
+    """An object that runs code when it is unpickled."""
 
     def __reduce__(self) -> Any:
         return (os.mkdir, ("/nonexistent/ran",))
 
 
 DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
-    "trainer.pt is cut off": (lambda run: cut_off(run / "checkpoints/4/trainer.pt"), r"trainer\.pt cannot be read"),
+    "trainer.pt is cut off": (lambda run: truncate(run / "checkpoints/4/trainer.pt"), r"trainer\.pt cannot be read"),
     "trainer.pt is empty": (
         lambda run: (run / "checkpoints/4/trainer.pt").write_bytes(b""),
         r"trainer\.pt cannot be read",
@@ -110,7 +110,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"trainer\.pt has no state of an optimizer",
     ),
     "the weights are cut off": (
-        lambda run: cut_off(run / "checkpoints/4/model.safetensors"),
+        lambda run: truncate(run / "checkpoints/4/model.safetensors"),
         r"model\.safetensors cannot be read",
     ),
     "the weights are missing": (
@@ -118,7 +118,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         r"has no \.safetensors file",
     ),
     "progress.json is cut off": (
-        lambda run: cut_off(run / "checkpoints/4/progress.json"),
+        lambda run: truncate(run / "checkpoints/4/progress.json"),
         r"progress\.json is damaged",
     ),
     "progress.json is missing": (
@@ -133,44 +133,44 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: change_line(run / "metrics.jsonl", 3),
         r"metrics\.jsonl, line 3: not a row",
     ),
-    "metrics are cut off": (lambda run: cut_off(run / "metrics.jsonl"), r"metrics\.jsonl has [\d,]+ bytes where"),
+    "metrics are cut off": (lambda run: truncate(run / "metrics.jsonl"), r"metrics\.jsonl has [\d,]+ bytes where"),
 }
 
 
 @pytest.mark.parametrize("name", some_quick(DAMAGES, 5))
-def test_a_damaged_run_resumes_at_the_checkpoint_before(
+def test_a_damaged_run_resumes_from_the_previous_checkpoint(
     stopped: Path, tmp_path: Path, name: str, caplog: pytest.LogCaptureFixture
 ):
     path = tmp_path / "run"
     shutil.copytree(stopped, path)
-    damage, why = DAMAGES[name]
+    damage, reason = DAMAGES[name]
     damage(path)
     with caplog.at_level(logging.WARNING, "rove.train.learner"), pytest.raises(Killed):
         train(path, kill_at=3)
     assert [row["step"] for row in Run(path).metrics()] == [1, 2, 3]
-    [told] = [one.getMessage() for one in caplog.records if one.name == "rove.train.learner"]
-    assert told.startswith(f"checkpoint {path}/checkpoints/4 is damaged: ")
-    assert told.endswith("It was renamed to 4.damaged; training resumes after step 2")
-    assert re.search(why, told)
-    assert sorted(one.name for one in (path / "checkpoints").iterdir()) == ["2", "4.damaged"]
+    [message] = [entry.getMessage() for entry in caplog.records if entry.name == "rove.train.learner"]
+    assert message.startswith(f"checkpoint {path}/checkpoints/4 is damaged: ")
+    assert message.endswith("It was renamed to 4.damaged; training resumes after step 2")
+    assert re.search(reason, message)
+    assert sorted(entry.name for entry in (path / "checkpoints").iterdir()) == ["2", "4.damaged"]
 
 
 @pytest.mark.broad
-def test_a_run_resumed_after_damage_ends_as_one_that_was_never_damaged(stopped: Path, tmp_path: Path):
+def test_a_run_resumed_after_damage_ends_with_the_same_weights(stopped: Path, tmp_path: Path):
     for name in ("whole", "damaged"):
         shutil.copytree(stopped, tmp_path / name)
-    cut_off(tmp_path / "damaged/checkpoints/4/model.safetensors")
+    truncate(tmp_path / "damaged/checkpoints/4/model.safetensors")
     for name in ("whole", "damaged"):
         train(tmp_path / name)
-    weights = [(tmp_path / name / "final/model.safetensors").read_bytes() for name in ("whole", "damaged")]
-    assert weights[0] == weights[1]
-    assert sorted(one.name for one in (tmp_path / "damaged/checkpoints").iterdir()) == ["4", "4.damaged", "6"]
+    copy_weights = [(tmp_path / name / "final/model.safetensors").read_bytes() for name in ("whole", "damaged")]
+    assert copy_weights[0] == copy_weights[1]
+    assert sorted(entry.name for entry in (tmp_path / "damaged/checkpoints").iterdir()) == ["4", "4.damaged", "6"]
 
 
-def test_without_an_intact_checkpoint_nothing_is_changed(stopped: Path, tmp_path: Path):
+def test_no_file_is_changed_if_no_checkpoint_is_intact(stopped: Path, tmp_path: Path):
     path = tmp_path / "run"
     shutil.copytree(stopped, path)
-    cut_off(path / "checkpoints/2/model.safetensors")
+    truncate(path / "checkpoints/2/model.safetensors")
     change_line(path / "metrics.jsonl", 3)
     before = {file: file.read_bytes() for file in path.rglob("*") if file.is_file()}
     with pytest.raises(
@@ -180,32 +180,32 @@ def test_without_an_intact_checkpoint_nothing_is_changed(stopped: Path, tmp_path
     assert {file: file.read_bytes() for file in path.rglob("*") if file.is_file()} == before
 
 
-def test_an_intact_run_is_left_as_it_is(stopped: Path):
+def test_recover_does_not_change_an_intact_run(stopped: Path):
     assert recover(Run(stopped)) == []
     assert [path.name for path in Run(stopped).checkpoints()] == ["4", "2"]
 
 
-def test_the_same_checkpoint_may_be_damaged_twice(stopped: Path, tmp_path: Path):
+def test_a_checkpoint_damaged_twice_is_renamed_twice(stopped: Path, tmp_path: Path):
     path = tmp_path / "run"
-    for place in (1, 2):
+    for count in (1, 2):
         shutil.copytree(stopped, path, dirs_exist_ok=True)
         (path / "checkpoints/4/progress.json").unlink()
         assert len(recover(Run(path))) == 1
-        assert len(list((path / "checkpoints").glob("4.damaged*"))) == place
+        assert len(list((path / "checkpoints").glob("4.damaged*"))) == count
 
 
 def test_damaged_best_weights_are_an_error(stopped: Path, tmp_path: Path):
     path = tmp_path / "run"
     shutil.copytree(stopped, path)
     shutil.copytree(path / "checkpoints/2", path / "checkpoints/best")
-    cut_off(path / "checkpoints/best/model.safetensors")
+    truncate(path / "checkpoints/best/model.safetensors")
     with pytest.raises(
         RunError, match=r"best holds the best weights of this run and is damaged: model\.safetensors cannot"
     ):
         recover(Run(path))
 
 
-def test_damaged_alerts_do_not_keep_a_run_from_resuming(stopped: Path, tmp_path: Path):
+def test_damaged_alerts_do_not_prevent_a_run_from_resuming(stopped: Path, tmp_path: Path):
     path = tmp_path / "run"
     shutil.copytree(stopped, path)
     (path / "alerts.jsonl").write_bytes(b'{"step": 1, "text": "x"}\n{"st\n{"step": 3}\n{"text": "y"}\n')
@@ -216,13 +216,13 @@ def test_damaged_alerts_do_not_keep_a_run_from_resuming(stopped: Path, tmp_path:
     assert [alert["step"] for alert in run.alerts()] == [1, 3]
 
 
-def test_a_missing_file_of_weights_in_several_files_is_noticed(tmp_path: Path):
+def test_a_missing_weight_shard_is_an_error(tmp_path: Path):
     loaded = tiny_model()
     loaded.model.save_pretrained(tmp_path, max_shard_size="20KB")
     check_weights(tmp_path)
-    last = sorted(tmp_path.glob("*.safetensors"))[-1]
-    last.unlink()
-    with pytest.raises(RunError, match=f"{last.name} cannot be read"):
+    last_shard = sorted(tmp_path.glob("*.safetensors"))[-1]
+    last_shard.unlink()
+    with pytest.raises(RunError, match=f"{last_shard.name} cannot be read"):
         check_weights(tmp_path)
 
 
@@ -230,7 +230,7 @@ def test_damaged_weights_are_an_error_that_names_the_file(tmp_path: Path):
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-2)
     save_checkpoint(tmp_path, loaded, trainer)
-    cut_off(tmp_path / "model.safetensors")
+    truncate(tmp_path / "model.safetensors")
     with pytest.raises(RunError, match=r"model\.safetensors cannot be read"):
         restore_weights(tmp_path, loaded)
     save_checkpoint(tmp_path, loaded, trainer)
@@ -239,7 +239,7 @@ def test_damaged_weights_are_an_error_that_names_the_file(tmp_path: Path):
         restore_checkpoint(tmp_path, loaded, trainer)
 
 
-# Checkpoints in parts, as several processes write them
+# Sharded checkpoints, as written by several processes
 
 
 @pytest.fixture
@@ -251,7 +251,7 @@ def shards(tmp_path: Path) -> tuple[Path, Any]:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_parts_are_checked_and_read(shards: tuple[Path, Any]):
+def test_shards_are_checked_and_read(shards: tuple[Path, Any]):
     path, trainer = shards
     check_shards(path)
     with torch.no_grad():
@@ -262,10 +262,10 @@ def test_parts_are_checked_and_read(shards: tuple[Path, Any]):
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_damaged_parts_are_refused(shards: tuple[Path, Any], tmp_path: Path):
+def test_damaged_shards_are_rejected(shards: tuple[Path, Any], tmp_path: Path):
     path, trainer = shards
     [part] = (path / "shards").glob("*.distcp")
-    cut_off(part)
+    truncate(part)
     with pytest.raises(RunError, match=r"shards/__0_0\.distcp has [\d,]+ bytes; expected [\d,]+"):
         check_shards(path)
     metadata = path / "shards/.metadata"
@@ -283,7 +283,7 @@ def test_damaged_parts_are_refused(shards: tuple[Path, Any], tmp_path: Path):
 
 
 class Marks:
-    """Makes a folder when it is unpickled."""
+    """An object that creates a folder when it is unpickled."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -293,8 +293,8 @@ class Marks:
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_code_in_parts_never_runs(tmp_path: Path):
-    """In the metadata, which PyTorch unpickles, and among the plain values, which it loads with `weights_only=False`."""
+def test_code_in_shards_is_never_run(tmp_path: Path):
+    """Covers the metadata, which PyTorch unpickles, and plain values, which it loads with `weights_only=False`."""
     ran, path = tmp_path / "ran", tmp_path / "checkpoint"
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-2)
@@ -313,13 +313,13 @@ def test_code_in_parts_never_runs(tmp_path: Path):
 ARCHITECTURES = ["llama", "qwen3", "lfm2"]
 
 
-def steps(loaded: LoadedModel, trainer: Trainer, count: int, start: int = 0) -> None:
+def train_steps(loaded: LoadedModel, trainer: Trainer, count: int, start: int = 0) -> None:
     for step in range(start, start + count):
-        samples = [TrainingSequence([step, 7, 8, 9], [False, True, True, True], [0.0] * 4, [0.0, 1.0, 1.0, 1.0])]
-        trainer.step(micro_batches(samples, 100), cross_entropy, 3, lr_scale=1 / (step + 1))
+        sequences = [TrainingSequence([step, 7, 8, 9], [False, True, True, True], [0.0] * 4, [0.0, 1.0, 1.0, 1.0])]
+        trainer.step(micro_batches(sequences, 100), cross_entropy, 3, lr_scale=1 / (step + 1))
 
 
-def weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
+def copy_weights(loaded: LoadedModel) -> dict[str, torch.Tensor]:
     return {name: tensor.clone() for name, tensor in loaded.model.state_dict().items()}
 
 
@@ -329,83 +329,83 @@ def assert_equal(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> None
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
-def test_two_steps_and_two_steps_are_four_steps_to_the_bit(arch: str, tmp_path: Path):
+def test_resuming_after_two_steps_gives_the_exact_weights_of_four_steps(arch: str, tmp_path: Path):
     loaded = tiny_model(arch)
     trainer = Trainer(loaded.model, 1e-2, weight_decay=0.1)
-    steps(loaded, trainer, 2)
+    train_steps(loaded, trainer, 2)
     save_checkpoint(tmp_path, loaded, trainer)
-    steps(loaded, trainer, 2, start=2)
+    train_steps(loaded, trainer, 2, start=2)
 
-    other = tiny_model(arch, seed=5)  # another process: other weights, a fresh optimizer
-    resumed = Trainer(other.model, 1e-2, weight_decay=0.1)
-    restore_checkpoint(tmp_path, other, resumed)
-    steps(other, resumed, 2, start=2)
-    assert_equal(weights(other), weights(loaded))
+    restored = tiny_model(arch, seed=5)  # as in a new process: other weights, a new optimizer
+    resumed = Trainer(restored.model, 1e-2, weight_decay=0.1)
+    restore_checkpoint(tmp_path, restored, resumed)
+    train_steps(restored, resumed, 2, start=2)
+    assert_equal(copy_weights(restored), copy_weights(loaded))
 
 
-def test_the_optimizers_moments_matter(tmp_path: Path):
+def test_weights_alone_do_not_restore_the_optimizer_state(tmp_path: Path):
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-2)
-    steps(loaded, trainer, 2)
+    train_steps(loaded, trainer, 2)
     save_checkpoint(tmp_path, loaded, trainer)
-    steps(loaded, trainer, 1, start=2)
-    other = tiny_model()
-    restore_weights(tmp_path, other)
-    steps(other, Trainer(other.model, 1e-2), 1, start=2)
-    assert not torch.equal(other.model.lm_head.weight, loaded.model.lm_head.weight)
+    train_steps(loaded, trainer, 1, start=2)
+    restored = tiny_model()
+    restore_weights(tmp_path, restored)
+    train_steps(restored, Trainer(restored.model, 1e-2), 1, start=2)
+    assert not torch.equal(restored.model.lm_head.weight, loaded.model.lm_head.weight)
 
 
-def test_a_reference_comes_back_and_is_missed_where_it_is_not(tmp_path: Path):
-    loaded, other, reference = tiny_model(), tiny_model(), tiny_model(seed=3)
+def test_a_reference_model_is_restored_and_a_missing_one_is_an_error(tmp_path: Path):
+    loaded, restored, reference = tiny_model(), tiny_model(), tiny_model(seed=3)
     trainer = Trainer(loaded.model, 1e-2)
-    steps(loaded, trainer, 1)
+    train_steps(loaded, trainer, 1)
     save_checkpoint(tmp_path / "with", loaded, trainer, reference.model)
     save_checkpoint(tmp_path / "without", loaded, trainer)
-    again = tiny_model(seed=4)
-    restore_checkpoint(tmp_path / "with", other, Trainer(other.model, 1e-2), again.model)
-    assert_equal(weights(again), weights(reference))
-    assert_equal(weights(other), weights(loaded))
+    restored_reference = tiny_model(seed=4)
+    restore_checkpoint(tmp_path / "with", restored, Trainer(restored.model, 1e-2), restored_reference.model)
+    assert_equal(copy_weights(restored_reference), copy_weights(reference))
+    assert_equal(copy_weights(restored), copy_weights(loaded))
     with pytest.raises(RunError, match="no reference model"):
-        restore_checkpoint(tmp_path / "without", other, Trainer(other.model, 1e-2), again.model)
+        restore_checkpoint(tmp_path / "without", restored, Trainer(restored.model, 1e-2), restored_reference.model)
 
 
-def test_a_checkpoint_is_an_ordinary_model_folder(tmp_path: Path):
+def test_a_checkpoint_can_be_loaded_as_a_model_folder(tmp_path: Path):
     loaded = tiny_model()
     save_checkpoint(tmp_path, loaded, Trainer(loaded.model, 1e-2))
-    again = load_model(tmp_path, device="cpu")
-    assert_equal(weights(again), weights(loaded))
-    assert again.renderer.encode("hello") == loaded.renderer.encode("hello")
+    reloaded = load_model(tmp_path, device="cpu")
+    assert_equal(copy_weights(reloaded), copy_weights(loaded))
+    assert reloaded.renderer.encode("hello") == loaded.renderer.encode("hello")
 
 
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_tied_weights_stay_tied(arch: str, tmp_path: Path):
-    loaded, other = tiny_model(arch), tiny_model(arch, seed=1)
+    loaded, restored = tiny_model(arch), tiny_model(arch, seed=1)
     loaded.save(tmp_path)
-    restore_weights(tmp_path, other)
-    assert_equal(weights(other), weights(loaded))
-    assert other.model.lm_head.weight is other.model.get_input_embeddings().weight
+    restore_weights(tmp_path, restored)
+    assert_equal(copy_weights(restored), copy_weights(loaded))
+    assert restored.model.lm_head.weight is restored.model.get_input_embeddings().weight
 
 
-def test_restored_weights_are_the_ones_the_optimizer_moves(tmp_path: Path):
+def test_the_optimizer_updates_the_restored_weights(tmp_path: Path):
     loaded = tiny_model()
     trainer = Trainer(loaded.model, 1e-2)
     save_checkpoint(tmp_path, loaded, trainer)
     restore_checkpoint(tmp_path, loaded, trainer)
-    before = weights(loaded)
-    steps(loaded, trainer, 1)
+    before = copy_weights(loaded)
+    train_steps(loaded, trainer, 1)
     assert not torch.equal(loaded.model.lm_head.weight, before["lm_head.weight"])
 
 
-def test_a_folder_without_trainer_state_cannot_be_resumed_from(tmp_path: Path):
+def test_a_folder_without_trainer_state_cannot_be_resumed(tmp_path: Path):
     loaded = tiny_model()
     loaded.save(tmp_path)
-    before = weights(loaded)
+    before = copy_weights(loaded)
     with pytest.raises(RunError, match=STATE):
         restore_checkpoint(tmp_path, loaded, Trainer(loaded.model, 1e-2))
-    assert_equal(weights(loaded), before)
+    assert_equal(copy_weights(loaded), before)
 
 
-def test_another_models_weights_are_refused(tmp_path: Path):
+def test_weights_of_another_model_are_rejected(tmp_path: Path):
     tiny_model("llama").save(tmp_path / "llama")
     with pytest.raises(RunError, match="another model"):
         restore_weights(tmp_path / "llama", tiny_model("qwen3"))

@@ -20,7 +20,7 @@ LEVELS = [3, 1, 2, 0] * 4
 
 
 class Moody(vf.SingleTurnEnv):
-    """Even examples always score 0; examples of level 3 score 1; the others teach."""
+    """An environment in which multiples of 4 score 1, other even examples 0, and odd examples vary."""
 
     def __init__(self, dead: bool = True, count: int = 16):
         def reward(completion: vf.Messages, info: dict[str, Any]) -> float:
@@ -33,42 +33,44 @@ class Moody(vf.SingleTurnEnv):
         super().__init__(dataset=rows, rubric=rubric)
 
 
-def played(path: Path) -> list[list[int]]:
-    """The examples of each step, one for each group."""
+def examples_by_step(path: Path) -> list[list[int]]:
+    """Return the example id of each group, by step."""
     records = rollouts_of(path)
     steps = range(1, max(r.step or 0 for r in records) + 1)
     return [[r.example_id for r in records if r.step == step and r.rollout_index == 0] for step in steps]
 
 
-def column(path: Path, name: str) -> list[float]:
+def metric_values(path: Path, name: str) -> list[float]:
     return [m[name] for m in metrics_of(path)]
 
 
-def test_groups_without_spread_are_played_again_with_other_examples(tmp_path: Path):
+def test_dynamic_sampling_replaces_zero_advantage_groups(tmp_path: Path):
     train(tmp_path / "plain", settings(steps=2), Moody())
     train(tmp_path / "once", settings(steps=2, dynamic_sampling_rounds=1), Moody())
     train(tmp_path / "often", settings(steps=2, dynamic_sampling_rounds=9), Moody())
-    assert [len(step) for step in played(tmp_path / "plain")] == [4, 4]
-    assert column(tmp_path / "plain", "groups/resampled") == [0, 0]
-    assert column(tmp_path / "once", "groups/rounds") == [1, 1]
+    assert [len(step) for step in examples_by_step(tmp_path / "plain")] == [4, 4]
+    assert metric_values(tmp_path / "plain", "groups/resampled") == [0, 0]
+    assert metric_values(tmp_path / "once", "groups/rounds") == [1, 1]
     for name in ("plain", "once", "often"):
-        for m, step in zip(metrics_of(tmp_path / name), played(tmp_path / name), strict=True):
+        for m, step in zip(metrics_of(tmp_path / name), examples_by_step(tmp_path / name), strict=True):
             assert m["groups/all"] == len(step) == 4 + m["groups/resampled"]
     for m in metrics_of(tmp_path / "often"):
         assert m["groups/all"] - m["groups/zero_spread"] == 4  # the batch is full
         assert 1 < m["groups/rounds"] <= 9
-    drawn = [i for step in played(tmp_path / "often") for i in sorted(step)]
-    assert sorted(drawn) == sorted(i % 16 for i in range(len(drawn)))  # the next step goes on where this one ended
+    drawn = [i for step in examples_by_step(tmp_path / "often") for i in sorted(step)]
+    assert sorted(drawn) == sorted(
+        i % 16 for i in range(len(drawn))
+    )  # each step continues where the previous one ended
 
 
-def test_keys_of_a_step_are_all_different_however_often_an_example_comes(tmp_path: Path):
+def test_keys_within_a_step_are_unique_for_repeated_examples(tmp_path: Path):
     train(tmp_path, settings(steps=1, dynamic_sampling_rounds=9), Moody(count=3))
     keys = Counter((r.example_key, r.rollout_index) for r in rollouts_of(tmp_path))
     assert set(keys.values()) == {1}
     assert len({r.seed for r in rollouts_of(tmp_path)}) == len(rollouts_of(tmp_path))
 
 
-def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
+def test_dynamic_sampling_stops_after_the_maximum_number_of_rounds(tmp_path: Path):
     rubric = vf.Rubric()
     rubric.add_reward_func(lambda completion: 0.5, weight=1.0, name="half")
     env = vf.SingleTurnEnv(dataset=[{"question": "say"}], rubric=rubric)
@@ -77,7 +79,7 @@ def test_when_nothing_has_spread_the_rounds_end(tmp_path: Path):
     assert (m["groups/rounds"], m["groups/resampled"], m["groups/zero_spread"]) == (2, 8, 12)
 
 
-RAISES = """
+V0_ENVIRONMENT = """
 import rove.compat.verifiers as vf
 
 def letters(completion):
@@ -92,49 +94,49 @@ def load_environment(funcs):
 """
 
 
-def of_v0(folder: Path, *funcs: str) -> vf.Environment:
-    """An environment written for verifiers v0, where a reward function that raises counts as 0.0."""
-    (folder / "raises.py").write_text(RAISES)
+def load_v0_environment(folder: Path, *funcs: str) -> vf.Environment:
+    """Load an environment written for verifiers v0, where a reward function that raises counts as 0.0."""
+    (folder / "raises.py").write_text(V0_ENVIRONMENT)
     return vf.load_environment("raises", folder, funcs=list(funcs))
 
 
 @pytest.mark.parametrize("off_policy", [0, 1, 2])
-def test_a_reward_function_that_always_raises_ends_the_run_in_its_first_step(tmp_path: Path, off_policy: int):
+def test_a_reward_function_that_always_raises_ends_the_run_in_step_1(tmp_path: Path, off_policy: int):
     config = settings(steps=2, max_tokens=2, max_off_policy_steps=off_policy)
     with pytest.raises(
         RunError, match=r"step 1 .*: broken raised in every rollout, .* 0.0: .*key.*\. Fix the function"
     ):
-        train(tmp_path / "run", config, of_v0(tmp_path, "letters", "broken"))
+        train(tmp_path / "run", config, load_v0_environment(tmp_path, "letters", "broken"))
     assert len(rollouts_of(tmp_path / "run")) >= config.batch_size
     assert metrics_of(tmp_path / "run") == []
 
 
-def raised(*names: str, **fields: Any) -> RolloutRecord:
-    """A rollout that reward functions scored, of which these raised."""
+def record_with_errors(*names: str, **fields: Any) -> RolloutRecord:
+    """Return a scored rollout in which the named reward functions raised an error."""
     weights = {"right": 1.0, "tidy": 0.2}
     errors = {REWARD_ERRORS: dict.fromkeys(names, "KeyError: key")} if names else {}
     return record(scores=Scores(0.0, dict.fromkeys(weights, 0.0), weights, extras=errors), **fields)
 
 
 def test_a_reward_function_that_always_raises_is_an_error_in_step_1_only():
-    failed = record(win=None)
+    failed_rollout = record(win=None)
     with pytest.raises(RunError, match="right raised in every rollout, which counts as 0.0: KeyError: key"):
-        check_rewards([raised("right", "tidy"), failed, raised("right")], 1)
-    check_rewards([raised("right"), raised("right")], 2)
-    check_rewards([raised("right"), raised("tidy"), raised()], 1)
-    check_rewards([raised("metric"), failed], 1)
-    check_rewards([failed], 1)
+        check_rewards([record_with_errors("right", "tidy"), failed_rollout, record_with_errors("right")], 1)
+    check_rewards([record_with_errors("right"), record_with_errors("right")], 2)
+    check_rewards([record_with_errors("right"), record_with_errors("tidy"), record_with_errors()], 1)
+    check_rewards([record_with_errors("metric"), failed_rollout], 1)
+    check_rewards([failed_rollout], 1)
 
 
-def test_a_reward_function_that_raises_in_one_environment_of_a_group_ends_no_run():
+def test_a_reward_function_that_raises_in_only_one_environment_is_no_error():
     other = Scores(1.0, {"other": 1.0}, {"other": 1.0})
-    check_rewards([raised("right", env_id="a"), record(scores=other, env_id="b")], 1)
-    check_rewards([raised("right", env_id="a"), raised(env_id="b")], 1)
+    check_rewards([record_with_errors("right", env_id="a"), record(scores=other, env_id="b")], 1)
+    check_rewards([record_with_errors("right", env_id="a"), record_with_errors(env_id="b")], 1)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("steps", [0, 2])
-def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps: int):
+def test_an_agent_that_sets_its_own_temperature_is_rejected(tmp_path: Path, steps: int):
     async def agent(access: Access, state: vf.State) -> None:
         async with openai.AsyncOpenAI(base_url=access.base_url, api_key=access.api_key, max_retries=0) as sdk:
             await sdk.chat.completions.create(
@@ -143,28 +145,28 @@ def test_an_agent_with_a_temperature_of_its_own_is_refused(tmp_path: Path, steps
 
     rubric = vf.Rubric([letters])
     rows = [{"question": f"say {n}"} for n in range(4)]
-    own = vf.AgentEnv(agent, dataset=rows, rubric=rubric, agent_sampling=["temperature"])
+    env = vf.AgentEnv(agent, dataset=rows, rubric=rubric, agent_sampling=["temperature"])
     with pytest.raises(RunError, match=r"the agent requests temperature = 0.25, .* samples with temperature = 1.0"):
-        train(tmp_path / "own", settings(steps=1, max_off_policy_steps=steps), own)
+        train(tmp_path / "own", settings(steps=1, max_off_policy_steps=steps), env)
     train(
         tmp_path / "run", settings(steps=1, max_off_policy_steps=steps), vf.AgentEnv(agent, dataset=rows, rubric=rubric)
     )
     assert {record.temperature for record in rollouts_of(tmp_path / "run")} == {1.0}
 
 
-def test_examples_that_never_or_always_succeed_are_skipped(tmp_path: Path):
+def test_examples_that_always_fail_or_succeed_are_skipped(tmp_path: Path):
     config = settings(steps=8, hard_threshold=0.0, easy_threshold=1.0)
     train(tmp_path, config, Moody())
-    steps = played(tmp_path)
+    steps = examples_by_step(tmp_path)
     assert {i for step in steps[:4] for i in step} == set(range(16))
     assert all(i % 2 for step in steps[4:] for i in step)
-    assert sum(column(tmp_path, "examples/skipped")[:4]) == 0
-    assert sum(column(tmp_path, "examples/skipped")[4:]) >= 8
+    assert sum(metric_values(tmp_path, "examples/skipped")[:4]) == 0
+    assert sum(metric_values(tmp_path, "examples/skipped")[4:]) >= 8
 
 
-def test_what_is_skipped_is_tried_again_later(tmp_path: Path):
+def test_skipped_examples_are_tried_again_after_the_difficulty_window(tmp_path: Path):
     train(tmp_path, settings(steps=12, hard_threshold=0.0, difficulty_window=5, max_tokens=2), Moody())
-    first, later = played(tmp_path)[4:5], played(tmp_path)[5:]
+    first, later = examples_by_step(tmp_path)[4:5], examples_by_step(tmp_path)[5:]
     assert all(i % 4 != 2 for step in first for i in step)
     assert any(i % 4 == 2 for step in later for i in step)
 
@@ -177,27 +179,32 @@ def test_what_is_skipped_is_tried_again_later(tmp_path: Path):
         ({"curriculum": "level"}, False),
     ],
 )
-def test_a_column_decides_what_is_played_together(tmp_path: Path, options: dict[str, Any], mixes: bool):
+def test_a_column_determines_the_examples_of_a_step(tmp_path: Path, options: dict[str, Any], mixes: bool):
     train(tmp_path, settings(steps=4, max_tokens=2, **options), Moody(dead=False))
-    levels = [sorted(LEVELS[i] for i in step) for step in played(tmp_path)]
+    levels = [sorted(LEVELS[i] for i in step) for step in examples_by_step(tmp_path)]
     assert levels == ([[0, 1, 2, 3]] * 4 if mixes else [[0] * 4, [1] * 4, [2] * 4, [3] * 4])
 
 
-def test_fewer_quantiles_are_another_mix(tmp_path: Path):
+def test_the_number_of_quantiles_changes_the_order(tmp_path: Path):
     for bins in (2, 4):
         options = {"stratify": "level", "stratify_bins": bins}
         train(tmp_path / str(bins), settings(steps=4, max_tokens=2, **options), Moody(dead=False))
-    assert played(tmp_path / "2") != played(tmp_path / "4")
+    assert examples_by_step(tmp_path / "2") != examples_by_step(tmp_path / "4")
 
 
-def test_a_shuffled_run_plays_in_another_order(tmp_path: Path):
+def test_a_shuffled_run_has_another_order(tmp_path: Path):
     train(tmp_path, settings(steps=4, max_tokens=2, shuffle=True), Moody(dead=False))
-    flat = [i for step in played(tmp_path) for i in step]
+    flat = [i for step in examples_by_step(tmp_path) for i in step]
     assert sorted(flat) == list(range(16))
-    assert [sorted(step) for step in played(tmp_path)] != [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11], [12, 13, 14, 15]]
+    assert [sorted(step) for step in examples_by_step(tmp_path)] != [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9, 10, 11],
+        [12, 13, 14, 15],
+    ]
 
 
-EVERYTHING = {
+ALL_OPTIONS = {
     "dynamic_sampling_rounds": 2,
     "hard_threshold": 0.0,
     "difficulty_window": 3,
@@ -208,9 +215,9 @@ EVERYTHING = {
 
 @pytest.mark.broad
 @pytest.mark.parametrize(
-    "options", [EVERYTHING, {"curriculum": "level", "dynamic_sampling_rounds": 1, "easy_threshold": 1.0}]
+    "options", [ALL_OPTIONS, {"curriculum": "level", "dynamic_sampling_rounds": 1, "easy_threshold": 1.0}]
 )
-def test_a_killed_run_draws_the_same_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
+def test_a_killed_run_draws_the_same_examples_and_ends_with_the_same_weights(tmp_path: Path, options: dict[str, Any]):
     config = settings(steps=7, **options)
     train(tmp_path / "whole", config, Moody())
     for kill_at in (1, 3, 6):
@@ -222,7 +229,7 @@ def test_a_killed_run_draws_the_same_and_ends_with_the_same_weights(tmp_path: Pa
     assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
 
 
-def test_impossible_settings_are_refused_at_the_start(tmp_path: Path):
+def test_invalid_settings_are_rejected_before_training(tmp_path: Path):
     for wrong, message in (
         ({"dynamic_sampling_rounds": -1}, "dynamic_sampling_rounds is -1"),
         ({"hard_threshold": 1.0, "easy_threshold": 0.0}, "hard_threshold is 1.0"),
@@ -238,9 +245,9 @@ def test_impossible_settings_are_refused_at_the_start(tmp_path: Path):
         train(tmp_path, settings(), vf.SingleTurnEnv(dataset=[]))
 
 
-def test_rollouts_of_several_environments_have_metrics_of_their_own() -> None:
+def test_metrics_are_averaged_over_the_rollouts_that_have_them() -> None:
     a = record_of(scores=Scores(1.0, {"win": 1.0, "form": 0.5}, {}, {"turns": 2.0}))
     b = record_of(scores=Scores(0.0, {"form": 0.0}, {}, {"turns": 4.0, "length": 7.0}))
-    told = rollout_metrics([b, a])
-    assert (told["reward/win"], told["reward/form"]) == (1.0, 0.25)
-    assert (told["metrics/turns"], told["metrics/length"]) == (3.0, 7.0)
+    metrics = rollout_metrics([b, a])
+    assert (metrics["reward/win"], metrics["reward/form"]) == (1.0, 0.25)
+    assert (metrics["metrics/turns"], metrics["metrics/length"]) == (3.0, 7.0)

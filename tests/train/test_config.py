@@ -1,4 +1,4 @@
-"""Settings of training that are more than values."""
+"""Training settings that depend on other values."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from rove.core.errors import ConfigError
 from rove.train.config import LossConfig
 
 
-def test_the_entropy_bonus_is_off_above_its_target():
+def test_the_entropy_bonus_is_0_while_entropy_is_above_the_target():
     loss = LossConfig(entropy_bonus=0.01, entropy_target=0.2)
     assert [
         loss.bonus_after(history) for history in ([], [{"entropy/all/mean": 0.1}], [{"entropy/all/mean": 0.3}])

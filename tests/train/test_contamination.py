@@ -41,24 +41,24 @@ def config(**over: Any) -> RLConfig:
         ({"steps": MAX_ROWS}, MAX_ROWS + 5, MAX_ROWS),
     ],
 )
-def test_the_rows_a_run_may_play(over: dict[str, Any], count: int, looked_at: int):
+def test_trained_keys_covers_the_rows_that_a_run_may_use(over: dict[str, Any], count: int, looked_at: int):
     env = Quiz(count=count)
     assert trained_keys(config(**over), env) == [example_key(row) for row in env.get_dataset(looked_at)]
 
 
-def test_a_generator_is_read_no_further_than_it_is_played():
-    read = []
+def test_only_the_rows_used_by_the_run_are_read_from_a_generator():
+    rows_read = []
 
-    def made() -> Any:
+    def generate_rows() -> Any:
         for row in rows(100):
-            read.append(row)
+            rows_read.append(row)
             yield row
 
-    assert len(trained_keys(config(shuffle=True), Quiz(dataset=made))) == 10
-    assert len(read) == 10
+    assert len(trained_keys(config(shuffle=True), Quiz(dataset=generate_rows))) == 10
+    assert len(rows_read) == 10
 
 
-def test_what_evaluations_share_with_what_is_trained_on(tmp_path: Path):
+def test_find_overlaps_counts_evaluation_rows_that_are_also_trained_on(tmp_path: Path):
     environment(tmp_path, "shared_rows", SOURCE)
     trained = {example_key(row) for row in Quiz(count=20).get_dataset()}
     evaluations = [

@@ -1,4 +1,4 @@
-"""Why training does not progress."""
+"""Diagnosis of training without progress."""
 
 from __future__ import annotations
 
@@ -51,12 +51,12 @@ def often_knows(messages: Any, state: Any, rng: random.Random) -> str:
 @pytest.mark.parametrize(
     ("policy", "low", "high"), [(knows, 1.0, 1.0), (often_knows, 0.2, 0.9), (constant, 0.0, 0.0), (guesses, 0.0, 0.0)]
 )
-def test_a_policy_that_uses_what_the_prompt_does_not_show(policy: Any, low: float, high: float):
+def test_hidden_share_measures_the_use_of_information_missing_from_the_prompt(policy: Any, low: float, high: float):
     share = hidden_share(records(policy))
     assert share is not None and low <= share <= high
 
 
-def test_different_prompts_cannot_be_compared():
+def test_hidden_share_is_none_for_different_prompts():
     assert hidden_share(records(knows, "What is {n} modulo 7?")) is None
 
 
@@ -72,7 +72,7 @@ def test_different_prompts_cannot_be_compared():
         ([], []),
     ],
 )
-def test_words_of_few_letters_look_like_merged_symbols(words: list[str], expected: list[str]):
+def test_merged_symbols_are_detected(words: list[str], expected: list[str]):
     assert merged_symbols(words) == expected
 
 
@@ -105,8 +105,8 @@ def task(**known: Any) -> Task:
         ([], {}, ["unfinished"]),
     ],
 )
-def test_a_stuck_sft(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
-    assert [one.kind for one in after_sft(LOW, classes, task(**known))] == kinds
+def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], known: dict[str, Any], kinds: list[str]):
+    assert [finding.kind for finding in after_sft(LOW, classes, task(**known))] == kinds
 
 
 @pytest.mark.parametrize(
@@ -119,17 +119,17 @@ def test_a_stuck_sft(classes: list[TokenClass], known: dict[str, Any], kinds: li
 )
 def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float], text: str, advice: str):
     history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
-    [found] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
-    assert found.kind == "unfinished" and text in found.text and found.advice.startswith(advice)
+    [finding] = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS)], task())
+    assert finding.kind == "unfinished" and text in finding.text and finding.advice.startswith(advice)
 
 
-def test_guessing_names_the_tokens_and_the_number_of_choices():
-    (one,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
-    assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in one.text
-    assert "uniform choice among 7.0" in one.text
+def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
+    (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
+    assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in finding.text
+    assert "uniform choice among 7.0" in finding.text
 
 
-def test_a_reward_above_the_weakest_policy_is_no_guessing():
+def test_a_reward_above_the_weakest_policy_is_not_guessing():
     history = [{"step": 100, "eval/sampled/reward/mean": 0.6}]
     assert after_sft(history, [FORMAT, token_class(GUESS, 0.95 * GUESS)], task()) == []
 
@@ -137,7 +137,7 @@ def test_a_reward_above_the_weakest_policy_is_no_guessing():
 def test_negative_rewards_are_compared_by_their_range():
     history = [{"step": 100, "eval/sampled/reward/mean": -1.0}]
     classes, range_ = [FORMAT, token_class(GUESS, GUESS)], task(weakest=-1.0, best=1.0)
-    assert [one.kind for one in after_sft(history, classes, range_)] == ["guessing"]
+    assert [finding.kind for finding in after_sft(history, classes, range_)] == ["guessing"]
     assert after_sft([{"step": 100, "eval/sampled/reward/mean": 0.0}], classes, range_) == []
 
 
@@ -164,8 +164,8 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
         ({"is_related": False}, 0.3, ["unpredictable"]),
     ],
 )
-def test_the_cause_of_a_stuck_sft(known: dict[str, Any], loss: float, kinds: list[str]):
-    assert [one.kind for one in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
+def test_during_sft_finds_the_cause_of_no_progress(known: dict[str, Any], loss: float, kinds: list[str]):
+    assert [finding.kind for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
 
 
 def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
@@ -183,7 +183,7 @@ def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
         (lambda rng, word: 20, None),  # always the same
     ],
 )
-def test_relations_between_prompts_and_responses(answer: Any, expected: bool | None):
+def test_prompts_are_related_detects_single_token_dependencies(answer: Any, expected: bool | None):
     rng = random.Random(0)
     words = [[rng.randrange(8) for _ in range(6)] for _ in range(2000)]
     sequences = [exchange([30, *word, 31], [40, answer(rng, word), 41]) for word in words]
@@ -193,13 +193,13 @@ def test_relations_between_prompts_and_responses(answer: Any, expected: bool | N
 
 def test_unrelated_prompts_are_rarely_called_related():
     rng = random.Random(1)
-    found = [
+    results = [
         prompts_are_related(
             exchange([rng.randrange(50) for _ in range(8)], [60 + rng.randrange(10)]) for _ in range(600)
         )
         for _ in range(20)
     ]
-    assert found.count(True) <= 1
+    assert results.count(True) <= 1
 
 
 def test_token_classes_compare_losses_with_frequencies():
@@ -210,7 +210,7 @@ def test_token_classes_compare_losses_with_frequencies():
         return [-0.01, -math.log(4), -0.02]
 
     sequences = [sequence(answer) for answer in (3, 4, 5, 6)]
-    classes = {one.before: one for one in token_classes(sequences, sequences, score, str)}
+    classes = {token_class.before: token_class for token_class in token_classes(sequences, sequences, score, str)}
     assert (classes["2"].entropy, classes["2"].loss) == pytest.approx((math.log(4), math.log(4)))
     assert classes["1"].is_format and not classes["2"].is_format
     assert sorted(classes["2"].tokens) == ["3", "4", "5", "6"]
@@ -243,18 +243,18 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         (
             [{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)],
             [],
-        ),  # forgets by heart
+        ),  # loses memorized examples
         ([{"step": 0, "eval/sampled/reward/mean": 0.9}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)], ["learning_rate"]),
         ([{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.6, 0.7, 0.8, 0.9, 0.9, 0.9], held_out=0.8)[:5]], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
         (rl([0.2] * 3, zero=32.0), []),
     ],
 )
-def test_rl_that_does_not_progress(history: list[dict[str, float]], kinds: list[str]):
-    assert [one.kind for one in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
+def test_during_rl_finds_the_cause_of_no_progress(history: list[dict[str, float]], kinds: list[str]):
+    assert [finding.kind for finding in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
 
 
-def test_groups_that_become_equal_are_not_groups_that_were_equal():
+def test_groups_that_become_equal_differ_from_groups_that_always_were_equal():
     equal = rl([0.2] * 10, zero=32.0)
     [always] = during_rl(equal, task(weakest=0.0, best=0.8, highest=1.0))
     assert "RL has nothing to learn from" in always.text
@@ -267,11 +267,11 @@ def test_groups_that_become_equal_are_not_groups_that_were_equal():
     )
     [later] = during_rl([*varied, *equal[5:]], task(weakest=0.0, best=0.8, highest=1.0))
     assert later.text.endswith("the rewards of a group have become equal")
-    fallen = [{**row, "reward/mean": 0.7} for row in varied]
-    assert during_rl([*fallen, *equal[5:-1]], task(weakest=0.0, best=0.8, highest=1.0)) == []
+    higher_rewards = [{**row, "reward/mean": 0.7} for row in varied]
+    assert during_rl([*higher_rewards, *equal[5:-1]], task(weakest=0.0, best=0.8, highest=1.0)) == []
 
 
-def test_noise_of_a_good_pretrained_model_is_no_collapse():
+def test_noise_of_a_good_pretrained_model_is_not_a_collapse():
     rng = random.Random(0)
     history = [{"step": 0, "eval/sampled/reward/mean": 0.92}]
     for step in range(1, 61):
@@ -284,7 +284,9 @@ def test_noise_of_a_good_pretrained_model_is_no_collapse():
 
 def test_errors_and_equal_rewards_are_found_before_training():
     assert before_training({"good": [1.0, 0.5], "bad": [0.0, 0.5]}, {}, None) == []
-    assert [one.kind for one in before_training({}, {"good": "reward: ValueError: x"}, None)] == ["reward_error"]
+    assert [finding.kind for finding in before_training({}, {"good": "reward: ValueError: x"}, None)] == [
+        "reward_error"
+    ]
     (equal,) = before_training({"good": [1.0, 1.0], "bad": [1.0, 1.0]}, {}, None)
     assert (equal.kind, equal.text) == ("no_spread", "every rollout of 2 scripted policies has the reward 1")
-    assert [one.kind for one in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]
+    assert [finding.kind for finding in before_training({"good": [1.0], "bad": [0.0]}, {}, 0.9)] == ["hidden_state"]

@@ -66,7 +66,7 @@ def with_evaluations(envs: str, *tables: EvaluationConfig, **fields: Any) -> RLC
     return settings(evaluation=list(tables or [table()]), env_dir=envs, **fields)
 
 
-def measured(path: Path, name: str) -> dict[int, float]:
+def metric_by_step(path: Path, name: str) -> dict[int, float]:
     return {m["step"]: m[name] for m in metrics_of(path) if name in m}
 
 
@@ -81,8 +81,8 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory, envs: str) -> Path:
     return path
 
 
-def test_it_is_measured_every_so_many_steps_and_at_the_end(uninterrupted: Path):
-    rewards = measured(uninterrupted, REWARD)
+def test_evaluations_run_every_n_steps_and_after_the_last_step(uninterrupted: Path):
+    rewards = metric_by_step(uninterrupted, REWARD)
     assert list(rewards) == [2, 4, 5]
     for name in (
         "reward/interval_low",
@@ -93,12 +93,12 @@ def test_it_is_measured_every_so_many_steps_and_at_the_end(uninterrupted: Path):
         "truncated",
         "failed",
     ):
-        assert list(measured(uninterrupted, f"eval/let/{name}")) == [2, 4, 5]
-    assert measured(uninterrupted, "eval/let/failed") == {2: 0.0, 4: 0.0, 5: 0.0}
+        assert list(metric_by_step(uninterrupted, f"eval/let/{name}")) == [2, 4, 5]
+    assert metric_by_step(uninterrupted, "eval/let/failed") == {2: 0.0, 4: 0.0, 5: 0.0}
 
 
-def test_what_was_measured_is_a_run_of_its_own_on_the_evaluation_rows(uninterrupted: Path):
-    for step, reward in measured(uninterrupted, REWARD).items():
+def test_each_evaluation_is_saved_as_a_run_on_the_evaluation_rows(uninterrupted: Path):
+    for step, reward in metric_by_step(uninterrupted, REWARD).items():
         run = Run(uninterrupted / "evaluations" / "let" / str(step))
         records = list(run.rollouts())
         assert len(records) == 6
@@ -110,7 +110,7 @@ def test_what_was_measured_is_a_run_of_its_own_on_the_evaluation_rows(uninterrup
         assert summary["reward"]["mean"] == reward
 
 
-def test_evaluating_changes_nothing_that_is_trained(uninterrupted: Path, tmp_path: Path):
+def test_evaluations_do_not_change_the_trained_weights(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(), two_turns())
     last = "checkpoints/5/model.safetensors"
     assert (tmp_path / last).read_bytes() == (uninterrupted / last).read_bytes()
@@ -133,7 +133,7 @@ def test_a_killed_run_ends_with_the_same_weights_and_measurements(
 
 
 @pytest.mark.broad
-def test_an_evaluation_that_is_cut_short_is_repeated(
+def test_an_interrupted_evaluation_is_repeated(
     uninterrupted: Path, tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
 ):
     config = with_evaluations(envs, keep_best=REWARD)
@@ -143,7 +143,7 @@ def test_an_evaluation_that_is_cut_short_is_repeated(
         append(self, record)
         if "evaluations" in str(self.path):
             count[0] += 1
-            if count[0] == 9:  # in the middle of the second
+            if count[0] == 9:  # during the second evaluation
                 raise Killed
 
     monkeypatch.setattr(Run, "append_rollout", dies)
@@ -156,7 +156,7 @@ def test_an_evaluation_that_is_cut_short_is_repeated(
     assert len(list(Run(tmp_path / "evaluations" / "let" / "4").rollouts())) == 6
 
 
-def test_settings_of_an_evaluation_change_what_is_measured(uninterrupted: Path, tmp_path: Path, envs: str):
+def test_evaluation_settings_are_applied(uninterrupted: Path, tmp_path: Path, envs: str):
     tables = [
         table(name="few", num_examples=3),
         table(name="many", rollouts_per_example=3, temperature=1.0),
@@ -176,35 +176,35 @@ def test_settings_of_an_evaluation_change_what_is_measured(uninterrupted: Path, 
     assert {r.temperature for r in records["many"]} == {1.0}
     assert {str(r.prompt[-1]["content"])[:5] for r in records["word"]} == {"hello"}
     assert max(r.usage.completion_tokens for r in records["long"]) > 4
-    assert [len(measured(tmp_path, f"eval/{n}/reward/mean")) for n in ("long", "heldout_letters")] == [1, 5]
-    assert measured(tmp_path, "eval/heldout_letters/reward/mean")[2] == measured(uninterrupted, REWARD)[2]
+    assert [len(metric_by_step(tmp_path, f"eval/{n}/reward/mean")) for n in ("long", "heldout_letters")] == [1, 5]
+    assert metric_by_step(tmp_path, "eval/heldout_letters/reward/mean")[2] == metric_by_step(uninterrupted, REWARD)[2]
 
 
-def test_the_weights_of_the_best_measurement_are_the_final_ones(uninterrupted: Path):
-    rewards = measured(uninterrupted, REWARD)
+def test_the_final_weights_are_those_of_the_best_evaluation(uninterrupted: Path):
+    rewards = metric_by_step(uninterrupted, REWARD)
     best = max(rewards, key=lambda step: rewards[step])
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert summary["best"] == {"metric": REWARD, "value": rewards[best], "step": best}
-    kept = load_model(uninterrupted / "checkpoints" / "best", device="cpu").model.state_dict()
+    best_weights = load_model(uninterrupted / "checkpoints" / "best", device="cpu").model.state_dict()
     final = load_model(uninterrupted / "final", device="cpu").model.state_dict()
-    assert all(torch.equal(kept[name], tensor) for name, tensor in final.items())
+    assert all(torch.equal(best_weights[name], tensor) for name, tensor in final.items())
 
 
-def scripted(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
-    """Let evaluations measure these rewards, by step."""
+def patch_rewards(monkeypatch: pytest.MonkeyPatch, values: dict[int, float]) -> None:
+    """Make evaluations return these rewards by step."""
 
-    async def one(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
+    async def evaluate(self: Any, step: int, config: EvaluationConfig) -> dict[str, float]:
         return {"reward/mean": values[step]}
 
-    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", one)
+    monkeypatch.setattr(module.HeldOutEvaluations, "_rollouts", evaluate)
 
 
-def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
-    scripted(monkeypatch, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.9})
+def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    patch_rewards(monkeypatch, {1: 0.1, 2: 0.5, 3: 0.5, 4: 0.4, 5: 0.9})
     tables = [table(every=1), table(name="rare", every=99)]
     train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
-    assert list(measured(tmp_path, REWARD)) == [1, 2, 3, 4]
-    assert measured(tmp_path, "eval/rare/reward/mean") == {4: 0.4}  # everything is measured after the last step
+    assert list(metric_by_step(tmp_path, REWARD)) == [1, 2, 3, 4]
+    assert metric_by_step(tmp_path, "eval/rare/reward/mean") == {4: 0.4}  # all evaluations run after the last step
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert (summary["steps"], summary["best"]["step"]) == (4, 2)
     assert "has not improved on 0.5, of step 2, in 2 measurements" in summary["stopped"]
@@ -214,18 +214,18 @@ def test_it_stops_when_measurements_no_longer_improve(tmp_path: Path, envs: str,
     assert weights_of(tmp_path) == weights
 
 
-FALL = {0: 0.5, 1: 0.6, 2: 0.1, 3: 0.3, 4: 0.7, 5: 0.65}
+REWARDS_WITH_FALL = {0: 0.5, 1: 0.6, 2: 0.1, 3: 0.3, 4: 0.7, 5: 0.65}
 
 
 def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
     tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ):
-    scripted(monkeypatch, FALL)
+    patch_rewards(monkeypatch, REWARDS_WITH_FALL)
     fields = {"keep_best": REWARD, "keep_checkpoints": 9, "learning_rate": 1e-3, "final_lr_fraction": 1.0}
     config = with_evaluations(envs, table(every=1), lr_backoff=0.5, warmup_steps=0, **fields)
     train(tmp_path, config, two_turns())
-    assert measured(tmp_path, REWARD) == FALL
-    rates = measured(tmp_path, "optim/lr")
+    assert metric_by_step(tmp_path, REWARD) == REWARDS_WITH_FALL
+    rates = metric_by_step(tmp_path, "optim/lr")
     assert rates == pytest.approx({1: 1e-3, 2: 1e-3, 3: 5e-4, 4: 2.5e-4, 5: 2.5e-4})
     weights = {
         name: (tmp_path / "checkpoints" / name / "model.safetensors").read_bytes() for name in ("2", "3", "4", "best")
@@ -238,17 +238,19 @@ def test_a_fall_restores_the_best_weights_and_lowers_the_learning_rate(
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 4
 
 
-def test_after_a_fall_a_moving_reference_is_the_best_model(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+def test_after_a_fall_a_synced_reference_is_reset_to_the_best_model(
+    tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
+):
     equal: dict[int, bool] = {}
     update = Learner.update
 
     def watched(self: Learner, step: int, *arguments: Any) -> Any:
         models = (self.trainer.model, self.reference)
-        equal[step] = torch.equal(*(torch.cat([p.detach().flatten() for p in one.parameters()]) for one in models))
+        equal[step] = torch.equal(*(torch.cat([p.detach().flatten() for p in model.parameters()]) for model in models))
         return update(self, step, *arguments)
 
     monkeypatch.setattr(Learner, "update", watched)
-    scripted(monkeypatch, FALL)
+    patch_rewards(monkeypatch, REWARDS_WITH_FALL)
     fields = {"keep_best": REWARD, "kl_penalty": 1.0, "sync_reference_every": 99, "warmup_steps": 0}
     train(tmp_path, with_evaluations(envs, table(every=1), lr_backoff=0.5, **fields), two_turns())
     assert equal == {0: True, 1: False, 2: True, 3: True, 4: False}  # steps 2 and 3 follow a fall
@@ -256,10 +258,10 @@ def test_after_a_fall_a_moving_reference_is_the_best_model(tmp_path: Path, envs:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("kills", [[1], [2], [3], [2, 3, 4]])
-def test_a_run_with_falls_that_is_killed_ends_with_the_same_weights(
+def test_a_killed_run_with_falls_ends_with_the_same_weights(
     tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch, kills: list[int]
 ):
-    scripted(monkeypatch, FALL)
+    patch_rewards(monkeypatch, REWARDS_WITH_FALL)
     config = with_evaluations(envs, table(every=1), keep_best=REWARD, lr_backoff=0.5, checkpoint_every=4)
     train(tmp_path / "whole", config, two_turns())
     for kill_at in kills:
@@ -271,38 +273,38 @@ def test_a_run_with_falls_that_is_killed_ends_with_the_same_weights(
 
 
 def test_the_initial_weights_can_be_the_best(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
-    scripted(monkeypatch, {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4, 4: 0.4, 5: 0.4})
+    patch_rewards(monkeypatch, {0: 0.5, 1: 0.4, 2: 0.4, 3: 0.4, 4: 0.4, 5: 0.4})
     library = Fake("wandb")
     monkeypatch.setitem(sys.modules, "wandb", library)
     fields = {"keep_best": REWARD, "lr_backoff": 0.5, "loggers": ["wandb"]}
     train(tmp_path, with_evaluations(envs, table(every=1), **fields), two_turns())
     assert [call[0] for kind, call in library.calls if kind == "log"] == [0, 1, 2, 3, 4, 5]
     assert json.loads((tmp_path / "summary.json").read_text())["best"]["step"] == 0
-    final, first = load_model(tmp_path / "final", device="cpu").model, tiny_model().model
-    assert all(torch.equal(tensor, first.state_dict()[name]) for name, tensor in final.state_dict().items())
+    final, initial = load_model(tmp_path / "final", device="cpu").model, tiny_model().model
+    assert all(torch.equal(tensor, initial.state_dict()[name]) for name, tensor in final.state_dict().items())
 
 
 def test_nothing_is_trained_if_the_initial_model_reaches_the_target(
     tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch
 ):
-    scripted(monkeypatch, {0: 0.8})
+    patch_rewards(monkeypatch, {0: 0.8})
     train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, target=0.75, lr_backoff=0.5), two_turns())
-    assert measured(tmp_path, REWARD) == {0: 0.8}
+    assert metric_by_step(tmp_path, REWARD) == {0: 0.8}
     assert json.loads((tmp_path / "summary.json").read_text())["steps"] == 0
 
 
-def test_it_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
-    scripted(monkeypatch, {1: 0.1, 2: 0.3, 3: 0.8, 4: 0.4, 5: 0.9})
+def test_training_stops_when_the_target_is_reached(tmp_path: Path, envs: str, monkeypatch: pytest.MonkeyPatch):
+    patch_rewards(monkeypatch, {1: 0.1, 2: 0.3, 3: 0.8, 4: 0.4, 5: 0.9})
     train(tmp_path, with_evaluations(envs, table(every=1), keep_best=REWARD, target=0.75), two_turns())
-    assert list(measured(tmp_path, REWARD)) == [1, 2, 3]
+    assert list(metric_by_step(tmp_path, REWARD)) == [1, 2, 3]
     assert "has reached 0.75" in json.loads((tmp_path / "summary.json").read_text())["stopped"]
 
 
 @pytest.mark.broad
-def test_sft_measures_keeps_the_best_and_is_resumed(tmp_path: Path, envs: str):
+def test_sft_evaluates_keeps_the_best_weights_and_can_be_resumed(tmp_path: Path, envs: str):
     config = sft_settings(evaluation=[table(every=3)], env_dir=envs, keep_best=REWARD, patience=99)
     train_sft(tmp_path / "whole", config, lawful())
-    rewards = measured(tmp_path / "whole", REWARD)
+    rewards = metric_by_step(tmp_path / "whole", REWARD)
     assert list(rewards) == [3, 6, 9, 12, 15, 16]
     best = max(rewards, key=lambda step: rewards[step])
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
@@ -313,8 +315,8 @@ def test_sft_measures_keeps_the_best_and_is_resumed(tmp_path: Path, envs: str):
     train_sft(tmp_path / "killed", config, lawful())
     assert weights_of(tmp_path / "killed") == weights_of(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
-    kept = (tmp_path / "whole" / "checkpoints" / "best" / "model.safetensors").read_bytes()
-    assert weights_of(tmp_path / "whole") == kept
+    best_weights = (tmp_path / "whole" / "checkpoints" / "best" / "model.safetensors").read_bytes()
+    assert weights_of(tmp_path / "whole") == best_weights
 
 
 def train_killed(path: Path, config: Any, kill_at: int) -> None:
@@ -327,11 +329,11 @@ def train_killed(path: Path, config: Any, kill_at: int) -> None:
 
 
 @pytest.mark.broad
-def test_sft_stops_at_a_target_of_the_validation_loss(tmp_path: Path):
+def test_sft_stops_at_a_validation_loss_target(tmp_path: Path):
     train_sft(tmp_path / "whole", sft_settings(), lawful())
-    losses = measured(tmp_path / "whole", "validation_loss")
+    losses = metric_by_step(tmp_path / "whole", "validation_loss")
     train_sft(tmp_path / "target", sft_settings(target=losses[8] + 1e-9), lawful())
-    assert list(measured(tmp_path / "target", "validation_loss")) == [4, 8]
+    assert list(metric_by_step(tmp_path / "target", "validation_loss")) == [4, 8]
 
 
 FLIP = """
@@ -374,36 +376,45 @@ def games(envs: str) -> str:
     return envs
 
 
-def lines_table(**fields: Any) -> EvaluationConfig:
+def exhaustive_table(**fields: Any) -> EvaluationConfig:
     goals = {"expected": {"won": 0.5}, "checks": {"waits": 1.0}}
     return table(**{"env": "heldout_flip", "name": "flip", "kind": "exhaustive", "goals": goals, **fields})
 
 
-MISSED = "eval/flip/missed"
+MISSED_METRIC = "eval/flip/missed"
 
 
-def test_every_line_of_play_is_measured_exactly(tmp_path: Path, games: str):
-    train(tmp_path, with_evaluations(games, lines_table(), keep_best=MISSED), two_turns())
-    first = {
-        name: measured(tmp_path, f"eval/flip/{name}") for name in ("lines", "lines/won", "checks/called", "missed")
+def test_exhaustive_evaluation_computes_exact_metrics(tmp_path: Path, games: str):
+    train(tmp_path, with_evaluations(games, exhaustive_table(), keep_best=MISSED_METRIC), two_turns())
+    metrics = {
+        name: metric_by_step(tmp_path, f"eval/flip/{name}")
+        for name in ("lines", "lines/won", "checks/called", "missed")
     }
-    assert first["lines"] == dict.fromkeys([2, 4, 5], 6.0)
-    assert first["lines/won"] == dict.fromkeys([2, 4, 5], 2.0)  # whatever is called, of three sides one is right
-    assert first["checks/called"] == dict.fromkeys([2, 4, 5], 1.0)
-    assert first["missed"][2] == pytest.approx(100 * (0.5 - 1 / 3) + 2)  # percent, and two answers that did not wait
-    assert measured(tmp_path, "eval/flip/reward/mean")[5] == pytest.approx(2 / 3)
-    assert measured(tmp_path, "eval/flip/reward/won")[5] == pytest.approx(1 / 3)
-    assert measured(tmp_path, "eval/flip/metrics/wordy")[5] > 0
+    assert metrics["lines"] == dict.fromkeys([2, 4, 5], 6.0)
+    assert metrics["lines/won"] == dict.fromkeys([2, 4, 5], 2.0)  # each call is correct for one of the three sides
+    assert metrics["checks/called"] == dict.fromkeys([2, 4, 5], 1.0)
+    assert metrics["missed"][2] == pytest.approx(
+        100 * (0.5 - 1 / 3) + 2
+    )  # percent, plus two responses that did not wait
+    assert metric_by_step(tmp_path, "eval/flip/reward/mean")[5] == pytest.approx(2 / 3)
+    assert metric_by_step(tmp_path, "eval/flip/reward/won")[5] == pytest.approx(1 / 3)
+    assert metric_by_step(tmp_path, "eval/flip/metrics/wordy")[5] > 0
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert summary["best"] == {"metric": MISSED, "value": first["missed"][2], "step": 2}  # the first of the best
+    assert summary["best"] == {
+        "metric": MISSED_METRIC,
+        "value": metrics["missed"][2],
+        "step": 2,
+    }  # the first of equal values
 
 
 @pytest.mark.broad
-def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: str):
-    config = with_evaluations(games, lines_table(every=3, goals={"expected": {"won": 0.3}}), keep_best=MISSED, target=0)
+def test_a_run_with_exhaustive_evaluation_stops_at_its_target_and_resumes(tmp_path: Path, games: str):
+    config = with_evaluations(
+        games, exhaustive_table(every=3, goals={"expected": {"won": 0.3}}), keep_best=MISSED_METRIC, target=0
+    )
     train(tmp_path / "whole", config, two_turns())
-    assert list(measured(tmp_path / "whole", MISSED)) == [3]
-    assert f"{MISSED} has reached 0" in json.loads((tmp_path / "whole" / "summary.json").read_text())["stopped"]
+    assert list(metric_by_step(tmp_path / "whole", MISSED_METRIC)) == [3]
+    assert f"{MISSED_METRIC} has reached 0" in json.loads((tmp_path / "whole" / "summary.json").read_text())["stopped"]
     for kill_at in (2, 3):
         with pytest.raises(Killed):
             train(tmp_path / "killed", config, two_turns(), kill_at)
@@ -412,14 +423,14 @@ def test_every_line_stops_at_its_target_and_is_resumed(tmp_path: Path, games: st
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
-def test_an_environment_without_lines_is_told_before_anything_is_trained(tmp_path: Path, envs: str):
+def test_an_environment_without_exhaustive_support_is_rejected_before_training(tmp_path: Path, envs: str):
     with pytest.raises(ConfigError, match="'heldout_letters' does not support exhaustive evaluation"):
         train(tmp_path, with_evaluations(envs, table(kind="exhaustive")), two_turns())
     assert metrics_of(tmp_path) == []
 
 
-def test_a_line_that_fails_ends_training_with_the_cause(tmp_path: Path, games: str):
-    config = with_evaluations(games, lines_table(env="heldout_lost_coin"))
+def test_a_failed_exhaustive_evaluation_ends_training_with_the_cause(tmp_path: Path, games: str):
+    config = with_evaluations(games, exhaustive_table(env="heldout_lost_coin"))
     with pytest.raises(RunError, match="evaluation 'flip' after step 2: a rollout failed.*the coin is gone"):
         train(tmp_path, config, two_turns())
 
@@ -428,14 +439,14 @@ def rows(*values: float | None, metric: str = REWARD) -> list[dict[str, float]]:
     return [{"step": i, **({} if v is None else {metric: v})} for i, v in enumerate(values, start=1)]
 
 
-def test_the_best_is_the_first_of_the_best():
+def test_best_of_returns_the_first_of_equal_values():
     assert best_of(rows(None, 0.5, None, 0.7, 0.7, 0.6), Goal(REWARD)) == Best(4, 0.7, 2)
     assert best_of(rows(3.0, 2.0, 2.5, metric="validation_loss"), Goal("validation_loss")) == Best(2, 2.0, 1)
     assert best_of(rows(None), Goal(REWARD)) is None
     assert best_of(rows(1.0), Goal()) is None
 
 
-def test_falls():
+def test_count_falls_counts_significant_drops():
     def count(*values: float | None, half_width: float = 0.0) -> int:
         history = [
             {**row, **({} if len(row) == 1 else {LOW: row[REWARD] - half_width, HIGH: row[REWARD] + half_width})}
@@ -444,13 +455,13 @@ def test_falls():
         return count_falls(history, Goal(REWARD))
 
     assert count(0.5, None, 0.4, 0.5, 0.3) == 2  # two falls
-    assert count(0.5, 0.46, 0.6, 0.55) == 0  # by less than a tenth
+    assert count(0.5, 0.46, 0.6, 0.55) == 0  # drops of less than a tenth
     assert count(0.5, 0.4, half_width=0.06) == 0  # the intervals overlap
     assert count(-0.5, -0.6) == 1
     assert count_falls(rows(0.5, 0.1), Goal()) == 0
 
 
-def test_when_to_stop():
+def test_stop_reason_depends_on_patience_and_target():
     history = rows(0.5, 0.4, None, 0.3)
     assert stop_reason(history, Goal(REWARD)) is None
     assert stop_reason(history, Goal(REWARD, patience=3)) is None
@@ -467,12 +478,12 @@ def test_when_to_stop():
     assert stop_reason(rows(0.5, metric="validation_loss"), Goal("validation_loss", target=0.4)) is None
 
 
-def test_an_evaluation_in_which_everything_fails_ends_training_with_the_cause(tmp_path: Path, envs: str):
+def test_an_evaluation_whose_rollouts_all_fail_ends_training_with_the_cause(tmp_path: Path, envs: str):
     with pytest.raises(RunError, match=r"every rollout of evaluation 'let' after step 2 failed.*no letters today"):
         train(tmp_path, with_evaluations(envs, table(env="heldout_broken")), two_turns())
 
 
-def test_a_metric_that_the_evaluation_does_not_have_is_told_at_the_first_measurement(tmp_path: Path, envs: str):
+def test_an_unknown_keep_best_metric_is_an_error_at_the_first_evaluation(tmp_path: Path, envs: str):
     config = with_evaluations(envs, keep_best="eval/let/reward/leters")
     with pytest.raises(ConfigError, match="did you mean 'eval/let/reward/letters'"):
         train(tmp_path, config, two_turns())
@@ -490,7 +501,7 @@ def test_a_metric_that_the_evaluation_does_not_have_is_told_at_the_first_measure
         ({"goals": {"never": ["lost"]}}, "evaluation 'let' has goals, which need a kind"),
     ],
 )
-def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_tables_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(evaluation=[table(**wrong)]).check()
 
@@ -510,25 +521,25 @@ def test_impossible_tables_are_refused(wrong: dict[str, Any], message: str):
         ),
     ],
 )
-def test_impossible_goals_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_goals_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(evaluation=[table()], **wrong).check()
     with pytest.raises(ConfigError, match="does not measure"):
         sft_settings(keep_best="reward/mean").check()
 
 
-def test_two_tables_of_one_name_are_refused():
+def test_two_tables_with_the_same_name_are_rejected():
     with pytest.raises(ConfigError, match="two evaluations are named 'let'"):
         check_evaluations([table(), table()])
 
 
-def test_an_environment_that_is_not_there_is_told_before_anything_is_trained(tmp_path: Path):
+def test_a_missing_environment_is_rejected_before_training(tmp_path: Path):
     with pytest.raises(ConfigError, match="no environment 'nowhere'"):
         train(tmp_path, settings(evaluation=[table(env="nowhere")]), two_turns())
     assert metrics_of(tmp_path) == []
 
 
-def test_tables_come_from_toml():
+def test_evaluation_tables_are_read_from_toml():
     text = (
         'env = "e"\nmodel = "m"\n[[evaluation]]\nenv = "me/letters@1"\nevery = 3\n[[evaluation]]\nenv = "b"\nname = "x"'
     )

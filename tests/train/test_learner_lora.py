@@ -1,4 +1,4 @@
-"""Training an adapter: nothing else changes, what plays is what is trained, a killed run ends the same, the reference is free."""
+"""LoRA training: changed and saved weights, sampling, exact resumption and the reference model."""
 
 from __future__ import annotations
 
@@ -30,26 +30,26 @@ from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
 LORA = {"lora_rank": 3, "learning_rate": 3e-2}
-SAMPLES = [
+SEQUENCES = [
     TrainingSequence([*range(10, 30), 40 + i, 50, 60 + i], [False] * 20 + [True] * 3, [0.0] * 23, [1.0] * 23)
     for i in range(3)
 ]
 
 
-def adapter_of(path: Path) -> bytes:
+def adapter_bytes(path: Path) -> bytes:
     return (path / "final" / "adapter_model.safetensors").read_bytes()
 
 
-def flat(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
+def flatten(weights: Mapping[str, torch.Tensor]) -> torch.Tensor:
     return torch.cat([weight.detach().flatten() for weight in weights.values()])
 
 
 def trained_model(**fields: Any) -> tuple[LoadedModel, Trainer]:
-    """A model with an adapter, that one step has moved."""
+    """Return a model with an adapter after one training step, and its trainer."""
     config = settings(**LORA, **fields)
     loaded = add_lora(config, tiny_model())
     trainer = make_trainer(config, loaded)
-    trainer.step(micro_batches(SAMPLES, 100, pack=True), cross_entropy, 9)
+    trainer.step(micro_batches(SEQUENCES, 100, pack=True), cross_entropy, 9)
     return loaded, trainer
 
 
@@ -67,20 +67,20 @@ KINDS: dict[str, dict[str, Any]] = {
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(KINDS))
-def test_a_killed_run_ends_with_the_same_adapter_to_the_bit(tmp_path: Path, kind: str):
+def test_a_killed_run_ends_with_exactly_the_same_adapter(tmp_path: Path, kind: str):
     config = settings(**LORA, **KINDS[kind])
     train(tmp_path / "whole", config, two_turns())
     for kill_at in (1, 4):
         with pytest.raises(Killed):
             train(tmp_path / "killed", config, two_turns(), kill_at)
-        torch.manual_seed(kill_at)  # another process is at another place in its random stream
+        torch.manual_seed(kill_at)  # a new process has another random state
     train(tmp_path / "killed", config, two_turns())
-    assert adapter_of(tmp_path / "killed") == adapter_of(tmp_path / "whole")
+    assert adapter_bytes(tmp_path / "killed") == adapter_bytes(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
     assert rollouts_of(tmp_path / "killed") == rollouts_of(tmp_path / "whole")
 
 
-def test_what_plays_is_what_is_trained(tmp_path: Path):
+def test_rollouts_are_sampled_with_the_trained_adapter(tmp_path: Path):
     train(tmp_path, settings(**LORA, temperature=1.25), two_turns())
     for m in metrics_of(tmp_path):
         assert m["logprob_diff/max"] <= 1e-4
@@ -89,16 +89,16 @@ def test_what_plays_is_what_is_trained(tmp_path: Path):
     for record in rollouts_of(tmp_path):
         assert record.step is not None
         assert {step.tokens.policy_version for step in record.steps if step.tokens} == {record.step - 1}
-    assert flat(load_file(tmp_path / "final/adapter_model.safetensors")).abs().max() > 0.05
+    assert flatten(load_file(tmp_path / "final/adapter_model.safetensors")).abs().max() > 0.05
 
 
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16", "moving reference"]))
-def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
+def test_only_the_adapter_is_changed_and_saved(tmp_path: Path, kind: str):
     loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
-    start = tiny_model().model.state_dict()
-    now = {name.replace(".base_layer", ""): weight for name, weight in loaded.model.state_dict().items()}
-    assert all(torch.equal(now[name], weight) for name, weight in start.items())
+    initial = tiny_model().model.state_dict()
+    trained = {name.replace(".base_layer", ""): weight for name, weight in loaded.model.state_dict().items()}
+    assert all(torch.equal(trained[name], weight) for name, weight in initial.items())
     files = {file.name for folder in tmp_path.rglob("checkpoints/*") for file in folder.iterdir()}
     assert files == {"adapter_config.json", "adapter_model.safetensors", "base.txt", "trainer.pt", "progress.json"}
     assert {file.name for file in (tmp_path / "final").iterdir()} == {
@@ -114,7 +114,7 @@ def test_nothing_but_the_adapter_changes_or_is_kept(tmp_path: Path, kind: str):
 
 
 @pytest.mark.broad
-def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Path):
+def test_a_saved_adapter_gives_the_same_logits_as_the_trained_model(tmp_path: Path):
     tiny_model().save(tmp_path / "base")
     loaded = train(tmp_path / "run", settings(**LORA, model=str(tmp_path / "base")), two_turns())
     merged = load_model(tmp_path / "run" / "final", device="cpu")
@@ -129,13 +129,13 @@ def test_an_adapter_that_was_trained_is_the_model_that_was_trained(tmp_path: Pat
 @pytest.mark.broad
 @pytest.mark.usefixtures("bf16_products")
 @pytest.mark.parametrize("kind", first_quick(["plain", "ahead", "bf16"]))
-def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
+def test_only_the_adapter_weights_are_sent_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str):
     sent: list[Any] = []
-    plain = Engine.update_weights
+    original_update = Engine.update_weights
 
     def update(self: Engine, version: int, weights: Any = None) -> None:
         sent.append(None if weights is None else weights.keys())
-        plain(self, version, weights)
+        original_update(self, version, weights)
 
     monkeypatch.setattr(Engine, "update_weights", update)
     loaded = train(tmp_path, settings(**LORA, **KINDS[kind]), two_turns())
@@ -145,39 +145,41 @@ def test_only_the_adapters_weights_travel(tmp_path: Path, monkeypatch: pytest.Mo
 
 @pytest.mark.broad
 @pytest.mark.parametrize("every", first_quick([None, 2]))
-def test_the_reference_takes_no_memory_and_is_the_base(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None
-):
-    """Without a sync it says what the model without the adapter says, to the bit; with one, what the trained one said then."""
-    update, same, versions = Learner.update, [], [tiny_model().model]
+def test_the_reference_shares_the_base_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, every: int | None):
+    """Log-probabilities equal those of the base model exactly or, with syncs, those of the model at the last sync."""
+    update, matches, versions = Learner.update, [], [tiny_model().model]
 
     def watched(self: Learner, step: int, samples: Any, lr_scale: float, entropy_bonus: float) -> Any:
         trainer, reference = self.trainer, self.reference
-        own = {p.data_ptr() for p in reference.parameters()} - {p.data_ptr() for p in trainer.model.parameters()}
-        assert len(own) == sum(".lora_" in name for name, _ in reference.named_parameters())
+        reference_storage = {p.data_ptr() for p in reference.parameters()} - {
+            p.data_ptr() for p in trainer.model.parameters()
+        }
+        assert len(reference_storage) == sum(".lora_" in name for name, _ in reference.named_parameters())
         [batch, *_] = micro_batches(samples, 8192, pack=True)
-        said = [frozen_logprobs(model, batch) for model in (reference, *versions)]
-        same.append([torch.equal(said[0], other) for other in said[1:]])
-        done = update(self, step, samples, lr_scale, entropy_bonus)
+        logprobs = [frozen_logprobs(model, batch) for model in (reference, *versions)]
+        matches.append([torch.equal(logprobs[0], other) for other in logprobs[1:]])
+        result = update(self, step, samples, lr_scale, entropy_bonus)
         versions.append(clone_model(trainer.model))
-        return done
+        return result
 
     monkeypatch.setattr(Learner, "update", watched)
     train(tmp_path, settings(**LORA, kl_penalty=1.0, sync_reference_every=every), two_turns())
-    assert [equal.index(True) for equal in same] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
+    assert [equal.index(True) for equal in matches] == ([0] * 5 if every is None else [0, 0, 2, 2, 4])
 
 
 @pytest.mark.broad
-def test_the_kl_penalty_holds_the_adapter_back(tmp_path: Path):
-    moved = []
+def test_the_kl_penalty_limits_the_change_of_the_adapter(tmp_path: Path):
+    norms = []
     for penalty in (0.0, 10.0):
         loaded = train(tmp_path / str(penalty), settings(**LORA, kl_penalty=penalty), two_turns())
-        moved.append(flat({n: w for n, w in trainable_parameters(loaded.model).items() if "lora_B" in n}).norm().item())
-    assert moved[1] < moved[0]
+        norms.append(
+            flatten({n: w for n, w in trainable_parameters(loaded.model).items() if "lora_B" in n}).norm().item()
+        )
+    assert norms[1] < norms[0]
 
 
 @pytest.mark.parametrize("arch", ["llama", "qwen3"])
-def test_packing_and_micro_batches_leave_its_gradient_as_it_is(arch: str):
+def test_packing_and_micro_batches_do_not_change_the_gradient(arch: str):
     config, gradients = settings(**LORA), []
     for size, pack in ((1000, True), (40, True), (1000, False), (40, False)):
         loaded = add_lora(config, tiny_model(arch))
@@ -185,17 +187,17 @@ def test_packing_and_micro_batches_leave_its_gradient_as_it_is(arch: str):
         with torch.no_grad():
             for weight in trainable_parameters(loaded.model).values():
                 weight.fill_(0.05)
-        trainer.accumulate(micro_batches(SAMPLES, size, pack=pack), cross_entropy, 9)
+        trainer.accumulate(micro_batches(SEQUENCES, size, pack=pack), cross_entropy, 9)
         frozen = [p.grad for p in loaded.model.parameters() if not p.requires_grad]
         assert frozen and not any(grad is not None for grad in frozen)
         grads = {name: weight.grad for name, weight in trainable_parameters(loaded.model).items()}
         assert all(grad is not None for grad in grads.values())
-        gradients.append(flat(grads))  # pyright: ignore[reportArgumentType]
+        gradients.append(flatten(grads))  # pyright: ignore[reportArgumentType]
     for other in gradients[1:]:
         assert (other - gradients[0]).norm() <= 1e-5 * gradients[0].norm()
 
 
-def test_every_linear_layer_is_fast_and_those_of_the_base_keep_no_inputs():
+def test_all_linear_layers_are_fast_and_frozen_ones_save_no_inputs():
     config = settings(**LORA)
     loaded = add_lora(config, tiny_model())
     make_trainer(config, loaded)
@@ -203,45 +205,45 @@ def test_every_linear_layer_is_fast_and_those_of_the_base_keep_no_inputs():
     assert all(type(layer) is FastLinear for layer in layers)
     layer = next(layer for layer in layers if not layer.weight.requires_grad)
     x = torch.randn(5, layer.in_features, requires_grad=True)
-    kept: list[torch.Tensor] = []
-    with torch.autograd.graph.saved_tensors_hooks(lambda t: kept.append(t) or t, lambda t: t):
+    saved: list[torch.Tensor] = []
+    with torch.autograd.graph.saved_tensors_hooks(lambda t: saved.append(t) or t, lambda t: t):
         y = layer(x)
-    assert [t.data_ptr() for t in kept] == [layer.weight.data_ptr()]
+    assert [t.data_ptr() for t in saved] == [layer.weight.data_ptr()]
     [grad] = torch.autograd.grad(y.sum(), x)
     torch.testing.assert_close(grad, layer.weight.sum(0).expand(5, -1))
 
 
-def test_dropout_is_there_in_training_alone_and_by_its_own_seed():
+def test_dropout_is_active_only_in_its_context_and_depends_only_on_its_seed():
     loaded, _ = trained_model(lora_dropout=0.5)
-    [batch] = micro_batches(SAMPLES, 1000, pack=True)
-    plain = frozen_logprobs(loaded.model, batch)
-    said, before = [], torch.get_rng_state()
+    [batch] = micro_batches(SEQUENCES, 1000, pack=True)
+    without_dropout = frozen_logprobs(loaded.model, batch)
+    with_dropout, before = [], torch.get_rng_state()
     for seed in (1, 1, 2):
         torch.manual_seed(7)
         with adapter_dropout(loaded.model, seed):
-            said.append(frozen_logprobs(loaded.model, batch))
-        assert torch.equal(frozen_logprobs(loaded.model, batch), plain)
-    assert torch.equal(said[0], said[1])
-    assert not torch.equal(said[0], said[2])
-    assert not torch.equal(said[0], plain)
+            with_dropout.append(frozen_logprobs(loaded.model, batch))
+        assert torch.equal(frozen_logprobs(loaded.model, batch), without_dropout)
+    assert torch.equal(with_dropout[0], with_dropout[1])
+    assert not torch.equal(with_dropout[0], with_dropout[2])
+    assert not torch.equal(with_dropout[0], without_dropout)
     torch.set_rng_state(before)
     with pytest.raises(Killed), adapter_dropout(loaded.model, 1):
         raise Killed
     assert not any(layer.training for layer in loaded.model.modules())
 
 
-def test_without_dropout_nothing_is_drawn():
+def test_without_dropout_the_random_state_is_not_isolated():
     loaded, _ = trained_model()
     before = torch.get_rng_state()
     with adapter_dropout(loaded.model, 1):
         assert not any(layer.training for layer in loaded.model.modules())
         torch.rand(1)
-    assert not torch.equal(torch.get_rng_state(), before)  # the stream is everybody's
+    assert not torch.equal(torch.get_rng_state(), before)  # the global random state is used
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("more", first_quick([{}, {"lora_dropout": 0.3}]), ids=["plain", "dropout"])
-def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, Any]):
+def test_sft_reduces_the_loss_and_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
     config = sft_settings(lora_rank=4, learning_rate=3e-2, epochs=6, **more)
     train_sft(tmp_path / "whole", config, lawful())
     losses = [m["validation_loss"] for m in metrics_of(tmp_path / "whole") if "validation_loss" in m]
@@ -250,17 +252,17 @@ def test_sft_learns_and_is_resumed_to_the_bit(tmp_path: Path, more: dict[str, An
         with pytest.raises(KilledSFT):
             train_sft(tmp_path / "killed", config, lawful(), kill_at)
     train_sft(tmp_path / "killed", config, lawful())
-    assert adapter_of(tmp_path / "killed") == adapter_of(tmp_path / "whole")
+    assert adapter_bytes(tmp_path / "killed") == adapter_bytes(tmp_path / "whole")
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
-def test_rank_0_is_no_adapter():
+def test_rank_0_adds_no_adapter():
     loaded = tiny_model()
     assert add_lora(settings(), loaded) is loaded
     assert all(parameter.requires_grad for parameter in loaded.model.parameters())
 
 
-def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_local_base_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tiny_model().save(tmp_path / "base")
     monkeypatch.chdir(tmp_path)
     for model, base in (("base", str(tmp_path / "base")), ("someone/model", "someone/model")):
@@ -281,12 +283,12 @@ def test_its_base_is_told_wherever_training_was_started(tmp_path: Path, monkeypa
     ],
 )
 @pytest.mark.parametrize("made", [settings, sft_settings])
-def test_impossible_settings_are_refused(made: Any, fields: dict[str, Any], said: str):
+def test_invalid_settings_are_rejected(made: Any, fields: dict[str, Any], said: str):
     with pytest.raises(ConfigError, match=said):
         made(**fields).check()
 
 
-def test_without_peft_it_is_told_before_anything_is_done(monkeypatch: pytest.MonkeyPatch):
+def test_a_missing_peft_package_is_an_error_in_the_settings_check(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(load, "find_spec", lambda name: None)
     settings().check()
     with pytest.raises(ConfigError, match=r"needs the package 'peft'.*pip install 'rove\[train\]'"):

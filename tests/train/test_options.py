@@ -1,4 +1,4 @@
-"""Every setting of `rove rl` and `rove sft` changes something: each is shown by two small runs that differ in it alone."""
+"""Every setting of `rove rl` and `rove sft` has an effect: two small runs that differ only in it must differ."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def no_number(logprobs, tokens):
 
 
 class Ran(NamedTuple):
-    """What a run left behind."""
+    """The results of a run."""
 
     path: Path
     said: str
@@ -86,7 +86,7 @@ class Ran(NamedTuple):
     threads: int
     micro_batches: int
     recomputed: int
-    """Forward passes of layers that were left to be computed again."""
+    """Calls of the activation checkpointing function."""
     logged: int
     """Calls of the logger's library."""
 
@@ -94,76 +94,76 @@ class Ran(NamedTuple):
     def metrics(self) -> list[dict[str, Any]]:
         return [{k: v for k, v in m.items() if not k.startswith("time/")} for m in Run(self.path).metrics()]
 
-    def column(self, name: str) -> list[Any]:
-        """A metric of every step."""
+    def metric_column(self, name: str) -> list[Any]:
+        """Return a metric of every step."""
         return [m.get(name) for m in self.metrics]
 
-    def names(self, folder: str) -> list[str]:
-        """What is in a folder of the run."""
-        where = self.path / folder
-        return sorted(p.name for p in where.iterdir()) if where.exists() else []
+    def file_names(self, folder: str) -> list[str]:
+        """Return the names of the files in a folder of the run."""
+        path = self.path / folder
+        return sorted(p.name for p in path.iterdir()) if path.exists() else []
 
     def measured(self, name: str) -> list[Any]:
-        """What was asked and answered in an evaluation."""
+        """Return prompts, completions, temperatures and rewards of an evaluation, by step."""
         folder = self.path / "evaluations" / name
-        lines = [list(Run(step).rollouts()) for step in sorted(folder.iterdir())]
-        return [[(r.prompt, r.completion, r.temperature, r.reward) for r in step] for step in lines]
+        rollouts_by_step = [list(Run(step).rollouts()) for step in sorted(folder.iterdir())]
+        return [[(r.prompt, r.completion, r.temperature, r.reward) for r in step] for step in rollouts_by_step]
 
 
 Seen = Callable[[Ran], Any]
 
 
-def weights(ran: Ran) -> str:
+def weights_hash(ran: Ran) -> str:
     return hashlib.sha256((ran.path / "final" / "model.safetensors").read_bytes()).hexdigest()
 
 
-def adapter(ran: Ran) -> str:
+def adapter_hash(ran: Ran) -> str:
     return hashlib.sha256((ran.path / "final" / "adapter_model.safetensors").read_bytes()).hexdigest()
 
 
-def steps(ran: Ran) -> int:
+def step_count(ran: Ran) -> int:
     return len(ran.metrics)
 
 
-def played(ran: Ran) -> list[int]:
-    """The examples of the groups, in order."""
+def example_ids(ran: Ran) -> list[int]:
+    """Return the example ids of the groups, in order."""
     return [r.example_id for r in Run(ran.path).rollouts() if r.rollout_index == 0]
 
 
-def column(name: str) -> Seen:
+def metric_column(name: str) -> Seen:
     return lambda ran: ran.column(name)
 
 
-def placement(key: str) -> Callable[[Ran], Any]:
-    """What the summary has of the evaluation after SFT; None where there was none."""
+def final_evaluation(key: str) -> Callable[[Ran], Any]:
+    """Return a function that reads a value of the evaluation after SFT from the summary, None without such an evaluation."""
     return lambda ran: (Run(ran.path).summary() or {}).get("placement", {}).get(key)
 
 
-def names(folder: str) -> Seen:
+def file_names(folder: str) -> Seen:
     return lambda ran: ran.names(folder)
 
 
-def alerts(ran: Ran) -> bool:
+def has_alerts(ran: Ran) -> bool:
     return (ran.path / "alerts.jsonl").exists()
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A setting's other value, the settings that it is tried with, and what must differ."""
+    """The changed value of a setting, the other settings of both runs, and the result that must differ."""
 
     value: Any
     base: dict[str, Any] = {}
-    seen: Seen = weights
+    seen: Seen = weights_hash
 
 
 TWICE = {"num_iterations": 2}
-GENTLY = {**TWICE, "learning_rate": 1e-3}
-TWO = {"steps": 2}
+TWICE_SLOWLY = {**TWICE, "learning_rate": 1e-3}
+TWO_STEPS = {"steps": 2}
 LORA = {"lora.rank": 2}
 HELD_OUT = {"env": "opt_letters", "name": "let", "every": 1, "max_tokens": 3, "num_examples": 2}
-MEASURED = {"evaluation": [{**HELD_OUT, "env_args": {"flat": 8}}]}
-BEST = {**MEASURED, "keep_best": "eval/let/reward/mean"}
+WITH_EVALUATION = {"evaluation": [{**HELD_OUT, "env_args": {"flat": 8}}]}
+WITH_KEEP_BEST = {**WITH_EVALUATION, "keep_best": "eval/let/reward/mean"}
 
-RL: dict[str, Case] = {
+RL_CASES: dict[str, Case] = {
     "env": Case("opt_unlike"),
     "model": Case("MODEL1"),
     "env_args": Case({"word": "hello"}),
@@ -172,53 +172,53 @@ RL: dict[str, Case] = {
     "rollouts_per_example": Case(2),
     "learning_rate": Case(1e-3),
     "warmup_steps": Case(2),
-    "final_lr_fraction": Case(0.9, TWO),
-    "lr_backoff": Case(0.5, BEST, column("eval/let/reward/mean")),
+    "final_lr_fraction": Case(0.9, TWO_STEPS),
+    "lr_backoff": Case(0.5, WITH_KEEP_BEST, metric_column("eval/let/reward/mean")),
     "loss.kind": Case("gspo"),
     "loss.max_ratio": Case(1.001, TWICE),
-    "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **GENTLY}),
-    "loss.clip_high": Case(1e-3, {"loss.kind": "grpo", **GENTLY}),
+    "loss.clip_low": Case(1e-3, {"loss.kind": "grpo", **TWICE_SLOWLY}),
+    "loss.clip_high": Case(1e-3, {"loss.kind": "grpo", **TWICE_SLOWLY}),
     "loss.aggregation": Case("sequence"),
     "loss.constant": Case(3.0, {"loss.aggregation": "constant"}),
     "advantage_estimator": Case("std"),
     "gamma": Case(0.0, {"env_args": {"judged": True}}),
-    "loss.kl_penalty": Case(1.0, TWO),
-    "loss.sync_reference_every": Case(1, {"loss.kl_penalty": 1.0, **TWO}),
+    "loss.kl_penalty": Case(1.0, TWO_STEPS),
+    "loss.sync_reference_every": Case(1, {"loss.kl_penalty": 1.0, **TWO_STEPS}),
     "num_iterations": Case(2),
-    "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO, **TWICE}),
+    "loss.importance_cap": Case(1.0, {"loss.kl_penalty": 1.0, **TWO_STEPS, **TWICE}),
     "loss.entropy_bonus": Case(0.1),
-    "loss.entropy_target": Case(1e-6, {"loss.entropy_bonus": 0.1, **TWO}),
+    "loss.entropy_target": Case(1e-6, {"loss.entropy_bonus": 0.1, **TWO_STEPS}),
     "temperature": Case(1.5),
     "max_tokens": Case(2),
-    "curriculum.shuffle": Case(True, {}, played),
-    "curriculum.stratify": Case("info.half", {}, played),
-    "curriculum.stratify_bins": Case(2, {"curriculum.stratify": "info.number"}, played),
-    "curriculum.column": Case("info.number", {}, played),
-    "filter.hard_threshold": Case(1.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
-    "filter.easy_threshold": Case(0.0, {"env_args": {"rows": 2}, **TWO}, column("examples/skipped")),
+    "curriculum.shuffle": Case(True, {}, example_ids),
+    "curriculum.stratify": Case("info.half", {}, example_ids),
+    "curriculum.stratify_bins": Case(2, {"curriculum.stratify": "info.number"}, example_ids),
+    "curriculum.column": Case("info.number", {}, example_ids),
+    "filter.hard_threshold": Case(1.0, {"env_args": {"rows": 2}, **TWO_STEPS}, metric_column("examples/skipped")),
+    "filter.easy_threshold": Case(0.0, {"env_args": {"rows": 2}, **TWO_STEPS}, metric_column("examples/skipped")),
     "filter.difficulty_window": Case(
-        1, {"env_args": {"rows": 4}, "steps": 3, "filter.hard_threshold": 1.0}, column("examples/skipped")
+        1, {"env_args": {"rows": 4}, "steps": 3, "filter.hard_threshold": 1.0}, metric_column("examples/skipped")
     ),
-    "filter.dynamic_sampling_rounds": Case(1, {"env_args": {"flat": 1}}, column("groups/resampled")),
-    "max_off_policy_steps": Case(1, TWO, column("off_policy/max")),
+    "filter.dynamic_sampling_rounds": Case(1, {"env_args": {"flat": 1}}, metric_column("groups/resampled")),
+    "max_off_policy_steps": Case(1, TWO_STEPS, metric_column("off_policy/max")),
     "truncated": Case("zero"),
-    "lora.rank": Case(2, {}, names("final")),
-    "lora.alpha": Case(8.0, LORA, adapter),
-    "lora.dropout": Case(0.5, {**LORA, **TWO}, adapter),
-    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter),
+    "lora.rank": Case(2, {}, file_names("final")),
+    "lora.alpha": Case(8.0, LORA, adapter_hash),
+    "lora.dropout": Case(0.5, {**LORA, **TWO_STEPS}, adapter_hash),
+    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter_hash),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
     "bf16_sampling": Case(True),
     "mixed_precision": Case(True),
-    "backend": Case("vllm", {}, lambda ran: ran.error),  # which is not there; more in test_train_samplers
+    "backend": Case("vllm", {}, lambda ran: ran.error),  # no server is there; see also test_backends.py
     "vllm": Case({"urls": ["http://127.0.0.1:9"]}, {"backend": "vllm"}, lambda ran: ran.error),
     "threads": Case(2, {}, lambda ran: ran.threads),
     "max_grad_norm": Case(1e-3),
     "max_non_finite_steps": Case(1, {"steps": 3, "loss.kind": "opt_loss:no_number"}, lambda ran: ran.error),
     "weight_decay": Case(0.5),
     "env_dir": Case("ENVS1"),
-    "isolation.enabled": Case(True, {}, column("metrics/here")),
+    "isolation.enabled": Case(True, {}, metric_column("metrics/here")),
     "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
     "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
     "isolation.hang_seconds": Case(
@@ -228,46 +228,48 @@ RL: dict[str, Case] = {
     "ray.actors": Case(0, {}, lambda ran: ran.error),
     "ray.rollouts_per_actor": Case(0, {}, lambda ran: ran.error),
     "run_dir": Case("elsewhere", {}, lambda ran: ran.path.exists()),
-    "checkpoint_every": Case(1, TWO, names("checkpoints")),
-    "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO}, names("checkpoints")),
-    "evaluation": Case([HELD_OUT], {}, names("evaluations")),
-    "keep_best": Case("eval/let/reward/mean", MEASURED, names("checkpoints")),
-    "patience": Case(1, {"steps": 3, **BEST}, steps),
-    "target": Case(0.5, {"steps": 3, **BEST}, steps),
+    "checkpoint_every": Case(1, TWO_STEPS, file_names("checkpoints")),
+    "keep_checkpoints": Case(1, {"checkpoint_every": 1, **TWO_STEPS}, file_names("checkpoints")),
+    "evaluation": Case([HELD_OUT], {}, file_names("evaluations")),
+    "keep_best": Case("eval/let/reward/mean", WITH_EVALUATION, file_names("checkpoints")),
+    "patience": Case(1, {"steps": 3, **WITH_KEEP_BEST}, step_count),
+    "target": Case(0.5, {"steps": 3, **WITH_KEEP_BEST}, step_count),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
-    "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, alerts),
+    "alerts": Case({"window": 1, "zero_advantage_groups": 0.1}, {"env_args": {"flat": 1}}, has_alerts),
     "log_token_stats": Case(0, {}, lambda ran: (ran.path / "tokens").exists()),
     "show_every": Case(1, {}, lambda ran: "step 1" in ran.said),
     "seed": Case(1),
 }
 
-SFT: dict[str, Case] = {
+SFT_CASES: dict[str, Case] = {
     "data": Case("DATA1"),
     "model": Case("MODEL1"),
     "min_reward": Case(0.5),
     "max_examples": Case(12),
-    "epochs": Case(2, {}, steps),
+    "epochs": Case(2, {}, step_count),
     "batch_size": Case(7),
     "learning_rate": Case(1e-3),
     "warmup_steps": Case(2),
     "final_lr_fraction": Case(0.9),
     "validation_fraction": Case(0.4),
-    "validate_every": Case(1, {}, column("validation_loss")),
-    "patience": Case(1, {**BEST, "epochs": 2}, steps),
-    "target": Case(100.0, {"validate_every": 1}, steps),
-    "evaluation": Case([HELD_OUT], {}, names("evaluations")),
-    "keep_best": Case("eval/let/reward/mean", MEASURED, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]),
+    "validate_every": Case(1, {}, metric_column("validation_loss")),
+    "patience": Case(1, {**WITH_KEEP_BEST, "epochs": 2}, step_count),
+    "target": Case(100.0, {"validate_every": 1}, step_count),
+    "evaluation": Case([HELD_OUT], {}, file_names("evaluations")),
+    "keep_best": Case(
+        "eval/let/reward/mean", WITH_EVALUATION, lambda ran: (Run(ran.path).summary() or {})["best"]["metric"]
+    ),
     "loggers": Case(["trackio"], {}, lambda ran: ran.logged),
-    "alerts": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, alerts),
-    "env": Case("opt_letters", {}, placement("env")),
-    "env_args": Case({"word": "hello"}, {"env": "opt_letters"}, placement("env_args")),
-    "final_eval_rollouts": Case(0, {"env": "opt_letters"}, placement("env")),
-    "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, column("eval/let/reward/mean")),
+    "alerts": Case({"window": 1, "grad_norm_factor": 1e-6}, {}, has_alerts),
+    "env": Case("opt_letters", {}, final_evaluation("env")),
+    "env_args": Case({"word": "hello"}, {"env": "opt_letters"}, final_evaluation("env_args")),
+    "final_eval_rollouts": Case(0, {"env": "opt_letters"}, final_evaluation("env")),
+    "env_dir": Case("ENVS1", {"evaluation": [HELD_OUT]}, metric_column("eval/let/reward/mean")),
     "run_dir": Case("elsewhere_too", {}, lambda ran: ran.path.exists()),
-    "lora.rank": Case(2, {}, names("final")),
-    "lora.alpha": Case(8.0, LORA, adapter),
-    "lora.dropout": Case(0.5, {**LORA}, adapter),
-    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter),
+    "lora.rank": Case(2, {}, file_names("final")),
+    "lora.alpha": Case(8.0, LORA, adapter_hash),
+    "lora.dropout": Case(0.5, {**LORA}, adapter_hash),
+    "lora.targets": Case(["q_proj", "up_proj"], LORA, adapter_hash),
     "micro_batch_tokens": Case(1, {}, lambda ran: ran.micro_batches),
     "activation_checkpointing": Case(True, {}, lambda ran: ran.recomputed),
     "bf16_backward": Case(True),
@@ -279,18 +281,18 @@ SFT: dict[str, Case] = {
     "seed": Case(1),
 }
 
-EVALUATION: dict[str, Case] = {
-    "env": Case("opt_unlike", {}, column("eval/let/reward/mean")),
-    "name": Case("other", {}, names("evaluations")),
+EVALUATION_CASES: dict[str, Case] = {
+    "env": Case("opt_unlike", {}, metric_column("eval/let/reward/mean")),
+    "name": Case("other", {}, file_names("evaluations")),
     "env_args": Case({"word": "hello"}, {}, lambda ran: ran.measured("let")),
     "num_examples": Case(1, {}, lambda ran: ran.measured("let")),
     "rollouts_per_example": Case(2, {}, lambda ran: ran.measured("let")),
     "temperature": Case(1.0, {}, lambda ran: ran.measured("let")),
     "max_tokens": Case(1, {}, lambda ran: ran.measured("let")),
-    "every": Case(2, {}, names("evaluations/let")),
-    "kind": Case("exhaustive", {"env": "tictactoe"}, column("eval/let/lines")),
-    "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "kind": "exhaustive"}, column("eval/let/missed")),
-    "isolation.enabled": Case(True, {}, column("eval/let/metrics/here")),
+    "every": Case(2, {}, file_names("evaluations/let")),
+    "kind": Case("exhaustive", {"env": "tictactoe"}, metric_column("eval/let/lines")),
+    "goals": Case({"never": ["lost"]}, {"env": "tictactoe", "kind": "exhaustive"}, metric_column("eval/let/missed")),
+    "isolation.enabled": Case(True, {}, metric_column("eval/let/metrics/here")),
     "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
     "isolation.start_seconds": Case(0.001, {"isolation.enabled": True}, lambda ran: ran.error),
     "isolation.hang_seconds": Case(
@@ -300,7 +302,7 @@ EVALUATION: dict[str, Case] = {
 
 
 class Workshop:
-    """Runs what it is asked for, once: runs without the setting in question are shared."""
+    """Run training and cache the results: cases with the same settings share a run."""
 
     def __init__(self, folder: Path):
         self.folder = folder
@@ -325,7 +327,7 @@ class Workshop:
     def _anew(self, kind: str, settings: dict[str, Any], path: Path) -> Ran:
         console = Console(file=io.StringIO(), width=200)
         error = ""
-        with pytest.MonkeyPatch.context() as patch, watching(patch) as (batches, again, logger):
+        with pytest.MonkeyPatch.context() as patch, count_calls(patch) as (batches, recomputed, logger):
             patch.chdir(self.folder)
             patch.syspath_prepend(str(self.folder))
             try:
@@ -337,15 +339,15 @@ class Workshop:
                 error = str(raised)
             threads = torch.get_num_threads()
         torch.set_num_threads(1)
-        said = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
-        return Ran(path, said, error, threads, len(batches), len(again), len(logger.calls))
+        output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        return Ran(path, output, error, threads, len(batches), len(recomputed), len(logger.calls))
 
 
 @contextlib.contextmanager
-def watching(patch: pytest.MonkeyPatch) -> Any:
-    """Counts what leaves no trace in the run folder. A processor's missing bf16 products are computed slowly."""
+def count_calls(patch: pytest.MonkeyPatch) -> Any:
+    """Count calls that leave no trace in the run folder. Bf16 products are enabled, also on a CPU without them."""
     batches: list[int] = []
-    again: list[int] = []
+    recomputed: list[int] = []
     logger = Fake("trackio")
 
     def counted(plain: Callable[..., Any], calls: list[int]) -> Callable[..., Any]:
@@ -357,11 +359,11 @@ def watching(patch: pytest.MonkeyPatch) -> Any:
 
     trainer, recompute = rove.train.trainer, rove.models.load
     patch.setattr(trainer, "token_logprobs", counted(trainer.token_logprobs, batches))
-    patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, again))
+    patch.setattr(recompute, "checkpoint", counted(recompute.checkpoint, recomputed))
     patch.setattr(rove.models.linear, "HAS_BF16_PRODUCTS", True)
     patch.setattr(rove.cli.training, "plot_run", lambda *args: None)
     patch.setitem(sys.modules, "trackio", logger)
-    yield batches, again, logger
+    yield batches, recomputed, logger
 
 
 @pytest.fixture(scope="module")
@@ -381,60 +383,68 @@ SMALL_RL = {
 SMALL_SFT = {**SMALL, "data": "DATA0", "epochs": 1, "validate_every": 2}
 
 
-def test_every_setting_is_here():
-    """A setting that is added needs a case that shows what it does."""
-    for config, cases in ((RLConfig, RL), (SFTConfig, SFT), (EvaluationConfig, EVALUATION)):
-        elsewhere = {"trust_remote_code"}  # in test_models_remote_code
-        assert set(cases) == {*setting_names(config)} - elsewhere, config.__name__
+def test_every_setting_has_a_case():
+    """A new setting needs a case that shows its effect."""
+    for config, cases in ((RLConfig, RL_CASES), (SFTConfig, SFT_CASES), (EvaluationConfig, EVALUATION_CASES)):
+        tested_elsewhere = {"trust_remote_code"}  # see tests/models/test_remote_code.py
+        assert set(cases) == {*setting_names(config)} - tested_elsewhere, config.__name__
     assert {name for _, _, _, lenient in ALERT_CASES.values() for name in lenient} <= set(ALERT_LIMITS)
     assert set(ALERT_LIMITS) == set(AlertLimits.__struct_fields__)
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize(("kind", "settings"), [("rl", {**SMALL_RL, **TWO}), ("sft", SMALL_SFT)], ids=["rl", "sft"])
-def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop, kind: str, settings: dict[str, Any]):
-    """Or what differs between two runs would show nothing."""
-    plain = workshop.run(kind, settings)
-    again = workshop.run(kind, {**settings, "show_every" if kind == "rl" else "target": 0})
-    for seen in (weights, played if kind == "rl" else steps, lambda ran: ran.metrics, names("checkpoints"), alerts):
-        assert seen(again) == seen(plain)
-    assert again[2:] == plain[2:]
+@pytest.mark.parametrize(
+    ("kind", "settings"), [("rl", {**SMALL_RL, **TWO_STEPS}), ("sft", SMALL_SFT)], ids=["rl", "sft"]
+)
+def test_two_runs_with_the_same_settings_are_equal(workshop: Workshop, kind: str, settings: dict[str, Any]):
+    """Otherwise a difference between two runs would prove nothing."""
+    first = workshop.run(kind, settings)
+    second = workshop.run(kind, {**settings, "show_every" if kind == "rl" else "target": 0})
+    for seen in (
+        weights_hash,
+        example_ids if kind == "rl" else step_count,
+        lambda ran: ran.metrics,
+        file_names("checkpoints"),
+        has_alerts,
+    ):
+        assert seen(second) == seen(first)
+    assert second[2:] == first[2:]
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", RL)
-def test_every_setting_of_rl_changes_something(workshop: Workshop, name: str):
-    case = RL[name]
+@pytest.mark.parametrize("name", RL_CASES)
+def test_every_rl_setting_changes_the_run(workshop: Workshop, name: str):
+    case = RL_CASES[name]
     base = {**SMALL_RL, **case.base}
     assert case.seen(workshop.run("rl", {**base, name: case.value})) != case.seen(workshop.run("rl", base))
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", SFT)
-def test_every_setting_of_sft_changes_something(workshop: Workshop, name: str):
-    case = SFT[name]
+@pytest.mark.parametrize("name", SFT_CASES)
+def test_every_sft_setting_changes_the_run(workshop: Workshop, name: str):
+    case = SFT_CASES[name]
     base = {**SMALL_SFT, **case.base}
     assert case.seen(workshop.run("sft", {**base, name: case.value})) != case.seen(workshop.run("sft", base))
 
 
 @pytest.mark.broad
-@pytest.mark.parametrize("name", EVALUATION)
-def test_every_setting_of_an_evaluation_changes_something(workshop: Workshop, name: str):
-    case = EVALUATION[name]
+@pytest.mark.parametrize("name", EVALUATION_CASES)
+def test_every_evaluation_setting_changes_the_run(workshop: Workshop, name: str):
+    case = EVALUATION_CASES[name]
     both = [tables({**HELD_OUT, **case.base, name: case.value}), tables({**HELD_OUT, **case.base})]
-    changed, plain = (workshop.run("rl", {**SMALL_RL, **TWO, "evaluation": [table]}) for table in both)
-    assert case.seen(changed) != case.seen(plain)
+    changed, default = (workshop.run("rl", {**SMALL_RL, **TWO_STEPS, "evaluation": [table]}) for table in both)
+    assert case.seen(changed) != case.seen(default)
 
 
 ALERT_LIMITS: dict[str, tuple[str, Any]] = {
     name: (alert, value) for alert, (_, _, _, lenient) in ALERT_CASES.items() for name, value in lenient.items()
 } | {"window": ("ratio_drift", 9), "held_out_measurements": ("held_out_flat", 9)}
-"""Limit → an alert that goes off no more with this value of it."""
+"""Limit → (alert, value of the limit that suppresses the alert)."""
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ALERT_LIMITS)
-def test_every_limit_of_an_alert_changes_something(name: str):
+def test_every_alert_limit_can_suppress_its_alert(name: str):
     alert, value = ALERT_LIMITS[name]
     history = ALERT_CASES[alert][0]
     assert ALERTS[alert](history, LIMITS) is not None

@@ -1,4 +1,4 @@
-"""A trained model among the scripted policies of an environment."""
+"""Comparison of a trained model with the scripted policies of an environment."""
 
 from __future__ import annotations
 
@@ -46,17 +46,17 @@ POLICIES = [row("scripted:random", 0.3), row("scripted:teacher", 0.9)]
         (row("m", 0.36, format=0.0), False, "is below every scripted policy; the weakest is scripted:random (0.500)."),
     ],
 )  # fmt: skip
-def test_a_model_is_placed_among_the_policies(model: PolicyResult, only_format: bool, text: str):
+def test_a_model_is_compared_with_the_scripted_policies(model: PolicyResult, only_format: bool, text: str):
     assert learned_only_format(model, POLICIES) == only_format
     assert text in placement_text(model, POLICIES)
 
 
-def test_more_epochs_are_advised_only_near_the_weaker_policy_and_in_the_right_format():
+def test_more_epochs_are_advised_only_near_the_weaker_policy_with_correct_format():
     assert "epochs" not in placement_text(row("m", 0.7), POLICIES)
     assert "epochs" not in placement_text(row("m", 0.55, format=0.5), POLICIES)
 
 
-def test_nothing_is_concluded_from_policies_that_do_not_differ():
+def test_policies_with_equal_rewards_allow_no_conclusion():
     assert not learned_only_format(row("m", 0.3), POLICIES[:1])
     assert not learned_only_format(row("m", 0.3), [row("a", 0.3), row("b", 0.31)])
     assert "no scripted policies to compare with" in placement_text(row("m", 0.3), [])
@@ -68,16 +68,16 @@ def quiz(count: int = 4) -> Quiz:
     return Quiz(dataset=rows(count), rubric=rubric, policies={"teacher": right})
 
 
-async def test_a_measurement_is_of_about_so_many_rollouts_and_reports_progress():
-    seen = Seen()
-    found = await measure_policy(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=seen)
-    assert (found.name, found.reward, found.task, found.format, found.scored) == ("teacher", 1.0, 1.0, 1.0, 8)
-    assert found.task_names == ["correct"]
-    assert seen.counts["rollouts of teacher"][-1] == (8, 8)
+async def test_measure_policy_limits_rollouts_and_reports_progress():
+    progress = Seen()
+    result = await measure_policy(quiz(), vf.ScriptedClient(right, "teacher"), "teacher", 10, on_progress=progress)
+    assert (result.name, result.reward, result.task, result.format, result.scored) == ("teacher", 1.0, 1.0, 1.0, 8)
+    assert result.task_names == ["correct"]
+    assert progress.counts["rollouts of teacher"][-1] == (8, 8)
     assert (await measure_policy(quiz(40), says("no"), "m", 10)).scored == 10
 
 
-async def test_a_measurement_whose_rollouts_all_failed_is_an_error():
+async def test_measure_policy_raises_if_all_rollouts_fail():
     def broken(*arguments: Any) -> str:
         raise KeyError("lost")
 
@@ -85,7 +85,7 @@ async def test_a_measurement_whose_rollouts_all_failed_is_an_error():
         await measure_policy(quiz(), vf.ScriptedClient(broken, "m"), "m", 4)
 
 
-def test_the_turns_of_the_data_limit_those_of_the_model():
+def test_the_turn_limit_comes_from_the_responses_in_the_data():
     renderer = tiny_model().renderer
     short = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("say"), UserMessage("hello " * 900)])
     long = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("hello " * 2000)])
@@ -93,8 +93,8 @@ def test_the_turns_of_the_data_limit_those_of_the_model():
     assert turn_limit(renderer, [short, long]) == 512
     call = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
     calls = record_of(prompt=[UserMessage("a")], completion=[AssistantMessage("", tool_calls=[call])])
-    written = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
-    assert longest_response(renderer, [short, calls]) == len(renderer.encode(written))
+    expected_text = '<tool_call>\n{"name": "look", "arguments": {}}\n</tool_call><|end|>'
+    assert longest_response(renderer, [short, calls]) == len(renderer.encode(expected_text))
     assert longest_response(renderer, [record_of(prompt=[UserMessage("a")], completion=[])]) == 0
 
 
@@ -108,21 +108,25 @@ def config(**fields: Any) -> SFTConfig:
     return SFTConfig(data="games", model="m", **fields)
 
 
-def test_the_environment_is_that_of_the_data_without_what_it_could_smuggle_in(tmp_path: Path):
-    told = {
+def test_the_environment_of_the_data_is_used_without_its_paths(tmp_path: Path):
+    run_config = {
         "env": "tictactoe",
         "env_args": {"seed": 1, "num_examples": 3},
         "env_dir": "evil",
         "isolated_python": "./evil",
     }
-    place = evaluation_target(config(env_args={"seed": 2}), data_run(tmp_path, told))
-    assert place[:3] == ("tictactoe", {"seed": 2, "num_examples": 3}, None)
-    assert (place.isolation.on, place.isolation.python) == (False, None)
-    assert evaluation_target(config(env="mine", env_dir="envs"), data_run(tmp_path, told))[:3] == ("mine", {}, "envs")
+    target = evaluation_target(config(env_args={"seed": 2}), data_run(tmp_path, run_config))
+    assert target[:3] == ("tictactoe", {"seed": 2, "num_examples": 3}, None)
+    assert (target.isolation.on, target.isolation.python) == (False, None)
+    assert evaluation_target(config(env="mine", env_dir="envs"), data_run(tmp_path, run_config))[:3] == (
+        "mine",
+        {},
+        "envs",
+    )
 
 
 @pytest.mark.parametrize(("told", "message"), [({}, "give --env ENV"), ({"env": "a/b"}, "only on request: --env a/b")])
-def test_an_environment_that_is_not_known_is_said_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
+def test_an_unknown_environment_is_reported_in_one_line(tmp_path: Path, told: dict[str, Any], message: str):
     data = data_run(tmp_path / "games", told)
     with pytest.raises(ConfigError, match=message):
         evaluation_target(config(), data)
@@ -132,7 +136,7 @@ def test_an_environment_that_is_not_known_is_said_in_one_line(tmp_path: Path, to
     assert f"evaluate it: rove eval ENV -m {tmp_path}/final; --final-eval-rollouts 0 skips this" in out.getvalue()
 
 
-def test_no_rollouts_are_no_evaluation(tmp_path: Path):
+def test_zero_final_eval_rollouts_disable_the_evaluation(tmp_path: Path):
     out = io.StringIO()
     data = data_run(tmp_path / "games", {})
     place_model(config(final_eval_rollouts=0), tmp_path, data, Run(tmp_path / "sft"), Console(file=out))
@@ -141,7 +145,7 @@ def test_no_rollouts_are_no_evaluation(tmp_path: Path):
         config(final_eval_rollouts=-1).check()
 
 
-def test_the_table_has_the_best_first():
+def test_the_table_is_sorted_by_reward():
     out = io.StringIO()
     Console(file=out, width=100).print(placement_table([row("the trained model", 0.5), *POLICIES], "t"))
     lines = [line for line in out.getvalue().splitlines() if line.startswith("│")]

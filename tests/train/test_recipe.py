@@ -1,4 +1,4 @@
-"""The recipe that `rove train` chooses from what an environment shows."""
+"""The recipe that `rove train` chooses for an environment."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ async def evidence_of(**policies: Any) -> Evidence:
 
 async def test_policies_are_ordered_by_reward() -> None:
     evidence = await evidence_of(right=right, often=often)
-    assert [one.name for one in evidence.policies] == ["often", "right"]
+    assert [policy.name for policy in evidence.policies] == ["often", "right"]
     weak, best = evidence.policies
     assert (best.reward, best.spread) == (2.0, 0.0)
     assert 0 < weak.reward < 2 and weak.spread > 0
@@ -66,8 +66,8 @@ async def test_an_environment_without_policies_needs_a_pretrained_model() -> Non
         await evidence_of()
 
 
-async def test_the_seconds_of_rollouts_exclude_what_is_loaded_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    seconds = iter([3.0, 1.0, 31.0, 1.0, 1.0, 1.0])  # first, again and all rollouts of `right`, then of `often`
+async def test_rollout_seconds_exclude_one_time_setup(monkeypatch: pytest.MonkeyPatch) -> None:
+    seconds = iter([3.0, 1.0, 31.0, 1.0, 1.0, 1.0])  # the first, second and all rollouts of `right`, then of `often`
 
     async def timed(work: Any) -> tuple[Any, float]:
         return await work, next(seconds)
@@ -76,7 +76,7 @@ async def test_the_seconds_of_rollouts_exclude_what_is_loaded_once(monkeypatch: 
     evidence = await evidence_of(right=right, often=often)
     rollouts = 2 * 50
     assert (evidence.setup_seconds, evidence.teacher_seconds) == (3.0, 30.0 / rollouts)
-    assert evidence.rollout_seconds == 0.05 / rollouts  # as long as an evaluation of one rollout
+    assert evidence.rollout_seconds == 0.05 / rollouts  # the time of an evaluation of one rollout
 
 
 async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
@@ -90,12 +90,12 @@ async def test_a_policy_whose_rollouts_all_fail_is_named() -> None:
 async def test_a_pretrained_model_with_one_policy_starts_from_its_own_reward() -> None:
     model = ModelEvidence("small", 1000, reward=0.5, lowest=0.0, spread_share=0.1, response_tokens=4)
     evidence = msgspec.structs.replace(await evidence_of(right=right), model=model)
-    (sft,) = (one for one in choose("quiz", {}, evidence) if one.name == "sft")
+    (sft,) = (section for section in choose("quiz", {}, evidence) if section.name == "sft")
     assert sft.values["target"] == pytest.approx(0.5 + SFT_GOAL * 1.5)
     assert "of the way from the model to the best policy" in sft.reason
     assert (evidence.task.weakest, evidence.task.lowest, evidence.task.best) == (0.5, 0.0, 2.0)
-    two = msgspec.structs.replace(await evidence_of(right=right, wrong=wrong), model=model)
-    assert (two.task.weakest, two.task.lowest) == (0.0, None)
+    with_two_policies = msgspec.structs.replace(await evidence_of(right=right, wrong=wrong), model=model)
+    assert (with_two_policies.task.weakest, with_two_policies.task.lowest) == (0.0, None)
 
 
 async def test_a_new_model_needs_a_weak_policy_too() -> None:
@@ -111,7 +111,7 @@ async def test_policies_that_fail_are_reported() -> None:
         await evidence_of(broken=broken)
 
 
-async def test_equal_rewards_of_all_policies_are_refused() -> None:
+async def test_equal_rewards_of_all_policies_are_rejected() -> None:
     def also_right(messages: Any, state: Any, rng: random.Random) -> str:
         return "yes"
 
@@ -119,7 +119,7 @@ async def test_equal_rewards_of_all_policies_are_refused() -> None:
         await evidence_of(right=right, also_right=also_right)
 
 
-async def test_a_recipe_is_written_and_read_again() -> None:
+async def test_a_recipe_can_be_written_and_read() -> None:
     sections = choose("quiz", {"level": 3}, await evidence_of(right=right, often=often))
     text = as_toml(sections, "Recipe.\nChange any line.")
     assert text.startswith("# Recipe.\n# Change any line.\n")
@@ -132,30 +132,32 @@ async def test_a_recipe_is_written_and_read_again() -> None:
     (stage,) = recipe.rl
     rl = convert(RLConfig, {"env": "quiz", "model": "models/new", **{k: v for k, v in stage.items() if k != "name"}})
     rl.check()
-    assert rl.env_args["num_examples"] == rl.steps * rl.groups  # no example twice
-    assert all(one.env_args["seed"] != 0 for one in (*sft.evaluation, *rl.evaluation))  # other rows than the table's
+    assert rl.env_args["num_examples"] == rl.steps * rl.groups  # no example is repeated
+    assert all(
+        evaluation.env_args["seed"] != 0 for evaluation in (*sft.evaluation, *rl.evaluation)
+    )  # other rows than those of the results table
 
 
-async def test_sft_ends_between_the_policies() -> None:
+async def test_the_sft_target_is_between_the_policies() -> None:
     evidence = await evidence_of(right=right, often=often)
-    weak, best = (one.reward for one in evidence.policies)
-    (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
+    weak, best = (item.reward for item in evidence.policies)
+    (sft,) = (item.values for item in choose("quiz", {}, evidence) if item.name == "sft")
     assert sft["target"] == pytest.approx(weak + SFT_GOAL * (best - weak), abs=1e-4)
 
 
 async def test_a_dataset_of_fixed_size_is_repeated() -> None:
     evidence = (await examine(env_with(right=right, often=often), frozenset())).evidence
-    (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
+    (data,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "data")
     assert (data["num_examples"], data["env_args"]) == (50, {})
-    assert data["rollouts_per_example"] == 1  # the best policy always answers the same
+    assert data["rollouts_per_example"] == 1  # the best policy is deterministic
     evidence = (await examine(env_with(often=often, wrong=wrong), frozenset())).evidence
-    (data,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "data")
+    (data,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "data")
     assert data["rollouts_per_example"] > 100
 
 
-async def test_a_small_dataset_is_not_repeated_without_end() -> None:
+async def test_a_small_dataset_is_repeated_for_at_most_100_epochs() -> None:
     evidence = (await examine(env_with(right=right, often=often), ARGUMENTS)).evidence
-    sections = {one.name: one.values for one in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
+    sections = {section.name: section.values for section in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
     assert sections["data"]["num_examples"] == 50
     assert sections["sft"]["epochs"] == 100
     assert sections["sft"]["evaluation"][0]["env_args"]["seed"] == 2  # not the rows of the results table
@@ -170,7 +172,7 @@ async def test_an_environment_with_fewer_examples_than_requested_gets_more_epoch
     assert limited(evidence, requested, (None, 1000)) == evidence
     chosen = choose("quiz", {}, limited(evidence, requested, (400, 80)))
     recipe = convert(Recipe, tomllib.loads(as_toml(chosen, "Recipe.")))
-    # the argument stays as it was: environments may count rows before a split
+    # the environment argument does not change: environments may count rows before a split
     assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 40_000})
     assert recipe.sft["epochs"] == 100
     sampled = recipe.sft["evaluation"][0]
@@ -179,16 +181,16 @@ async def test_an_environment_with_fewer_examples_than_requested_gets_more_epoch
     assert "The environment has 400 training examples, fewer than requested." in as_toml(chosen, "Recipe.")
 
 
-async def test_failures_of_the_teacher_are_left_out() -> None:
+async def test_sft_excludes_failures_of_the_teacher() -> None:
     def seldom(messages: Any, state: Any, rng: random.Random) -> str:
         return "yes" if rng.random() < 0.3 else "no"
 
     evidence = await evidence_of(seldom=seldom, wrong=wrong)
-    (sft,) = (one.values for one in choose("quiz", {}, evidence) if one.name == "sft")
+    (sft,) = (section.values for section in choose("quiz", {}, evidence) if section.name == "sft")
     assert 0 < sft["min_reward"] <= 2.0
 
 
-async def test_equal_rewards_are_refused_even_if_some_rollouts_fail() -> None:
+async def test_equal_rewards_are_rejected_even_if_some_rollouts_fail() -> None:
     def fails(messages: Any, state: Any, rng: random.Random) -> str:
         if rng.random() < 0.2:
             raise ValueError("no move")
@@ -198,12 +200,12 @@ async def test_equal_rewards_are_refused_even_if_some_rollouts_fail() -> None:
         await evidence_of(right=right, fails=fails)
 
 
-async def test_short_rollouts_have_more_groups_in_a_step_and_long_ones_fewer_steps() -> None:
+async def test_short_rollouts_get_more_groups_per_step_and_long_ones_fewer_steps() -> None:
     evidence = await evidence_of(right=right, often=often)
 
     def size(tokens: float, **changes: Any) -> tuple[int, int]:
         changed = msgspec.structs.replace(evidence, rollout_tokens=tokens, **changes)
-        (rl,) = next(one.values for one in choose("quiz", {}, changed) if one.name == "rl")
+        (rl,) = next(section.values for section in choose("quiz", {}, changed) if section.name == "rl")
         assert rl["env_args"].get("num_examples", 0) in (0, rl["steps"] * rl["batch_size"] // 8)
         return rl["batch_size"] // 8, rl["steps"]
 
@@ -212,4 +214,4 @@ async def test_short_rollouts_have_more_groups_in_a_step_and_long_ones_fewer_ste
     assert size(128) == (32, 305)
     assert size(256) == (32, 152)
     assert size(5000) == (32, 60)
-    assert size(20, arguments=frozenset(), examples=50) == (50, 400)  # not more than there are
+    assert size(20, arguments=frozenset(), examples=50) == (50, 400)  # not more groups than examples

@@ -28,7 +28,7 @@ ROWS = [{"question": f"say {n}"} for n in range(4)]
 
 
 def letters(completion: vf.Messages) -> float:
-    """The share of small letters in what the model said."""
+    """Return the fraction of lowercase letters in the assistant messages."""
     text = "".join(m["content"] for m in completion if m["role"] == "assistant")
     return sum("a" <= c <= "z" for c in text) / max(1, len(text))
 
@@ -40,7 +40,7 @@ def one_turn(reward: Any = letters) -> vf.Environment:
 
 
 class TwoTurns(vf.MultiTurnEnv):
-    """Asks twice, so that training sees a kept cache and a growing prompt."""
+    """An environment with two turns, so that rollouts use a KV cache and a growing prompt."""
 
     torn_down = 0
 
@@ -75,11 +75,11 @@ def settings(**fields: Any) -> RLConfig:
 
 
 class Killed(Exception):
-    """Stands for a kill -9."""
+    """Simulates `kill -9`."""
 
 
 def train(path: Path, config: RLConfig, env: vf.Environment, kill_at: int | None = None) -> LoadedModel:
-    """One process: a fresh model, a run folder that may have been started before."""
+    """Train like a new process: with a new model and a run folder that may exist."""
     loaded = tiny_model()
 
     def on_step(step: int, metrics: Any) -> None:
@@ -97,12 +97,12 @@ def weights_of(path: Path) -> bytes:
 
 
 def rollouts_of(path: Path) -> list[RolloutRecord]:
-    """What was written, without its times."""
-    bare = []
+    """Return the saved rollouts without their times."""
+    records = []
     for record in Run(path).rollouts():
         steps = [msgspec.structs.replace(step, seconds=0.0) for step in record.steps]
-        bare.append(msgspec.structs.replace(record, steps=steps, timing=Timing()))
-    return bare
+        records.append(msgspec.structs.replace(record, steps=steps, timing=Timing()))
+    return records
 
 
 def tokens_of(path: Path) -> list[list[TrainedRollout]]:
@@ -134,7 +134,7 @@ def test_every_step_trains_on_policy(tmp_path: Path):
         assert record.temperature == 1.25
 
 
-def test_of_several_updates_the_first_tells_whether_sampler_and_trainer_agree(tmp_path: Path):
+def test_mismatch_metrics_come_from_the_first_of_several_updates(tmp_path: Path):
     train(tmp_path, settings(num_iterations=2), two_turns())
     for m in metrics_of(tmp_path):
         assert m["logprob_diff/max"] <= 1e-4
@@ -149,16 +149,16 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def test_the_kl_penalty_holds_the_model_near_the_one_it_started_from(tmp_path: Path):
-    start, moved = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
+def test_the_kl_penalty_limits_the_distance_from_the_initial_model(tmp_path: Path):
+    initial, distances = torch.cat([p.flatten() for p in tiny_model().model.parameters()]), []
     for penalty in (0.0, 10.0):
         loaded = train(tmp_path / str(penalty), settings(kl_penalty=penalty, checkpoint_every=99), two_turns())
-        moved.append((torch.cat([p.flatten() for p in loaded.model.parameters()]) - start).norm().item())
-    assert moved[1] < moved[0]
+        distances.append((torch.cat([p.flatten() for p in loaded.model.parameters()]) - initial).norm().item())
+    assert distances[1] < distances[0]
 
 
 @pytest.mark.broad
-def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path: Path):
+def test_a_run_with_a_reference_and_several_updates_resumes_exactly(tmp_path: Path):
     config = settings(kl_penalty=1.0, num_iterations=2)
     train(tmp_path / "whole", config, two_turns())
     with pytest.raises(Killed):
@@ -169,8 +169,8 @@ def test_a_run_with_a_reference_and_several_updates_resumes_to_the_bit(tmp_path:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("more", first_quick([{}, {"max_off_policy_steps": 1}]), ids=["in step", "playing ahead"])
-def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: dict[str, Any]):
-    """The checkpoint of step 3 is resumed from with the reference of step 2, that of step 6 with the one it has just got."""
+def test_a_run_with_a_synced_reference_resumes_exactly(tmp_path: Path, more: dict[str, Any]):
+    """The checkpoint of step 3 has the reference of step 2; the checkpoint of step 6 has the reference synced in that step."""
     config = settings(kl_penalty=1.0, sync_reference_every=2, steps=7, checkpoint_every=3, **more)
     train(tmp_path / "whole", config, two_turns())
     for kill_at in (4, 7):
@@ -181,28 +181,28 @@ def test_a_run_whose_reference_moves_resumes_to_the_bit(tmp_path: Path, more: di
     assert metrics_of(tmp_path / "killed") == metrics_of(tmp_path / "whole")
 
 
-def test_the_reference_is_the_model_as_it_was_when_it_was_last_synced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    seen: list[list[bool]] = []  # of every step: which of the versions so far the reference equals
+def test_the_reference_equals_the_model_at_the_last_sync(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    matches: list[list[bool]] = []  # by step: whether the reference equals each version so far
     versions: list[torch.Tensor] = []
 
     def flat(model: Any) -> torch.Tensor:
         return torch.cat([p.detach().flatten() for p in model.parameters()])
 
-    plain = Learner.update
+    original_update = Learner.update
 
-    def watched(self: Learner, *arguments: Any) -> Any:
+    def update(self: Learner, *arguments: Any) -> Any:
         versions.append(flat(self.trainer.model))
-        seen.append([torch.equal(flat(self.reference), version) for version in versions])
-        return plain(self, *arguments)
+        matches.append([torch.equal(flat(self.reference), version) for version in versions])
+        return original_update(self, *arguments)
 
-    monkeypatch.setattr(Learner, "update", watched)
+    monkeypatch.setattr(Learner, "update", update)
     train(tmp_path, settings(kl_penalty=1.0, sync_reference_every=2), two_turns())
-    assert [equal.index(True) for equal in seen] == [0, 0, 2, 2, 4]
-    assert [sum(equal) for equal in seen] == [1] * 5
+    assert [equal.index(True) for equal in matches] == [0, 0, 2, 2, 4]
+    assert [sum(equal) for equal in matches] == [1] * 5
 
 
 @pytest.mark.parametrize("kills", first_quick([[1], [2], [3, 4], [5]]))
-def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
+def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         env = two_turns()
         with pytest.raises(Killed):
@@ -216,17 +216,17 @@ def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path,
     assert tokens_of(tmp_path) == tokens_of(uninterrupted)
 
 
-def test_what_the_trainer_knew_of_some_rollouts_tokens_is_kept_and_changes_nothing(uninterrupted: Path, tmp_path: Path):
-    played = {(r.step, r.example_key, r.rollout_index): r for r in rollouts_of(uninterrupted)}
-    for step, kept in enumerate(tokens_of(uninterrupted), start=1):
-        assert len(kept) == 8
-        for rollout in kept:
-            steps = played[step, rollout.example_key, rollout.rollout_index].steps
+def test_token_stats_of_some_rollouts_are_saved_without_changing_training(uninterrupted: Path, tmp_path: Path):
+    records = {(r.step, r.example_key, r.rollout_index): r for r in rollouts_of(uninterrupted)}
+    for step, rollouts in enumerate(tokens_of(uninterrupted), start=1):
+        assert len(rollouts) == 8
+        for rollout in rollouts:
+            steps = records[step, rollout.example_key, rollout.rollout_index].steps
             assert [turn.turn for turn in rollout.turns] == [0, 1]
             for turn in rollout.turns:
                 tokens = steps[turn.turn].tokens
                 assert tokens is not None and len(turn.entropies) == len(turn.logprobs)
-                assert turn.logprobs == pytest.approx(tokens.logprobs, abs=1e-4)  # nothing is off-policy here
+                assert turn.logprobs == pytest.approx(tokens.logprobs, abs=1e-4)  # all rollouts are on-policy here
                 assert turn.advantage != 0 and min(turn.entropies) > 0
     train(tmp_path, settings(log_token_stats=0), two_turns())
     assert not (tmp_path / "tokens").exists()
@@ -234,7 +234,7 @@ def test_what_the_trainer_knew_of_some_rollouts_tokens_is_kept_and_changes_nothi
     assert metrics_of(tmp_path) == metrics_of(uninterrupted)
 
 
-def test_a_step_that_dies_between_sampling_and_training_is_sampled_again(
+def test_a_step_killed_between_sampling_and_training_is_sampled_again(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     calls: list[int] = []
@@ -256,7 +256,7 @@ def test_a_step_that_dies_between_sampling_and_training_is_sampled_again(
     assert rollouts_of(tmp_path) == rollouts_of(uninterrupted)
 
 
-def test_a_finished_run_is_left_as_it_is(uninterrupted: Path):
+def test_a_finished_run_is_not_changed(uninterrupted: Path):
     weights, metrics = weights_of(uninterrupted), Run(uninterrupted).metrics()
     loaded = train(uninterrupted, settings(), two_turns())
     assert (weights_of(uninterrupted), Run(uninterrupted).metrics()) == (weights, metrics)
@@ -264,23 +264,23 @@ def test_a_finished_run_is_left_as_it_is(uninterrupted: Path):
     assert all(torch.equal(final[name], tensor) for name, tensor in loaded.model.state_dict().items())
 
 
-def test_old_checkpoints_go(uninterrupted: Path):
+def test_old_checkpoints_are_deleted(uninterrupted: Path):
     assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["4", "5"]
 
 
-def test_another_seed_is_another_run(uninterrupted: Path, tmp_path: Path):
+def test_another_seed_gives_other_weights(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(seed=1), two_turns())
     assert weights_of(tmp_path) != weights_of(uninterrupted)
 
 
-def test_micro_batches_change_nothing_but_rounding(uninterrupted: Path, tmp_path: Path):
+def test_micro_batches_change_only_rounding(uninterrupted: Path, tmp_path: Path):
     train(tmp_path, settings(steps=1, micro_batch_tokens=1), two_turns())
     small, whole = metrics_of(tmp_path)[0], metrics_of(uninterrupted)[0]
     assert small["optim/grad_norm"] == pytest.approx(whole["optim/grad_norm"], rel=1e-4)
     assert small["tokens"] == whole["tokens"]
 
 
-def test_a_step_without_any_spread_trains_nothing_and_says_so(tmp_path: Path):
+def test_a_step_with_only_zero_advantage_groups_trains_nothing(tmp_path: Path):
     loaded = train(tmp_path, settings(steps=2), one_turn(lambda completion: 0.5))
     fresh = tiny_model().model.state_dict()
     assert all(torch.equal(fresh[name], tensor) for name, tensor in loaded.model.state_dict().items())
@@ -298,13 +298,13 @@ def test_a_step_in_which_every_rollout_failed_raises_with_the_cause(tmp_path: Pa
     assert all(record.error is not None for record in rollouts_of(tmp_path))
 
 
-def test_one_failed_rollout_hurts_no_other(tmp_path: Path):
-    def moody(completion: vf.Messages, state: vf.State) -> float:
+def test_failed_rollouts_do_not_affect_others(tmp_path: Path):
+    def sometimes_fails(completion: vf.Messages, state: vf.State) -> float:
         if state["seed"] % 3 == 0:
             raise ValueError("not today")
         return letters(completion)
 
-    train(tmp_path, settings(steps=2), one_turn(moody))
+    train(tmp_path, settings(steps=2), one_turn(sometimes_fails))
     failed = [sum(r.error is not None for r in rollouts_of(tmp_path) if r.step == step) for step in (1, 2)]
     assert 0 < sum(failed) < 32
     metrics = metrics_of(tmp_path)
@@ -318,48 +318,50 @@ def test_one_failed_rollout_hurts_no_other(tmp_path: Path):
 TURN = [StepTokens([1], [2, 3], [-0.1, -0.2])]
 
 
-def group(*rewards: float | None, key: str = "a", **fields: Any) -> list[RolloutRecord]:
+def make_group(*rewards: float | None, key: str = "a", **fields: Any) -> list[RolloutRecord]:
     return [record_of(TURN, reward, key=key, index=i, **fields) for i, reward in enumerate(rewards)]
 
 
-def advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
-    return [sample.advantages[-1] for rollout in training_sequences(records, truncated)[0] for sample in rollout]
+def last_advantages(records: list[RolloutRecord], truncated: str = "keep") -> list[float]:
+    return [sequence.advantages[-1] for rollout in training_sequences(records, truncated)[0] for sequence in rollout]
 
 
-def test_a_group_is_measured_against_its_own_mean():
-    records = [*group(1.0, 0.0, key="a"), *group(4.0, 2.0, 3.0, key="b")]
-    assert advantages(records) == pytest.approx([0.5, -0.5, 1.0, -1.0, 0.0])
+def test_advantages_are_relative_to_the_group_mean():
+    records = [*make_group(1.0, 0.0, key="a"), *make_group(4.0, 2.0, 3.0, key="b")]
+    assert last_advantages(records) == pytest.approx([0.5, -0.5, 1.0, -1.0, 0.0])
 
 
-def test_the_order_rollouts_finished_in_does_not_matter():
-    records = [*group(1.0, 0.0, key="a"), *group(4.0, 2.0, 3.0, key="b", example_id=1)]
+def test_training_sequences_do_not_depend_on_the_order_of_rollouts():
+    records = [*make_group(1.0, 0.0, key="a"), *make_group(4.0, 2.0, 3.0, key="b", example_id=1)]
     assert training_sequences(records[::-1]) == training_sequences(records)
 
 
-def test_groups_without_spread_are_left_out_and_counted():
-    samples, counts = training_sequences([*group(1.0, 1.0, key="a"), *group(1.0, 0.0, key="b"), *group(1.0, key="c")])
-    assert len(samples) == 2
+def test_zero_advantage_groups_are_excluded_and_counted():
+    sequences, counts = training_sequences(
+        [*make_group(1.0, 1.0, key="a"), *make_group(1.0, 0.0, key="b"), *make_group(1.0, key="c")]
+    )
+    assert len(sequences) == 2
     assert (counts["groups/all"], counts["groups/zero_spread"], counts["groups/too_few"]) == (3.0, 1.0, 1.0)
 
 
-def test_failed_rollouts_are_left_out_of_their_groups_mean():
-    records = group(1.0, None, 0.0, None)
-    assert advantages(records) == [0.5, -0.5]
+def test_failed_rollouts_are_excluded_from_the_group_mean():
+    records = make_group(1.0, None, 0.0, None)
+    assert last_advantages(records) == [0.5, -0.5]
     assert training_sequences(records)[1]["rollouts/failed"] == 2.0
-    lonely = training_sequences(group(1.0, None, None))
-    assert (lonely[0], lonely[1]["groups/zero_spread"], lonely[1]["groups/too_few"]) == ([], 0.0, 1.0)
+    too_few = training_sequences(make_group(1.0, None, None))
+    assert (too_few[0], too_few[1]["groups/zero_spread"], too_few[1]["groups/too_few"]) == ([], 0.0, 1.0)
 
 
 @pytest.mark.parametrize(
     ("truncated", "expected"), [("keep", [0.5, -0.5, 0.0]), ("zero", [2 / 3, -1 / 3, -1 / 3]), ("mask", [0.5, -0.5])]
 )
-def test_truncated_rollouts(truncated: str, expected: list[float]):
-    records = [*group(1.0, 0.0), record_of(TURN, 0.5, index=2, is_truncated=True)]
-    assert advantages(records, truncated) == pytest.approx(expected)
+def test_truncated_rollouts_are_kept_zeroed_or_masked(truncated: str, expected: list[float]):
+    records = [*make_group(1.0, 0.0), record_of(TURN, 0.5, index=2, is_truncated=True)]
+    assert last_advantages(records, truncated) == pytest.approx(expected)
     assert training_sequences(records, truncated)[1]["rollouts/truncated"] == 1.0
 
 
-def test_the_learning_rate_rises_to_its_peak_and_falls_to_its_share():
+def test_the_learning_rate_warms_up_and_decays_to_its_final_fraction():
     scales = [lr_scale(step, 100, 10, 0.1) for step in range(100)]
     assert scales[0] == pytest.approx(0.1)
     assert scales[:10] == sorted(scales[:10])
@@ -377,8 +379,10 @@ def test_the_scheduled_learning_rate_is_the_one_used(uninterrupted: Path):
     )
 
 
-def test_steps_walk_through_the_dataset_with_seeds_of_their_own(tmp_path: Path):
-    train(tmp_path, settings(batch_size=12, steps=4), one_turn())  # three groups of four a step, four examples in all
+def test_steps_go_through_the_dataset_with_unique_seeds(tmp_path: Path):
+    train(
+        tmp_path, settings(batch_size=12, steps=4), one_turn()
+    )  # three groups of four per step; four examples in total
     steps = [[r for r in rollouts_of(tmp_path) if r.step == step] for step in range(1, 5)]
     assert [sorted(r.example_id for r in step) for step in steps] == [
         [0] * 4 + [1] * 4 + [2] * 4,
@@ -390,10 +394,10 @@ def test_steps_walk_through_the_dataset_with_seeds_of_their_own(tmp_path: Path):
     assert [m["examples/drawn"] for m in metrics_of(tmp_path)] == [3, 6, 9, 12]
 
 
-def test_an_example_that_comes_twice_in_a_step_is_two_groups():
+def test_an_example_drawn_twice_in_a_step_has_two_groups():
     example = one_turn().get_dataset()[0]
     groups = plan_groups(settings(), 0, [example] * 4)
-    assert len({group[0].key for group in groups}) == 4
+    assert len({make_group[0].key for make_group in groups}) == 4
     assert plan_groups(settings(), 0, [example] * 5)[:4] == groups
     assert len({plan_groups(settings(), step, [example])[0][0].seed for step in range(4)}) == 4
 
@@ -413,6 +417,6 @@ def test_an_example_that_comes_twice_in_a_step_is_two_groups():
         ({"sync_reference_every": 5}, "kl_penalty is 0"),
     ],
 )
-def test_impossible_settings_are_refused(wrong: dict[str, Any], message: str):
+def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         settings(**wrong).check()

@@ -32,12 +32,12 @@ def record(question: str, answer: str, **fields: Any) -> RolloutRecord:
 
 
 def lawful(count: int = 40) -> list[RolloutRecord]:
-    """Answers that follow from the questions."""
+    """Return rollouts whose responses follow from the prompts."""
     return [record(f" {n % 9}", f"<move>{n % 9}</move>") for n in range(count)]
 
 
 def lawless(count: int = 40) -> list[RolloutRecord]:
-    """Answers that can only be learnt by heart."""
+    """Return rollouts whose responses can only be memorized."""
     rng = random.Random(0)
     return [record(" ".join(rng.choices(WORDS, k=3)), " ".join(rng.choices(WORDS, k=3))) for _ in range(count)]
 
@@ -58,7 +58,7 @@ def settings(**fields: Any) -> SFTConfig:
 
 
 class Killed(Exception):
-    """Stands for a kill -9."""
+    """Simulates `kill -9`."""
 
 
 def train(
@@ -68,7 +68,7 @@ def train(
     kill_at: int | None = None,
     seen: dict[int, Any] | None = None,
 ) -> LoadedModel:
-    """One process: a fresh model, a run folder that may have been started before."""
+    """Train like a new process: with a new model and a run folder that may exist."""
     loaded = tiny_model()
 
     def on_step(step: int, total: int, metrics: Any) -> None:
@@ -92,7 +92,7 @@ def without_times(path: Path) -> list[dict[str, Any]]:
 
 
 @pytest.mark.broad
-def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path):
+def test_the_loss_falls_and_the_responses_are_learned(tmp_path: Path):
     loaded = train(tmp_path, settings(epochs=15), lawful())
     metrics = Run(tmp_path).metrics()
     assert metrics[-1]["loss"] < 0.1 * metrics[0]["loss"]
@@ -104,7 +104,7 @@ def test_the_loss_falls_and_the_answers_are_learnt(tmp_path: Path):
     assert logits.argmax(-1).tolist() == answer
 
 
-def test_it_stops_after_the_validation_minimum_and_keeps_the_best_weights(tmp_path: Path):
+def test_early_stopping_keeps_the_weights_with_the_lowest_validation_loss(tmp_path: Path):
     seen: dict[int, Any] = {}
     config = settings(epochs=100, patience=3, validate_every=2)
     loaded = train(tmp_path, config, lawless(), seen=seen)
@@ -129,7 +129,7 @@ def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize("kills", first_quick([[1], [4], [5], [8, 9, 11], [16]]))
-def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path, tmp_path: Path, kills: list[int]):
+def test_a_killed_run_ends_with_exactly_the_same_weights(uninterrupted: Path, tmp_path: Path, kills: list[int]):
     for kill_at in kills:
         with pytest.raises(Killed):
             train(tmp_path, settings(), lawful(), kill_at)
@@ -140,18 +140,18 @@ def test_a_killed_run_ends_with_the_same_weights_to_the_bit(uninterrupted: Path,
     assert (tmp_path / "summary.json").read_bytes() == (uninterrupted / "summary.json").read_bytes()
 
 
-def test_a_kill_while_the_best_weights_are_written_costs_nothing(
+def test_a_kill_while_a_checkpoint_is_written_does_not_change_the_result(
     uninterrupted: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     save, written = Run.save_checkpoint, []
 
-    def torn(self: Run, name: str, write: Any, progress: Any = None) -> Path:
+    def save_checkpoint(self: Run, name: str, write: Any, progress: Any = None) -> Path:
         written.append(name)
         if len(written) == 4:  # best, 4, best, then the numbered checkpoint of step 8
             raise Killed
         return save(self, name, write, progress)
 
-    monkeypatch.setattr(Run, "save_checkpoint", torn)
+    monkeypatch.setattr(Run, "save_checkpoint", save_checkpoint)
     with pytest.raises(Killed):
         train(tmp_path, settings(), lawful())
     assert written == ["best", "4", "best", "8"]
@@ -160,7 +160,7 @@ def test_a_kill_while_the_best_weights_are_written_costs_nothing(
     assert weights_of(tmp_path) == weights_of(uninterrupted)
 
 
-def test_a_finished_run_is_left_as_it_is(uninterrupted: Path):
+def test_a_finished_run_is_not_changed(uninterrupted: Path):
     weights, metrics = weights_of(uninterrupted), Run(uninterrupted).metrics()
     train(uninterrupted, settings(), lawful())
     assert (weights_of(uninterrupted), Run(uninterrupted).metrics()) == (weights, metrics)
@@ -170,26 +170,27 @@ def test_only_the_newest_checkpoint_and_the_best_are_kept(uninterrupted: Path):
     assert sorted(p.name for p in (uninterrupted / "checkpoints").iterdir()) == ["16", "best"]
 
 
-def test_the_learning_rate_rises_and_falls(uninterrupted: Path):
+def test_the_learning_rate_warms_up_and_decays(uninterrupted: Path):
     rates = [m["optim/lr"] for m in Run(uninterrupted).metrics()]
     assert rates[0] < rates[1] > rates[2]
     assert rates[1:] == sorted(rates[1:], reverse=True)
 
 
-def test_every_conversation_is_seen_once_an_epoch():
+def test_every_conversation_is_used_at_most_once_per_epoch():
     from rove.train.sft import _batch
 
     config = settings(batch_size=4)
     training = [sequences_from_messages(tiny_model().renderer, [*r.prompt, *r.completion]) for r in lawless(14)]
     epochs = [
-        [id(talk) for step in range(3 * e, 3 * e + 3) for talk in _batch(config, step, training)] for e in range(2)
+        [id(conversation) for step in range(3 * e, 3 * e + 3) for conversation in _batch(config, step, training)]
+        for e in range(2)
     ]
     for epoch in epochs:
-        assert len(set(epoch)) == 12  # 14 conversations are three batches of four; the two left over change by epoch
+        assert len(set(epoch)) == 12  # 14 conversations give three batches of four; the two unused ones change by epoch
     assert epochs[0] != epochs[1]
 
 
-def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
+def test_failed_empty_and_low_reward_rollouts_are_excluded():
     records = [
         record("a", "1", reward=1.0),
         record("b", "2", reward=0.5),
@@ -197,44 +198,44 @@ def test_what_is_below_the_reward_or_failed_or_silent_is_left_out():
         record_of(prompt=[UserMessage("d")], reward=1.0),
         record("e", "5", reward=0.9),
     ]
-    kept = read_conversations(records, settings(min_reward=0.9))
-    assert [talk.messages[0]["content"] for talk in kept] == ["a", "e"]
-    assert [t.messages[0]["content"] for t in read_conversations(records, settings(max_examples=2))] == ["a", "b"]
+    conversations = read_conversations(records, settings(min_reward=0.9))
+    assert [c.messages[0]["content"] for c in conversations] == ["a", "e"]
+    assert [c.messages[0]["content"] for c in read_conversations(records, settings(max_examples=2))] == ["a", "b"]
     with pytest.raises(ConfigError, match="1 of 5 rollouts in runs/data pass min_reward = 1"):
         read_conversations(records, settings(min_reward=1.0))
 
 
 @pytest.mark.parametrize("fraction", [0.01, 0.5, 0.99])
-def test_something_is_always_held_out_and_something_always_trained(fraction: float):
+def test_the_split_has_training_and_validation_data_for_any_fraction(fraction: float):
     renderer = tiny_model().renderer
     for count in (2, 5):
         for keys in ("aaaaa", "abcde", "abbbb"):
-            talks = [
+            conversations = [
                 Conversation([*r.prompt, *r.completion], example_key=k)
                 for r, k in zip(lawless(count), keys, strict=False)
             ]
-            training, held_out = split(renderer, talks, settings(validation_fraction=fraction))
+            training, held_out = split(renderer, conversations, settings(validation_fraction=fraction))
             assert len(training) >= 1 and len(held_out) >= 1
-            every = sorted(sequences_from_messages(renderer, talk.messages)[0].ids for talk in talks)
-            assert sorted([s.ids for talk in training for s in talk] + [s.ids for s in held_out]) == every
+            all_ids = sorted(sequences_from_messages(renderer, c.messages)[0].ids for c in conversations)
+            assert sorted([s.ids for c in training for s in c] + [s.ids for s in held_out]) == all_ids
 
 
 @pytest.mark.parametrize("seed", range(3))
-def test_no_example_is_both_trained_on_and_held_out(seed: int):
+def test_no_example_is_in_both_training_and_validation_data(seed: int):
     renderer = tiny_model().renderer
     records = [record(f"question {i}", str(j), example_key=str(i)) for i in range(10) for j in range(4)]
-    talks = read_conversations(records, settings())
-    training, held_out = split(renderer, talks, settings(validation_fraction=0.3, seed=seed))
+    conversations = read_conversations(records, settings())
+    training, held_out = split(renderer, conversations, settings(validation_fraction=0.3, seed=seed))
     assert (len(training), len(held_out)) == (28, 12)
 
     def questions(samples: list[TrainingSequence]) -> set[str]:
-        return {re.findall("question [0-9]", renderer.decode(sample.ids))[0] for sample in samples}
+        return {re.findall("question [0-9]", renderer.decode(sequence.ids))[0] for sequence in samples}
 
-    assert not questions([sample for talk in training for sample in talk]) & questions(held_out)
+    assert not questions([sequence for conversation in training for sequence in conversation]) & questions(held_out)
     assert len(questions(held_out)) == 3
 
 
-def test_rollouts_of_a_single_example_are_warned_about(tmp_path: Path):
+def test_rollouts_of_a_single_example_cause_a_warning(tmp_path: Path):
     for name, keys in (("one", "aa"), ("two", "ab")):
         with Run(tmp_path / name) as run:
             run.start("eval", {}, {})
@@ -248,7 +249,7 @@ def test_rollouts_of_a_single_example_are_warned_about(tmp_path: Path):
     "wrong",
     [{"epochs": 0}, {"batch_size": 0}, {"patience": 0}, {"validation_fraction": 0.0}, {"validation_fraction": 1.0}],
 )
-def test_impossible_settings_are_refused(wrong: dict[str, Any]):
+def test_invalid_settings_are_rejected(wrong: dict[str, Any]):
     with pytest.raises(ConfigError, match=next(iter(wrong))):
         settings(**wrong).check()
 
@@ -257,26 +258,28 @@ def step(prompt: list[Any], said: str, tools: Any = None) -> TrajectoryStep:
     return TrajectoryStep(list(prompt), [AssistantMessage(said)], tools=tools)
 
 
-def test_a_rollout_in_which_model_and_environment_take_turns_is_one_conversation():
+def test_a_rollout_with_alternating_turns_is_one_conversation():
     first = step([UserMessage("a")], "1")
     second = step([*first.prompt, *first.completion, UserMessage("b")], "2")
     completion = [*first.completion, UserMessage("b"), *second.completion, UserMessage("bye")]
-    made = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
-    assert conversations_of(made) == [Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a")]
+    rollout = record_of(prompt=first.prompt, completion=completion, steps=[first, second], tools=[{"type": "function"}])
+    assert conversations_of(rollout) == [
+        Conversation([UserMessage("a"), *completion], [{"type": "function"}], None, "a")
+    ]
 
 
-def test_an_agents_conversations_are_learnt_as_the_model_saw_them():
+def test_an_agents_conversations_are_trained_as_the_model_saw_them():
     first = step([UserMessage("system words"), UserMessage("a")], "1")
     helper = step([UserMessage("help")], "yes", tools=[])
     second = step([*first.prompt, *first.completion, AssistantMessage("put in its mouth"), UserMessage("b")], "2")
     rewritten = step([UserMessage("all in all: 1, 2")], "3")
     completion = [AssistantMessage("2"), AssistantMessage("the agent's answer")]
     steps = [first, helper, second, rewritten]
-    made = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
-    mine, helped, last = conversations_of(made)
-    assert mine == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
-    assert helped == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
-    assert last.sampled_messages == frozenset({1})
+    rollout = record_of(prompt=[UserMessage("a")], completion=completion, steps=steps, tools=[{"type": "function"}])
+    main, helper_conversation, rewritten_conversation = conversations_of(rollout)
+    assert main == Conversation([*second.prompt, *second.completion], [{"type": "function"}], frozenset({2, 5}), "a")
+    assert helper_conversation == Conversation([*helper.prompt, *helper.completion], None, frozenset({1}), "a")
+    assert rewritten_conversation.sampled_messages == frozenset({1})
     renderer = tiny_model().renderer
-    [sample] = sequences_from_messages(renderer, mine.messages, None, mine.sampled_messages)
-    assert renderer.decode([i for i, m in zip(sample.ids, sample.mask, strict=True) if m]) == "1<|end|>2<|end|>"
+    [sequence] = sequences_from_messages(renderer, main.messages, None, main.sampled_messages)
+    assert renderer.decode([i for i, m in zip(sequence.ids, sequence.mask, strict=True) if m]) == "1<|end|>2<|end|>"

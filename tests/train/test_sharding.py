@@ -11,7 +11,7 @@ from ranks_program import Job
 from rove.train.sharding import full_tensor, is_sharded
 
 
-def test_a_model_of_one_process_is_whole():
+def test_a_model_in_one_process_is_not_sharded():
     model = tiny_model().model
     assert not is_sharded(model)
     assert full_tensor(model.lm_head.weight) is model.lm_head.weight
@@ -20,25 +20,27 @@ def test_a_model_of_one_process_is_whole():
 @pytest.mark.slow
 @pytest.mark.parametrize("arch", ["llama", "qwen3", "lfm2"])
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 4}, {"activation_checkpointing": True}], ids=str)
-def test_whoever_saved_it_any_number_goes_on(tmp_path: Path, arch: str, config: dict[str, Any]):
+def test_a_checkpoint_can_be_resumed_with_another_number_of_processes(
+    tmp_path: Path, arch: str, config: dict[str, Any]
+):
     def job(name: str, **fields: Any) -> Job:
         return Job(str(tmp_path / name), arch=arch, config=config, **fields)
 
-    whole = alone(job("whole"))["weights"]
+    uninterrupted = alone(job("whole"))["weights"]
     alone(job("one", steps=(0, 3), save=str(tmp_path / "of one")))
     several(2, job("two", steps=(0, 3), save=str(tmp_path / "of two")))
-    for size, saved in ((4, "of two"), (1, "of two"), (2, "of one"), (2, "of two")):
-        rest = job(f"{size} {saved}", steps=(3, 6), restore=str(tmp_path / saved))
-        done = (alone if size == 1 else lambda given, size=size: several(size, given))(rest)
-        assert difference(done["weights"], whole) <= 1e-5
+    for size, checkpoint in ((4, "of two"), (1, "of two"), (2, "of one"), (2, "of two")):
+        resumed_job = job(f"{size} {checkpoint}", steps=(3, 6), restore=str(tmp_path / checkpoint))
+        result = (alone if size == 1 else lambda given, size=size: several(size, given))(resumed_job)
+        assert difference(result["weights"], uninterrupted) <= 1e-5
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("config", [{}, {"lora_rank": 4}], ids=str)
-def test_several_processes_return_to_the_best_weights_as_one_does(tmp_path: Path, config: dict[str, Any]):
+def test_several_processes_restore_the_best_weights_like_one(tmp_path: Path, config: dict[str, Any]):
     best = tmp_path / "best"
     alone(Job(str(tmp_path / "first"), steps=(0, 2), config=config, save=str(best)))
-    whole = alone(Job(str(tmp_path / "whole"), config=config, fall=(3, str(best))))
+    one = alone(Job(str(tmp_path / "whole"), config=config, fall=(3, str(best))))
     two = several(2, Job(str(tmp_path / "two"), config=config, fall=(3, str(best))))
-    without = alone(Job(str(tmp_path / "without"), config=config))
-    assert difference(two["weights"], whole["weights"]) <= 1e-5 < difference(without["weights"], whole["weights"])
+    without_restoring = alone(Job(str(tmp_path / "without"), config=config))
+    assert difference(two["weights"], one["weights"]) <= 1e-5 < difference(without_restoring["weights"], one["weights"])

@@ -15,22 +15,22 @@ from tests.train.test_sft import lawful
 from tests.train.test_sft import settings as sft_settings
 from tests.train.test_sft import train as train_sft
 
-ACCUMULATE = Trainer.accumulate
+ORIGINAL_ACCUMULATE = Trainer.accumulate
 
 
 @pytest.mark.parametrize(
     ("skipped", "expected"), [([], 0), ([0], 0), ([1], 1), ([1, 0], 0), ([0, 1, None, 1], 2), ([1, 1, 0, 1], 1)]
 )
-def test_only_the_last_ones_without_a_break_count_and_steps_that_trained_nothing_do_not(skipped: Any, expected: int):
+def test_consecutive_skips_counts_the_last_run_of_skipped_steps(skipped: Any, expected: int):
     history = [{} if value is None else {SKIPPED_METRIC: float(value)} for value in skipped]
     assert consecutive_skips(history) == expected
 
 
-def poison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], what: str) -> None:
+def make_steps_non_finite(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], what: str) -> None:
     """Make the loss or the gradient of these steps of the run in `tmp_path` not finite."""
 
     def accumulate(self: Trainer, *args: Any, **kwargs: Any) -> dict[str, float]:
-        sums = ACCUMULATE(self, *args, **kwargs)
+        sums = ORIGINAL_ACCUMULATE(self, *args, **kwargs)
         file = tmp_path / "metrics.jsonl"
         if (file.read_bytes().count(b"\n") if file.exists() else 0) + 1 in steps:
             if what == "loss":
@@ -43,8 +43,8 @@ def poison(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, steps: set[int], wha
 
 
 @pytest.mark.parametrize("what", ["loss", "gradient"])
-def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
-    poison(monkeypatch, tmp_path, {1, 2, 4}, what)
+def test_a_non_finite_step_is_skipped_and_counted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    make_steps_non_finite(monkeypatch, tmp_path, {1, 2, 4}, what)
     loaded = train(tmp_path, settings(), two_turns())
     metrics = metrics_of(tmp_path)
     assert [m[SKIPPED_METRIC] for m in metrics] == [1, 1, 0, 1, 0]
@@ -54,56 +54,56 @@ def test_a_step_that_is_not_finite_is_skipped_and_counted(tmp_path: Path, monkey
         read_non_finite_batch(tmp_path)
 
 
-def test_a_skipped_step_leaves_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poison(monkeypatch, tmp_path, {1, 2}, "gradient")
+def test_a_skipped_step_does_not_change_the_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_steps_non_finite(monkeypatch, tmp_path, {1, 2}, "gradient")
     loaded = train(tmp_path, settings(steps=2), two_turns())
     fresh = tiny_model().model.state_dict()
     assert all(torch.equal(fresh[name], tensor) for name, tensor in loaded.model.state_dict().items())
 
 
 @pytest.mark.parametrize(("most", "stops_at"), first_quick([(1, 2), (2, 5), (3, None)]))
-def test_too_many_in_a_row_stop_training_and_leave_the_batch(
+def test_too_many_consecutive_skips_stop_training_and_save_the_batch(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most: int, stops_at: int | None
 ):
-    poison(monkeypatch, tmp_path, {2, 4, 5}, "gradient")
+    make_steps_non_finite(monkeypatch, tmp_path, {2, 4, 5}, "gradient")
     if stops_at is None:
         train(tmp_path, settings(max_non_finite_steps=most), two_turns())
         return
-    with pytest.raises(TrainingError, match=rf"step {stops_at}: .*nan.*{most} skipped.*bad_batch\.msgpack") as caught:
+    with pytest.raises(TrainingError, match=rf"step {stops_at}: .*nan.*{most} skipped.*bad_batch\.msgpack") as error:
         train(tmp_path, settings(max_non_finite_steps=most), two_turns())
-    assert str(tmp_path / "bad_batch.msgpack") in str(caught.value)
+    assert str(tmp_path / "bad_batch.msgpack") in str(error.value)
     batch = read_non_finite_batch(tmp_path)
     assert batch.step == stops_at
-    assert sum(len(sample.ids) for sample in batch.samples) > 0
+    assert sum(len(sequence.ids) for sequence in batch.samples) > 0
     assert "nan" in batch.reason
 
 
 @pytest.mark.broad
-def test_a_killed_run_counts_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The checkpoint is of step 2, the kill comes at step 3: steps 2 and 3 are skipped, and 4 would be the third."""
+def test_a_resumed_run_continues_the_count_of_skips(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Kill the run at step 3 after the checkpoint of step 2. Steps 2 and 3 are skipped; step 4 would be the third."""
     for folder in ("whole", "killed"):
-        poison(monkeypatch, tmp_path / folder, {2, 3, 4}, "gradient")
+        make_steps_non_finite(monkeypatch, tmp_path / folder, {2, 3, 4}, "gradient")
         if folder == "killed":
             with pytest.raises(Killed):
                 train(tmp_path / folder, settings(), two_turns(), kill_at=3)
         with pytest.raises(TrainingError, match="step 4"):
             train(tmp_path / folder, settings(), two_turns())
     for folder in ("whole", "killed"):
-        poison(monkeypatch, tmp_path / folder, {2, 3}, "gradient")
+        make_steps_non_finite(monkeypatch, tmp_path / folder, {2, 3}, "gradient")
         train(tmp_path / folder, settings(), two_turns())
     assert weights_of(tmp_path / "whole") == weights_of(tmp_path / "killed")
     assert metrics_of(tmp_path / "whole") == metrics_of(tmp_path / "killed")
 
 
-def test_sft_skips_and_stops_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    poison(monkeypatch, tmp_path, {1, 3, 4}, "gradient")
+def test_sft_skips_non_finite_steps_and_stops_after_too_many(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    make_steps_non_finite(monkeypatch, tmp_path, {1, 3, 4}, "gradient")
     with pytest.raises(TrainingError, match="step 4: .*max_non_finite_steps = 2"):
         train_sft(tmp_path, sft_settings(max_non_finite_steps=2), lawful())
     assert [m[SKIPPED_METRIC] for m in metrics_of(tmp_path)] == [1, 0, 1]
     assert read_non_finite_batch(tmp_path).step == 4
 
 
-def test_there_must_be_room_for_one():
+def test_max_non_finite_steps_must_be_positive():
     for config in (settings(max_non_finite_steps=0), sft_settings(max_non_finite_steps=0)):
         with pytest.raises(ConfigError, match="max_non_finite_steps is 0; expected more than 0"):
             config.check()

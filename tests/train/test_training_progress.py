@@ -18,7 +18,7 @@ from rove.train.sft import train_sft
 
 
 class Seen:
-    """Keeps what was reported."""
+    """A progress callback that records its calls."""
 
     def __init__(self) -> None:
         self.counts: dict[str, list[tuple[int, int]]] = {}

@@ -1,4 +1,4 @@
-"""`rove.check`: what packages are written for, what they need, and what becomes of them; read, and run in rooms of their own."""
+"""`rove.check`: detecting what packages are written for and what they need, and running them in isolated environments."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from rove.tools.examples import example_value
 from rove.tools.tool import make_tool
 
 ROOT = Path(__file__).resolve().parents[2]
-QUICK = CheckLimits(start_seconds=60.0, hang_seconds=5.0, play_seconds=60.0)
-ENV = """
+QUICK_LIMITS = CheckLimits(start_seconds=60.0, hang_seconds=5.0, play_seconds=60.0)
+ENV_SOURCE = """
 import verifiers as vf
 {top}
 
@@ -42,25 +42,25 @@ def load_environment({arguments}):
 
 
 def env(top: str = "", load: str = "pass", reward: str = "pass", arguments: str = "**kwargs") -> str:
-    return ENV.format(top=top, load=load, reward=reward, arguments=arguments)
+    return ENV_SOURCE.format(top=top, load=load, reward=reward, arguments=arguments)
 
 
-def checked(folder: Path, source: str, **limits: float) -> Report:
-    """The report of a module of this text."""
+def check_module(folder: Path, source: str, **limits: float) -> Report:
+    """Check a module with this source and return the report."""
     (folder / "one.py").write_text(source)
     [package] = packages_in(str(folder / "one.py"))
-    limited = CheckLimits(start_seconds=limits.get("start", 60.0), hang_seconds=5.0, play_seconds=60.0)
-    return check(package, limited=limited)
+    check_limits = CheckLimits(start_seconds=limits.get("start", 60.0), hang_seconds=5.0, play_seconds=60.0)
+    return check(package, limited=check_limits)
 
 
 def wheel(folder: Path, name: str, source: str, *needs: str) -> Path:
-    """A package of one module."""
+    """Write a package with one module as a wheel."""
     file = folder / f"{name}-0.1.0-py3-none-any.whl"
-    told = "".join(f"Requires-Dist: {one}\n" for one in needs)
+    requirements = "".join(f"Requires-Dist: {one}\n" for one in needs)
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr(f"{name}.py", source)
         info = f"{name}-0.1.0.dist-info"
-        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n{told}")
+        archive.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 0.1.0\n{requirements}")
         archive.writestr(
             f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
         )
@@ -71,7 +71,7 @@ def wheel(folder: Path, name: str, source: str, *needs: str) -> Path:
 # Reading
 
 VF = "import verifiers as vf\n"
-WRITTEN = [
+FEATURE_CASES = [
     (VF, "G3", ""),
     ("from verifiers import *\nclass E(MultiTurnEnv):\n    def env_response(self, m, state): return m, 1", "G3", ""),
     (VF + "class E(vf.MultiTurnEnv):\n    def is_completed(self, messages, state): ...", "G0", "is_completed"),
@@ -153,11 +153,11 @@ WRITTEN = [
 ]
 
 
-@pytest.mark.parametrize(("source", "written_for", "row"), WRITTEN)
-def test_what_a_package_is_written_for(source: str, written_for: str, row: str) -> None:
-    noted = read({"one.py": source}).features
-    assert generation(noted) == written_for
-    found = [one.what for one in deviations(noted)]
+@pytest.mark.parametrize(("source", "written_for", "row"), FEATURE_CASES)
+def test_the_generation_and_deviations_of_a_package_are_detected(source: str, written_for: str, row: str) -> None:
+    features = read({"one.py": source}).features
+    assert generation(features) == written_for
+    found = [one.what for one in deviations(features)]
     assert len(found) == bool(row), found
     assert not row or row in found[0]
 
@@ -175,21 +175,21 @@ def test_what_a_package_is_written_for(source: str, written_for: str, row: str) 
         ("not a requirement", "G3"),
     ],
 )
-def test_a_requirement_says_what_a_package_is_written_for(requirement: str, written_for: str) -> None:
+def test_a_requirement_determines_the_generation(requirement: str, written_for: str) -> None:
     assert generation(read({"one.py": VF}).features, newest_allowed(["numpy", requirement])) == written_for
 
 
-def test_every_rule_can_hold() -> None:
-    """Whatever a rule waits for is noted in a case above, so that none is misspelt; what rollouts show is another thing."""
-    noted = set().union(*(read({"one.py": source}).features for source, _, _ in WRITTEN))
-    alone = [rule.noted for rule in RULES if not noted & set(rule.noted)]
+def test_every_rule_uses_features_that_are_recorded() -> None:
+    """Features of rules are not misspelled: a case above, a rollout or the mere use of a name records each of them."""
+    features = set().union(*(read({"one.py": source}).features for source, _, _ in FEATURE_CASES))
+    unmatched = [rule.noted for rule in RULES if not features & set(rule.noted)]
     # Features that the mere use of a name or keyword records.
     kinds = ("name:", "keyword:", "attribute:", "rollout:")
-    assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in alone for one in names)
+    assert all(one.startswith((*kinds, "key:", "module:", "client_type:")) for names in unmatched for one in names)
     assert all(name.startswith("name:") for name in GONE)
 
 
-def test_deviations_are_rows_of_the_page() -> None:
+def test_deviations_are_documented() -> None:
     page = (ROOT / "docs/compat.md").read_text(encoding="utf-8")
     rows = [
         [cell.strip() for cell in line.strip("|").split(" | ")] for line in page.splitlines() if line.startswith("| ")
@@ -199,7 +199,7 @@ def test_deviations_are_rows_of_the_page() -> None:
         assert rule.here in words[rule.what], rule
 
 
-def test_names_and_their_paths() -> None:
+def test_used_names_are_recorded_with_their_paths() -> None:
     source = """
 import verifiers as vf, verifiers.types
 import rove as r
@@ -213,7 +213,7 @@ vf.Rubric.add_reward_func; vf.utils.data_utils.extract_boxed_answer("x"); verifi
     assert names["rove"] == {"ToolEnv"}
 
 
-def test_keys_and_whether_they_are_needed() -> None:
+def test_keys_are_recorded_as_required_or_optional() -> None:
     source = """
 import os, verifiers as vf
 from openai import AsyncOpenAI
@@ -231,7 +231,7 @@ def load_environment(key_var: str = "OF_ARGUMENT", *, other: str = "OF_KEYWORD")
     }
 
 
-def test_long_sums_are_read_and_what_is_too_deep_is_told() -> None:
+def test_long_expressions_are_read_and_too_deep_ones_reported() -> None:
     texts = {"sum.py": "x = getenv('A') + " + "1 + " * 1000 + "1", "deep.py": "x = " + "a." * 20_000 + "b"}
     reading = read(texts)
     assert (reading.keys, list(reading.broken)) == ({"A": False}, ["deep.py"])
@@ -240,11 +240,11 @@ def test_long_sums_are_read_and_what_is_too_deep_is_told() -> None:
 @pytest.mark.parametrize(
     "source", ["import verifiers.v1 as vf", "from verifiers import v1", "import verifiers as vf\nvf.v1.Task"]
 )
-def test_v1_is_found_however_it_is_imported(source: str) -> None:
+def test_every_form_of_importing_v1_is_detected(source: str) -> None:
     assert generation(read({"one.py": source}).features) == V1
 
 
-def test_imports_of_others() -> None:
+def test_imports_of_other_packages_are_recorded() -> None:
     texts = {
         "pack/__init__.py": "import json, numpy.linalg\nfrom pack.inner import x\nfrom . import y\nimport verifiers, rove",
         "pack/inner.py": "try:\n    import torch\nexcept ImportError:\n    torch = None\ndef f():\n    import pandas",
@@ -255,10 +255,10 @@ def test_imports_of_others() -> None:
     assert list(reading.broken) == ["pack/broken.py"]
 
 
-# Players
+# Probe policies
 
 
-def test_values_fit_the_schemas_of_tools() -> None:
+def test_example_values_match_the_schemas_of_tools() -> None:
     def every(a: int, b: str, c: list[int], d: bool, e: float | None, f: dict[str, int], g: str = "x") -> str:
         """Takes all there is."""
         return "taken"
@@ -269,25 +269,25 @@ def test_values_fit_the_schemas_of_tools() -> None:
     assert example_value({"anyOf": [{"type": "array", "minItems": 1, "items": {"const": 5}}]}) == [5]
 
 
-def test_players_answer_as_the_prompt_asks() -> None:
+def test_probe_policies_follow_the_prompts_format() -> None:
     tool = {"type": "function", "function": {"name": "look", "parameters": {"type": "object", "properties": {}}}}
-    asked = [UserMessage("Write <think>…</think><move>…</move>.")]
+    messages = [UserMessage("Write <think>…</think><move>…</move>.")]
     state = State(input={"answer": "4"}, trajectory=[], tools=[tool])
-    assert PROBE_POLICIES["answer"](asked, state, None) == "<think>scripted</think>\n<move>4</move>"
+    assert PROBE_POLICIES["answer"](messages, state, None) == "<think>scripted</think>\n<move>4</move>"
     assert PROBE_POLICIES["answer"]([UserMessage("2+2?")], state, None).endswith("\\boxed{4}")
-    assert PROBE_POLICIES["bare"](asked, state, None) == "4"
-    assert PROBE_POLICIES["tools"](asked, state, None)["tool_calls"][0]["function"] == {
+    assert PROBE_POLICIES["bare"](messages, state, None) == "4"
+    assert PROBE_POLICIES["tools"](messages, state, None)["tool_calls"][0]["function"] == {
         "name": "look",
         "arguments": "{}",
     }
     state["trajectory"].append("a turn")
-    assert "<move>4</move>" in PROBE_POLICIES["tools"](asked, state, None)
+    assert "<move>4</move>" in PROBE_POLICIES["tools"](messages, state, None)
 
 
-# What is given
+# Inputs
 
 
-def test_what_is_given(tmp_path: Path) -> None:
+def test_packages_are_found_in_folders_files_archives_and_by_name(tmp_path: Path) -> None:
     environment(tmp_path, "folder", env())
     (tmp_path / "single.py").write_text(env())
     (tmp_path / "helper.py").write_text("x = 1\n")
@@ -303,8 +303,8 @@ def test_what_is_given(tmp_path: Path) -> None:
     assert kinds == {"folder": "module", "packed": "wheel", "project": "project", "sent": "sdist", "single": "module"}
     assert list(texts_of(found["sent"])) == ["single.py"] == list(texts_of(found["single"]))
     assert list(texts_of(found["packed"])) == ["packed.py"] and list(texts_of(found["folder"])) == ["folder.py"]
-    [known] = packages_in("wiki-search")
-    assert known.kind == "project" and "wiki_search/__init__.py" in texts_of(known)
+    [bundled] = packages_in("wiki-search")
+    assert bundled.kind == "project" and "wiki_search/__init__.py" in texts_of(bundled)
     with pytest.raises(ConfigError, match="is not an environment package and contains none"):
         packages_in(str(tmp_path / "notes"))
     with pytest.raises(ConfigError, match="no such file: no_such_thing; no environment 'no_such_thing'"):
@@ -314,18 +314,18 @@ def test_what_is_given(tmp_path: Path) -> None:
         texts_of(packages_in(str(tmp_path / "torn-1.0.tar.gz"))[0])
 
 
-def test_which_module_of_a_package_is_the_environment(tmp_path: Path) -> None:
+def test_the_module_with_load_environment_is_found(tmp_path: Path) -> None:
     [package] = packages_in(str(wheel(tmp_path, "my_env", env())))
-    loads = "def load_environment(): ..."
-    assert module_of(package, {"my_env/__init__.py": loads, "a.py": loads}) == "my_env"
+    loader = "def load_environment(): ..."
+    assert module_of(package, {"my_env/__init__.py": loader, "a.py": loader}) == "my_env"
     assert module_of(package, {"my_env.py": "", "b/__init__.py": "from b.env import load_environment"}) == "b"
     with pytest.raises(ConfigError, match="none of its modules defines load_environment"):
-        module_of(package, {"my_env.py": "", "my_env/inner/env.py": loads})
+        module_of(package, {"my_env.py": "", "my_env/inner/env.py": loader})
 
 
-# Count packages
+# Verdicts
 
-HOSTILE = {
+VERDICT_CASES = {
     "crash": (env("import ctypes; ctypes.string_at(0)"), "cannot run: environment 'one' did not load: .* SIGSEGV"),
     "exit": (env("import sys; sys.exit(3)"), "cannot run: environment 'one' did not load: SystemExit: 3"),
     "garbage": (env("import os; os.write(1, b'\\x00\\xff' * 9999); print('[]')", "print('{')"), "runs unchanged"),
@@ -368,35 +368,37 @@ HOSTILE = {
         "cannot run: it is written for verifiers v1, which has another API",
     ),
 }
-AT_ONCE = ("crash", "broken", "v1")
-BROAD = ("garbage", "module", "not here", "reward", "data", "harbor")
+QUICK_CASES = ("crash", "broken", "v1")
+BROAD_CASES = ("garbage", "module", "not here", "reward", "data", "harbor")
 
 
 def marks(name: str) -> list[pytest.MarkDecorator]:
-    return [] if name in AT_ONCE else [pytest.mark.broad if name in BROAD else pytest.mark.slow]
+    return [] if name in QUICK_CASES else [pytest.mark.broad if name in BROAD_CASES else pytest.mark.slow]
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in HOSTILE])
+@pytest.mark.parametrize("name", [pytest.param(name, marks=marks(name)) for name in VERDICT_CASES])
 def test_every_package_gets_a_verdict(name: str, tmp_path: Path) -> None:
-    source, verdict = HOSTILE[name]
-    report = checked(tmp_path, source)
+    source, verdict = VERDICT_CASES[name]
+    report = check_module(tmp_path, source)
     assert re.fullmatch(f"{verdict}.*", report.verdict), report.verdict
     assert str(tmp_path) not in json.dumps(as_json([report]))
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", ["math", "random"])
-def test_a_package_may_be_called_like_a_module_of_the_standard_library(name: str, tmp_path: Path) -> None:
+def test_a_package_may_have_the_name_of_a_standard_library_module(name: str, tmp_path: Path) -> None:
     (tmp_path / f"{name}.py").write_text(env(f"import {name} as real", "assert not hasattr(real, 'load_environment')"))
     [package] = packages_in(str(tmp_path / f"{name}.py"))
-    assert check(package, limited=QUICK).verdict == "runs unchanged"
+    assert check(package, limited=QUICK_LIMITS).verdict == "runs unchanged"
 
 
 @pytest.mark.slow
-def test_an_installed_package_may_be_called_like_one_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_installed_package_may_have_the_name_of_a_standard_library_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     [package] = packages_in(str(wheel(tmp_path, "math", env("import math", "math.ceil(0.5)"))))
-    assert check(package, limited=QUICK).verdict == "runs unchanged"
+    assert check(package, limited=QUICK_LIMITS).verdict == "runs unchanged"
 
 
 @pytest.mark.slow
@@ -405,16 +407,18 @@ def test_an_installed_package_may_be_called_like_one_too(tmp_path: Path, monkeyp
     [(env("while True: pass"), "did not load within 2 s"), (env(reward="while True: pass"), "unresponsive for 5 s")],
     ids=["import", "reward"],
 )
-def test_one_that_hangs_is_ended(source: str, said: str, tmp_path: Path) -> None:
-    report = checked(tmp_path, source, start=2.0 if "load" in said else 60.0)
+def test_a_package_that_hangs_is_stopped(source: str, said: str, tmp_path: Path) -> None:
+    report = check_module(tmp_path, source, start=2.0 if "load" in said else 60.0)
     assert report.status == "cannot run" and said in report.why
 
 
 @pytest.mark.broad
-def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_missing_key_is_reported_and_replaced_by_a_placeholder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("OPTIONAL_URL", "http://somewhere")
     top = "import os\nurl = os.getenv('OPTIONAL_URL'), os.getenv('OTHER_URL')"
-    report = checked(tmp_path, env(top, "vf.ensure_keys(['FIRST_KEY', 'SECOND'])", "raise ValueError('one')"))
+    report = check_module(tmp_path, env(top, "vf.ensure_keys(['FIRST_KEY', 'SECOND'])", "raise ValueError('one')"))
     assert report.verdict == "needs the keys FIRST_KEY, SECOND"
     assert report.keys == {
         **dict.fromkeys(["FIRST_KEY", "SECOND"], "not set"),
@@ -427,8 +431,10 @@ def test_a_missing_key_is_told_and_replaced_to_see_the_rest(tmp_path: Path, monk
 
 
 @pytest.mark.broad
-def test_a_wheel_has_its_room_and_no_other_verifiers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Pinned to a version of the first days; written so, too."""
+def test_a_wheel_is_checked_in_its_own_environment_with_a_stand_in_for_verifiers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The package requires an early version of verifiers and is written for it."""
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     game = """
 import verifiers as vf
@@ -449,7 +455,7 @@ def load_environment():
 """
     [package] = packages_in(str(wheel(tmp_path, "game", game, "verifiers==0.1.5", "extra-thing; extra == 'more'")))
     steps: list[str] = []
-    report = check(package, limited=QUICK, on_stage=steps.append)
+    report = check(package, limited=QUICK_LIMITS, on_stage=steps.append)
     assert (report.status, report.generation) == ("runs with deviations", "G0"), report
     assert steps == ["reading", "building", "installing", "running rollouts"]
     assert report.rollouts.failures == [Failure("rollout", "KeyError", "'four'", 2)] and report.rollouts.rollouts == 4
@@ -461,17 +467,17 @@ def load_environment():
 @pytest.mark.slow
 def test_projects_are_built_and_installed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PIP_NO_INDEX", "1")
-    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # which is how pip spells: without
-    built = (
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip's way to disable build isolation
+    build_settings = (
         '[build-system]\nrequires = ["hatchling"]\nbuild-backend = "hatchling.build"\n[tool.hatch.build]\nonly-include'
     )
     for name, needs in {"fine": "verifiers>=0.1.5", "newer": "verifiers>=0.4", "gone": "of-nobody==9"}.items():
         environment(tmp_path, name, env())
-        project = f'[project]\nname = "{name}"\nversion = "1.0"\ndependencies = ["{needs}"]\n{built} = ["{name}.py"]\n'
+        project = f'[project]\nname = "{name}"\nversion = "1.0"\ndependencies = ["{needs}"]\n{build_settings} = ["{name}.py"]\n'
         (tmp_path / name / "pyproject.toml").write_text(project)
     environment(tmp_path, "torn", env())
     (tmp_path / "torn" / "pyproject.toml").write_text("[project\n")
-    verdicts = {package.name: check(package, limited=QUICK).verdict for package in packages_in(str(tmp_path))}
+    verdicts = {package.name: check(package, limited=QUICK_LIMITS).verdict for package in packages_in(str(tmp_path))}
     assert verdicts["fine"] == "runs unchanged"
     assert "it requires verifiers other than 0.1.0 to 0.3.1" in verdicts["newer"]
     assert "newer 1.0 depends on verifiers>=0.4" in verdicts["newer"]
@@ -480,18 +486,18 @@ def test_projects_are_built_and_installed(tmp_path: Path, monkeypatch: pytest.Mo
     assert sorted(path.name for path in (tmp_path / "fine").iterdir()) == ["fine.py", "pyproject.toml"]
 
 
-def test_the_check_goes_on_when_it_breaks_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_internal_error_of_the_check_is_a_verdict(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(*args: Any) -> None:
         raise RuntimeError("oh")
 
     monkeypatch.setattr("rove.check.checker.read", breaks)
-    assert checked(tmp_path, env()).verdict == "cannot run: the check itself failed: RuntimeError: oh"
+    assert check_module(tmp_path, env()).verdict == "cannot run: the check itself failed: RuntimeError: oh"
 
 
 # The matrix
 
 
-def test_the_matrix() -> None:
+def test_the_matrix_lists_verdicts_and_deviations() -> None:
     rollouts = RolloutResults(
         ["answer"], rollouts=2, failed=1, rewards={"answer": 0.5}, failures=[Failure("scoring", "E", "a|b\nc")]
     )
@@ -507,9 +513,13 @@ def test_the_matrix() -> None:
     assert r"| odd | G1 | runs with deviations | 2, 1 failed | answer 0.5 | 1, 2 | 1 × scoring: E: a\|b c |" in page
     assert "| lost | G3 | needs the key K | 0 |  | 2 | rollouts used placeholder values for K |\n" in page
     assert f"| 2 | `MCPEnv` | {both[1].here} |\n" in page and "`Rubric` 2." in page
-    told = as_json([fine, odd, lost])
-    assert [one["verdict"] for one in told["packages"]] == ["runs unchanged", "runs with deviations", "needs the key K"]
-    assert not told["all_run"] and as_json([fine, odd])["all_run"]
+    document = as_json([fine, odd, lost])
+    assert [one["verdict"] for one in document["packages"]] == [
+        "runs unchanged",
+        "runs with deviations",
+        "needs the key K",
+    ]
+    assert not document["all_run"] and as_json([fine, odd])["all_run"]
 
 
 def test_the_matrix_in_the_documentation_has_every_package() -> None:

@@ -1,4 +1,4 @@
-"""`rove build` and `rove hub key`, as people type them."""
+"""`rove build` and `rove hub key` from the command line."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.broad
-def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
+def test_build_prints_the_package_and_the_next_command(rove: Rove, tmp_path: Path):
     scaffold("my_task", tmp_path)
     done = rove("build", "my_task", "--no-play")
     assert done.status == 0, done.err
@@ -33,30 +33,30 @@ def test_what_was_built_is_shown(rove: Rove, tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_as_json_it_is_a_manifest(rove: Rove, tmp_path: Path):
+def test_json_output_contains_the_manifest(rove: Rove, tmp_path: Path):
     scaffold("my_task", tmp_path)
-    said = json.loads(rove("build", "my_task", "-o", "out", "--python", sys.executable, "--json").out)
-    assert said["folder"] == "out/my-task-0.1.0"
-    assert said["warnings"] == []
-    assert said["manifest"]["policies"] == {"guesser": {"n": 5, "reward": 0.2}, "oracle": {"n": 5, "reward": 1.2}}
-    assert json.loads(Path("out/my-task-0.1.0/manifest.json").read_text()) == said["manifest"]
+    report = json.loads(rove("build", "my_task", "-o", "out", "--python", sys.executable, "--json").out)
+    assert report["folder"] == "out/my-task-0.1.0"
+    assert report["warnings"] == []
+    assert report["manifest"]["policies"] == {"guesser": {"n": 5, "reward": 0.2}, "oracle": {"n": 5, "reward": 1.2}}
+    assert json.loads(Path("out/my-task-0.1.0/manifest.json").read_text()) == report["manifest"]
 
 
-def test_what_cannot_be_built_is_one_line(rove: Rove):
+def test_a_build_error_is_one_line(rove: Rove):
     done = rove("build", "nowhere")
     assert (done.status, done.err.count("\n")) == (2, 1)
     assert "nowhere has no pyproject.toml" in done.err
 
 
-def test_the_key_is_made_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+def test_the_key_is_created_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     run: Callable[..., object] = key_command.main
     run([], standalone_mode=False)
-    made = capsys.readouterr().out
-    assert public_key(load_key()) in made
-    assert "created the key in" in made
+    first_output = capsys.readouterr().out
+    assert public_key(load_key()) in first_output
+    assert "created the key in" in first_output
     run(["--json"], standalone_mode=False)
-    said = json.loads(capsys.readouterr().out)
-    assert (said["key"] in made, said["new"]) == (True, False)
+    second_report = json.loads(capsys.readouterr().out)
+    assert (second_report["key"] in first_output, second_report["new"]) == (True, False)
     with pytest.raises(click.UsageError):
         run(["--force"], standalone_mode=False)

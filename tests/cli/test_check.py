@@ -21,23 +21,25 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.broad
-def test_a_folder_of_packages_of_which_some_break(rove: Rove, tmp_path: Path) -> None:
+def test_a_folder_with_a_working_and_a_broken_package(rove: Rove, tmp_path: Path) -> None:
     environment(tmp_path / "packages", "fine", env())
     (tmp_path / "packages" / "broken.py").write_text(env("import pandas_of_nobody"))
     done = rove("check", "packages", "-n", "1", "-o", "matrix.md", "-o", "matrix.json", "--json")
     assert done.status == 1, done.err
-    told = json.loads(done.out)
-    verdicts = {one["package"]: (one["status"], one["played"]["rollouts"]) for one in told["packages"]}
+    report = json.loads(done.out)
+    verdicts = {one["package"]: (one["status"], one["played"]["rollouts"]) for one in report["packages"]}
     assert verdicts == {"broken": ("needs", 0), "fine": ("runs unchanged", 4)}
-    assert json.loads((tmp_path / "matrix.json").read_text()) == told
+    assert json.loads((tmp_path / "matrix.json").read_text()) == report
     assert "runs unchanged (1), needs (1)" in (tmp_path / "matrix.md").read_text()
     assert "check 2/2  fine: runs unchanged" in done.err
 
 
-def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
+def test_text_report_of_one_package(rove: Rove, tmp_path: Path) -> None:
     rubric = "vf.JudgeRubric(judge_client=vf)"
-    made = f"vf.SingleTurnEnv(dataset=[{{'question': '[q]', 'answer': 'a'}}], rubric={rubric})"
-    (tmp_path / "judged.py").write_text(f"import verifiers as vf\n\ndef load_environment():\n    return {made}\n")
+    constructor = f"vf.SingleTurnEnv(dataset=[{{'question': '[q]', 'answer': 'a'}}], rubric={rubric})"
+    (tmp_path / "judged.py").write_text(
+        f"import verifiers as vf\n\ndef load_environment():\n    return {constructor}\n"
+    )
     done = rove("check", "judged.py")
     assert done.status == 0, done.err
     for words in ("judged  runs with deviations", "written for: G3", "names of verifiers: JudgeRubric, SingleTurnEnv"):
@@ -58,15 +60,15 @@ def test_one_package_in_words(rove: Rove, tmp_path: Path) -> None:
         ([], "Missing argument"),
     ],
 )
-def test_what_is_wrong_is_told_before_any_work(rove: Rove, words: list[str], said: str) -> None:
+def test_invalid_arguments_are_refused_before_any_check(rove: Rove, words: list[str], said: str) -> None:
     done = rove("check", *words)
     assert done.status == 2
     assert said in " ".join(done.err.split())
 
 
 @pytest.mark.slow
-def test_commands_of_the_page(rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # which is how pip spells: without
+def test_commands_of_the_compat_page_work(rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PIP_NO_BUILD_ISOLATION", "0")  # pip reads 0 as: without build isolation
     wheel(tmp_path, "my_env", env(), "verifiers>=0.1.5")
     environment(tmp_path / "packages", "old", env())
     [block] = [one for one in blocks("docs/compat.md", "bash") if "rove check" in one]
@@ -76,7 +78,7 @@ def test_commands_of_the_page(rove: Rove, tmp_path: Path, monkeypatch: pytest.Mo
     assert "| old | G3 | runs unchanged |" in (tmp_path / "matrix.md").read_text()
 
 
-def test_the_next_step_works_where_the_package_was_checked(tmp_path: Path) -> None:
+def test_the_suggested_command_fits_the_kind_of_package(tmp_path: Path) -> None:
     (tmp_path / "quiz.py").touch()
     module = Package("quiz", "module", tmp_path / "quiz.py", tmp_path)
     assert f"--isolated quiz --env-dir {tmp_path} -m MODEL" in _next(str(tmp_path / "quiz.py"), module)

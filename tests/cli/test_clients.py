@@ -1,4 +1,4 @@
-"""Who `-m` means."""
+"""Resolution of the `-m` option to a client."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def env() -> Quiz:
     return Quiz(policies={"teacher": right})
 
 
-def test_a_name_in_the_file_comes_before_everything_but_a_player():
+def test_endpoint_names_precede_folders_but_not_scripted_policies():
     Path("endpoints.toml").write_text(FILE + FILE.replace("qwen3-4b", "scripted:teacher"), encoding="utf-8")
     Path("qwen3-4b").mkdir()
     client = make_client("qwen3-4b", env())
@@ -44,11 +44,11 @@ def test_a_name_in_the_file_comes_before_everything_but_a_player():
     assert isinstance(make_client("scripted:teacher", env()), ScriptedClient)
 
 
-def test_what_the_command_line_says_wins_over_the_file(monkeypatch: pytest.MonkeyPatch):
+def test_flags_take_precedence_over_the_endpoints_file(monkeypatch: pytest.MonkeyPatch):
     Path("endpoints.toml").write_text(FILE + "key = 'FILE_KEY'", encoding="utf-8")
-    elsewhere = make_client("qwen3-4b", env(), "http://other/v1")
-    assert isinstance(elsewhere, OpenAIClient)
-    assert elsewhere.base_url == "http://other/v1"
+    other_url = make_client("qwen3-4b", env(), "http://other/v1")
+    assert isinstance(other_url, OpenAIClient)
+    assert other_url.base_url == "http://other/v1"
     with pytest.raises(MissingKeyError, match="FILE_KEY"):
         make_client("qwen3-4b", env())
     with pytest.raises(MissingKeyError, match="QWEN_KEY"):
@@ -60,14 +60,14 @@ def test_what_the_command_line_says_wins_over_the_file(monkeypatch: pytest.Monke
     assert (replica.client.timeout, replica.client.max_retries, client.max_concurrent) == (9, 2, 3)
 
 
-def test_the_file_may_be_named():
+def test_another_endpoints_file_can_be_given():
     Path("mine.toml").write_text(FILE, encoding="utf-8")
     assert isinstance(make_client("qwen3-4b", env(), endpoints="mine.toml"), Replicas)
     with pytest.raises(ConfigError, match=r"nowhere.toml does not exist"):
         make_client("qwen3-4b", env(), endpoints="nowhere.toml")
 
 
-def test_the_endpoint_tells_its_price():
+def test_find_endpoint_returns_the_price():
     assert find_endpoint("qwen3-4b") is None
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
     found = find_endpoint("qwen3-4b")
@@ -76,7 +76,7 @@ def test_the_endpoint_tells_its_price():
     assert find_endpoint("Qwen/Qwen3-4B") is None
 
 
-def test_a_broken_file_is_in_the_way_of_names_only():
+def test_a_broken_endpoints_file_only_affects_endpoint_names():
     Path("endpoints.toml").write_text("[endpoint]", encoding="utf-8")
     with pytest.raises(ConfigError, match="two brackets"):
         make_client("qwen3-4b", env())
@@ -85,7 +85,7 @@ def test_a_broken_file_is_in_the_way_of_names_only():
     assert isinstance(make_client("qwen3-4b", env(), "http://other/v1"), OpenAIClient)
 
 
-def test_a_misspelt_name_is_told_the_nearest():
+def test_errors_suggest_the_nearest_endpoint_name():
     with pytest.raises(MissingKeyError, match=r"neither a folder nor a scripted policy \(scripted:teacher\)$"):
         make_client("qwen3-4", env())
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
@@ -95,7 +95,7 @@ def test_a_misspelt_name_is_told_the_nearest():
         make_client("gpt", env())
 
 
-def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
+def test_unknown_names_are_model_names_of_the_official_api(monkeypatch: pytest.MonkeyPatch):
     Path("endpoints.toml").write_text(FILE, encoding="utf-8")
     monkeypatch.setenv("OPENAI_API_KEY", "sk-1")
     client = make_client("gpt", env())
@@ -103,7 +103,7 @@ def test_a_name_nobody_knows_is_a_models_name(monkeypatch: pytest.MonkeyPatch):
     assert client.is_official
 
 
-def test_players_folders_and_keys_that_are_not_there():
+def test_missing_policies_folders_and_keys_are_errors():
     with pytest.raises(ConfigError, match=r"no scripted policy 'techer'; did you mean 'teacher'\?"):
         make_client("scripted:techer", env())
     with pytest.raises(
@@ -116,7 +116,7 @@ def test_players_folders_and_keys_that_are_not_there():
         make_client("gpt", env(), "http://other/v1", "QWEN_KEY")
 
 
-def test_a_missing_torch_names_the_command_that_readme_shows():
+def test_missing_torch_error_shows_the_install_command_of_the_readme():
     expected = r"needs the package 'torch'.*pip install 'rove\[train\]'"
     with pytest.raises(ConfigError, match=expected) as refused, needs_train_extra():
         raise ModuleNotFoundError("No module named 'torch'", name="torch")

@@ -1,4 +1,4 @@
-"""`rove demo`: the whole loop in one command, by the environment's recipe or another one; what a player does in every line."""
+"""`rove demo`: all stages of a recipe in one command, and exhaustive evaluation over the game tree."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @pytest.mark.slow
-def test_the_demo_runs_the_whole_loop_and_then_has_nothing_left_to_do(rove: Rove):
+def test_the_demo_runs_every_stage_and_a_repeat_changes_nothing(rove: Rove):
     done = rove("demo", "tictactoe", "--smoke", "--json")
     assert done.status == 0
     shown = json.loads(done.out)
@@ -59,7 +59,8 @@ def test_the_full_demo_continues_the_demo_and_evaluates_every_stage(rove: Rove):
     assert shown["rows"][:-1] == before["rows"]
     assert [row["name"] for row in shown["rows"][-2:]] == ["the same at T = 1", "+ RL 3"]
     assert len(shown["exhaustive"]) == 4  # SFT and three stages of RL
-    assert all(result["lines"] > 0 and result["missed"] for result in shown["exhaustive"])  # smoke learns nothing
+    # the smoke variant does not learn
+    assert all(result["lines"] > 0 and result["missed"] for result in shown["exhaustive"])
     assert "goals missed: " in done.err
     folder = Path(shown["folder"])
     steps = [metrics for metrics in Run(folder / "full").metrics() if "eval/lines/missed" in metrics]
@@ -86,7 +87,7 @@ def test_exhaustive_refuses_environments_without_a_demo(rove: Rove):
     assert "no scripted policy 'nobody'" in rove("demo", "tictactoe", "--exhaustive", "scripted:nobody").err
 
 
-def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> None:
+def test_the_recipe_of_the_published_baseline_has_its_settings(tmp_path: Path) -> None:
     recipe = load_recipe("tictactoe", file=LFM2)
     demo = Pipeline("tictactoe", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="LFM2-2.6B")
     sft, (first, second) = demo.sft_config(), [demo.rl_config(*stage, "before") for stage in demo.stages()]
@@ -95,8 +96,8 @@ def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> No
     assert (sft.model, sft.max_examples, sft.batch_size) == ("LFM2-2.6B", 174, 32)
     held_out = round(sft.max_examples * sft.validation_fraction)
     assert sft.epochs * math.ceil((sft.max_examples - held_out) / sft.batch_size) == 30
-    told = ("steps", "batch_size", "rollouts_per_example", "temperature", "learning_rate")
-    assert [[*(getattr(config, name) for name in told), config.lora.rank] for config in (first, second)] == [
+    fields = ("steps", "batch_size", "rollouts_per_example", "temperature", "learning_rate")
+    assert [[*(getattr(config, name) for name in fields), config.lora.rank] for config in (first, second)] == [
         [600, 256, 8, 1.0, 5e-5, 8],
         [400, 480, 8, 1.25, 3e-5, 8],
     ]
@@ -107,7 +108,7 @@ def test_the_recipe_for_the_public_record_has_its_settings(tmp_path: Path) -> No
         assert args["num_examples"] == config.steps * config.groups
 
 
-def test_a_recipe_without_a_model_asks_for_one(rove: Rove) -> None:
+def test_a_recipe_without_a_model_requires_the_model_option(rove: Rove) -> None:
     done = rove("demo", "tictactoe", "--recipe", str(LFM2))
     assert done.status == 2
     assert "has no [model]" in done.err and "-m FOLDER" in done.err
@@ -126,10 +127,10 @@ def test_a_missing_model_folder_is_refused_before_any_rollout(rove: Rove) -> Non
     )
 
 
-def test_a_recipe_that_comes_with_rove_is_found_from_anywhere(rove: Rove) -> None:
+def test_bundled_recipes_are_found_from_any_folder(rove: Rove) -> None:
     assert load_recipe("tictactoe", (), "configs/tictactoe_lfm2.toml") == load_recipe("tictactoe", (), LFM2)
     Path("configs").mkdir()
-    Path("configs/tictactoe_lfm2.toml").write_text("data = 3")  # one's own goes before
+    Path("configs/tictactoe_lfm2.toml").write_text("data = 3")  # a local file takes precedence
     with pytest.raises(ConfigError, match="missing settings: rl, "):
         load_recipe("tictactoe", (), "configs/tictactoe_lfm2.toml")
 
@@ -178,7 +179,7 @@ def test_the_recipe_of_a_model_is_found_by_name_and_by_folder(tmp_path: Path) ->
         find_recipe("reverse_text", None, None)
 
 
-def test_answers_of_failed_rollouts_are_left_out(tmp_path: Path) -> None:
+def test_answers_of_failed_rollouts_are_excluded(tmp_path: Path) -> None:
     recipe = load_recipe("quick")
     demo = Pipeline("short_sentences", recipe, tmp_path, 0, Console(), SINGLE_PROCESS, model="models/some")
     demo.rows = [{"name": "base"}, {"name": "+ RL"}]
@@ -193,21 +194,19 @@ def test_answers_of_failed_rollouts_are_left_out(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_recipe_for_the_public_record_runs_with_a_tiny_model_in_one_process_and_in_two(
-    rove: Rove, tmp_path: Path
-) -> None:
+def test_the_recipe_of_the_published_baseline_runs_in_one_and_in_two_processes(rove: Rove, tmp_path: Path) -> None:
     words = ["demo", "tictactoe", "--recipe", str(LFM2), "--smoke", "--json"]
     documented = (LFM2.parents[1] / "docs" / "scale.md").read_text(encoding="utf-8")
     for starts in ("", "torchrun --nproc-per-node 2 --no-python "):
         assert f"    {starts}rove demo tictactoe --recipe configs/tictactoe_lfm2.toml -m LFM2-2.6B\n" in documented
-    alone = json.loads(rove(*words, "--run-dir", "one").out)
+    one_process = json.loads(rove(*words, "--run-dir", "one").out)
     command = Path(sys.executable).with_name("rove")
-    both = start(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
-    assert both.returncode == 0, both.stderr
-    assert both.stderr.count("training in 2 processes") == 3
-    together = json.loads(both.stdout)
+    launched = start(2, "--no-python", str(command), *words, "--run-dir", str(tmp_path / "two"))
+    assert launched.returncode == 0, launched.stderr
+    assert launched.stderr.count("training in 2 processes") == 3
+    two_processes = json.loads(launched.stdout)
     names = ["teacher (script)", "base", "+ SFT", "+ RL 1", "+ RL 2", "the same at T = 1"]
-    for shown in (alone, together):
+    for shown in (one_process, two_processes):
         assert [row["name"] for row in shown["rows"]] == names
         assert all(summary["failed"] == 0 for row in shown["rows"] for summary in row["conditions"].values())
     for stage in ("sft", "rl1", "rl2"):

@@ -34,19 +34,19 @@ def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    """A server, in a thread of its own, that says OK and has a key."""
-    ready, stop, told = threading.Event(), threading.Event(), []
+    """Run a server in a thread that answers OK and requires an API key."""
+    ready, stop, urls = threading.Event(), threading.Event(), []
 
     async def main() -> None:
         async with listening(make_app(says("OK."), "tiny", api_key="sk-something")) as runner:
-            told.append(base_url_of(runner))
+            urls.append(base_url_of(runner))
             ready.set()
             await asyncio.to_thread(stop.wait)
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
     ready.wait()
-    yield told[0]
+    yield urls[0]
     stop.set()
     thread.join()
 
@@ -55,7 +55,7 @@ def statuses(out: str) -> dict[str, str]:
     return {finding["name"]: finding["status"] for finding in json.loads(out)["findings"]}
 
 
-def test_an_endpoint(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+def test_an_endpoint_is_checked(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_KEY", "sk-something")
     done = rove("doctor", "-m", "tiny", "-b", url, "-k", "MY_KEY")
     assert done.status == 0
@@ -65,7 +65,7 @@ def test_an_endpoint(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
     assert {len(line) for line in table} == {100}
 
 
-def test_a_wrong_key_is_told_as_json(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+def test_a_wrong_key_is_reported_as_json(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_KEY", "sk-another")
     done = rove("doctor", "-m", "tiny", "-b", url, "-k", "MY_KEY", "--json")
     assert done.status == 1
@@ -74,7 +74,7 @@ def test_a_wrong_key_is_told_as_json(rove: Rove, url: str, monkeypatch: pytest.M
     assert rove("doctor", "-m", "tiny", "-b", url, "-k", "NO_SUCH_KEY").status == 2
 
 
-def test_replicas_of_endpoints_toml_one_by_one(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
+def test_every_replica_of_an_endpoint_is_checked(rove: Rove, url: str, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("MY_KEY", "sk-something")
     table = f'[[endpoint]]\nendpoint_id = "both"\nmodel = "tiny"\nkey = "MY_KEY"\nurl = "{url}"\n'
     Path("endpoints.toml").write_text(table + table.replace(url, "http://127.0.0.1:9/v1"), encoding="utf-8")
@@ -86,7 +86,7 @@ def test_replicas_of_endpoints_toml_one_by_one(rove: Rove, url: str, monkeypatch
 
 
 @pytest.mark.broad
-def test_a_model_folder(rove: Rove, model: Path):
+def test_a_model_folder_is_checked(rove: Rove, model: Path):
     done = rove("doctor", "-m", str(model), "--json")
     assert done.status == 0
     found = statuses(done.out)
@@ -94,8 +94,8 @@ def test_a_model_folder(rove: Rove, model: Path):
     assert rove("doctor", "-m", "./nowhere").status == 2
 
 
-def demo_settings(model: Path, stage: int = 0) -> str:
-    """The file of the demo's RL settings."""
+def write_demo_settings(model: Path, stage: int = 0) -> str:
+    """Write the RL settings of the demo to a file and return its name."""
     values = {name: value for name, value in load_recipe("tictactoe").rl[stage].items() if name != "name"}
     Path("rl.toml").write_text(tomli_w.dumps({"env": "tictactoe", "model": str(model), **values}), encoding="utf-8")
     return "rl.toml"
@@ -103,22 +103,22 @@ def demo_settings(model: Path, stage: int = 0) -> str:
 
 @pytest.mark.broad
 @pytest.mark.parametrize("stage", [0, 1])
-def test_the_settings_of_the_demo_are_fine(rove: Rove, model: Path, stage: int):
-    done = rove("doctor", demo_settings(model, stage), "--quick", "--json")
+def test_the_settings_of_the_demo_pass(rove: Rove, model: Path, stage: int):
+    done = rove("doctor", write_demo_settings(model, stage), "--quick", "--json")
     assert done.status == 0
     assert set(statuses(done.out).values()) == {"ok", "skipped"}
 
 
 @pytest.mark.broad
-def test_but_not_for_a_model_that_knows_nothing(rove: Rove, model: Path):
-    done = rove("doctor", demo_settings(model), "--groups", "2")
+def test_the_settings_of_the_demo_fail_for_an_untrained_model(rove: Rove, model: Path):
+    done = rove("doctor", write_demo_settings(model), "--groups", "2")
     assert done.status == 1
     assert "rove sft" in done.out
     assert "fix what is marked ✗" in done.out
 
 
 @pytest.mark.broad
-def test_flags_are_those_of_rl(rove: Rove, model: Path):
+def test_doctor_accepts_the_flags_of_rl(rove: Rove, model: Path):
     words = ["doctor", "tictactoe", "-m", str(model), "-r", "4", "-a", '{"num_groups": 3}', "--quick", "--json"]
     done = rove(*words, "--batch-size", "32", "--learning_rate", "0.01", "-T", "1.4")
     assert done.status == 0
@@ -130,10 +130,10 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
         "learning rate",
     }
     assert rove(*words, "--batch-size", "30").status == 1
-    ruined = rove("doctor", "tictactoe", "-m", str(model), "--quick", "--learning_rate", "10")
-    assert ruined.status == 1
-    assert "fix what is marked ✗" in ruined.out and "rove rl" not in ruined.out
-    shown = rove("doctor", "@", demo_settings(model), "--steps", "20", "-r", "8", "--quick")
+    diverging = rove("doctor", "tictactoe", "-m", str(model), "--quick", "--learning_rate", "10")
+    assert diverging.status == 1
+    assert "fix what is marked ✗" in diverging.out and "rove rl" not in diverging.out
+    shown = rove("doctor", "@", write_demo_settings(model), "--steps", "20", "-r", "8", "--quick")
     assert "train: rove rl @ rl.toml --steps 20 --rollouts-per-example 8" in shown.out
     assert "did you mean 'batch_size'?" in rove(*words, "--batch-sise", "32").err
 
@@ -148,12 +148,12 @@ def test_flags_are_those_of_rl(rove: Rove, model: Path):
         (["-m", "gpt-5"], "no API key"),
     ],
 )
-def test_what_cannot_be_checked(rove: Rove, words: list[str], said: str):
+def test_invalid_arguments_are_refused(rove: Rove, words: list[str], said: str):
     done = rove("doctor", *words)
     assert done.status == 2
     assert said in done.err
 
 
-def test_brackets_are_shown_as_they_are():
+def test_brackets_are_not_read_as_markup():
     [column] = [c for c in findings_table([Finding(FAIL, "a", "[red] [/x]")], "t").columns if c.header == "result"]
     assert [str(cell) for cell in column.cells] == ["[red] [/x]"]

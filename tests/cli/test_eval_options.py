@@ -1,4 +1,4 @@
-"""Every setting of `rove eval` changes something: each is shown by two small runs that differ in it alone."""
+"""Every setting of `rove eval` has an effect: two small runs that differ only in the setting give different results."""
 
 from __future__ import annotations
 
@@ -84,16 +84,16 @@ def load_environment(word="say"):
 
 
 class Ran(NamedTuple):
-    """What an evaluation left behind."""
+    """Results of an evaluation."""
 
     summary: dict[str, Any]
     run: Run | None
     said: str
     error: str
     bodies: list[list[dict[str, Any]]]
-    """What each of the two endpoints was asked."""
+    """Request bodies that each of the two endpoints received."""
     keys: list[str]
-    """The keys it was asked with."""
+    """API keys of the requests."""
 
     @property
     def records(self) -> list[RolloutRecord]:
@@ -105,16 +105,16 @@ Seen = Callable[[Ran], Any]
 
 
 def texts(ran: Ran) -> list[Any]:
-    """What was said in every rollout."""
+    """Return the messages of every rollout."""
     return [(record.prompt, record.completion) for record in ran.records]
 
 
-def asked(name: str) -> Seen:
-    """A field of the requests."""
+def request_field(name: str) -> Seen:
+    """Return a function that reads a field of every request."""
     return lambda ran: [body.get(name) for bodies in ran.bodies for body in bodies]
 
 
-def requests(ran: Ran) -> list[int]:
+def request_counts(ran: Ran) -> list[int]:
     return [len(bodies) for bodies in ran.bodies]
 
 
@@ -127,7 +127,7 @@ def count(ran: Ran) -> int:
 
 
 class Case(msgspec.Struct, frozen=True):
-    """A setting's other value, the settings that it is tried with, and what must differ."""
+    """Another value of a setting, the settings to combine it with, and the result that must differ."""
 
     value: Any
     base: dict[str, Any] = {}
@@ -143,7 +143,7 @@ STALLED = {"isolation.enabled": True, "env_args": {"word": "stall"}, "num_exampl
 CASES: dict[str, Case] = {
     "num_examples": Case(2, {}, count),
     "rollouts_per_example": Case(2, {}, count),
-    "sampling_args": Case({"top_p": 0.5}, REMOTE, asked("top_p")),
+    "sampling_args": Case({"top_p": 0.5}, REMOTE, request_field("top_p")),
     "max_concurrent": Case(1, {}, metric("playing")),
     "max_scoring": Case(1, {}, metric("scoring")),
     "limits": Case({"max_turns": 1}),
@@ -158,13 +158,13 @@ CASES: dict[str, Case] = {
     "env": Case("opt_broken", {}, lambda ran: ran.summary["failed"]),
     "model": Case("scripted:guesses"),
     "env_args": Case({"word": "tell"}),
-    "max_tokens": Case(7, REMOTE, asked("max_tokens")),
-    "temperature": Case(0.5, REMOTE, asked("temperature")),
-    "base_url": Case("SERVER1", REMOTE, requests),
-    "endpoints": Case("1.toml", {"model": "alias", "endpoints": "0.toml"}, requests),
+    "max_tokens": Case(7, REMOTE, request_field("max_tokens")),
+    "temperature": Case(0.5, REMOTE, request_field("temperature")),
+    "base_url": Case("SERVER1", REMOTE, request_counts),
+    "endpoints": Case("1.toml", {"model": "alias", "endpoints": "0.toml"}, request_counts),
     "api_key_var": Case("OTHER_KEY", REMOTE, lambda ran: ran.keys),
     "timeout": Case(0.2, {**REMOTE, "timeout": 0.1, "env_args": {"word": "hang"}}, lambda ran: ran.said),
-    "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, requests),
+    "max_retries": Case(1, {**REMOTE, "env_args": {"word": "fail"}, "num_examples": 1}, request_counts),
     "env_dir": Case("envs1", {}, lambda ran: ran.summary["failed"]),
     "isolation.enabled": Case(True, {}, metric("process")),
     "isolation.python": Case("no/such/python", {}, lambda ran: ran.error),
@@ -187,7 +187,7 @@ LIMITS: dict[str, Case] = {
 
 
 class Workshop:
-    """A folder with environments, and two endpoints: one echoes, one says nothing new."""
+    """A folder with environments and endpoint files, and two endpoints."""
 
     def __init__(self, folder: Path, servers: list[FaultEndpoint]):
         self.folder = folder
@@ -201,10 +201,10 @@ class Workshop:
             (folder / f"{i}.toml").write_text(table)
 
     def run(self, settings: dict[str, Any]) -> Ran:
-        """An evaluation in a run folder of its own, unless one is given."""
+        """Run an evaluation, in a new run folder unless the settings name one."""
         self._runs += 1
-        plain = {"env": "opt_quiz", "model": "scripted:knows", "env_dir": "envs0", "run_dir": f"run{self._runs}"}
-        settings = {**plain, "num_examples": 4, "rollouts_per_example": 1, **settings}
+        defaults = {"env": "opt_quiz", "model": "scripted:knows", "env_dir": "envs0", "run_dir": f"run{self._runs}"}
+        settings = {**defaults, "num_examples": 4, "rollouts_per_example": 1, **settings}
         if settings.get("base_url") in ("SERVER0", "SERVER1"):
             settings["base_url"] = self.servers[int(settings["base_url"][-1])].base_url
         for server in self.servers:
@@ -216,9 +216,9 @@ class Workshop:
             summary, run = run_eval(convert(EvalConfig, tables(settings)), console)
         except Error as raised:
             error = str(raised)
-        said = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+        output = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
         keys = [headers["Authorization"] for server in self.servers for headers in server.headers]
-        return Ran(summary, run, said, error, [list(server.bodies) for server in self.servers], keys)
+        return Ran(summary, run, output, error, [list(server.bodies) for server in self.servers], keys)
 
 
 def fault(number: int, body: dict[str, Any]) -> str:
@@ -232,29 +232,29 @@ def workshop(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workshop]:
         patch.chdir(folder)
         patch.setenv("OPENAI_API_KEY", "sk-openai")
         patch.setenv("OTHER_KEY", "sk-other")
-        made = Workshop(folder, [one, two])
-        made.run({"run_dir": "begun"})
-        yield made
+        prepared = Workshop(folder, [one, two])
+        prepared.run({"run_dir": "begun"})
+        yield prepared
 
 
-def test_every_setting_is_here():
-    """A setting that is added needs a case that shows what it does."""
-    elsewhere = {"trust_remote_code"}  # in test_models_remote_code
-    assert set(CASES) == {*setting_names(EvalConfig)} - elsewhere
+def test_every_setting_has_a_case():
+    """A new setting needs a case that shows its effect."""
+    tested_elsewhere = {"trust_remote_code"}  # in test_models_remote_code
+    assert set(CASES) == {*setting_names(EvalConfig)} - tested_elsewhere
     assert list(LIMITS) == list(Limits.__struct_fields__)
 
 
-def test_two_runs_with_the_same_settings_are_the_same(workshop: Workshop):
-    """Or what differs between two runs would show nothing."""
+def test_two_runs_with_equal_settings_are_equal(workshop: Workshop):
+    """Otherwise a difference between two runs would prove nothing."""
     for base in ({}, REMOTE):
         one, two = workshop.run(base), workshop.run(base)
-        for seen in (texts, requests, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
+        for seen in (texts, request_counts, count, lambda ran: (ran.error, ran.keys, ran.summary["pass@k"])):
             assert seen(one) == seen(two)
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("name", CASES)
-def test_every_setting_changes_something(workshop: Workshop, name: str):
+def test_every_setting_has_an_effect(workshop: Workshop, name: str):
     case = CASES[name]
     plain, changed = workshop.run(case.base), workshop.run({**case.base, name: case.value})
     assert not plain.error
@@ -262,7 +262,7 @@ def test_every_setting_changes_something(workshop: Workshop, name: str):
 
 
 @pytest.mark.parametrize("name", LIMITS)
-def test_every_limit_of_a_rollout_changes_something(workshop: Workshop, name: str):
+def test_every_limit_has_an_effect(workshop: Workshop, name: str):
     case = LIMITS[name]
     plain, changed = workshop.run(case.base), workshop.run({**case.base, "limits": {name: case.value}})
     assert not plain.error

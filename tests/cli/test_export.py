@@ -1,4 +1,4 @@
-"""`rove export` as people type it."""
+"""`rove export` from the command line."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def test_every_scored_rollout_is_a_row(rove: Rove):
     assert [row["reward"] for row in rows("run/data.jsonl")] == [1.2, 0.2, 0.7]
 
 
-def test_a_filter_and_a_place(rove: Rove):
+def test_filter_and_output_path(rove: Rove):
     done = rove(
         "export", "run", "--filter", "metrics.win > 0 and metrics.format == 1", "-o", "out/mine.jsonl", "--json"
     )
@@ -68,7 +68,7 @@ def test_a_filter_and_a_place(rove: Rove):
         (["--to", "hf-dir"], "run/data"),
     ],
 )
-def test_other_forms(rove: Rove, words: list[str], there: str):
+def test_other_file_formats(rove: Rove, words: list[str], there: str):
     assert rove("export", "run", *words).status == 0
     if there.endswith("parquet"):
         assert Path(there).read_bytes().startswith(b"PAR1")
@@ -108,7 +108,7 @@ def test_a_csv_file_has_a_line_per_rollout(rove: Rove, words: list[str]):
         (["--push", "me/games", "--to", "parquet"], "--push uploads a dataset folder"),
     ],
 )
-def test_what_is_refused_before_anything_is_written(rove: Rove, words: list[str], message: str):
+def test_invalid_arguments_are_refused_before_anything_is_written(rove: Rove, words: list[str], message: str):
     Path("folder").mkdir()
     Path("folder/kept.txt").touch()
     before = files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()
@@ -119,25 +119,25 @@ def test_what_is_refused_before_anything_is_written(rove: Rove, words: list[str]
     assert (files("run"), files("."), Path("run/rollouts.jsonl").read_bytes()) == before
 
 
-def test_what_is_no_run_is_refused(rove: Rove):
+def test_a_folder_without_a_run_is_refused(rove: Rove):
     done = rove("export", "nothing")
     assert (done.status, done.err) == (1, "error: nothing is not a run folder: it has no config.toml\n")
     assert not Path("nothing").exists()
 
 
-def test_nothing_is_uploaded_unless_told_to(rove: Rove, monkeypatch: pytest.MonkeyPatch):
-    asked: list[tuple[int, str]] = []
-    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name, **_: asked.append((len(self), name)))
+def test_nothing_is_uploaded_without_the_push_flag(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+    uploads: list[tuple[int, str]] = []
+    monkeypatch.setattr(datasets.Dataset, "push_to_hub", lambda self, name, **_: uploads.append((len(self), name)))
     assert rove("export", "run", "--to", "hf-dir").status == 0
-    assert asked == []
+    assert uploads == []
     done = rove("export", "run", "--filter", "reward > 0.5", "--push", "me/games", "--json")
-    assert asked == [(2, "me/games")]
+    assert uploads == [(2, "me/games")]
     counts = json.loads(done.out)
     assert (counts["pushed"], counts["form"]) == ("https://huggingface.co/datasets/me/games", "hf-dir")
     assert "uploaded: https://huggingface.co/datasets/me/games" in rove("export", "run", "--push", "me/games").out
 
 
-def test_tags_choose_rollouts(rove: Rove):
+def test_rollouts_are_filtered_by_tags(rove: Rove):
     for rollout, tags in {("key0", 0): ["good"], ("key0", 1): ["good", "bad"], ("key1", 1): ["odd"]}.items():
         annotate(Path("run"), Change(tags, rollout=RolloutId(*rollout)))
 

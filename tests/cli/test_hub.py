@@ -1,4 +1,4 @@
-"""`rove hub` as people type it."""
+"""`rove hub` from the command line."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-def filled(folder: Path) -> None:
+def publish_two_versions(folder: Path) -> None:
     store = Store(folder)
     store.add_owner("acme")
     for version in ("1.0", "1.1"):
@@ -34,38 +34,38 @@ def filled(folder: Path) -> None:
     store.close()
 
 
-def served(folder: Path, *words: str) -> tuple[str, str]:
-    """Start a hub, ask for its index, stop it with Ctrl-C: its address and the index."""
+def serve_once(folder: Path, *words: str) -> tuple[str, str]:
+    """Start a hub, request its index and stop it with Ctrl-C; return its output and the index."""
     with in_its_own(folder, "hub", "serve", "--port", "0", *words) as process:
         try:
-            said, url = _address(process)
+            output, url = _address(process)
             with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(f"{url}/index.json") as answer:
                 index = answer.read().decode()
         finally:
             process.send_signal(signal.SIGINT)
         rest, errors = process.communicate(timeout=30)
-        said += rest
-        assert (process.returncode, "stopped" in said, errors) == (0, True, ""), errors
-    return said, index
+        output += rest
+        assert (process.returncode, "stopped" in output, errors) == (0, True, ""), errors
+    return output, index
 
 
 def _address(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """What a hub says at its start, and the address in that."""
+    """Return the first lines that a hub prints, and its address."""
     assert process.stdout is not None
-    said = line = ""
+    output = line = ""
     while not (found := re.search(r"http://127\.0\.0\.1:\d+", line)):
         line = process.stdout.readline()
-        said += line
-        assert line, (said, process.communicate(timeout=30))
-    return said, found[0]
+        output += line
+        assert line, (output, process.communicate(timeout=30))
+    return output, found[0]
 
 
 def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
-    made = rove("hub", "token", "acme", "--note", "laptop")
-    assert made.status == 0 and "acme: new owner" in made.out
-    [text] = re.findall(r"^rove_\S{43}$", made.out, flags=re.MULTILINE)
-    told = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
-    assert (told["scopes"], told["expires"], told["token"][:5]) == (["admin"], None, "rove_")
+    created = rove("hub", "token", "acme", "--note", "laptop")
+    assert created.status == 0 and "acme: new owner" in created.out
+    [text] = re.findall(r"^rove_\S{43}$", created.out, flags=re.MULTILINE)
+    admin_token = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--days", "0", "--json").out)
+    assert (admin_token["scopes"], admin_token["expires"], admin_token["token"][:5]) == (["admin"], None, "rove_")
     listed = rove("hub", "token", "--list")
     assert "never" in listed.out and "revoked" not in listed.out
     assert "laptop" in listed.out and text not in listed.out
@@ -74,7 +74,7 @@ def test_a_token_is_shown_once_listed_and_revoked(rove: Rove):
     assert first["revoked"] and not second["revoked"]
 
 
-def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path: Path):
+def test_invalid_commands_are_refused_before_anything_is_created(rove: Rove, tmp_path: Path):
     for words, message in (
         (["export", "site"], "there is no hub in hub"),
         (["token", "--list"], "there is no hub in hub"),
@@ -90,7 +90,7 @@ def test_what_cannot_be_is_refused_before_anything_is_made(rove: Rove, tmp_path:
     assert "unknown scope 'write'" in rove("hub", "token", "acme", "--scope", "write").err
 
 
-def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
+def test_keys_of_an_owner_are_set_and_removed(rove: Rove, tmp_path: Path):
     key = make_key(tmp_path / "key")
     assert "new owner" in rove("hub", "user", "acme", "--key", key).out
     store = Store(tmp_path / "hub")
@@ -104,7 +104,7 @@ def test_an_owner_s_keys_are_set_and_taken_away(rove: Rove, tmp_path: Path):
 
 @pytest.mark.broad
 def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
-    filled(tmp_path / "hub")
+    publish_two_versions(tmp_path / "hub")
     assert "site: 1 environment, 2 versions" in rove("hub", "export", "site", "--name", "ours").out
     first = rove("hub", "mirror", "site", "copy")
     assert (first.status, "copy: 2 new versions, 0 already present" in first.out) == (0, True), first
@@ -114,13 +114,13 @@ def test_an_export_is_mirrored_exported_and_served(rove: Rove, tmp_path: Path):
         if file.is_file():
             assert (tmp_path / "again" / file.relative_to(tmp_path / "site")).read_bytes() == file.read_bytes()
     (tmp_path / "copy/files/acme/my-sums/1.0/README.md").unlink()
-    said, index = served(tmp_path, "--data", "copy", "--name", "theirs")
-    assert "README.md is missing or damaged" in said
+    output, index = serve_once(tmp_path, "--data", "copy", "--name", "theirs")
+    assert "README.md is missing or damaged" in output
     assert json.loads(index)["hub"] == "theirs"
 
 
-def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
-    filled(tmp_path / "hub")
+def test_an_incomplete_mirror_is_reported(rove: Rove, tmp_path: Path):
+    publish_two_versions(tmp_path / "hub")
     rove("hub", "export", "site")
     (tmp_path / "site/acme/my-sums/1.0/manifest.json").write_text("{}")
     done = rove("hub", "mirror", "site", "copy")
@@ -128,10 +128,10 @@ def test_a_mirror_that_leaves_something_out_says_so(rove: Rove, tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
+def test_a_version_is_yanked_and_restored_and_an_environment_made_private(
     rove: Rove, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    filled(tmp_path / "hub")
+    publish_two_versions(tmp_path / "hub")
     token = json.loads(rove("hub", "token", "acme", "--scope", "admin", "--json").out)["token"]
     with in_its_own(tmp_path, "hub", "serve", "--port", "0") as process:
         try:
@@ -165,13 +165,13 @@ def test_a_version_is_yanked_and_offered_again_and_an_environment_hidden(
         (["visibility", "acme/sums@1", "public"], "is one version"),
     ],
 )
-def test_what_an_owner_cannot_say_is_refused(rove: Rove, words: list[str], said: str):
+def test_invalid_commands_of_an_owner_are_refused(rove: Rove, words: list[str], said: str):
     done = rove("hub", *words)
     assert (done.status, said in done.err) == (2, True), done
 
 
 @pytest.mark.broad
-def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):
+def test_commands_of_the_hub_server_page_work(tmp_path: Path, rove: Rove):
     text = PAGE.read_text(encoding="utf-8")
     commands = [
         shlex.split(line, comments=True)
@@ -179,14 +179,14 @@ def test_the_page_s_commands_do_what_it_says(tmp_path: Path, rove: Rove):
         for line in block.splitlines()
         if line.strip()
     ]
-    filled(tmp_path / "hub")
-    served_here = 0
+    publish_two_versions(tmp_path / "hub")
+    served_count = 0
     for command in commands:
         assert command[0] == "rove"
         if command[1:3] == ["hub", "serve"]:
-            served(tmp_path, *command[3:])
-            served_here += 1
+            serve_once(tmp_path, *command[3:])
+            served_count += 1
         else:
             done = rove(*command[1:])
             assert done.status == 0, (command, done)
-    assert served_here >= 1 and len(commands) > 6
+    assert served_count >= 1 and len(commands) > 6

@@ -1,4 +1,4 @@
-"""`rove search`, `info`, `install`, `list`, `uninstall`, `push`, `hub login`, and environments of a hub in other commands."""
+"""`rove search`, `info`, `install`, `list`, `uninstall`, `push`, `hub login`, and hub environments in other commands."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return folder
 
 
-def test_searching_finds_and_says_what_to_do_next(rove: Rove, hub: Path) -> None:
+def test_search_lists_environments_and_suggests_the_next_command(rove: Rove, hub: Path) -> None:
     status, out, _ = rove("search")
     assert status == 0 and "alice/doubling" in out and "bob/triples" in out
     assert "rove info alice/doubling" in out and max(map(len, out.splitlines())) <= 100
@@ -51,7 +51,7 @@ def test_searching_finds_and_says_what_to_do_next(rove: Rove, hub: Path) -> None
     assert "nothing found" in rove("search", "chess")[1]
 
 
-def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
+def test_control_characters_and_markup_of_descriptions_have_no_effect(rove: Rove, hub: Path) -> None:
     index = json.loads((hub / "index.json").read_bytes())
     index["environments"][0]["description"] = "\x1b[31mred\x1b]8;;http://evil\x07 [bold]big[/bold] \u202eback"
     (hub / "index.json").write_text(json.dumps(index))
@@ -60,25 +60,23 @@ def test_words_of_others_are_shown_as_they_are(rove: Rove, hub: Path) -> None:
 
 
 @pytest.mark.broad
-def test_a_hub_that_was_given_is_asked_again_by_what_is_said_next(
-    rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_suggested_commands_repeat_the_hub_option(rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROVE_HUB")
     flag = ("--hub", str(hub))
-    wanted = f"--hub {hub}"
+    expected_flag = f"--hub {hub}"
     out = rove("search", *flag)[1]
-    assert f"rove info alice/doubling {wanted}" in out and f"rove install alice/doubling {wanted}" in out
-    assert f"list everything: rove search {wanted}" in rove("search", "chess", *flag)[1]
-    assert f"rove install alice/doubling {wanted}" in rove("info", "alice/doubling", *flag)[1]
+    assert f"rove info alice/doubling {expected_flag}" in out and f"rove install alice/doubling {expected_flag}" in out
+    assert f"list everything: rove search {expected_flag}" in rove("search", "chess", *flag)[1]
+    assert f"rove install alice/doubling {expected_flag}" in rove("info", "alice/doubling", *flag)[1]
     words = ("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "1", "-r", "1")
     status, _, err = rove(*words, *flag)
-    assert status == 2 and f"install it first: rove install alice/doubling {wanted}, or give --yes" in err
+    assert status == 2 and f"install it first: rove install alice/doubling {expected_flag}, or give --yes" in err
     status, out, err = rove(*words, *flag, "--yes")
     assert status == 0 and "rove play alice/doubling -m scripted:oracle" in out, err
     assert rove("play", "alice/doubling", "-m", "scripted:oracle", "--hub", "/nowhere")[0] == 0  # it is installed
 
 
-def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:
+def test_info_shows_the_manifest_and_the_needs(rove: Rove, hub: Path) -> None:
     publish(hub, version="1.1", needs={"secrets": ["JUDGE_KEY"], "network": True})
     status, out, _ = rove("info", "alice/doubling@1.0")
     assert status == 0
@@ -92,13 +90,15 @@ def test_info_shows_what_is_in_it(rove: Rove, hub: Path) -> None:
     ):
         assert words in out
     assert "network, key JUDGE_KEY" in rove("info", "alice/doubling")[1]
-    told = json.loads(rove("info", "alice/doubling", "--json")[1])
-    assert told["manifest"]["version"] == "1.1" and told["installed"] is None and len(told["index"]["versions"]) == 2
+    report = json.loads(rove("info", "alice/doubling", "--json")[1])
+    assert (
+        report["manifest"]["version"] == "1.1" and report["installed"] is None and len(report["index"]["versions"]) == 2
+    )
     status, _, err = rove("info", "doubling")
     assert status == 2 and "OWNER/NAME" in err
 
 
-def test_nothing_is_installed_without_a_yes(rove: Rove, hub: Path) -> None:
+def test_nothing_is_installed_without_confirmation(rove: Rove, hub: Path) -> None:
     status, out, err = rove("install", "alice/doubling")
     assert status == 2 and "doubling of alice" in out and "no terminal to ask in: give --yes" in err
     status, _, err = rove("eval", "alice/doubling", "-m", "scripted:oracle")
@@ -121,11 +121,11 @@ def test_environments_in_folders_are_listed_without_importing_them(rove: Rove) -
 
 
 @pytest.mark.broad
-def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) -> None:
+def test_an_environment_is_installed_evaluated_listed_and_uninstalled(rove: Rove, hub: Path) -> None:
     status, out, err = rove("install", "alice/doubling", "--yes", "--lock", "--json")
     assert status == 0, err
-    [made] = json.loads(out)
-    assert made["environment"] == "alice/doubling" and made["module"] == "doubling"
+    [installed] = json.loads(out)
+    assert installed["environment"] == "alice/doubling" and installed["module"] == "doubling"
     assert Path("rove.lock").read_text().count("[[environment]]") == 1
     status, out, err = rove("eval", "alice/doubling", "-m", "scripted:oracle", "-n", "2", "-r", "1", "--json")
     assert status == 0, err
@@ -140,7 +140,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     assert rove("uninstall", "alice/doubling", "--yes")[0] == 0
     status, _, err = rove("uninstall", "alice/doubling", "--yes")
     assert status == 1 and "is not installed; installed: none" in err
-    # from the lock alone, whatever the hub of the settings is
+    # installs the locked version, although the hub has a newer one
     publish(hub, version="2.0")
     assert json.loads(rove("install", "--yes", "--json")[1])[0]["version"] == "1.0"
     status, _, err = rove("install", "bob/triples", "--locked", "--yes")
@@ -152,7 +152,7 @@ def test_installing_evaluating_listing_and_taking_away(rove: Rove, hub: Path) ->
     assert status == 1 and "alice/doubling@1.0 does not match rove.lock: its manifest differs" in err
 
 
-def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
+def test_into_current_writes_a_lock_and_a_declined_install_fails(
     rove: Rove, hub: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(install, "install_into_current", lambda *words: None)
@@ -162,12 +162,12 @@ def test_a_lock_is_kept_also_of_this_interpreter_and_a_no_is_no_success(
     assert rove("install")[0] == 1
 
 
-def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
-    shown: list[tuple[str, str | None]] = []
+def test_a_hub_named_only_in_a_lock_receives_no_token(rove: Rove, monkeypatch: pytest.MonkeyPatch) -> None:
+    connections: list[tuple[str, str | None]] = []
 
     class Watched(Hub):
         def __init__(self, where: str, token: str | None = None):
-            shown.append((where, token or token_for(where)))
+            connections.append((where, token or token_for(where)))
             super().__init__("nowhere")
 
     monkeypatch.setattr(hubs, "Hub", Watched)
@@ -178,11 +178,11 @@ def test_a_hub_that_only_a_lock_names_is_shown_no_token(rove: Rove, monkeypatch:
     write_lock(Path("rove.lock"), [locked])
     for words in (["install", "--yes"], ["install", "--yes", "a/b", "--hub", "https://mine"]):
         assert rove(*words)[0] != 0
-    assert shown == [("https://evil", None), ("https://mine", "rove_mine")]
+    assert connections == [("https://evil", None), ("https://mine", "rove_mine")]
 
 
 @pytest.mark.broad
-def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_path: Path) -> None:
+def test_a_wheel_written_for_verifiers_v0_is_installed_and_evaluated(rove: Rove, tmp_path: Path) -> None:
     folder = tmp_path / "made"
     folder.mkdir()
     files = wheel_files("old-sums", "0.3", {"old_sums.py": V0.encode()}, "Requires-Dist: verifiers>=0.1.5\n")
@@ -211,14 +211,12 @@ def test_a_wheel_and_a_v0_package_that_knows_nothing_of_rove(rove: Rove, tmp_pat
         (["hub", "login", "http://127.0.0.1:9", "--no-token"], "no response from the hub"),
     ],
 )
-def test_what_is_wrong_is_told(rove: Rove, hub: Path, words: list[str], said: str) -> None:
+def test_invalid_commands_are_refused(rove: Rove, hub: Path, words: list[str], said: str) -> None:
     status, _, err = rove(*words)
     assert status in (1, 2) and said in err
 
 
-def test_login_keeps_a_folder_or_an_address(
-    rove: Rove, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_login_stores_the_hub_folder(rove: Rove, hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROVE_HUB")
     status, _, err = rove("search")
     assert status == 2 and "no hub is configured" in err
@@ -229,7 +227,7 @@ def test_login_keeps_a_folder_or_an_address(
     assert status == 2 and "not an existing folder" in err
 
 
-def test_without_a_hub_names_with_an_owner_are_modules_and_it_is_said(
+def test_without_a_hub_names_with_an_owner_are_modules_with_a_notice(
     rove: Rove, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.delenv("ROVE_HUB", raising=False)

@@ -12,11 +12,11 @@ from rove.cli import common
 from rove.cli.common import Heartbeat, StepProgress, progress, working
 
 WAIT_S = 30.0
-"""Fails a test whose heartbeat never comes."""
+"""A test fails if its heartbeat takes longer."""
 
 
 class Clock:
-    """Seconds that a test sets."""
+    """A clock whose time a test sets."""
 
     now = 0.0
 
@@ -38,7 +38,7 @@ def test_a_step_describes_its_counts_and_shows_them_when_it_takes_long():
 
 
 class Log(io.StringIO):
-    """A plain log that knows when a line with some text was written."""
+    """A plain log that signals when a given text was written."""
 
     def __init__(self, awaited: str):
         super().__init__()
@@ -55,16 +55,16 @@ class Log(io.StringIO):
 def test_a_plain_log_gets_a_line_while_a_step_runs(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(common, "Heartbeat", lambda print_line: Heartbeat(print_line, 0.01))
     log = Log("never written")
-    with progress(Console(file=log, width=200), "sft", 7) as tell:
-        tell(1, "loss 2.5")
-        tell.step("micro-batches [2", 0, 0)  # markup of others is printed as it is
-        tell.step("micro-batches", 2, 8)
+    with progress(Console(file=log, width=200), "sft", 7) as report:
+        report(1, "loss 2.5")
+        report.step("micro-batches [2", 0, 0)  # markup is printed literally
+        report.step("micro-batches", 2, 8)
         log.awaited = "sft 1/7  loss 2.5  micro-batches [2 0, micro-batches 2/8, "
         assert log.seen.wait(WAIT_S)
     assert "s in this step" in log.getvalue()
 
 
-def test_loading_is_announced_at_once_and_again():
+def test_loading_is_announced_at_once_and_repeatedly():
     log = Log("loading models/[x]: ")
     with working(Console(file=log, width=200), "loading models/[x]", every_s=0.01):
         assert log.getvalue().startswith("loading models/[x]\n")
@@ -83,6 +83,6 @@ def test_a_terminal_shows_the_progress_within_a_long_step(monkeypatch: pytest.Mo
     monkeypatch.setattr(common, "SHOW_AFTER_S", -1.0)
     out = io.StringIO()
     console = Console(file=out, force_terminal=True, width=100)
-    with progress(console, "rl", 5) as tell:
-        tell.step("rollouts", 3, 16)
+    with progress(console, "rl", 5) as report:
+        report.step("rollouts", 3, 16)
     assert "rollouts 3/16" in out.getvalue()

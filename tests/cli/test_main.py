@@ -1,4 +1,4 @@
-"""The commands as people type them: what they print, what they keep, what they refuse and with which exit status."""
+"""The commands: what they print, store and refuse, and their exit status."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @contextmanager
 def endpoint(*args: Any, **options: Any) -> Iterator[FaultEndpoint]:
-    """A `FaultEndpoint` in a thread of its own, so that a command can run in this one."""
+    """Run a `FaultEndpoint` in another thread, so that a command can run in this one."""
     loop = asyncio.new_event_loop()
     thread = threading.Thread(target=loop.run_forever)
     thread.start()
@@ -58,7 +58,7 @@ def endpoint(*args: Any, **options: Any) -> Iterator[FaultEndpoint]:
         loop.close()
 
 
-# Nothing heavy before it is needed
+# Startup without heavy imports
 
 HEAVY = ("torch", "transformers", "datasets", "tokenizers", "numpy", "matplotlib", "aiohttp.web")
 BARE = """
@@ -79,7 +79,7 @@ except SystemExit as ended:
 
 
 @pytest.mark.parametrize("work", ["import rove", HELP], ids=["import rove", "rove --help"])
-def test_starting_costs_little_and_loads_nothing_heavy(work: str, request: pytest.FixtureRequest):
+def test_startup_is_fast_and_imports_no_heavy_library(work: str, request: pytest.FixtureRequest):
     script = BARE.format(work=work, heavy=HEAVY)
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
     seconds, heavy = json.loads(done.stdout.splitlines()[-1])
@@ -96,11 +96,11 @@ def test_help_lists_the_options_of_every_command(rove: Rove, words: tuple[str, .
 
 
 def test_help_lists_the_commands(rove: Rove):
-    asked, bare = rove("--help"), rove()
-    assert asked.status == bare.status == 0
-    assert asked.out == bare.out
+    with_flag, bare = rove("--help"), rove()
+    assert with_flag.status == bare.status == 0
+    assert with_flag.out == bare.out
     for name in ("init", "eval", "model", "sft", "rl", "play", "demo"):
-        assert f"\n  {name} " in asked.out
+        assert f"\n  {name} " in with_flag.out
         assert "Usage: rove " + name in rove(name, "--help").out
 
 
@@ -148,7 +148,7 @@ def test_version(rove: Rove):
         (["init", "my-task", "--tools", "--mcp"], "--tools and --mcp exclude each other; choose one"),
     ],
 )
-def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
+def test_invalid_commands_are_refused_with_a_message(rove: Rove, words: list[str], message: str):
     done = rove(*words)
     assert done.status == 2
     assert message in done.err
@@ -157,14 +157,14 @@ def test_what_is_refused_and_how(rove: Rove, words: list[str], message: str):
     assert not Path("runs").exists()
 
 
-def test_a_model_that_nobody_serves_says_what_is_missing(rove: Rove):
+def test_an_unknown_model_is_refused_with_what_is_missing(rove: Rove):
     done = rove("eval", "tictactoe", "-m", "gpt-5-mini")
     assert done.status == 2
     assert "no API key for https://api.openai.com/v1: set OPENAI_API_KEY" in done.err
     assert "'gpt-5-mini' is neither a folder nor a scripted policy (scripted:optimal, scripted:random," in done.err
 
 
-def test_sft_on_what_is_no_run_says_so(rove: Rove):
+def test_sft_refuses_data_that_is_no_run_folder(rove: Rove):
     done = rove("sft", "--data", "runs/none", "-m", "models/none")
     assert done.status == 1
     assert done.err == "error: runs/none is not a run folder: it has no config.toml\n"
@@ -173,18 +173,18 @@ def test_sft_on_what_is_no_run_says_so(rove: Rove):
 # Evaluation
 
 
-def test_json_is_alone_on_stdout(rove: Rove):
+def test_json_output_is_alone_on_stdout(rove: Rove):
     done = rove("eval", *SMALL, "--json")
     assert done.status == 0
     summary = json.loads(done.out)
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (10, 10, 0)
     assert set(summary["functions"]) == {"win", "format", "invalid_move", "won", "drawn", "lost", "num_turns"}
     assert "10/10" in done.err
-    kept = json.loads((Path(summary.pop("run")) / "summary.json").read_bytes())
-    assert kept == summary
+    stored = json.loads((Path(summary.pop("run")) / "summary.json").read_bytes())
+    assert stored == summary
 
 
-def test_people_get_a_table_and_what_to_do_next(rove: Rove):
+def test_text_output_shows_the_result_and_the_next_command(rove: Rove):
     done = rove("eval", *SMALL)
     assert done.status == 0
     assert done.err == ""
@@ -193,7 +193,7 @@ def test_people_get_a_table_and_what_to_do_next(rove: Rove):
     assert max(map(len, done.out.splitlines())) <= 200
 
 
-def test_the_same_command_again_runs_nothing(rove: Rove):
+def test_repeating_a_command_runs_nothing(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)
     before = lines(first["run"])
     assert len(before) == 10
@@ -212,14 +212,14 @@ def test_more_examples_run_only_the_new_ones(rove: Rove):
     assert len(places) == len(set(places)) == 21
 
 
-def test_another_setting_is_another_run(rove: Rove):
+def test_another_setting_starts_another_run(rove: Rove):
     first = json.loads(rove("eval", *SMALL, "--json").out)["run"]
     second = json.loads(rove("eval", *SMALL, "--seed", "1", "--json").out)["run"]
     assert first != second
     assert len(lines(first)) == len(lines(second)) == 10
 
 
-def test_another_setting_in_the_same_folder_is_refused_with_what_differs(rove: Rove):
+def test_another_setting_in_the_same_folder_is_refused_with_the_differences(rove: Rove):
     rove("eval", *SMALL, "--run-dir", "runs/mine")
     before = lines("runs/mine")
     done = rove("eval", *SMALL, "--run-dir", "runs/mine", "-T", "0.5", "--env_args.num_groups", "2")
@@ -242,10 +242,10 @@ def test_a_run_folders_config_repeats_the_run(rove: Rove):
     again = json.loads(rove("eval", "@", f"{first['run']}/config.toml", "--json").out)
     assert again == first
     assert lines(first["run"]) == before
-    assert "fresh" not in tomllib.loads(Path(first["run"], "config.toml").read_text())["config"]
+    assert "overwrite" not in tomllib.loads(Path(first["run"], "config.toml").read_text())["config"]
 
 
-def test_settings_come_from_a_file_and_flags_win(rove: Rove):
+def test_settings_come_from_a_file_and_flags_take_precedence(rove: Rove):
     Path("mine.toml").write_text('env = "tictactoe"\nmodel = "scripted:random"\nnum_examples = 2\n')
     done = rove("eval", "@", "mine.toml", "-m", "scripted:optimal", "--rollouts_per_example=1", "--no-save", "--json")
     assert done.status == 0
@@ -253,19 +253,19 @@ def test_settings_come_from_a_file_and_flags_win(rove: Rove):
     assert json.loads(done.out)["rollouts"] == 2
 
 
-def test_nothing_is_kept_when_told_not_to(rove: Rove):
+def test_no_save_writes_no_files(rove: Rove):
     done = rove("eval", *SMALL, "--no-save", "--json")
     assert json.loads(done.out)["run"] is None
     assert list(Path().iterdir()) == []
 
 
-def test_training_examples_are_others(rove: Rove):
+def test_training_examples_differ_from_evaluation_examples(rove: Rove):
     runs = [json.loads(rove("eval", *SMALL, *more, "--json").out)["run"] for more in ([], ["--train"])]
     keys = [{r.example_key for r in Run(run).rollouts()} for run in runs]
     assert keys[0].isdisjoint(keys[1])
 
 
-# An endpoint that misbehaves
+# Endpoint faults
 
 
 def backwards(body: dict[str, Any]) -> str:
@@ -276,7 +276,7 @@ def remote(server: FaultEndpoint, *words: str) -> tuple[str, ...]:
     return ("eval", "reverse_text", "-b", server.base_url, "-m", "someone/model", "-r", "1", "--json", *words)
 
 
-def test_an_endpoint_that_is_busy_is_asked_again(rove: Rove):
+def test_requests_to_a_busy_endpoint_are_retried(rove: Rove):
     with endpoint(["429", "429"], backwards) as server:
         done = rove(*remote(server, "-n", "3"))
     summary = json.loads(done.out)
@@ -287,10 +287,10 @@ def test_an_endpoint_that_is_busy_is_asked_again(rove: Rove):
     assert summary["prompt_tokens"] == 9
 
 
-def test_an_endpoint_that_fails_is_counted_apart_from_rewards(rove: Rove):
+def test_endpoint_failures_are_counted_separately_from_rewards(rove: Rove):
     with endpoint("500") as server:
         done = rove(*remote(server, "-n", "3", "--max-retries", "1"))
-    assert done.status == 1  # nothing at all could be scored
+    assert done.status == 1  # no rollout was scored
     summary = json.loads(done.out)
     assert (summary["rollouts"], summary["scored"], summary["failed"]) == (3, 0, 3)
     assert summary["reward"]["mean"] is None
@@ -305,7 +305,7 @@ def test_an_endpoint_that_fails_is_counted_apart_from_rewards(rove: Rove):
 
 
 @pytest.mark.broad
-def test_each_fault_hurts_its_own_rollout_only_and_can_be_made_good(rove: Rove):
+def test_a_fault_fails_only_its_own_rollout_and_a_repeat_retries_it(rove: Rove):
     bad: dict[str, str] = {}
 
     def fault(number: int, body: dict[str, Any]) -> str:
@@ -320,18 +320,18 @@ def test_each_fault_hurts_its_own_rollout_only_and_can_be_made_good(rove: Rove):
         assert first["reward"]["mean"] == pytest.approx(1.2)
         assert sum(first["errors"].values()) == 5
         assert {label.split(":")[0] for label in first["errors"]} == {"model"}
-        asked = server.requests
+        requests_before = server.requests
         server.faults = "ok"
-        human = rove(*[word for word in words if word != "--json"])
+        repeated = rove(*[word for word in words if word != "--json"])
         second = Run(first["run"]).summary()
-    assert server.requests == asked + 5
+    assert server.requests == requests_before + 5
     assert second is not None
     assert (second["scored"], second["failed"]) == (6, 0)
-    assert "6 of 6 rollouts scored" in human.out
-    assert "failure" not in human.out
+    assert "6 of 6 rollouts scored" in repeated.out
+    assert "failure" not in repeated.out
 
 
-def test_people_are_told_what_failed(rove: Rove):
+def test_text_output_names_the_failures(rove: Rove):
     with endpoint("500") as server:
         done = rove(*(word for word in remote(server, "-n", "2", "--max-retries", "0") if word != "--json"))
     assert done.status == 1
@@ -346,7 +346,7 @@ def test_fail_fast_stops_at_the_first_failure(rove: Rove):
     assert "error: model: InfraError" in done.err
 
 
-def test_the_key_goes_where_it_was_meant_for_and_nowhere_else(rove: Rove, monkeypatch: pytest.MonkeyPatch):
+def test_a_named_key_is_required_and_sent_instead_of_the_default_key(rove: Rove, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("OPENAI_API_KEY", "sk-openai")
     with endpoint("ok") as server:
         done = rove(*remote(server, "-n", "1", "-k", "OTHER_KEY"))
@@ -357,7 +357,7 @@ def test_the_key_goes_where_it_was_meant_for_and_nowhere_else(rove: Rove, monkey
         assert server.headers[0]["Authorization"] == "Bearer sk-other"
 
 
-# Environments of one's own
+# User environments
 
 FLAWED = """
 import rove as vf
@@ -390,7 +390,7 @@ def test_a_reward_function_that_raises_fails_its_rollout_only(rove: Rove, tmp_pa
     assert all(record.error and "the answer key is lost" in record.error.traceback for record in failed)
 
 
-def test_text_that_looks_like_markup_is_shown_as_it_is(rove: Rove, tmp_path: Path):
+def test_text_like_markup_is_printed_literally(rove: Rove, tmp_path: Path):
     environment(tmp_path / "mine", "flawed", FLAWED)
     done = rove("play", "flawed", "--env-dir", "mine", "-a", '{"num_examples": 1}', stdin="[/green]\n")
     assert done.status == 0
@@ -406,19 +406,21 @@ def test_text_that_looks_like_markup_is_shown_as_it_is(rove: Rove, tmp_path: Pat
         pytest.param("--mcp", (100, 100), {"find_calls"}, marks=pytest.mark.broad),
     ],
 )
-def test_a_new_environment_works_at_once(rove: Rove, kind: str, rows: tuple[int, int], tools: set[str]):
-    made = rove("init", "my-task", *[kind][: len(kind)])
-    assert made.status == 0
-    assert "rove eval my_task -m scripted:oracle" in made.out
-    assert "rove build environments/my_task" in made.out
+def test_a_new_environment_works_immediately(rove: Rove, kind: str, rows: tuple[int, int], tools: set[str]):
+    created = rove("init", "my-task", *[kind][: len(kind)])
+    assert created.status == 0
+    assert "rove eval my_task -m scripted:oracle" in created.out
+    assert "rove build environments/my_task" in created.out
     project = tomllib.loads(Path("environments/my_task/pyproject.toml").read_text())["project"]
     assert project["entry-points"]["rove.environments"] == {"my-task": "my_task"}
     summary = json.loads(rove("eval", "my-task", "-m", "scripted:oracle", "-n", "4", "--json").out)
     assert (summary["scored"], summary["failed"]) == (12, 0)
     assert summary["reward"]["mean"] >= 1.0
-    assert {name for name, told in summary["functions"].items() if told["mean"] and "calls" in name} >= tools
-    games = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
-    assert games["scored"] == 3 * rows[0]
+    assert {
+        name for name, statistics in summary["functions"].items() if statistics["mean"] and "calls" in name
+    } >= tools
+    training_summary = json.loads(rove("eval", "my_task", "-m", "scripted:oracle", "--train", "-n", "-1", "--json").out)
+    assert training_summary["scored"] == 3 * rows[0]
     env = load_environment("my-task")
     trained, held_out = ({example_key(row) for row in rows} for rows in (env.get_dataset(), env.get_eval_dataset()))
     assert (len(trained), len(held_out)) == rows
@@ -438,7 +440,7 @@ def test_a_new_environment_has_tests_that_pass(rove: Rove, kind: str):
     assert "3 passed" in tested.stdout
 
 
-# Playing
+# rove play
 
 MOVES = "".join(f"{square}\n" for square in range(9)) * 5
 
@@ -452,8 +454,8 @@ def test_a_person_plays_against_a_model(rove: Rove):
     assert any(end in done.out for end in ("You win.", "You lose.", "Draw."))
     assert "the same game again: --seed 1" in done.out
     assert rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", stdin="what?\n" + MOVES).out == done.out
-    apart = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", "--isolated", stdin="what?\n" + MOVES)
-    assert apart.out == done.out
+    isolated = rove("play", "tictactoe", "-m", "scripted:teacher", "--seed", "1", "--isolated", stdin="what?\n" + MOVES)
+    assert isolated.out == done.out
 
 
 def test_a_person_takes_the_models_role(rove: Rove):
@@ -473,14 +475,14 @@ def test_a_person_watches(rove: Rove):
     assert "reward of the model: " in done.out
 
 
-def test_where_there_is_no_second_role_one_watches(rove: Rove):
+def test_without_a_second_role_the_person_watches(rove: Rove):
     done = rove("play", "reverse_text", "-m", "scripted:oracle", "--seed", "1")
     assert done.status == 0
     assert "'reverse_text' has no second role" in done.out
     assert "reward of the model: 1.20" in done.out
 
 
-def test_a_model_behind_an_endpoint_is_asked_by_its_name(rove: Rove):
+def test_requests_to_an_endpoint_contain_the_model_name(rove: Rove):
     with endpoint("ok", backwards) as server:
         done = rove("play", "reverse_text", "-b", server.base_url, "-m", "someone/model", "--watch")
     assert done.status == 0
@@ -497,7 +499,7 @@ def test_the_end_of_input_ends_the_game_without_a_traceback(rove: Rove):
 
 
 class Watched:
-    """Coroutines that say how they ended."""
+    """Coroutines that log how they ended."""
 
     def __init__(self) -> None:
         self.log: list[str] = []
@@ -530,7 +532,7 @@ class Watched:
 
 
 @pytest.mark.parametrize("work", ["wait_with_helper", "work"])
-def test_ctrl_c_ends_what_waits_and_what_works_and_lets_both_clean_up(work: str):
+def test_ctrl_c_stops_waiting_and_running_coroutines_after_their_cleanup(work: str):
     watched, before = Watched(), signal.getsignal(signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         run_async(getattr(watched, work)())
@@ -538,7 +540,7 @@ def test_ctrl_c_ends_what_waits_and_what_works_and_lets_both_clean_up(work: str)
     assert signal.getsignal(signal.SIGINT) is before
 
 
-def test_what_a_coroutine_returns_or_raises_comes_through():
+def test_run_async_returns_the_result_or_raises_the_error():
     async def answer(value: int) -> int:
         return 1 // value
 
@@ -547,7 +549,7 @@ def test_what_a_coroutine_returns_or_raises_comes_through():
         run_async(answer(0))
 
 
-def test_ctrl_c_says_that_the_same_command_continues(rove: Rove, tmp_path: Path):
+def test_ctrl_c_prints_that_the_same_command_continues(rove: Rove, tmp_path: Path):
     source = FLAWED.replace('return state["answer"]', "import signal; signal.raise_signal(signal.SIGINT)")
     environment(tmp_path / "environments", "flawed", source)
     done = rove("eval", "flawed", "-m", "scripted:knows")
@@ -569,16 +571,16 @@ def test_a_failed_start_leaves_no_run_folder(rove: Rove, tmp_path: Path):
     assert not Path("runs").exists()
 
 
-# Models made on the spot
+# New models
 
 
 @pytest.mark.parametrize(
     "arch", ["llama", *[pytest.param(arch, marks=pytest.mark.broad) for arch in ("qwen3", "lfm2")]]
 )
-def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
-    made = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")
-    assert made.status == 0
-    assert json.loads(made.out)["path"] == "models/mine"
+def test_a_new_model_produces_valid_rollouts_without_wins(rove: Rove, arch: str):
+    created = rove("model", "new", "--env", "tictactoe", "--arch", arch, "--games", "20", "-o", "models/mine", "--json")
+    assert created.status == 0
+    assert json.loads(created.out)["path"] == "models/mine"
     assert sorted(os.listdir("models")) == ["mine"]
     assert {"config.json", "model.safetensors", "tokenizer.json"} <= set(os.listdir("models/mine"))
     summary = json.loads(rove("eval", "tictactoe", "-m", "models/mine", "-n", "3", "-r", "2", "-t", "6", "--json").out)
@@ -591,15 +593,15 @@ def test_a_new_model_plays_badly_but_by_the_protocol(rove: Rove, arch: str):
             assert 1 <= len(step.tokens.completion_ids) <= 6
 
 
-def test_a_new_model_is_there_whole_or_not_at_all(rove: Rove):
+def test_a_new_model_folder_is_written_atomically(rove: Rove):
     new = ("model", "new", "--env", "reverse_text", "--games", "5", "-o", "models/mine")
-    draft = Path("models/.mine.draft")  # what a kill leaves
+    draft = Path("models/.mine.draft")  # a killed process leaves this folder
     draft.mkdir(parents=True)
     (draft / "config.json").write_text("{")
     (draft / "junk").touch()
-    made = rove(*new)
-    assert (made.status, "random weights of seed 0" in made.out) == (0, True)
-    assert "rove eval reverse_text -m scripted:NAME --train -n 1000; NAME is " in made.out
+    created = rove(*new)
+    assert (created.status, "random weights of seed 0" in created.out) == (0, True)
+    assert "rove eval reverse_text -m scripted:NAME --train -n 1000; NAME is " in created.out
     assert sorted(os.listdir("models")) == ["mine"]
     assert "junk" not in os.listdir("models/mine")
     refused = rove(*new)
@@ -614,14 +616,14 @@ def test_a_new_model_for_an_environment_without_policies_needs_a_teacher(rove: R
         "def load_environment():\n"
         "    return vf.SingleTurnEnv(dataset=[{'question': 'how?'}], rubric=vf.Rubric([lambda: 1.0]))\n"
     )
-    made = rove("model", "new", "--env", "bare", "--seed", "3", "-o", "models/bare")
-    assert (made.status, "random weights of seed 3" in made.out) == (0, True)
-    assert "rove eval bare -m MODEL --train -n 1000; MODEL is a teacher" in made.out
-    assert "scripted:" not in made.out
+    created = rove("model", "new", "--env", "bare", "--seed", "3", "-o", "models/bare")
+    assert (created.status, "random weights of seed 3" in created.out) == (0, True)
+    assert "rove eval bare -m MODEL --train -n 1000; MODEL is a teacher" in created.out
+    assert "scripted:" not in created.out
 
 
 @pytest.mark.broad
-def test_an_edited_environment_is_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_edited_environment_starts_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     code = """
 import rove as vf
@@ -644,15 +646,13 @@ def right():
 
 
 @pytest.mark.parametrize(("rank", "told"), [("0", True), ("1", False)])
-def test_of_several_processes_one_says_what_is_wrong(
-    rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool
-):
+def test_config_errors_are_reported_once_per_node(rove: Rove, monkeypatch: pytest.MonkeyPatch, rank: str, told: bool):
     monkeypatch.setenv("LOCAL_RANK", rank)  # as torchrun does
     done = rove("rl", "tictactoe", "-m", "x", "--stepz", "3")
     assert (done.status, "unknown setting 'stepz'" in done.err) == (2, told)
 
 
-def test_every_command_looks_for_garbage_less_often():
+def test_every_command_sets_the_garbage_collection_thresholds():
     before = gc.get_threshold()
     try:
         CliRunner().invoke(cli, ["rl", "--help"])

@@ -1,4 +1,4 @@
-"""Markdown for pull requests: text of strangers stays text."""
+"""Markdown for pull requests: untrusted text is escaped."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ HOSTILE = [
 
 
 def tokens(text: str) -> list[str]:
-    """Types of everything that Markdown makes of a text, but paragraphs and plain text."""
+    """Return the types of the Markdown tokens of a text, except paragraphs and plain text."""
     found: list[str] = []
     for token in MarkdownIt("gfm-like", {"linkify": False, "html": True}).parse(text):
         found += [child.type for child in token.children or [token]]
@@ -41,7 +41,7 @@ def tokens(text: str) -> list[str]:
 
 
 @pytest.mark.parametrize("text", HOSTILE)
-def test_hostile_text_stays_text(text: str):
+def test_hostile_text_is_escaped(text: str):
     assert tokens(f"a {plain(text)}") == []
     assert tokens(f"a {code(text)}") == ["code_inline"]
     table = f"| a | b |\n|---|---|\n| {code(text)} | {plain(text)} |\n"
@@ -53,13 +53,13 @@ def test_hostile_text_stays_text(text: str):
 
 
 @given(st.text(max_size=300))
-def test_no_text_is_more_than_a_line_or_longer_than_allowed(text: str):
+def test_escaped_text_is_one_line_of_limited_length(text: str):
     for shown in (plain(text), code(text)):
         assert len(shown.splitlines()) <= 1
         assert len(shown) <= 3 * MAX_TEXT + 10
 
 
-def test_mentions_and_addresses_are_broken():
+def test_mentions_and_addresses_are_escaped_and_long_text_is_truncated():
     assert plain("@all") == "\\@\u2060all"
     assert plain("https://a") == "https\\://a"
     assert plain("WWW.a") == "WWW\\.a"
@@ -71,17 +71,17 @@ def record(example: int, reward: float, name: str) -> RolloutRecord:
     return make_record(example_key=f"key{example}", example_id=example, rollout_index=0, scores=scores)
 
 
-def test_a_comparison_is_a_table_of_every_value():
+def test_a_comparison_is_a_table_with_every_value():
     name = "win|<b>"
     a = [record(i, 0.0, name) for i in range(20)]
     b = [record(i, float(i > 4), name) for i in range(20)]
-    written = comparison_markdown(compare(a, b, names=("old", "ne`w|")), {"temperature": [0.0, None]})
-    lines = written.splitlines()
+    markdown = comparison_markdown(compare(a, b, names=("old", "ne`w|")), {"temperature": [0.0, None]})
+    lines = markdown.splitlines()
     table = [line for line in lines if line.startswith("|")]
     assert {line.count("|") for line in table} == {7}
     assert table[0].startswith("| value | `old` | ``ne`w\u2502`` |")
     assert table[2].startswith("| `reward` | 0 | 0.750 | +0.750 |") and table[2].endswith("| higher |")
     assert table[3].startswith("| `win\u2502<b>` |")
     assert lines[0].startswith("**ne\\`w\\| is better than old\\: reward +0.750")
-    assert "higher on 15, equal on 5, lower on 0 examples" in written
+    assert "higher on 15, equal on 5, lower on 0 examples" in markdown
     assert lines[-1] == "- `temperature`: `0.0` → not set"

@@ -1,4 +1,4 @@
-"""`rove play` in environments that ask others: a person, or a model that is named, sits where `rove.query` asks."""
+"""`rove play` in environments with model roles: a person or a named model answers `rove.query`."""
 
 from __future__ import annotations
 
@@ -74,25 +74,27 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 
 @asynccontextmanager
-async def at_table(
+async def play_session(
     folder: Path, roles: Sequence[str], has_model: bool = True, **args: Any
 ) -> AsyncIterator[tuple[Any, Any]]:
-    """Games of that environment at a table: what asks for its state when that is as wanted, and what acts."""
+    """Play games in the browser's session; yield a function that waits for a state and one that sends an action."""
     env = load_environment("haggle", str(folder / "mine"), **args)
     player: Client | None = vf.ScriptedClient(env.policies["buyer"]) if has_model else None
-    table = PlaySession("haggle", "buyer" if has_model else "", roles)
+    session = PlaySession("haggle", "buyer" if has_model else "", roles)
 
-    def keep(game: vf.RolloutRecord) -> str:
-        return str(keep_game(folder / "kept", {"env": "haggle", "model": "buyer", "role": table.role}, game))
+    def store_game(game: vf.RolloutRecord) -> str:
+        return str(keep_game(folder / "kept", {"env": "haggle", "model": "buyer", "role": session.role}, game))
 
     async def games() -> None:
         for seed in range(10):
-            asked = PlayRoles({}, lambda role: PlayClient(table, None, role) if table.is_person_role(role) else None)
-            record = await one_game(env, PlayClient(table, player), "m", SamplingParams(), seed, asked)
-            table.add_roles(asked.used if has_model else ())
-            await table.finish(record)
+            play_roles = PlayRoles(
+                {}, lambda role: PlayClient(session, None, role) if session.is_person_role(role) else None
+            )
+            record = await one_game(env, PlayClient(session, player), "m", SamplingParams(), seed, play_roles)
+            session.add_roles(play_roles.used if has_model else ())
+            await session.finish(record)
 
-    async with TestClient(TestServer(make_play_app(table, keep))) as client:
+    async with TestClient(TestServer(make_play_app(session, store_game))) as client:
 
         async def state(wanted: Callable[[dict[str, Any]], Any]) -> dict[str, Any]:
             found = await (await client.get("/api/game")).json()
@@ -111,7 +113,7 @@ async def at_table(
             task.cancel()
 
 
-def test_without_a_word_the_environment_asks_whom_it_always_asks(rove: Rove):
+def test_without_options_the_environment_queries_its_own_models(rove: Rove):
     done = rove(*PLAY)
     assert done.status == 0, done.err
     assert "'haggle' has no second role, so you watch" in done.out and "Too little." in done.out
@@ -119,7 +121,7 @@ def test_without_a_word_the_environment_asks_whom_it_always_asks(rove: Rove):
     assert "play one of its other roles yourself: --model-role seller" in done.out
 
 
-def test_a_person_sits_where_it_asks_by_name(rove: Rove):
+def test_a_person_takes_a_named_role(rove: Rove):
     done = rove(*PLAY, "--model-role", "seller", stdin="Never.\nSold.\n")
     assert done.status == 0, done.err
     assert "user to seller\nThe buyer says: 10?" in done.out and "The buyer says: 20?" in done.out
@@ -128,15 +130,15 @@ def test_a_person_sits_where_it_asks_by_name(rove: Rove):
     assert rove(*PLAY, "--model-role", "sell*", stdin="Never.\nSold.\n").out == done.out
 
 
-def test_a_model_that_is_named_sits_there_also_for_a_person_in_the_models_role(rove: Rove):
+def test_a_named_model_takes_a_role_also_when_a_person_plays_the_main_role(rove: Rove):
     done = rove(*PLAY, "--model-role", "seller=scripted:yes")
     assert (done.status, "reward of the model: 1.00" in done.out) == (0, True), done.out + done.err
-    mine = rove(*PLAY[:-2], "--model-role", "seller=scripted:yes", stdin="Five?\n")
-    assert (mine.status, "your reward: 1.00" in mine.out) == (0, True), mine.out + mine.err
-    assert "you as seller" not in mine.out
+    with_person = rove(*PLAY[:-2], "--model-role", "seller=scripted:yes", stdin="Five?\n")
+    assert (with_person.status, "your reward: 1.00" in with_person.out) == (0, True), with_person.out + with_person.err
+    assert "you as seller" not in with_person.out
 
 
-def test_a_name_that_nobody_was_asked_by_is_told(rove: Rove):
+def test_a_role_that_was_never_queried_is_reported(rove: Rove):
     done = rove(*PLAY, "--model-role", "judge")
     assert done.status == 0
     assert "the environment never queried the role 'judge'; it queried: seller" in done.out
@@ -174,7 +176,7 @@ def test_a_role_for_the_person_needs_a_model():
     assert read_roles(["b=x", "a"], watch=False, has_model=True) == RoleOptions(["a"], {"b": "x"})
 
 
-async def test_the_person_comes_before_models_and_these_before_whom_the_environment_asks():
+async def test_a_person_precedes_named_models_and_these_precede_the_environments_own():
     one, other, own = (vf.ScriptedClient(lambda messages, state, rng: "", name) for name in ("1", "2", "own"))
     roles = PlayRoles({"a*": one}, lambda role: other if role == "ab" else None)
     assert [roles.get(role, own) for role in ("ab", "ac", "b")] == [other, one, own]
@@ -182,33 +184,33 @@ async def test_the_person_comes_before_models_and_these_before_whom_the_environm
     assert [folder_of(role) for role in ("model", "player *", "*")] == ["by-person", "as-player", "as-any"]
 
 
-def over(now: dict[str, Any]) -> bool:
+def is_over(now: dict[str, Any]) -> bool:
     return now["over"]
 
 
-def asked(now: dict[str, Any]) -> bool:
+def has_prompt(now: dict[str, Any]) -> bool:
     return now["prompt"] is not None
 
 
-async def haggled(folder: Path) -> None:
-    """A game in which the person sells at the second try, and one that it watches."""
-    async with at_table(folder, ["seller", "none", "model"]) as (state, act):
-        found = await state(asked)
+async def play_and_watch(folder: Path) -> None:
+    """Play a game in which the person sells at the second offer, then watch another one."""
+    async with play_session(folder, ["seller", "none", "model"]) as (state, act):
+        found = await state(has_prompt)
         assert (found["prompt"]["role"], found["prompt"]["legal"]) == ("seller", None)
         assert found["prompt"]["messages"] == [{"role": "user", "content": "The buyer says: 10?"}]
         await act("move", number=found["number"], text="Never.")
-        await act("move", number=(await state(asked))["number"], text="Sold.")
-        assert (await state(over))["scores"]["reward"] == 1.0
+        await act("move", number=(await state(has_prompt))["number"], text="Sold.")
+        assert (await state(is_over))["scores"]["reward"] == 1.0
         await act("keep")
-        await act("again", role="none")  # whom the environment asks says something else
-        found = await state(lambda now: over(now) and now["role"] == "none")
+        await act("again", role="none")  # the environment's own model answers differently
+        found = await state(lambda now: is_over(now) and now["role"] == "none")
         assert (found["scores"]["reward"], found["model_roles"]) == (0.0, ["seller", "none", "model"])
 
 
-def test_at_the_table_a_person_takes_a_role_by_name_and_the_game_is_a_case(rove: Rove, tmp_path: Path):
-    asyncio.run(haggled(tmp_path))
-    [kept] = Run(tmp_path / "kept").rollouts()
-    assert [step.completion[0]["content"] for step in kept.model_roles["seller"]] == ["Never.", "Sold."]
+def test_a_game_of_a_person_in_a_role_is_stored_as_a_replay_case(rove: Rove, tmp_path: Path):
+    asyncio.run(play_and_watch(tmp_path))
+    [game] = Run(tmp_path / "kept").rollouts()
+    assert [step.completion[0]["content"] for step in game.model_roles["seller"]] == ["Never.", "Sold."]
     again = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:buyer", "--replay", "kept")
     assert (again.status, "0 of 1 games have a lower reward" in again.out) == (0, True), again.out + again.err
     other = rove("play", "haggle", "--env-dir", "mine", "-m", "scripted:no", "--replay", "kept")
@@ -216,31 +218,31 @@ def test_at_the_table_a_person_takes_a_role_by_name_and_the_game_is_a_case(rove:
 
 
 @pytest.mark.usefixtures("rove")
-async def test_roles_that_were_asked_are_offered_and_two_questions_at_once_come_one_by_one(tmp_path: Path):
-    async with at_table(tmp_path, ["none", "model"], turns=1, sellers=2) as (state, act):
-        assert (await state(over))["model_roles"] == ["none", "model", "seller"]
+async def test_queried_roles_are_offered_and_concurrent_queries_are_shown_in_turn(tmp_path: Path):
+    async with play_session(tmp_path, ["none", "model"], turns=1, sellers=2) as (state, act):
+        assert (await state(is_over))["model_roles"] == ["none", "model", "seller"]
         await act("again", role="seller")
         for text in ("Never.", "Sold."):
-            found = await state(asked)
+            found = await state(has_prompt)
             assert found["prompt"]["messages"][0]["content"] == "The buyer says: 10?"
             await act("move", number=found["number"], text=text)
-        assert (await state(lambda now: over(now) and now["role"] == "seller"))["scores"]["reward"] == 1.0
+        assert (await state(lambda now: is_over(now) and now["role"] == "seller"))["scores"]["reward"] == 1.0
 
 
 @pytest.mark.usefixtures("rove")
-async def test_a_person_in_the_models_role_answers_wherever_the_model_is_asked(tmp_path: Path):
-    async with at_table(tmp_path, ["model"], has_model=False, own_model=True) as (state, act):
-        found = await state(asked)
+async def test_a_person_in_the_main_role_answers_every_query_of_the_model(tmp_path: Path):
+    async with play_session(tmp_path, ["model"], has_model=False, own_model=True) as (state, act):
+        found = await state(has_prompt)
         assert found["prompt"]["role"] == ""
         await act("move", number=found["number"], text="10?")
-        found = await state(asked)
+        found = await state(has_prompt)
         assert found["prompt"]["role"] == "seller"
         await act("move", number=found["number"], text="Sold.")
-        found = await state(over)
+        found = await state(is_over)
         assert (found["scores"]["reward"], found["model_roles"]) == (1.0, ["model"])
 
 
-def test_at_the_terminal_too(rove: Rove):
+def test_a_person_at_the_terminal_answers_every_query_of_the_model(rove: Rove):
     words = (*PLAY[:-2], "-a", '{"own_model": true}')
     done = rove(*words, stdin="10?\nSold.\n")
     assert done.status == 0, done.err

@@ -1,4 +1,4 @@
-"""`rove report` as people type it."""
+"""`rove report` from the command line."""
 
 from __future__ import annotations
 
@@ -24,10 +24,10 @@ def test_a_report_is_written_into_the_run_folder(rove: Rove):
     page = Path("runs/mine/report.html").read_text(encoding="utf-8")
     assert page.startswith("<!doctype html>")
     assert page.count('"rollout_index":') == 6
-    assert rove("eval", *SMALL).status == 0  # still a run
+    assert rove("eval", *SMALL).status == 0  # the run folder stays valid
 
 
-def test_a_report_goes_where_it_is_told_with_as_many_rollouts(rove: Rove):
+def test_output_path_and_number_of_rollouts_can_be_set(rove: Rove):
     assert rove("report", "runs/mine", "-o", "sent/it.html", "--rollouts", "2").status == 0
     assert Path("sent/it.html").read_text(encoding="utf-8").count('"rollout_index":') == 2
     assert not Path("runs/mine/report.html").exists()
@@ -49,7 +49,7 @@ def test_the_command_that_a_report_names_repeats_the_evaluation(rove: Rove):
     assert first == second
 
 
-def test_what_is_no_evaluation_is_refused(rove: Rove):
+def test_invalid_run_folders_and_options_are_refused(rove: Rove):
     done = rove("report", "runs/none")
     assert (done.status, done.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
     assert not Path("runs/none").exists()

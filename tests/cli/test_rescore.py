@@ -1,4 +1,4 @@
-"""`rove rescore` as people type it."""
+"""`rove rescore` from the command line."""
 
 from __future__ import annotations
 
@@ -37,13 +37,13 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
     return in_this_process(tmp_path, monkeypatch, capsys)
 
 
-def said(done: Any) -> dict[str, Any]:
-    """What a command printed as JSON."""
+def json_output(done: Any) -> dict[str, Any]:
+    """Return the JSON that a command printed."""
     return json.loads(done.out)
 
 
 def test_a_run_is_rescored_and_can_be_compared(rove: Rove):
-    old = said(rove("eval", *SMALL))
+    old = json_output(rove("eval", *SMALL))
     done = rove("rescore", old["run"])
     assert (done.status, done.err) == (0, "")
     assert "8 of 8 rollouts scored" in done.out
@@ -51,27 +51,27 @@ def test_a_run_is_rescored_and_can_be_compared(rove: Rove):
     assert new.startswith("runs/tictactoe--scripted-random--rescored--")
     assert f"rove compare {old['run']} {new}" in done.out
     assert Run(new).config()["config"]["model"] == "scripted:random"
-    compared = said(rove("compare", old["run"], new, "--json"))
+    compared = json_output(rove("compare", old["run"], new, "--json"))
     assert (compared["ties"], compared["wins"], compared["losses"]) == (4, 0, 0)
     assert list(compared["settings"]) == ["rescored"]
 
 
-def test_the_same_command_again_rescores_nothing(rove: Rove):
-    old = said(rove("eval", *SMALL))["run"]
+def test_repeating_the_command_rescores_nothing(rove: Rove):
+    old = json_output(rove("eval", *SMALL))["run"]
     first = rove("rescore", old, "--json")
     assert "8/8" in first.err
-    before = lines(said(first)["run"])
-    again = said(rove("rescore", old, "--json"))
-    assert again == said(first)
+    before = lines(json_output(first)["run"])
+    again = json_output(rove("rescore", old, "--json"))
+    assert again == json_output(first)
     assert lines(again["run"]) == before
 
 
-def test_arguments_go_over_those_of_the_run(rove: Rove, tmp_path: Path):
+def test_arguments_override_those_of_the_run(rove: Rove, tmp_path: Path):
     environment(tmp_path / "mine", "guess", GUESS.format(good=1.0))
     eval_words = ("guess", "-m", "scripted:knows", "--env-dir", "mine", "-a", '{"ask": "What"}', "--json")
-    old = said(rove("eval", *eval_words))["run"]
+    old = json_output(rove("eval", *eval_words))["run"]
     done = rove("rescore", old, "-a", '{"num_examples": 2}', "--into", "runs/new", "--json")
-    summary = said(done)
+    summary = json_output(done)
     assert (summary["scored"], summary["run"]) == (6, "runs/new")
     assert summary["rescored"] == {"run": old, "failed": 0, "gone": 3}
     assert Run("runs/new").config()["identity"]["env_args"] == {"ask": "What", "num_examples": 2}
@@ -79,8 +79,8 @@ def test_arguments_go_over_those_of_the_run(rove: Rove, tmp_path: Path):
     assert "left out: 3 rollouts whose examples the dataset no longer has" in human.out
 
 
-def test_another_folder_is_asked_for_or_fresh(rove: Rove):
-    old = said(rove("eval", *SMALL))["run"]
+def test_other_arguments_require_another_folder_or_overwrite(rove: Rove):
+    old = json_output(rove("eval", *SMALL))["run"]
     assert rove("rescore", old, "--into", "runs/new").status == 0
     words = ("rescore", old, "--into", "runs/new", "-a", '{"max_turns": 9}')
     refused = rove(*words)
@@ -94,8 +94,8 @@ def test_another_folder_is_asked_for_or_fresh(rove: Rove):
     assert len(lines(old)) == 8
 
 
-def test_an_environment_that_has_changed_too_much_gives_no_score(rove: Rove):
-    old = said(rove("eval", *SMALL))["run"]
+def test_a_replay_that_differs_fails_without_a_score(rove: Rove):
+    old = json_output(rove("eval", *SMALL))["run"]
     done = rove("rescore", old, "-a", '{"max_turns": 1}')
     assert done.status == 1
     assert (
@@ -105,14 +105,14 @@ def test_an_environment_that_has_changed_too_much_gives_no_score(rove: Rove):
     assert "left out" not in done.out
 
 
-def test_failed_rollouts_are_told(rove: Rove, tmp_path: Path):
+def test_excluded_failed_rollouts_are_reported(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "guess", GUESS.format(good="1.0"))
     done = rove("eval", "guess", "-m", "scripted:forgets", "--run-dir", "runs/old")
     assert "3 failed" in done.out
     assert "left out: 3 failed rollouts" in rove("rescore", "runs/old").out
 
 
-def test_what_cannot_be_rescored_is_refused(rove: Rove):
+def test_invalid_runs_are_refused(rove: Rove):
     nowhere = rove("rescore", "runs/none")
     assert (nowhere.status, nowhere.err) == (1, "error: runs/none is not a run folder: it has no config.toml\n")
     made_run(Path("runs/rl"), [record()], kind="rl")

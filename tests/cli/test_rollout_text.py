@@ -7,7 +7,7 @@ from rove.core.messages import AssistantMessage, UserMessage
 from rove.core.records import ErrorInfo, Scores
 
 
-def test_a_rollout_tells_who_said_what_and_what_it_scored():
+def test_rollout_text_contains_messages_and_scores():
     record = record_of(
         prompt=[UserMessage("2 + 2?")],
         completion=[AssistantMessage("4 [bold]")],
@@ -21,7 +21,7 @@ def test_a_rollout_tells_who_said_what_and_what_it_scored():
     ]
 
 
-def test_tool_calls_and_failures_are_told_and_long_texts_cut():
+def test_tool_calls_and_failures_are_shown_and_long_texts_truncated():
     call = {"id": "1", "type": "function", "function": {"name": "add", "arguments": '{"a": 2}'}}
     message = AssistantMessage("a" * 5000)
     message["tool_calls"] = [call]
@@ -33,7 +33,7 @@ def test_tool_calls_and_failures_are_told_and_long_texts_cut():
     assert len(text) < 2500
 
 
-def test_calls_that_are_none_are_shown_as_they_are():
+def test_malformed_tool_calls_are_shown_unchanged():
     message = AssistantMessage(
         "so", tool_calls=[None, {"function": "f"}, {"function": {"name": "f", "arguments": "x" * 9999}}]
     )

@@ -1,4 +1,4 @@
-"""`rove serve` as people start, ask and stop it."""
+"""`rove serve`: start, requests and shutdown."""
 
 from __future__ import annotations
 
@@ -46,8 +46,8 @@ CURL = ["curl", "-sS", "--noproxy", "*", "-H", "Content-Type: application/json"]
 
 
 def wait_for(url: str, metric: str, asking: subprocess.Popen[str]) -> None:
-    """Wait until the server reports a metric; the request that is to cause it must not have ended."""
-    while metric not in ask(url.removesuffix("/v1") + "/metrics"):
+    """Wait until the server reports a metric; fail if the request that causes it has already ended."""
+    while metric not in send(url.removesuffix("/v1") + "/metrics"):
         assert asking.poll() is None, asking.communicate()
 
 
@@ -58,7 +58,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @contextmanager
 def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    """Its base URL, and the process."""
+    """Run `rove serve`; yield its base URL and the process."""
     process = in_its_own(folder, "serve", *words, "--port", "0")
     assert process.stdout is not None and process.stderr is not None
     try:
@@ -72,14 +72,14 @@ def server(folder: Path, *words: str) -> Iterator[tuple[str, subprocess.Popen[st
         process.communicate()
 
 
-def ended(process: subprocess.Popen[str]) -> tuple[str, str]:
-    """All it said; not by communicate(), which forgets what came together with the first line."""
+def wait_for_output(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """Return the remaining output; communicate() would lose what was buffered with the first line."""
     assert process.stdout is not None and process.stderr is not None
     process.wait(60)
     return process.stdout.read(), process.stderr.read()
 
 
-def ask(url: str, body: object = None, **headers: str) -> str:
+def send(url: str, body: object = None, **headers: str) -> str:
     data = None if body is None else json.dumps(body).encode()
     headers = {"Content-Type": "application/json", **headers}
     with build_opener(ProxyHandler({})).open(Request(url, data, headers), timeout=60) as reply:
@@ -108,11 +108,11 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
         summary = json.loads(done.out)
         assert (summary["scored"], summary["failed"]) == (6, 0)
         assert 0 < summary["completion_tokens"] <= 6 * 8
-        assert '"tiny"' in ask(f"{url}/models")
-        metrics = ask(url.removesuffix("/v1") + "/metrics")
+        assert '"tiny"' in send(f"{url}/models")
+        metrics = send(url.removesuffix("/v1") + "/metrics")
         assert f"rove_completion_tokens_total {summary['completion_tokens']}" in metrics
         process.send_signal(signal.SIGTERM)
-        out, err = ended(process)
+        out, err = wait_for_output(process)
         assert (process.returncode, err) == (0, "")
         assert "all requests were answered" in out
         assert f"rove eval reverse_text -m tiny -b {url}" in out
@@ -120,92 +120,92 @@ def test_a_model_folder_is_served_evaluated_and_stopped(rove: Rove, tmp_path: Pa
 
 @pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_a_player_says_what_it_answers_and_the_hint_is_such(tmp_path: Path, rove: Rove):
+def test_a_scripted_policy_responds_and_the_printed_command_works(tmp_path: Path, rove: Rove):
     environment(tmp_path / "environments", "quoted", QUOTED_ENV)
     with server(tmp_path, "scripted:oracle", "--env", "quoted") as (url, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
-        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
-        assert json.loads(made.stdout)["choices"][0]["message"]["content"] == "42", made
+        curl = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert json.loads(curl.stdout)["choices"][0]["message"]["content"] == "42", curl
         with pytest.raises(HTTPError, match="400") as refused:
-            ask(f"{url}/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
+            send(f"{url}/chat/completions", {"messages": [{"role": "user", "content": "Hello"}]})
         assert "start with a prompt of 'quoted'" in refused.value.read().decode()
     with server(tmp_path, "scripted:teacher", "--env", "tictactoe") as (url, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]
         (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
-        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
-        assert "reads 'board', which only a rollout of 'tictactoe' has" in json.loads(made.stdout)["error"]["message"]
+        curl = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert "reads 'board', which only a rollout of 'tictactoe' has" in json.loads(curl.stdout)["error"]["message"]
 
 
 @pytest.mark.slow
-def test_a_player_knows_the_row_it_is_asked_about(rove: Rove, tmp_path: Path):
+def test_a_scripted_policy_receives_the_row_of_the_prompt(rove: Rove, tmp_path: Path):
     with server(tmp_path, "scripted:oracle", "--env", "reverse_text") as (url, _):
-        done = rove("eval", "reverse_text", "-m", "oracle", "-b", url, "-n", "4", "-r", "1", "--json")
-        here = rove("eval", "reverse_text", "-m", "scripted:oracle", "-n", "4", "-r", "1", "--json")
-    assert json.loads(done.out)["reward"]["mean"] == json.loads(here.out)["reward"]["mean"] > 1
+        remote = rove("eval", "reverse_text", "-m", "oracle", "-b", url, "-n", "4", "-r", "1", "--json")
+        local = rove("eval", "reverse_text", "-m", "scripted:oracle", "-n", "4", "-r", "1", "--json")
+    assert json.loads(remote.out)["reward"]["mean"] == json.loads(local.out)["reward"]["mean"] > 1
 
 
 @pytest.mark.slow
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_the_commands_it_prints_work(tmp_path: Path, model: Path):
+def test_the_printed_command_works(tmp_path: Path, model: Path):
     with server(tmp_path, str(model)) as (_, process):
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(4)]
         (command,) = [line.removeprefix("→ try it: ") for line in lines if "chat/completions" in line]
-        made = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
-        assert json.loads(made.stdout)["choices"][0]["message"]["role"] == "assistant", made.stderr
+        curl = subprocess.run(["bash", "-c", f"{command.strip()} -sS --noproxy '*'"], capture_output=True, text=True)
+        assert json.loads(curl.stdout)["choices"][0]["message"]["role"] == "assistant", curl.stderr
 
 
 @pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-def test_what_runs_may_end_after_ctrl_c(tmp_path: Path):
+def test_running_requests_finish_after_ctrl_c(tmp_path: Path):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
     with server(tmp_path, "scripted:slow", "--env", "slow") as (url, process):
         body = json.dumps({"model": "slow", "messages": [{"role": "user", "content": "wait"}]})
-        asking = subprocess.Popen([*CURL, f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True)
-        wait_for(url, "rove_answers_under_way 1", asking)
+        client = subprocess.Popen([*CURL, f"{url}/chat/completions", "-d", body], stdout=subprocess.PIPE, text=True)
+        wait_for(url, "rove_answers_under_way 1", client)
         process.send_signal(signal.SIGINT)
-        answer, _ = asking.communicate(timeout=60)
+        answer, _ = client.communicate(timeout=60)
         assert json.loads(answer)["choices"][0]["message"]["content"] == "done"
-        out, err = ended(process)
+        out, err = wait_for_output(process)
         assert (process.returncode, err, "all requests were answered" in out) == (0, "", True)
         assert "waiting for 1 response; press Ctrl-C again to cut it off" in out
 
 
 @pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
-@pytest.mark.parametrize("drain", ["0.1", "1000"])  # its time is over, or a second signal comes
-def test_what_runs_is_cut_off_and_told_so(tmp_path: Path, drain: str):
+@pytest.mark.parametrize("drain", ["0.1", "1000"])  # the drain time ends, or a second signal arrives
+def test_running_requests_are_cut_off_with_an_error(tmp_path: Path, drain: str):
     environment(tmp_path / "environments", "slow", SLOW_ENV.replace("sleep(1)", "sleep(1000)"))
     with server(tmp_path, "scripted:slow", "--env", "slow", "--drain-seconds", drain) as (url, process):
         body = json.dumps({"messages": [{"role": "user", "content": "wait"}]})
         words = [*CURL, f"{url}/chat/completions", "-d", body]
-        asking = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
-        wait_for(url, "rove_answers_under_way 1", asking)
+        client = subprocess.Popen(words, stdout=subprocess.PIPE, text=True)
+        wait_for(url, "rove_answers_under_way 1", client)
         process.send_signal(signal.SIGINT)
         assert process.stdout is not None
         assert any("waiting for 1 response" in line for line in process.stdout)
         if drain == "1000":
             process.send_signal(signal.SIGINT)
-        answer, _ = asking.communicate(timeout=60)
+        answer, _ = client.communicate(timeout=60)
         assert "stopped before" in json.loads(answer)["error"]["message"]
-        out, err = ended(process)
+        out, err = wait_for_output(process)
         assert (process.returncode, "1 request cut off" in out, err) == (1, True, "")
 
 
 @pytest.mark.broad
-def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_an_api_key_is_required_and_never_printed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
     monkeypatch.setenv("SERVER_KEY", "s3cret")
     words = ("scripted:slow", "--env", "slow", "--api-key-var", "SERVER_KEY")
     with server(tmp_path, *words) as (url, process):
         with pytest.raises(HTTPError, match="401"):
-            ask(f"{url}/models")
-        assert "slow" in ask(f"{url}/models", Authorization="Bearer s3cret")
+            send(f"{url}/models")
+        assert "slow" in send(f"{url}/models", Authorization="Bearer s3cret")
         process.send_signal(signal.SIGTERM)
-        out, err = ended(process)
+        out, err = wait_for_output(process)
         assert "s3cret" not in out + err and "$SERVER_KEY" in out
 
 
@@ -223,12 +223,12 @@ def test_a_key_is_asked_for_and_never_shown(tmp_path: Path, monkeypatch: pytest.
         ([], "missing setting: model"),
     ],
 )
-def test_what_cannot_be_served_is_said(rove: Rove, words: list[str], reason: str):
+def test_invalid_arguments_are_refused(rove: Rove, words: list[str], reason: str):
     done = rove("serve", *words)
     assert (done.status, reason in done.err) == (2, True), done.err
 
 
-def test_a_server_for_everybody_without_a_key_is_warned_about(rove: Rove):
+def test_a_public_server_without_a_key_causes_a_warning(rove: Rove):
     done = rove("serve", "scripted:oracle", "--env", "reverse_text", "--host", "203.0.113.1")
     assert "anyone who can reach 203.0.113.1" in done.out + done.err
 
@@ -242,20 +242,21 @@ def test_adapters_are_served_by_their_names(rove: Rove, tmp_path: Path, model: P
         save(adapter_of(loaded, i), tmp_path / name)
     (tmp_path / "serve.toml").write_text('name = "tiny"\n[adapters]\npoet = "poet"\n')
     with server(tmp_path, str(model), "@", "serve.toml", "--adapter", "pirate=pirate") as (url, _):
-        assert [one["id"] for one in json.loads(ask(f"{url}/models"))["data"]] == ["tiny", "poet", "pirate"]
-        said = set()
+        assert [one["id"] for one in json.loads(send(f"{url}/models"))["data"]] == ["tiny", "poet", "pirate"]
+        answers = set()
         for name in ("tiny", "pirate", "poet"):
             body = {"model": name, "messages": [{"role": "user", "content": "0 1 2"}], "seed": 4, "max_tokens": 8}
-            answer = json.loads(ask(f"{url}/chat/completions", body))
+            answer = json.loads(send(f"{url}/chat/completions", body))
             assert answer["model"] == name
-            said.add(answer["choices"][0]["message"]["content"])
-        assert len(said) == 3
+            answers.add(answer["choices"][0]["message"]["content"])
+        assert len(answers) == 3
     shutil.copytree(tmp_path / "poet", tmp_path / "strange")
     (tmp_path / "strange/base.txt").write_text("folder#other\n")
     for words, reason in (
         ([str(model), "--adapter", "pirate"], "expected NAME=FOLDER"),
         ([str(model), "--adapter", "poet=poet", "--adapter", "poet=pirate"], "two adapters are called 'poet'"),
-        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is not an adapter"),  # said before there is a model
+        # adapters are checked before the model is loaded
+        ([str(tmp_path), "--adapter", "poet=nothing"], "nothing is not an adapter"),
         ([str(model), "--adapter", "poet=nothing"], "nothing is not an adapter"),
         ([str(model), "--name", "poet", "--adapter", "poet=poet"], "both called 'poet'"),
         ([str(model), "--adapter", "poet=strange"], "strange was trained on another model (folder#other) than"),

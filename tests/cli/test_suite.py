@@ -1,4 +1,4 @@
-"""`rove eval` with a file of many evaluations, with defaults of the environment's own, and with --dry-run."""
+"""`rove eval` with several evaluations in one file, with an environment's defaults, and with --dry-run."""
 
 from __future__ import annotations
 
@@ -54,13 +54,13 @@ def suite(text: str) -> None:
 
 
 def settings_of(done: Done) -> list[dict[str, Any]]:
-    """The settings that --dry-run has printed, of as many evaluations as there are."""
+    """Return the settings of every evaluation that --dry-run printed."""
     assert done.status == 0, done.err
     content = tomllib.loads(done.out)
     return content.get("eval", [content])
 
 
-# Sweeps, as values
+# Expansion of sweeps
 
 names = st.sampled_from(["temperature", "seed", "env_args.a", "env_args.b", "env_args.deep.c", "limits.max_turns"])
 values = st.integers(0, 9) | st.booleans() | st.text(max_size=2) | st.lists(st.integers(0, 3), max_size=2)
@@ -86,7 +86,7 @@ def at(values: dict[str, Any], name: str) -> Any:
 
 
 @given(shared=plain, own=plain, sweep=axes, dotted=st.booleans())
-def test_a_sweep_is_every_combination_once_over_what_is_the_same_for_all(shared, own, sweep, dotted):
+def test_a_sweep_gives_every_combination_once_over_the_shared_settings(shared, own, sweep, dotted):
     content = {**nested(shared), "eval": [{**nested(own), "sweep": sweep if dotted else nested(sweep)}]}
     before = copy.deepcopy(content)
     points = list(expand(content))
@@ -104,7 +104,7 @@ def test_a_sweep_is_every_combination_once_over_what_is_the_same_for_all(shared,
 
 
 @given(shared=axes, own=plain, more=axes)
-def test_a_sweep_at_the_top_goes_for_every_table_that_does_not_say_otherwise(shared, own, more):
+def test_a_top_level_sweep_applies_to_every_table_unless_overridden(shared, own, more):
     content = {"sweep": shared, "eval": [nested(own), {"sweep": more}], "ablation": [{}]}
     points = list(expand(content))
     left = {name: tried for name, tried in shared.items() if name not in own}
@@ -114,12 +114,12 @@ def test_a_sweep_at_the_top_goes_for_every_table_that_does_not_say_otherwise(sha
     assert all(at(settings, name) == value for _, _, settings in points[: sizes[0]] for name, value in own.items())
 
 
-def test_the_last_name_varies_quickest():
+def test_the_last_name_varies_fastest():
     points = [point for _, _, point in expand({"sweep": {"seed": [1, 2], "env_args": {"a": [3, 4]}}})]
     assert points == [{"seed": i, "env_args": {"a": j}} for i in (1, 2) for j in (3, 4)]
 
 
-def test_whole_tables_can_be_tried():
+def test_a_sweep_can_vary_whole_tables():
     content = {"env_args": {"a": 1}, "eval": [{"sweep": {"env_args": [{"b": 2}, {"a": 3}]}}]}
     assert [settings["env_args"] for _, _, settings in expand(content)] == [{"a": 1, "b": 2}, {"a": 3}]
 
@@ -138,7 +138,7 @@ def test_whole_tables_can_be_tried():
         ({"sweep": {"env_args": {"a": []}}}, r"\[sweep\]: 'env_args.a' is \[\]; expected a list"),
     ],
 )
-def test_what_is_no_suite_is_refused(content, message):
+def test_invalid_suites_are_refused(content, message):
     with pytest.raises(ConfigError, match=message):
         list(expand(content))
 
@@ -158,11 +158,11 @@ given_settings = st.fixed_dictionaries(
 
 
 @given(given_settings)
-def test_settings_as_words_mean_the_same(values):
+def test_settings_survive_conversion_to_flags(values):
     assert load(EvalConfig, {}, as_words(values)) == load(EvalConfig, values)
 
 
-# Many evaluations
+# Several evaluations in one file
 
 MANY = """
 env = "tictactoe"
@@ -186,7 +186,7 @@ num_examples = 2
 
 
 @pytest.mark.broad
-def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
+def test_every_table_is_an_evaluation_with_its_own_folder(rove: Rove):
     suite(MANY)
     done = rove("eval", "@", "suite.toml", "--json")
     assert done.status == 0
@@ -200,14 +200,14 @@ def test_every_table_is_an_evaluation_with_a_folder_of_its_own(rove: Rove):
     assert [row["settings"].get("temperature") for row in rows] == [0, 0, 0.5, 0.5, None, None]
     assert len({row["run"] for row in rows}) == 6
     for row in rows:
-        kept = Run(row["run"]).summary()
-        assert kept is not None
-        assert kept["reward"] == row["reward"]
+        stored = Run(row["run"]).summary()
+        assert stored is not None
+        assert stored["reward"] == row["reward"]
     assert "6/6 reverse_text · scripted:oracle" in done.err
 
 
 @pytest.mark.broad
-def test_the_same_command_again_runs_nothing_and_a_stopped_one_goes_on(rove: Rove):
+def test_repeating_a_suite_runs_only_missing_rollouts(rove: Rove):
     suite(MANY)
     first = json.loads(rove("eval", "@", "suite.toml", "--json").out)
     before = [lines(row["run"]) for row in first]
@@ -222,22 +222,22 @@ def test_the_same_command_again_runs_nothing_and_a_stopped_one_goes_on(rove: Rov
     assert again == first
 
 
-def test_people_get_one_table(rove: Rove):
+def test_text_output_is_one_table(rove: Rove):
     suite(MANY)
     done = rove("eval", "@", "suite.toml")
     assert (done.status, done.err) == (0, "")
-    said = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.out.splitlines() if "│" in line]
-    first, second, third = said[:3]
+    rows = [[cell.strip() for cell in line.strip("│").split("│")] for line in done.out.splitlines() if "│" in line]
+    first, second, third = rows[:3]
     assert first[:5] == ["tictactoe", "scripted:teacher", "num_examples=3", "6", "0.200 –*"]
     assert first[5:] == ["0", "0"]
     assert [second[2], third[2]] == ["env_args.max_turns=2", "temperature=0.0"]
-    assert said[-1][:5] == ["reverse_text", "scripted:oracle", "num_examples=2", "4", "1.200 –*"]
+    assert rows[-1][:5] == ["reverse_text", "scripted:oracle", "num_examples=2", "4", "1.200 –*"]
     assert "rove compare runs/tictactoe--scripted-teacher--" in done.out
     assert "failed" in done.out
     assert max(map(len, done.out.splitlines())) <= 200
 
 
-def test_flags_go_for_all_and_settle_what_they_say(rove: Rove):
+def test_flags_apply_to_all_evaluations_and_override_their_settings(rove: Rove):
     suite(MANY)
     found = settings_of(rove("eval", "--dry-run", "-T", "1.5", "@", "suite.toml", "--num_examples", "1"))
     assert [values["temperature"] for values in found] == [1.5] * 4
@@ -252,7 +252,7 @@ def test_flags_go_for_all_and_settle_what_they_say(rove: Rove):
 
 
 @pytest.mark.broad
-def test_other_files_go_below_or_above_by_their_order(rove: Rove):
+def test_later_files_override_earlier_ones(rove: Rove):
     suite(MANY)
     Path("more.toml").write_text("num_examples = 7\nseed = 3\n")
     below = settings_of(rove("eval", "@", "more.toml", "@", "suite.toml", "--dry-run"))
@@ -294,7 +294,7 @@ def test_other_files_go_below_or_above_by_their_order(rove: Rove):
         ),
     ],
 )
-def test_a_mistake_anywhere_is_told_with_its_place_before_anything_is_run(rove: Rove, text: str, message: str):
+def test_errors_name_their_table_before_anything_is_run(rove: Rove, text: str, message: str):
     top = 'env = "tictactoe"\nmodel = "scripted:random"\n'
     suite(top + text)
     done = rove("eval", "@", "suite.toml")
@@ -303,13 +303,13 @@ def test_a_mistake_anywhere_is_told_with_its_place_before_anything_is_run(rove: 
     assert not Path("runs").exists()
 
 
-def test_what_is_not_kept_shares_no_folder(rove: Rove):
+def test_unsaved_evaluations_cannot_share_a_folder(rove: Rove):
     suite("[sweep]\nnum_examples = [1, 2]")
     rows = json.loads(rove("eval", *GAME[:3], "-r", "1", "@", "suite.toml", "--no-save", "--json").out)
     assert [(row["scored"], row["run"]) for row in rows] == [(1, None), (2, None)]
 
 
-def test_two_files_of_many_are_one_too_many(rove: Rove):
+def test_two_files_with_several_evaluations_are_refused(rove: Rove):
     suite(MANY)
     Path("other.toml").write_text(MANY)
     done = rove("eval", "@", "suite.toml", "@", "other.toml")
@@ -319,7 +319,7 @@ def test_two_files_of_many_are_one_too_many(rove: Rove):
 
 
 @pytest.mark.broad
-def test_one_that_is_stopped_does_not_stop_the_others(rove: Rove, tmp_path: Path):
+def test_a_failed_evaluation_does_not_stop_the_others(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "fragile", FRAGILE)
     suite("""
 env = "fragile"
@@ -347,15 +347,15 @@ model = "scripted:knows"
     assert (broken["error"], broken["place"]) == ("OSError: disk on fire", "suite.toml, [[eval]] 2")
     assert taken["error"].startswith("RunError: taken is not a run folder and not empty")
     assert (fine["scored"], fine["failed"]) == (4, 0)
-    assert 'raise OSError("disk on fire")' in done.err  # whoever wrote the environment wants to know where
-    human = rove("eval", "@", "suite.toml")
-    assert human.status == 1
-    assert "3 of 4 evaluations did not finish:" in human.out
-    assert "  suite.toml, [[eval]] 3: RunError: taken is not a run folder" in human.out
-    assert human.out.count(" stopped│") == 3
+    assert 'raise OSError("disk on fire")' in done.err  # the environment's author needs the traceback
+    repeated = rove("eval", "@", "suite.toml")
+    assert repeated.status == 1
+    assert "3 of 4 evaluations did not finish:" in repeated.out
+    assert "  suite.toml, [[eval]] 3: RunError: taken is not a run folder" in repeated.out
+    assert repeated.out.count(" stopped│") == 3
 
 
-def test_one_of_which_nothing_could_be_scored_is_a_failure(rove: Rove, tmp_path: Path):
+def test_an_evaluation_without_scored_rollouts_is_a_failure(rove: Rove, tmp_path: Path):
     environment(tmp_path / "environments", "fragile", FRAGILE)
     suite('env = "fragile"\n[sweep]\nmodel = ["scripted:fails", "scripted:knows"]')
     done = rove("eval", "@", "suite.toml", "--json")
@@ -363,10 +363,10 @@ def test_one_of_which_nothing_could_be_scored_is_a_failure(rove: Rove, tmp_path:
     assert [(row["scored"], row["failed"]) for row in json.loads(done.out)] == [(0, 12), (12, 0)]
 
 
-# What would be run
+# --dry-run
 
 
-def test_settings_are_shown_and_nothing_is_run(rove: Rove):
+def test_dry_run_prints_settings_and_runs_nothing(rove: Rove):
     done = rove("eval", *GAME, "-T", "0.5", "--env_args.max_turns", "3", "--dry-run")
     assert done.status == 0
     [values] = settings_of(done)
@@ -381,7 +381,7 @@ def test_settings_are_shown_and_nothing_is_run(rove: Rove):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("words", [GAME, ("@", "suite.toml")])
-def test_what_is_shown_means_the_same(rove: Rove, words: tuple[str, ...]):
+def test_printed_settings_are_equivalent_to_the_command(rove: Rove, words: tuple[str, ...]):
     suite(MANY)
     shown = rove("eval", *words, "--dry-run")
     Path("shown.toml").write_text(shown.out)
@@ -390,7 +390,7 @@ def test_what_is_shown_means_the_same(rove: Rove, words: tuple[str, ...]):
         assert "# suite.toml, [[eval]] 1 (temperature = 0, env_args.max_turns = 2)\n[[eval]]\n" in shown.out
 
 
-# Defaults of the environment's own
+# Defaults of an environment
 
 
 def with_defaults(**table: Any) -> Path:
@@ -400,7 +400,7 @@ def with_defaults(**table: Any) -> Path:
     return file
 
 
-def test_an_environments_defaults_lie_below_files_and_flags(rove: Rove):
+def test_files_and_flags_override_an_environments_defaults(rove: Rove):
     file = with_defaults(
         num_examples=3, rollouts_per_example=1, temperature=0.7, sampling_args={"top_p": 0.5, "stop": ["x"]}
     )
@@ -421,7 +421,7 @@ def test_an_environments_defaults_lie_below_files_and_flags(rove: Rove):
     assert summary["rollouts"] == 3
 
 
-def test_a_suite_has_them_too(rove: Rove):
+def test_an_environments_defaults_apply_in_a_suite(rove: Rove):
     with_defaults(num_examples=3, temperature=0.7)
     suite(
         'model = "scripted:knows"\n[[eval]]\nenv = "fragile"\n[[eval]]\nenv = "fragile"\ntemperature = 0\n'
@@ -431,7 +431,7 @@ def test_a_suite_has_them_too(rove: Rove):
     assert [(values["num_examples"], values.get("temperature")) for values in found] == [(3, 0.7), (3, 0.0), (5, None)]
 
 
-def test_a_run_goes_on_with_the_settings_it_had(rove: Rove):
+def test_a_resumed_run_uses_its_original_settings(rove: Rove):
     environment(Path("environments"), "fragile", FRAGILE)
     first = json.loads(rove("eval", "fragile", "-m", "scripted:knows", "--json").out)
     pyproject = Path("environments/fragile/pyproject.toml")
@@ -450,7 +450,7 @@ def test_a_run_goes_on_with_the_settings_it_had(rove: Rove):
         ({"num_examples": 0}, "[tool.rove.eval]: num_examples is 0; expected 1 or more"),
     ],
 )
-def test_wrong_defaults_are_refused_with_their_file(rove: Rove, table: dict[str, Any], message: str):
+def test_invalid_defaults_are_refused_with_the_file_name(rove: Rove, table: dict[str, Any], message: str):
     file = with_defaults(**table)
     done = rove("eval", "fragile", "-m", "scripted:knows")
     assert done.status == 2
@@ -458,7 +458,7 @@ def test_wrong_defaults_are_refused_with_their_file(rove: Rove, table: dict[str,
     assert not Path("runs").exists()
 
 
-def test_defaults_are_what_lies_beside_the_module(rove: Rove, tmp_path: Path):
+def test_defaults_come_from_the_pyproject_next_to_the_module(rove: Rove, tmp_path: Path):
     environment(tmp_path / "mine", "bare", FRAGILE)
     assert environment_defaults("bare", "mine") == (tmp_path / "mine/bare/pyproject.toml", {})
     (tmp_path / "mine/bare/pyproject.toml").write_text("[project]\nname = 'bare'\n")

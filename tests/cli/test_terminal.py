@@ -1,4 +1,4 @@
-"""The viewer in a terminal of 80 × 24, driven by its keys."""
+"""The terminal viewer with 80 × 24 characters, operated by keys."""
 
 from __future__ import annotations
 
@@ -40,16 +40,16 @@ def folder(tmp_path: Path) -> Path:
 
 
 @asynccontextmanager
-async def looking(folder: Path, annotate: bool = False) -> AsyncIterator[Pilot[None]]:
-    shelf = RunStore(folder, annotate)
-    async with Terminal(shelf).run_test(size=(80, 24)) as pilot:
+async def open_viewer(folder: Path, annotate: bool = False) -> AsyncIterator[Pilot[None]]:
+    store = RunStore(folder, annotate)
+    async with Terminal(store).run_test(size=(80, 24)) as pilot:
         await pilot.pause()
         yield pilot
-    shelf.close()
+    store.close()
 
 
-def shown(pilot: Pilot[None]) -> str:
-    """The text on the screen, line by line."""
+def screen_text(pilot: Pilot[None]) -> str:
+    """Return the text on the screen."""
     return "\n".join("".join(part.text for part in line) for line in pilot.app.screen._compositor.render_strips())
 
 
@@ -58,15 +58,15 @@ def table(pilot: Pilot[None]) -> list[list[str]]:
     return [[cell.plain for cell in found.get_row_at(i)] for i in range(found.row_count)]
 
 
-async def go_to(pilot: Pilot[None], run: str) -> None:
+async def open_run(pilot: Pilot[None], run: str) -> None:
     found = pilot.app.screen.query_one(DataTable)
     found.move_cursor(row=found.get_row_index(run))
     await pilot.press("enter")
     await pilot.pause()
 
 
-async def typed(pilot: Pilot[None], key: str, text: str) -> None:
-    """Press a key and fill in the field that it brings."""
+async def enter_text(pilot: Pilot[None], key: str, text: str) -> None:
+    """Press a key and fill in the field that it opens."""
     await pilot.press(key)
     await pilot.pause()
     pilot.app.screen.query_one(Input).value = text
@@ -74,29 +74,29 @@ async def typed(pilot: Pilot[None], key: str, text: str) -> None:
     await pilot.pause()
 
 
-async def test_every_run_is_listed_and_found_by_a_text(folder: Path):
-    async with looking(folder) as pilot:
+async def test_runs_are_listed_and_found_by_text(folder: Path):
+    async with open_viewer(folder) as pilot:
         assert isinstance(pilot.app.screen, Runs)
         rows = {row[1]: row for row in table(pilot)}
         assert rows["worse"][2:5] == ["stopped", rows["worse"][3], "9, 3 failed"]
         assert rows["better"][2] == "complete" and rows["rl"][4] == "1 of 9 steps"
-        await typed(pilot, "slash", "wor")
+        await enter_text(pilot, "slash", "wor")
         assert [row[1] for row in table(pilot)] == ["worse"]
-        assert "1 of 3 with 'wor'" in shown(pilot)
-        assert max(map(len, shown(pilot).splitlines())) <= 80
+        assert "1 of 3 with 'wor'" in screen_text(pilot)
+        assert max(map(len, screen_text(pilot).splitlines())) <= 80
 
 
 @pytest.mark.broad
-async def test_rollouts_are_chosen_by_values_facets_and_order(folder: Path):
-    async with looking(folder) as pilot:
-        await go_to(pilot, "worse")
-        assert isinstance(pilot.app.screen, Rollouts) and "1 to 9 of 9 rollouts" in shown(pilot)
+async def test_rollouts_are_filtered_by_values_and_facets_and_sorted(folder: Path):
+    async with open_viewer(folder) as pilot:
+        await open_run(pilot, "worse")
+        assert isinstance(pilot.app.screen, Rollouts) and "1 to 9 of 9 rollouts" in screen_text(pilot)
         assert [row[1] for row in table(pilot)][:3] == ["0.200", "1.200", "failed"]
-        await typed(pilot, "slash", "win>=0.5 error=")
-        assert [row[1] for row in table(pilot)] == ["1.200"] * 3 and "score.win>=0.5 error=" in shown(pilot)
-        await typed(pilot, "slash", "wins=1")
-        assert "did you mean 'win'" in shown(pilot) and len(table(pilot)) == 3  # what was chosen before stays
-        await typed(pilot, "slash", "")
+        await enter_text(pilot, "slash", "win>=0.5 error=")
+        assert [row[1] for row in table(pilot)] == ["1.200"] * 3 and "score.win>=0.5 error=" in screen_text(pilot)
+        await enter_text(pilot, "slash", "wins=1")
+        assert "did you mean 'win'" in screen_text(pilot) and len(table(pilot)) == 3  # the previous filter stays
+        await enter_text(pilot, "slash", "")
         await pilot.press("f")
         await pilot.pause()
         assert isinstance(pilot.app.screen, Facets)
@@ -108,51 +108,51 @@ async def test_rollouts_are_chosen_by_values_facets_and_order(folder: Path):
         assert [row[1] for row in table(pilot)] == ["failed"] * 3
         await pilot.press("escape")
         assert isinstance(pilot.app.screen, Runs)
-        await go_to(pilot, "worse")
+        await open_run(pilot, "worse")
         for _ in range(3):
             await pilot.press("s")
         await pilot.pause()
-        assert "by reward ▼" in shown(pilot) and table(pilot)[0][1] == "1.200"
+        assert "by reward ▼" in screen_text(pilot) and table(pilot)[0][1] == "1.200"
 
 
 @pytest.mark.broad
-async def test_a_rollout_tells_its_story_and_the_next_is_a_key_away(folder: Path):
-    async with looking(folder) as pilot:
-        await go_to(pilot, "worse")
-        await typed(pilot, "slash", "win=1")
+async def test_a_rollout_is_shown_and_a_key_opens_the_next_one(folder: Path):
+    async with open_viewer(folder) as pilot:
+        await open_run(pilot, "worse")
+        await enter_text(pilot, "slash", "win=1")
         await pilot.press("enter")
         await pilot.pause()
-        screen = shown(pilot)
+        screen = screen_text(pilot)
         assert isinstance(pilot.app.screen, Rollout)
         assert "Example 0, rollout 1" in screen and "After 1 turn: answered." in screen
         assert "reward 1.200 = win 1.000 × 1.000 + format 1.000 × 0.200" in screen
         assert "question 0" in screen and "answer 1" in screen and "Tag" not in screen
         await pilot.press("j")
         await pilot.pause()
-        assert "Example 1, rollout 1" in shown(pilot)
+        assert "Example 1, rollout 1" in screen_text(pilot)
         await pilot.press("j", "j", "j")
         await pilot.pause()
-        assert "Example 2, rollout 1" in shown(pilot) and "this is the last rollout" in shown(pilot)
+        assert "Example 2, rollout 1" in screen_text(pilot) and "this is the last rollout" in screen_text(pilot)
         await pilot.press("k", "escape")
         await pilot.pause()
         assert isinstance(pilot.app.screen, Rollouts)
 
 
 @pytest.mark.broad
-async def test_failures_are_told(folder: Path):
-    async with looking(folder) as pilot:
-        await go_to(pilot, "worse")
-        await typed(pilot, "slash", "error='model: InfraError'")
+async def test_failures_are_shown(folder: Path):
+    async with open_viewer(folder) as pilot:
+        await open_run(pilot, "worse")
+        await enter_text(pilot, "slash", "error='model: InfraError'")
         await pilot.press("enter")
         await pilot.pause()
-        assert "Failed after 0 turns." in shown(pilot) and "InfraError: no answer" in shown(pilot)
+        assert "Failed after 0 turns." in screen_text(pilot) and "InfraError: no answer" in screen_text(pilot)
 
 
 async def test_two_runs_are_compared(folder: Path):
-    async with looking(folder) as pilot:
+    async with open_viewer(folder) as pilot:
         await pilot.press("c")
         await pilot.pause()
-        assert "select two runs" in shown(pilot)
+        assert "select two runs" in screen_text(pilot)
         for name in ("worse", "better"):
             found = pilot.app.screen.query_one(DataTable)
             found.move_cursor(row=found.get_row_index(name))
@@ -161,13 +161,13 @@ async def test_two_runs_are_compared(folder: Path):
         await pilot.pause()
         assert isinstance(pilot.app.screen, Comparison)
         assert table(pilot)[0][:4] == ["reward", "0.700", "1.200", "+0.500"]
-        assert "better" in shown(pilot)
+        assert "better" in screen_text(pilot)
 
 
-async def test_what_a_run_writes_appears_by_itself(folder: Path):
-    async with looking(folder) as pilot:
-        await go_to(pilot, "rl")
-        assert "step 1: reward/mean 0.700" in shown(pilot) and "alert: [red]\\x1b[31m" in shown(pilot)
+async def test_new_data_of_a_run_appears_automatically(folder: Path):
+    async with open_viewer(folder) as pilot:
+        await open_run(pilot, "rl")
+        assert "step 1: reward/mean 0.700" in screen_text(pilot) and "alert: [red]\\x1b[31m" in screen_text(pilot)
         found = pilot.app.screen.query_one(DataTable)
         found.move_cursor(row=1)
         with made_run(folder / "rl", [record(1, 0, 1.0, step=2)], kind="rl", steps=9) as run:
@@ -176,19 +176,19 @@ async def test_what_a_run_writes_appears_by_itself(folder: Path):
         assert isinstance(screen, Rollouts)
         screen.refresh_page()
         await pilot.pause()
-        assert len(table(pilot)) == 3 and "step 2: reward/mean 0.900" in shown(pilot)
+        assert len(table(pilot)) == 3 and "step 2: reward/mean 0.900" in screen_text(pilot)
         assert found.cursor_row == 1  # the cursor stays where it was
         (folder / "rl/config.toml").unlink()
         screen.refresh_page()
         await pilot.pause()
-        assert "no run 'rl' here" in shown(pilot)
+        assert "no run 'rl' here" in screen_text(pilot)
 
 
 @pytest.mark.broad
-async def test_tags_and_notes_are_kept_where_that_is_allowed(folder: Path):
+async def test_tags_and_notes_are_stored_if_annotation_is_allowed(folder: Path):
     for annotate in (False, True):
-        async with looking(folder, annotate) as pilot:
-            await go_to(pilot, "worse")
+        async with open_viewer(folder, annotate) as pilot:
+            await open_run(pilot, "worse")
             await pilot.press("enter")
             await pilot.pause()
             await pilot.press("t")
@@ -199,33 +199,33 @@ async def test_tags_and_notes_are_kept_where_that_is_allowed(folder: Path):
             pilot.app.screen.query_one(Input).value = "good"
             await pilot.press("enter")
             await pilot.pause()
-            await typed(pilot, "n", "look here")
-            assert "good  look here" in shown(pilot)
-            await typed(pilot, "t", "bad\x1b")
-            assert "a tag is 'bad\\x1b'" in shown(pilot)
+            await enter_text(pilot, "n", "look here")
+            assert "good  look here" in screen_text(pilot)
+            await enter_text(pilot, "t", "bad\x1b")
+            assert "a tag is 'bad\\x1b'" in screen_text(pilot)
             await pilot.press("escape")
             await pilot.pause()
-            await typed(pilot, "slash", "tag=good noted=1")
+            await enter_text(pilot, "slash", "tag=good noted=1")
             assert [row[6] for row in table(pilot)] == ["good ✎"]
             await pilot.press("enter")
             await pilot.pause()
-            await typed(pilot, "t", "good")
+            await enter_text(pilot, "t", "good")
     assert Annotations(folder / "worse").rollouts[(None, "key0", 0)] == ((), "look here")
 
 
 @pytest.mark.broad
-async def test_whatever_a_run_says_is_shown_and_does_nothing(tmp_path: Path):
+async def test_hostile_text_of_a_run_is_displayed_without_effect(tmp_path: Path):
     call = {"id": EVIL, "type": "function", "function": {"name": EVIL, "arguments": EVIL}}
-    said: list[Any] = [
+    completion: list[Any] = [
         {"role": EVIL, "content": EVIL, "tool_calls": [call, EVIL], "reasoning_content": EVIL},
         {"role": "assistant", "content": f"<think>{EVIL}</think>{EVIL}" + "x" * 5_000_000},
     ]
-    evil = record(0, 0, completion=said, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
+    evil = record(0, 0, completion=completion, stop_condition=EVIL, scores=scores(1.0, **{EVIL: 1.0}))
     made_run(tmp_path / "runs/evil", [evil, record(0, 1)], env=EVIL, model=EVIL)
-    async with looking(tmp_path / "runs", annotate=True) as pilot:
-        await typed(pilot, "slash", "evil")
+    async with open_viewer(tmp_path / "runs", annotate=True) as pilot:
+        await enter_text(pilot, "slash", "evil")
         for _ in range(3):
-            assert not any(char in shown(pilot) for char in "\x1b\x07\u202e")
+            assert not any(char in screen_text(pilot) for char in "\x1b\x07\u202e")
             await pilot.press("enter")
             await pilot.pause()
         assert isinstance(pilot.app.screen, Rollout)
@@ -234,10 +234,10 @@ async def test_whatever_a_run_says_is_shown_and_does_nothing(tmp_path: Path):
 
 
 @given(st.text())
-def test_what_is_shown_can_be_seen(text: str):
-    told = inert(text)
-    assert all(char.isprintable() or char == "\n" for char in told)
-    assert Text(told).plain == told
+def test_inert_text_is_printable(text: str):
+    escaped = inert(text)
+    assert all(char.isprintable() or char == "\n" for char in escaped)
+    assert Text(escaped).plain == escaped
 
 
 conditions = st.tuples(
@@ -248,19 +248,19 @@ conditions = st.tuples(
 
 
 @given(st.lists(conditions, max_size=4))
-def test_a_filter_is_read_as_it_is_shown(pairs: list[tuple[str, str]]):
-    made = Filter(tuple(pairs))
-    assert Filter.read(str(made), ["stop", "reward", "score.win", "error"]) == made
-    assert made.toggled(("is.stop", "new")).toggled(("is.stop", "new")) == made
+def test_a_filter_is_parsed_from_its_text(pairs: list[tuple[str, str]]):
+    original = Filter(tuple(pairs))
+    assert Filter.read(str(original), ["stop", "reward", "score.win", "error"]) == original
+    assert original.toggled(("is.stop", "new")).toggled(("is.stop", "new")) == original
 
 
 @pytest.mark.parametrize("text", ["reward", "=3", "'", "nothing=1", ">=1"])
-def test_what_is_no_filter_is_told(text: str):
+def test_invalid_filters_are_refused(text: str):
     with pytest.raises(ConfigError):
         Filter.read(text, ["reward"])
 
 
-def test_without_textual_the_command_says_what_to_install(
+def test_a_missing_textual_error_shows_the_install_command(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     rove = in_this_process(folder.parent, monkeypatch, capsys)
@@ -275,7 +275,7 @@ def test_without_textual_the_command_says_what_to_install(
 
 
 @pytest.mark.broad
-def test_looking_in_the_browser_loads_no_textual():
+def test_the_browser_viewer_does_not_import_textual():
     code = "import sys, rove.cli.main, rove.cli.view, rove.viewer.app; print('textual' in sys.modules)"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout == "False\n"

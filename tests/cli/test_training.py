@@ -1,4 +1,4 @@
-"""`rove sft` and `rove rl`: what they leave in the run folder, and that a complete run is left alone."""
+"""`rove sft` and `rove rl`: contents of the run folder, repeated commands, warnings and errors."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new model and a few of the teacher's games: model/ and games/."""
+    """Create a folder with a new model (model/) and some games of the teacher (games/)."""
     folder = tmp_path_factory.mktemp("made")
     run_model_new(ModelConfig(env="tictactoe", output=str(folder / "model"), games=20))
     games = EvalConfig(
@@ -66,8 +66,8 @@ ADAPTER_FILES = {"adapter_config.json", "adapter_model.safetensors", "base.txt"}
 
 
 @pytest.mark.broad
-def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: Path):
-    """SFT with one, RL with another on top of it; both are models wherever a model is asked for."""
+def test_an_adapter_is_trained_evaluated_merged_and_trained_further(rove: Rove, made: Path):
+    """SFT trains an adapter, RL another one on top of it; both are accepted wherever a model is expected."""
     lora = ("--lora.rank", "2", "--lora.targets", '["q_proj", "down_proj"]')
     assert rove(*sft(made, *lora, "--run-dir", "runs/sft")).status == 0
     words = rl(made, *lora, "--run-dir", "runs/rl", "-m", "runs/sft/final")
@@ -79,10 +79,13 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     parameters = sum(p.numel() for p in load_model(made / "model", "cpu").model.parameters())
     assert json.loads(merged.out) == {"path": "models/merged", "parameters": parameters}
     assert set(os.listdir("models/merged")) >= MODEL_FILES
-    ask = ("eval", "tictactoe", "-n", "4", "-r", "1", "-t", "4", "-T", "0", "--no-save", "--json", "-m")
-    said = [json.loads(rove(*ask, model).out) for model in ("runs/rl/final", "models/merged", "runs/rl/checkpoints/1")]
-    assert said[0]["reward"] == said[1]["reward"]
-    assert all(one["scored"] == 4 for one in said)
+    eval_words = ("eval", "tictactoe", "-n", "4", "-r", "1", "-t", "4", "-T", "0", "--no-save", "--json", "-m")
+    results = [
+        json.loads(rove(*eval_words, model).out)
+        for model in ("runs/rl/final", "models/merged", "runs/rl/checkpoints/1")
+    ]
+    assert results[0]["reward"] == results[1]["reward"]
+    assert all(one["scored"] == 4 for one in results)
     again = rove(*words)
     assert "runs/rl is complete" in again.out
     refused = rove(*words, "--lora.rank", "3")
@@ -90,11 +93,11 @@ def test_an_adapter_is_trained_played_merged_and_trained_upon(rove: Rove, made: 
     assert "  lora.rank: was 2, now 3" in refused.err.splitlines()
     Path("runs/rl/summary.json").unlink()
     (Path("runs/sft/final") / "adapter_model.safetensors").write_bytes(b"")
-    assert "  model: was 'folder#" in rove(*words).err  # what the adapter stands on is another model now
+    assert "  model: was 'folder#" in rove(*words).err  # the model below the adapter has changed
 
 
 @pytest.mark.broad
-def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made: Path):
+def test_merge_refuses_other_folders_and_overwrites_nothing(rove: Rove, made: Path):
     assert rove(*sft(made, "--lora.rank", "2", "--run-dir", "runs/sft")).status == 0
     assert "did you mean runs/sft/final?" in rove("model", "merge", "runs/sft", "-o", "merged").err
     assert "model is not an adapter: it has no" in rove("model", "merge", f"{made}/model", "-o", "merged").err
@@ -109,14 +112,14 @@ def test_merge_tells_what_is_no_adapter_and_overwrites_nothing(rove: Rove, made:
 
 
 @pytest.mark.parametrize("words", [sft, rl])
-def test_a_model_that_is_not_there_leaves_no_run_folder(rove: Rove, made: Path, words: Callable[..., list[str]]):
+def test_a_missing_model_leaves_no_run_folder(rove: Rove, made: Path, words: Callable[..., list[str]]):
     done = rove(*words(made, "-m", "nope", "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "no model 'nope'" in done.err
     assert not Path("runs/mine").exists()
 
 
-def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(rove: Rove, made: Path):
+def test_invalid_adapter_settings_are_refused_before_training(rove: Rove, made: Path):
     done = rove(*rl(made, "--lora.dropout", "0.1", "--run-dir", "runs/mine"))
     assert done.status == 2
     assert "lora.dropout is 0.1, but lora.rank is 0" in done.err
@@ -124,7 +127,7 @@ def test_a_setting_of_an_adapter_that_cannot_be_is_told_before_anything_is_done(
 
 
 @pytest.mark.broad
-def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+def test_sft_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*sft(made, "--min-reward", "0.6", "--json"))
     assert done.status == 0
     summary = json.loads(done.out)
@@ -135,10 +138,10 @@ def test_sft_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
     assert (run / "curves.png").read_bytes().startswith(b"\x89PNG")
     metrics = Run(run).metrics()
     assert [m["step"] for m in metrics] == list(range(1, summary["steps"] + 1))
-    measured = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
-    assert summary["validation_loss"] == min(measured.values()) == measured[summary["best_step"]]
-    good = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
-    assert summary["conversations"] + summary["held_out_samples"] == good < 40
+    validation_losses = {m["step"]: m["validation_loss"] for m in metrics if "validation_loss" in m}
+    assert summary["validation_loss"] == min(validation_losses.values()) == validation_losses[summary["best_step"]]
+    passing = sum(record.reward is not None and record.reward >= 0.6 for record in Run(made / "games").rollouts())
+    assert summary["conversations"] + summary["held_out_samples"] == passing < 40
     assert rove("eval", "tictactoe", "-m", str(final), "-n", "1", "-r", "1", "-t", "4", "--no-save").status == 0
 
 
@@ -165,7 +168,7 @@ def test_sft_compares_its_model_with_the_scripted_policies(rove: Rove, made: Pat
 
 
 @pytest.mark.broad
-def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
+def test_rl_writes_a_model_a_summary_and_curves(rove: Rove, made: Path):
     done = rove(*rl(made, "--json"))
     assert done.status == 0
     assert "batch_size is 8; training is unstable below 256 rollouts per step" in done.err
@@ -184,7 +187,7 @@ def test_rl_leaves_a_model_a_summary_and_curves(rove: Rove, made: Path):
 
 @pytest.mark.broad
 @pytest.mark.parametrize("command", [sft, rl])
-def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
+def test_a_complete_run_is_not_trained_again(rove: Rove, made: Path, command):
     words = command(made, "--run-dir", "runs/mine")
     first = rove(*words)
     assert first.status == 0
@@ -203,7 +206,7 @@ def test_a_complete_run_is_left_alone(rove: Rove, made: Path, command):
 
 
 @pytest.mark.broad
-def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove: Rove, made: Path):
+def test_another_setting_in_the_same_folder_is_refused_except_checkpoint_retention(rove: Rove, made: Path):
     assert rove(*rl(made, "--run-dir", "runs/mine")).status == 0
     before = contents(Path("runs/mine"))
     other = rove(*rl(made, "--run-dir", "runs/mine", "--learning-rate", "1e-2"))
@@ -213,7 +216,7 @@ def test_another_setting_in_the_same_folder_is_refused_but_for_bookkeeping(rove:
     assert contents(Path("runs/mine")) == before
 
 
-ON_ITSELF = """
+EVALUATION_TABLE = """
 [[evaluation]]
 env = "tictactoe"
 num_examples = 8
@@ -223,8 +226,8 @@ every = 100
 
 
 @pytest.mark.broad
-def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
-    Path("measured.toml").write_text(ON_ITSELF)
+def test_sft_warns_about_evaluation_on_training_data(rove: Rove, made: Path):
+    Path("measured.toml").write_text(EVALUATION_TABLE)
     assert "8 of 8 rows are also trained on; collect training data with" in rove(*sft(made, "@", "measured.toml")).out
     held_out = rove(
         *sft(made, "@", "measured.toml", "--min-reward", "0.6", "--evaluation", '[{"env": "double_check"}]')
@@ -234,10 +237,10 @@ def test_sft_warns_of_measuring_what_it_learns_from(rove: Rove, made: Path):
 
 
 @pytest.mark.broad
-def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path):
+def test_rl_warns_once_and_about_evaluation_on_training_data(rove: Rove, made: Path):
     Path("environments").mkdir()
-    Path("environments/same.py").write_text(SAME)
-    Path("measured.toml").write_text(ON_ITSELF.replace("tictactoe", "same"))
+    Path("environments/same.py").write_text(EQUAL_ROWS_ENV)
+    Path("measured.toml").write_text(EVALUATION_TABLE.replace("tictactoe", "same"))
     words = [*rl(made, "@", "measured.toml", "--run-dir", "runs/mine"), "--steps"]
     words[1] = "same"
     started = rove(*words, "1")
@@ -251,7 +254,7 @@ def test_rl_warns_once_and_of_measuring_what_it_trains_on(rove: Rove, made: Path
 
 
 @pytest.mark.broad
-def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: Path):
+def test_rl_warns_when_max_tokens_fills_the_context(rove: Rove, made: Path):
     config = json.loads((made / "model/config.json").read_text())
     context = config["max_position_embeddings"]
     words = [word if word != "4" or before != "-t" else str(context) for before, word in pairwise(["", *rl(made)])]
@@ -260,7 +263,7 @@ def test_rl_says_when_the_context_is_shorter_than_max_tokens(rove: Rove, made: P
     assert f"warning: max_tokens is {context}, but the model's context is {context} tokens, prompt included" in done.out
 
 
-SAME = """
+EQUAL_ROWS_ENV = """
 import rove as vf
 
 def load_environment():
@@ -270,7 +273,7 @@ def load_environment():
 
 
 @pytest.mark.broad
-def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
+def test_sft_does_not_resume_on_other_data(rove: Rove, made: Path):
     play = ("eval", "tictactoe", "-m", "scripted:teacher", "-r", "1", "--run-dir", "games")
     words = ["sft", "--data", "games", *sft(made)[3:], "--run-dir", "runs/mine"]
     assert rove(*play, "-n", "20").status == 0
@@ -283,14 +286,14 @@ def test_sft_is_not_continued_on_other_data(rove: Rove, made: Path):
     assert "learning_rate" not in refused.err
 
 
-def test_nothing_to_learn_from_is_said_before_anything_is_trained(rove: Rove, made: Path):
+def test_empty_training_data_is_refused_before_training(rove: Rove, made: Path):
     done = rove(*sft(made, "--min-reward", "7"))
     assert done.status == 2
     assert f"0 of 40 rollouts in {made}/games pass min_reward = 7.0" in done.err
     assert not Path("runs").exists()
 
 
-INTERRUPTS = """
+INTERRUPTING_ENV = """
 import signal
 
 import rove as vf
@@ -310,7 +313,7 @@ def load_environment():
 
 @pytest.mark.broad
 def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, made: Path, tmp_path: Path):
-    environment(tmp_path / "environments", "interrupts", INTERRUPTS)
+    environment(tmp_path / "environments", "interrupts", INTERRUPTING_ENV)
     done = rove("rl", "interrupts", *rl(made)[2:], "--run-dir", "runs/mine", "--steps", "4")
     assert done.status == 130, done.err
     stopped = json.loads(Path("runs/mine/stopped.json").read_text())
@@ -323,7 +326,7 @@ def test_an_interrupted_training_names_the_command_that_resumes_it(rove: Rove, m
     assert not Path("runs/mine/stopped.json").exists()
 
 
-WATCHED = """
+EVALUATION_AND_ALERTS = """
 curriculum.shuffle = true
 keep_best = "eval/perfect/reward/mean"
 show_every = 1
@@ -342,8 +345,8 @@ every = 1
 
 
 @pytest.mark.broad
-def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(rove: Rove, made: Path):
-    Path("watched.toml").write_text(WATCHED)
+def test_rl_evaluates_and_warns_and_rove_eval_gives_the_same_reward(rove: Rove, made: Path):
+    Path("watched.toml").write_text(EVALUATION_AND_ALERTS)
     done = rove(*rl(made, "@", "watched.toml", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     run = Run("runs/mine")
@@ -370,24 +373,24 @@ def test_rl_measures_shows_and_warns_and_the_same_measurement_is_an_evaluation(r
         "runs/mine/final",
     ]
     args = '{"min_random_move_prob": 0.0, "max_random_move_prob": 0.0}'
-    alone = json.loads(rove(*words, "-a", args).out)
-    assert alone["reward"]["mean"] == metrics[-1]["eval/perfect/reward/mean"]
+    evaluation = json.loads(rove(*words, "-a", args).out)
+    assert evaluation["reward"]["mean"] == metrics[-1]["eval/perfect/reward/mean"]
     steps = [f"runs/mine/evaluations/perfect/{step}" for step in (1, 2)]
     assert rove("compare", *steps).status == 0
 
 
 @pytest.mark.broad
-def test_sft_measures_in_an_environment(rove: Rove, made: Path):
-    Path("watched.toml").write_text(WATCHED.replace("curriculum.shuffle = true", "").replace("show_every = 1", ""))
+def test_sft_evaluates_in_an_environment(rove: Rove, made: Path):
+    Path("watched.toml").write_text(
+        EVALUATION_AND_ALERTS.replace("curriculum.shuffle = true", "").replace("show_every = 1", "")
+    )
     done = rove(*sft(made, "@", "watched.toml", "--run-dir", "runs/mine"))
     assert done.status == 0, done.err
     assert "best eval/perfect/reward/mean" in done.out
     assert all("eval/perfect/reward/mean" in m for m in Run("runs/mine").metrics())
 
 
-def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
-    rove: Rove, made: Path, monkeypatch: pytest.MonkeyPatch
-):
+def test_a_missing_logger_is_refused_before_training(rove: Rove, made: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     done = rove(*rl(made, "--loggers", '["wandb"]', "--run-dir", "runs/mine"))
     assert done.status == 2
@@ -405,7 +408,9 @@ def test_a_logger_that_is_not_installed_is_told_before_anything_is_done(
         (0.4, {"keep_best": "eval/x/reward/mean"}, False),
     ],
 )
-def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: dict[str, Any], told: bool):
+def test_a_reward_without_measurable_increase_is_reported(
+    tmp_path: Path, last: float, over: dict[str, Any], told: bool
+):
     run = Run(tmp_path / "run")
     with run:
         run.start("rl", {}, {})
@@ -419,7 +424,7 @@ def test_a_reward_that_has_not_risen_is_told(tmp_path: Path, last: float, over: 
     assert ("no measurable increase in reward in 40 steps (0.4" in out.getvalue()) == told
 
 
-def test_what_to_do_next_is_said_so_that_it_works(
+def test_the_suggested_commands_work(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     run = Run(tmp_path / "run")
@@ -437,18 +442,18 @@ def test_what_to_do_next_is_said_so_that_it_works(
     monkeypatch.setattr("rove.cli.eval.check", lambda evaluations: None)  # there is no such model
     done = in_this_process(tmp_path, monkeypatch, capsys)(*evaluate, "--dry-run", "--json")
     assert done.status == 0, done.err
-    told = json.loads(done.out)
-    assert (told["env"], told["env_dir"], told["env_args"], told["isolation"]["enabled"]) == (
+    settings = json.loads(done.out)
+    assert (settings["env"], settings["env_dir"], settings["env_args"], settings["isolation"]["enabled"]) == (
         "adding",
         "some envs",
         args,
         True,
     )
-    assert told["model"] == str(tmp_path / "the end")
+    assert settings["model"] == str(tmp_path / "the end")
     assert play[1 : play.index("-m")] == evaluate[1 : evaluate.index("-m")]
 
 
-def test_a_run_whose_groups_were_all_dead_is_told(tmp_path: Path):
+def test_a_run_with_only_zero_advantage_groups_is_reported(tmp_path: Path):
     run = Run(tmp_path / "run")
     with run:
         run.start("rl", {}, {})

@@ -1,4 +1,4 @@
-"""`rove view` as people type it."""
+"""`rove view` from the command line."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from made import made_run, record
 
 
 @pytest.mark.broad
-def test_it_prints_where_it_is_and_ctrl_c_stops_it(tmp_path: Path):
+def test_view_prints_its_address_and_ctrl_c_stops_it(tmp_path: Path):
     made_run(tmp_path / "runs/one", [record()])
     with in_its_own(tmp_path, "view", "--port", "0") as process:
         try:
@@ -26,11 +26,11 @@ def test_it_prints_where_it_is_and_ctrl_c_stops_it(tmp_path: Path):
                 assert [run["name"] for run in json.load(answer)["runs"]] == ["one"]
         finally:
             process.send_signal(signal.SIGINT)
-        said, errors = process.communicate(timeout=20)
-        assert (process.returncode, "stopped" in said, errors) == (0, True, "")
+        output, errors = process.communicate(timeout=20)
+        assert (process.returncode, "stopped" in output, errors) == (0, True, "")
 
 
-def test_a_folder_that_is_not_there_is_told(
+def test_a_missing_folder_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
     done = in_this_process(tmp_path, monkeypatch, capsys)("view", "nowhere")

@@ -1,4 +1,4 @@
-"""Settings from files and flags: who wins over whom, and what is refused with which words."""
+"""Settings from files and flags: precedence and error messages."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
 
 
 def read(*words: str, bare: str = "env", **named: Any) -> Settings:
-    """What a command line of these words and named flags comes to."""
+    """Return the settings of a command line of these words and named flags."""
     return load(Settings, named, words, bare)
 
 
-def file(folder: Path, name: str, **values: Any) -> str:
+def write_settings(folder: Path, name: str, **values: Any) -> str:
     path = folder / name
     path.write_text(tomli_w.dumps(values))
     return str(path)
@@ -65,7 +65,7 @@ def file(folder: Path, name: str, **values: Any) -> str:
         (["--folder=a=b"], {"folder": "a=b"}),
     ],
 )
-def test_a_flag_sets_what_it_names(words: list[str], expected: dict[str, Any] | None):
+def test_a_flag_sets_its_setting(words: list[str], expected: dict[str, Any] | None):
     if expected is None:
         with pytest.raises(ConfigError, match="settings file x does not exist"):
             read("game", *words)
@@ -86,11 +86,11 @@ def test_a_flag_sets_what_it_names(words: list[str], expected: dict[str, Any] | 
         (["--overwrite", "--no-overwrite"], True, False),
     ],
 )
-def test_switches(words: list[str], save: bool, overwrite: bool):
+def test_boolean_flags(words: list[str], save: bool, overwrite: bool):
     assert read("game", *words) == Settings(env="game", save=save, overwrite=overwrite)
 
 
-def test_a_switch_does_not_swallow_the_word_after_it():
+def test_a_boolean_flag_does_not_consume_the_next_word():
     assert read("--overwrite", "game") == Settings(env="game", overwrite=True)
     assert read("--no-save", "game") == Settings(env="game", save=False)
 
@@ -111,28 +111,28 @@ def test_a_switch_does_not_swallow_the_word_after_it():
 )
 def test_any_settings_can_be_written_as_flags(values: dict[str, Any]):
     joined = [f"--{key}={json.dumps(value)}" for key, value in values.items()]
-    apart = [word for key, value in values.items() for word in (f"--{key}", json.dumps(value))]
-    assert read("game", *joined) == read("game", *apart) == Settings(env="game", **values)
+    separate = [word for key, value in values.items() for word in (f"--{key}", json.dumps(value))]
+    assert read("game", *joined) == read("game", *separate) == Settings(env="game", **values)
 
 
 @given(st.text())
-def test_a_text_is_taken_as_it_stands(text: str):
+def test_the_value_of_a_text_setting_is_not_parsed(text: str):
     assert read("game", f"--folder={text}").folder == text
 
 
 @given(st.lists(st.from_regex(r"[a-z][a-z0-9_]{0,5}", fullmatch=True), min_size=1, max_size=4), st.integers())
-def test_a_dotted_key_sets_one_place(keys: list[str], value: int):
+def test_a_dotted_key_sets_one_nested_value(keys: list[str], value: int):
     expected: Any = value
     for key in reversed(keys):
         expected = {key: expected}
     assert read("game", f"--env_args.{'.'.join(keys)}={value}").env_args == expected
 
 
-# Files, and who wins
+# Files and precedence
 
 
-def test_later_words_win_and_named_flags_win_over_all(tmp_path: Path):
-    one, two = file(tmp_path, "one.toml", steps=1, rate=0.1), file(tmp_path, "two.toml", steps=2)
+def test_later_words_override_earlier_ones_and_named_flags_override_all(tmp_path: Path):
+    one, two = write_settings(tmp_path, "one.toml", steps=1, rate=0.1), write_settings(tmp_path, "two.toml", steps=2)
     assert read("game", "@", one, "@", two) == Settings(env="game", steps=2, rate=0.1)
     assert read("game", f"@{two}", f"@{one}").steps == 1
     assert read("game", "@", one, "--steps", "3").steps == 3
@@ -142,21 +142,21 @@ def test_later_words_win_and_named_flags_win_over_all(tmp_path: Path):
 
 
 def test_tables_are_merged_and_lists_replaced_whole(tmp_path: Path):
-    one = file(tmp_path, "one.toml", tags=["a", "b"], env_args={"seed": 1, "deep": {"x": 1, "y": 1}})
-    two = file(tmp_path, "two.toml", tags=["c"], env_args={"deep": {"y": 2}})
+    one = write_settings(tmp_path, "one.toml", tags=["a", "b"], env_args={"seed": 1, "deep": {"x": 1, "y": 1}})
+    two = write_settings(tmp_path, "two.toml", tags=["c"], env_args={"deep": {"y": 2}})
     read_back = read("game", "@", one, "@", two, "--env_args.deep.z", "3", env_args={"seed": 9})
     assert read_back == Settings(env="game", tags=["c"], env_args={"seed": 9, "deep": {"x": 1, "y": 2, "z": 3}})
 
 
-def test_the_bare_word_wins_over_files_wherever_it_stands(tmp_path: Path):
-    settings = file(tmp_path, "settings.toml", env="theirs", steps=1)
+def test_the_positional_argument_overrides_files_in_any_position(tmp_path: Path):
+    settings = write_settings(tmp_path, "settings.toml", env="theirs", steps=1)
     assert read("@", settings) == Settings(env="theirs", steps=1)
     assert read("@", settings, "mine") == read("mine", "@", settings) == Settings(env="mine", steps=1)
     assert read("--steps", "2", "mine", "--overwrite") == Settings(env="mine", steps=2, overwrite=True)
     assert read("2048").env == "2048"
 
 
-def test_the_config_of_a_run_folder_is_used_again(tmp_path: Path):
+def test_the_config_of_a_run_folder_can_be_loaded(tmp_path: Path):
     before = read("game", "--steps", "7", "--env_args.seed", "3")
     with Run(tmp_path / "run") as run:
         run.start("eval", msgspec.to_builtins(before), {"env": "game"})
@@ -167,12 +167,12 @@ def test_the_config_of_a_run_folder_is_used_again(tmp_path: Path):
     )
 
 
-def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
+def test_a_config_table_of_a_settings_file_is_an_unknown_setting(tmp_path: Path):
     with pytest.raises(ConfigError, match="unknown setting 'config'"):
-        read("game", "@", file(tmp_path, "settings.toml", config={"steps": 1}))
+        read("game", "@", write_settings(tmp_path, "settings.toml", config={"steps": 1}))
 
 
-# Refusals
+# Errors
 
 
 @pytest.mark.parametrize(
@@ -196,20 +196,20 @@ def test_a_file_of_settings_may_have_a_table_called_config(tmp_path: Path):
         (["@", "none.toml"], "settings file none.toml does not exist"),
     ],
 )
-def test_what_is_refused_and_how(words: list[str], message: str):
+def test_invalid_words_are_refused_with_a_message(words: list[str], message: str):
     with pytest.raises(ConfigError) as caught:
         read("game", *words)
     assert str(caught.value) == message
 
 
-def test_a_misspelt_flag_that_is_no_setting_is_suggested_too():
+def test_flags_of_the_command_are_suggested_for_misspelled_words():
     with pytest.raises(ConfigError, match="unknown setting 'jsn'; did you mean 'json'?"):
         load(Settings, {}, ["--jsn"], flags=["json"])
 
 
-def test_unknown_keys_of_a_file_are_refused_too(tmp_path: Path):
+def test_unknown_keys_of_a_file_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="unknown setting 'stepz'; did you mean 'steps'?"):
-        read("game", "@", file(tmp_path, "settings.toml", stepz=3))
+        read("game", "@", write_settings(tmp_path, "settings.toml", stepz=3))
 
 
 def test_missing_settings_are_named():
@@ -219,13 +219,13 @@ def test_missing_settings_are_named():
         read("--steps", "3")
 
 
-def test_a_bare_word_is_refused_where_none_is_expected():
+def test_an_unexpected_positional_argument_is_refused():
     with pytest.raises(ConfigError, match="unexpected argument 'game'"):
         read("game", bare="")
 
 
 @pytest.mark.parametrize("content", [b"steps = ", b"\xff\xfe"])
-def test_what_is_not_toml_is_refused_with_its_name(tmp_path: Path, content: bytes):
+def test_invalid_toml_is_refused_with_the_file_name(tmp_path: Path, content: bytes):
     path = tmp_path / "settings.toml"
     path.write_bytes(content)
     with pytest.raises(ConfigError, match=f"settings file {path}: "):
@@ -248,7 +248,7 @@ tables = st.recursive(
 
 
 def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every value that is no table (or an empty one) by its path."""
+    """Return every value that is not a table, and every empty table, by its path."""
     found: dict[tuple[str, ...], Any] = {}
     for key, value in table.items():
         found |= leaves(value, (*path, key)) if isinstance(value, dict) and value else {(*path, key): value}
@@ -256,15 +256,15 @@ def leaves(table: dict[str, Any], path: tuple[str, ...] = ()) -> dict[tuple[str,
 
 
 def places(table: dict[str, Any]) -> set[tuple[str, ...]]:
-    """Every path that leads to something in the table."""
+    """Return the paths of all values and nested tables."""
     return {path[: i + 1] for path in leaves(table) for i in range(len(path))}
 
 
 @given(tables, tables)
-def test_merging_takes_all_that_is_given_and_keeps_the_rest(base: dict[str, Any], over: dict[str, Any]):
+def test_merge_takes_the_overriding_values_and_keeps_the_rest(base: dict[str, Any], over: dict[str, Any]):
     merged = leaves(merge(copy.deepcopy(base), over))
     for path, value in leaves(over).items():
-        if value != {}:  # an empty table overrides nothing that is a table
+        if value != {}:  # an empty table does not override a table
             assert merged[path] == value
     for path, value in leaves(base).items():
         replaced = any(path[: i + 1] in leaves(over) for i in range(len(path))) or path in places(over)
@@ -273,7 +273,7 @@ def test_merging_takes_all_that_is_given_and_keeps_the_rest(base: dict[str, Any]
 
 
 @given(tables, tables, tables)
-def test_merging_leaves_what_is_put_on_top_as_it_was(base: dict[str, Any], over: dict[str, Any], more: dict[str, Any]):
+def test_merge_does_not_modify_the_overriding_tables(base: dict[str, Any], over: dict[str, Any], more: dict[str, Any]):
     before = copy.deepcopy((over, more))
     merged = merge(merge(base, over), more)
     assert (over, more) == before
@@ -310,7 +310,7 @@ def test_errors_inside_tables_name_the_setting(values: dict[str, Any], message: 
 
 
 def test_a_list_given_as_flags_is_refused_with_the_json_form():
-    """`--vllm.args --enforce-eager` is one flag without a value, and another that nobody knows."""
+    """`--vllm.args --enforce-eager` is a flag without a value, followed by an unknown flag."""
 
     class Outer(msgspec.Struct):
         inner: Whole = msgspec.field(default_factory=Whole)
@@ -326,7 +326,7 @@ def test_a_command_flag_in_a_file_is_refused():
         convert(Whole, {"dry_run": True}, {"dry_run"})
 
 
-def test_convert_names_all_that_is_missing():
+def test_convert_names_all_missing_settings():
     class Two(msgspec.Struct, kw_only=True):
         env: str
         model: str

@@ -1,4 +1,4 @@
-"""Digests: the same content has the same name, wherever it lies."""
+"""Digests: equal content gives equal digests, independent of the location."""
 
 from __future__ import annotations
 
@@ -10,28 +10,28 @@ from hypothesis import strategies as st
 from rove.core.digest import derive_seed, digest_files, digest_model
 
 
-def test_files_count_by_name_and_content_not_by_place(tmp_path: Path):
-    names = []
+def test_digests_of_files_depend_on_names_and_contents_but_not_on_the_folder(tmp_path: Path):
+    digests = []
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
         for name in ("x.py", "y.py"):
             (tmp_path / place / name).write_text(name)
-        names.append(digest_files((tmp_path / place).glob("*.py")))
-    assert names[0] == names[1] == digest_files(sorted((tmp_path / "a").glob("*.py"), reverse=True))
+        digests.append(digest_files((tmp_path / place).glob("*.py")))
+    assert digests[0] == digests[1] == digest_files(sorted((tmp_path / "a").glob("*.py"), reverse=True))
     (tmp_path / "b" / "x.py").write_text("X.py")
-    assert digest_files((tmp_path / "b").glob("*.py")) != names[0]
+    assert digest_files((tmp_path / "b").glob("*.py")) != digests[0]
 
 
-def test_a_long_file_counts_by_its_size_and_its_ends(tmp_path: Path):
+def test_the_digest_of_a_long_file_depends_on_its_size_and_both_ends(tmp_path: Path):
     file = tmp_path / "weights"
-    seen = set()
+    digests = set()
     for content in (b"a" * (3 << 20), b"a" * (3 << 20) + b"a", b"b" + b"a" * ((3 << 20) - 1)):
         file.write_bytes(content)
-        seen.add(digest_files([file]))
-    assert len(seen) == 3
+        digests.add(digest_files([file]))
+    assert len(digests) == 3
 
 
-def test_a_model_is_its_name_or_its_weights(tmp_path: Path):
+def test_the_digest_of_a_model_is_its_name_or_depends_on_its_weights(tmp_path: Path):
     assert digest_model("gpt-5-mini") == "gpt-5-mini"
     (tmp_path / "model.safetensors").write_bytes(b"1")
     before = digest_model(tmp_path)
@@ -42,7 +42,7 @@ def test_a_model_is_its_name_or_its_weights(tmp_path: Path):
 
 
 @given(st.integers(), st.text())
-def test_seeds_fit_where_seeds_go(number: int, text: str):
+def test_derived_seeds_have_63_bits_and_depend_on_all_arguments(number: int, text: str):
     seed = derive_seed(number, text)
     assert 0 <= seed < 2**63
     assert seed == derive_seed(number, text) != derive_seed(number, text, 0)

@@ -1,4 +1,4 @@
-"""Errors: the tree, the phase an exception came from, and help after a misspelt name."""
+"""Errors: class hierarchy, phase of an exception, and suggestions for misspelled names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def make(kind: type[Error], message: str) -> Error:
 CLASSES = [kind for _, kind in inspect.getmembers(errors, inspect.isclass) if issubclass(kind, Error)]
 
 
-def test_the_tree():
+def test_the_class_hierarchy():
     assert issubclass(ConfigError, ValueError)
     assert MissingKeyError.__bases__ == (ConfigError,)
     assert EmptyModelResponseError.__bases__ == (InvalidModelResponseError,)
@@ -46,13 +46,13 @@ def test_the_tree():
     assert ModelError.__bases__ == InfraError.__bases__ == RunError.__bases__ == (Error,)
 
 
-def test_the_drawing_of_the_tree_is_complete():
-    drawing = errors.__doc__ or ""
-    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in drawing] == []
+def test_the_documented_class_hierarchy_is_complete():
+    documentation = errors.__doc__ or ""
+    assert [kind.__name__ for kind in CLASSES if kind.__name__ not in documentation] == []
 
 
 @pytest.mark.parametrize("kind", CLASSES)
-def test_every_error_crosses_a_process_boundary(kind):
+def test_every_error_can_be_pickled(kind):
     error = make(kind, "what happened")
     error.attempts = ["HTTP 500"]
     copied = pickle.loads(pickle.dumps(error))
@@ -71,7 +71,7 @@ def test_infra_errors_list_their_attempts():
     assert InfraError("gave up", (text for text in ["HTTP 500", "HTTP 503"])).attempts == ["HTTP 500", "HTTP 503"]
 
 
-def test_nearest_name():
+def test_nearest_suggests_a_similar_name_or_lists_the_known_ones():
     options = ["num_examples", "seed", "max_turns"]
     assert nearest("num_exmples", options) == "did you mean 'num_examples'?"
     assert nearest("max-turns", options) == "did you mean 'max_turns'?"
@@ -84,17 +84,17 @@ def test_an_exact_name_is_its_own_nearest(options):
     assert nearest(options[0], options) == f"did you mean '{options[0]}'?"
 
 
-def test_the_innermost_phase_stays():
+def test_the_innermost_phase_is_recorded():
     with pytest.raises(KeyError) as caught, phase("outer"), phase("inner"):
         raise KeyError("x")
     assert phase_of(caught.value) == "inner"
 
 
-def test_an_unmarked_exception():
+def test_the_default_phase_is_rollout():
     assert phase_of(ValueError()) == "rollout"
 
 
-def test_a_phase_that_ends_well_leaves_no_mark():
+def test_a_phase_without_an_exception_is_not_recorded():
     error = ValueError("x")
     with phase("over"):
         str(error)
@@ -103,7 +103,7 @@ def test_a_phase_that_ends_well_leaves_no_mark():
     assert phase_of(error) == "outer"
 
 
-def test_cancellations_are_marked_too():
+def test_cancellations_record_their_phase():
     with pytest.raises(asyncio.CancelledError) as caught, phase("tool"):
         raise asyncio.CancelledError
     assert phase_of(caught.value) == "tool"
@@ -115,7 +115,7 @@ def _deep(depth: int) -> None:
     raise ValueError("the last line")
 
 
-def test_a_traceback_names_the_place_and_a_long_one_loses_its_oldest_lines():
+def test_a_traceback_names_the_function_and_is_truncated_at_its_beginning():
     with pytest.raises(ValueError, match="the last line") as caught:
         _deep(0)
     assert "in _deep" in traceback_text(caught.value)
@@ -124,7 +124,7 @@ def test_a_traceback_names_the_place_and_a_long_one_loses_its_oldest_lines():
     assert short.endswith("the last line\n")
 
 
-def test_values_are_shown_as_json_where_it_has_words_for_them():
+def test_values_are_shown_as_json_if_json_can_represent_them():
     assert as_json({"a": [None, True, "é"]}) == '{"a": [null, true, "é"]}'
     assert as_json({(1, 2): 3}) == "{(1, 2): 3}"
     assert as_json({"a": Path("b")}) == '{"a": "b"}'

@@ -36,7 +36,7 @@ wire_messages = st.builds(
 
 
 @given(wire_messages)
-def test_every_field_reads_both_ways_and_the_message_is_still_a_plain_dict(wire):
+def test_fields_can_be_read_by_key_and_by_attribute(wire):
     message = as_message(wire)
     assert message == wire
     assert json.loads(json.dumps(message)) == wire
@@ -44,7 +44,7 @@ def test_every_field_reads_both_ways_and_the_message_is_still_a_plain_dict(wire)
         assert getattr(message, field) == wire.get(field)
 
 
-def test_own_fields_read_as_attributes_too_and_unknown_ones_do_not():
+def test_extra_fields_are_attributes_and_unknown_ones_raise():
     message = Message(role="user", content="hi", mood="sunny")
     assert message.mood == "sunny"
     assert message.tool_calls is None
@@ -52,7 +52,7 @@ def test_own_fields_read_as_attributes_too_and_unknown_ones_do_not():
         message.contents  # noqa: B018
 
 
-def test_constructors_say_who_speaks():
+def test_constructors_set_the_role():
     assert SystemMessage("a") == {"role": "system", "content": "a"}
     assert UserMessage("a", name="ann") == {"role": "user", "content": "a", "name": "ann"}
     assert AssistantMessage() == {"role": "assistant", "content": None}
@@ -70,7 +70,7 @@ def test_copies_are_messages_and_share_nothing(message):
     assert deep.content == [{"type": "text", "text": "a"}]
 
 
-def test_a_message_passes_through_as_itself():
+def test_as_message_returns_a_message_unchanged():
     message = UserMessage("hi")
     assert as_message(message) is message
 
@@ -82,13 +82,13 @@ def test_as_message_takes_any_mapping_and_texts():
 
 
 @pytest.mark.parametrize("value", [{}, {"content": "hi"}, {"role": "robot", "content": "hi"}, {"role": None}, None, 5])
-def test_what_is_no_message_is_refused_by_name(value):
+def test_invalid_messages_are_refused(value):
     with pytest.raises(ConfigError, match=r"not a chat message: .*expected a dict with a 'role' in \['assistant'"):
         as_messages([value])
 
 
 @pytest.mark.parametrize("value", [None, 5, 1.5])
-def test_what_is_no_list_of_messages_is_refused(value):
+def test_invalid_lists_of_messages_are_refused(value):
     with pytest.raises(ConfigError, match="not chat messages"):
         as_messages(value)
 
@@ -102,7 +102,7 @@ def test_as_messages_takes_a_text_one_message_or_many():
 
 
 @given(st.lists(wire_messages | st.text(), max_size=4))
-def test_as_messages_twice_is_as_messages_once(values):
+def test_as_messages_is_idempotent(values):
     once = as_messages(values)
     assert as_messages(once) == once
     assert all(isinstance(message, Message) for message in once)
@@ -127,7 +127,7 @@ def test_text_of_a_message_without_content():
     assert text_of({"role": "assistant", "tool_calls": [CALL]}) == ""
 
 
-def test_setting_a_field_by_attribute_sets_what_goes_over_the_wire() -> None:
+def test_setting_an_attribute_sets_the_field_of_the_dict() -> None:
     message = UserMessage("old")
     message.content = "new"
     assert message["content"] == message.content == "new"

@@ -1,4 +1,4 @@
-"""Other roles: what an opponent says is recorded and counted apart, and its failures are reported apart."""
+"""Model roles: the responses and failures of an opponent are recorded and counted separately."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from rove.statistics import Price, Tally
 
 
 class Quarrel(vf.MultiTurnEnv):
-    """The model talks to another player, who sees the conversation from the other side."""
+    """The model talks to an opponent, which sees the conversation with swapped roles."""
 
     def __init__(self, opponent: vf.Client, turns: int = 3, **kwargs: Any):
         super().__init__(dataset=rows(2), max_turns=turns, **kwargs)
@@ -26,15 +26,15 @@ class Quarrel(vf.MultiTurnEnv):
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         sides = {"user": "assistant", "assistant": "user"}
         seen = [{"role": sides[m["role"]], "content": m["content"]} for m in messages if m["role"] in sides]
-        said = await vf.query(state, seen, self.other, role="opponent", sampling_args={"temperature": 0.5})
-        return said["content"]
+        response = await vf.query(state, seen, self.other, role="opponent", sampling_args={"temperature": 0.5})
+        return response["content"]
 
 
 def dice(messages: vf.Messages, state: vf.State, rng: Any) -> str:
     return f"{len(messages)}: {rng.random()}"
 
 
-def test_an_opponent_is_recorded_and_counted_apart() -> None:
+def test_an_opponent_is_recorded_and_counted_separately() -> None:
     records = roll(Quarrel(says(dice)), says("never mind"))
     for record in records:
         steps = record.model_roles["opponent"]
@@ -42,23 +42,23 @@ def test_an_opponent_is_recorded_and_counted_apart() -> None:
         assert [step.completion[0]["content"] for step in steps] == [m["content"] for m in record.completion[1::2]]
         assert all(step.completion[0]["content"] == "never mind" for step in record.steps) and len(record.steps) == 3
         assert record.usage.completion_tokens == 6
-    said = [step.completion[0]["content"] for record in records for step in record.model_roles["opponent"]]
-    assert len(set(said)) == 6  # every call has a random stream of its own
+    responses = [step.completion[0]["content"] for record in records for step in record.model_roles["opponent"]]
+    assert len(set(responses)) == 6  # every call has its own random stream
     again = roll(Quarrel(says(dice)), says("never mind"))
     assert [timeless(r).completion for r in again] == [timeless(r).completion for r in records]
 
 
-def test_roles_survive_the_disk() -> None:
+def test_model_roles_survive_encoding_and_decoding() -> None:
     [record, _] = roll(Quarrel(says(dice)), says("never mind"))
     line = encode_record(record)
     assert decode_record(line) == record
     outcome = decode_outcome(line)
     assert outcome == record.outcome and len(outcome.model_roles["opponent"]) == 3
-    bare = msgspec.structs.replace(record, model_roles={})
-    assert decode_record(encode_record(bare)).model_roles == {}
+    without_roles = msgspec.structs.replace(record, model_roles={})
+    assert decode_record(encode_record(without_roles)).model_roles == {}
 
 
-def test_a_line_of_an_older_rove_has_no_roles() -> None:
+def test_lines_of_older_versions_have_no_model_roles() -> None:
     [record, _] = roll(Quarrel(says(dice)), says("never mind"))
     stored = msgspec.json.decode(encode_record(record))
     del stored["model_roles"], stored["record"]["model_roles"], stored["record"]["env_id"]
@@ -76,7 +76,7 @@ def test_tokens_and_cost_by_role() -> None:
     assert "model_roles" not in Tally().summary()
 
 
-def test_an_opponent_that_fails_is_an_error_of_its_role() -> None:
+def test_a_failing_opponent_is_an_error_of_its_role() -> None:
     def fails(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         raise vf.InfraError("gone", ["HTTP 503"])
 
@@ -90,36 +90,36 @@ def test_an_opponent_that_fails_is_an_error_of_its_role() -> None:
     assert record.scores is None and len(record.steps) == 1
 
 
-def test_rescoring_hears_the_recorded_opponent(tmp_path: Path) -> None:
-    asked: list[str] = []
+def test_rescoring_replays_the_recorded_opponent(tmp_path: Path) -> None:
+    queries: list[str] = []
 
     def other(messages: vf.Messages, state: vf.State, rng: Any) -> str:
-        asked.append(messages[-1].content)
-        return f"answer {len(asked)}"
+        queries.append(messages[-1].content)
+        return f"answer {len(queries)}"
 
     asyncio.run(vf.evaluate(Quarrel(says(other)), says("x"), run=tmp_path / "run"))
-    before = len(asked)
+    before = len(queries)
     with vf.Run(tmp_path / "run") as run:
         env = Quarrel(says(other), rubric=vf.Rubric([length]))
         summary = asyncio.run(vf.rescore(env, run, into=tmp_path / "again"))
-        assert (summary["failed"], summary["reward"]["mean"], len(asked)) == (0, 6.0, before)
+        assert (summary["failed"], summary["reward"]["mean"], len(queries)) == (0, 6.0, before)
         assert summary["model_roles"]["opponent"]["calls"] == 6
         changed = asyncio.run(vf.generate(Deaf(says(other)), says("x"), run=None))
-        assert len(changed) == 2  # it plays, but not as those that were recorded did
+        assert len(changed) == 2  # the environment works, but differs from the recorded one
         failed = asyncio.run(vf.rescore(Deaf(says(other)), run, into=tmp_path / "changed"))["errors"]
         assert failed == {"replay: ReplayError": 2}
 
 
 class Crowd(vf.MultiTurnEnv):
-    """Asks one role three things at once; they come back in another order."""
+    """Sends three concurrent queries to one role; the responses arrive in another order."""
 
     def __init__(self, **kwargs: Any):
         super().__init__(dataset=rows(1), max_turns=1, **kwargs)
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         questions = ("3", "1", "2")
-        said = await asyncio.gather(*(vf.query(state, text, says(late), role="crowd") for text in questions))
-        return " ".join(str(one["content"]) for one in said)
+        responses = await asyncio.gather(*(vf.query(state, text, says(late), role="crowd") for text in questions))
+        return " ".join(str(one["content"]) for one in responses)
 
 
 async def late(messages: vf.Messages, state: vf.State, rng: Any) -> str:
@@ -135,9 +135,9 @@ def test_concurrent_queries_are_recorded_in_query_order(tmp_path: Path) -> None:
         [record] = run.rollouts()
         steps = record.model_roles["crowd"]
         assert [step.prompt[0]["content"] for step in steps] == ["3", "1", "2"]
-        said = [str(step.completion[0]["content"]) for step in steps]
-        assert record.completion[1]["content"] == " ".join(said)
-        assert len({one.split(": ")[1] for one in said}) == 3  # a random stream for each
+        responses = [str(step.completion[0]["content"]) for step in steps]
+        assert record.completion[1]["content"] == " ".join(responses)
+        assert len({one.split(": ")[1] for one in responses}) == 3  # each query has its own random stream
         summary = asyncio.run(vf.rescore(Crowd(rubric=vf.Rubric([length])), run, into=tmp_path / "again"))
     assert (summary["failed"], summary["reward"]["mean"]) == (0, 2.0)
 
@@ -147,13 +147,13 @@ def length(completion: vf.Messages) -> float:
 
 
 class Deaf(Quarrel):
-    """Its opponent sees nothing of what was said."""
+    """The opponent does not see the conversation."""
 
     async def env_response(self, messages: vf.Messages, state: vf.State, **kwargs: Any) -> Any:
         return (await vf.query(state, "say something", self.other, role="opponent"))["content"]
 
 
-async def test_mistakes_of_the_caller() -> None:
+async def test_invalid_queries_raise_config_errors_of_the_role() -> None:
     for messages, options in ((3, {}), ("hi", {"sampling_args": {"temperature": -1}})):
         with pytest.raises(ConfigError) as error:
             await vf.query(vf.State(), messages, says("x"), role="user", **options)  # pyright: ignore[reportArgumentType]

@@ -11,17 +11,17 @@ from rove.core.errors import ConfigError, OverlongPromptError
 from rove.core.protocols import SamplingParams, available_tokens
 
 
-def test_nothing_is_set_unless_it_is_given():
+def test_parameters_without_a_value_stay_unset():
     reported = msgspec.structs.asdict(SamplingParams.from_args({"temperature": 0.5, "top_k": None}, None, {}))
     assert {name: value for name, value in reported.items() if value is not None} == {"temperature": 0.5, "extra": {}}
 
 
-def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
-    made = SamplingParams.from_args(
+def test_later_arguments_override_earlier_ones_in_any_form():
+    params = SamplingParams.from_args(
         {"max_tokens": 5, "logprobs": 3, "stop": ["a"], "mine": 1},
         {"max_completion_tokens": 7, "logprobs": True, "top_logprobs": 2, "stop": "b", "extra_body": {"mine": 2}},
     )
-    assert made == SamplingParams(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
+    assert params == SamplingParams(max_tokens=7, logprobs=2, stop=["b"], extra={"mine": 2})
 
 
 @pytest.mark.parametrize(
@@ -37,15 +37,15 @@ def test_later_arguments_go_over_earlier_ones_whatever_shape_they_have():
         ({}, None),
     ],
 )
-def test_log_probabilities_in_the_shapes_of_both_apis(given: dict[str, Any], logprobs: int | None):
+def test_log_probabilities_can_be_requested_in_the_form_of_both_apis(given: dict[str, Any], logprobs: int | None):
     assert SamplingParams.from_args(given) == SamplingParams(logprobs=logprobs)
 
 
-def test_false_takes_log_probabilities_back():
+def test_false_disables_log_probabilities():
     assert SamplingParams.from_args({"logprobs": True}, {"logprobs": False}).logprobs is None
 
 
-def test_tokens_with_a_bias_may_be_texts():
+def test_token_ids_of_a_logit_bias_may_be_strings():
     assert SamplingParams.from_args({"logit_bias": {"17": -100, 3: 1.5}}).logit_bias == {17: -100.0, 3: 1.5}
 
 
@@ -76,13 +76,13 @@ def test_tokens_with_a_bias_may_be_texts():
         ({"structured_outputs": "a+"}, "Expected `object"),
     ],
 )
-def test_what_is_out_of_range_is_refused(given: dict[str, Any], message: str):
+def test_invalid_values_are_refused(given: dict[str, Any], message: str):
     with pytest.raises(ConfigError, match=message):
         SamplingParams.from_args(given)
 
 
 @given(st.lists(st.integers(0, 9), min_size=1, max_size=12), st.integers(1, 12))
-def test_room_after_a_prompt(ids: list[int], context: int):
+def test_available_tokens_after_a_prompt(ids: list[int], context: int):
     if len(ids) >= context:
         with pytest.raises(OverlongPromptError, match=rf"{len(ids)} tokens, the context is {context}"):
             available_tokens(ids, 10, context)
@@ -99,6 +99,6 @@ def test_a_prompt_that_is_only_scored_may_fill_the_context():
 
 
 @pytest.mark.parametrize(("ids", "reported"), [([], "no tokens"), ([3, 10], "token 10; .* 0 to 9"), ([-1], "token -1")])
-def test_prompts_that_are_none(ids: list[int], reported: str):
+def test_invalid_prompts_are_refused(ids: list[int], reported: str):
     with pytest.raises(ConfigError, match=reported):
         available_tokens(ids, 10, 99)

@@ -1,4 +1,4 @@
-"""Records: what a rollout leaves behind, and what is read off it."""
+"""Rollout records and the values derived from them."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rove.core.records import ErrorInfo, StepTokens, TrajectoryStep, Usage
 from tests.runs.test_serialization import make_record, usages
 
 
-def test_a_steps_reward_can_be_set_and_nothing_else_of_it():
+def test_only_the_reward_of_a_step_can_be_set():
     step = TrajectoryStep([], [])
     assert step["reward"] is None
     step["reward"] = 1
@@ -42,7 +42,7 @@ def test_usage_adds_up(parts):
     assert total.completion_tokens == sum(part.completion_tokens for part in parts)
 
 
-def test_steps_read_by_name_and_by_key():
+def test_steps_can_be_read_by_attribute_and_by_key():
     step = TrajectoryStep([UserMessage("a")], [AssistantMessage("b")], tokens=StepTokens([1], [2], [-0.5]))
     assert step["completion"] == step.completion
     assert step.tokens is not None

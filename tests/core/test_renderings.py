@@ -1,4 +1,4 @@
-"""Boards are data within bounds, and are drawn beside the message they belong to."""
+"""Renderings are data of limited size, and each belongs to a message."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ boards = st.builds(Rendering, st.lists(st.lists(cells, max_size=MAX_SIZE), max_s
 
 
 @given(boards)
-def test_a_board_comes_back_from_json_as_it_was(board: Rendering):
+def test_a_rendering_survives_json(board: Rendering):
     assert msgspec.json.decode(msgspec.json.encode(board), type=Rendering) == board
 
 
@@ -31,7 +31,7 @@ def test_a_board_comes_back_from_json_as_it_was(board: Rendering):
         ([[("", "")] * 41], "at most 40 rows of 40 cells"),
     ],
 )
-def test_what_no_page_could_show_is_refused(rows: Any, complaint: str):
+def test_invalid_renderings_are_refused(rows: Any, complaint: str):
     with pytest.raises(vf.ConfigError, match=complaint):
         Rendering(rows)
     with pytest.raises(msgspec.ValidationError, match=complaint):
@@ -39,7 +39,7 @@ def test_what_no_page_could_show_is_refused(rows: Any, complaint: str):
 
 
 class Counting(vf.MultiTurnEnv):
-    """Draws how often it has answered."""
+    """Renders the number of its responses."""
 
     def __init__(self, drawn: Any = None, **kwargs: Any):
         super().__init__(**kwargs)
@@ -60,15 +60,15 @@ def say(messages: Any, state: Any, rng: Any) -> str:
     return "so"
 
 
-async def test_a_board_stands_beside_the_message_it_was_drawn_after_and_the_model_never_sees_it():
+async def test_renderings_are_stored_by_message_and_not_shown_to_the_model():
     env = Counting(dataset=[{"question": "?"}], system_prompt="Count.", max_turns=2)
-    seen: list[Any] = []
+    model_inputs: list[Any] = []
 
-    def player(messages: Any, state: Any, rng: Any) -> str:
-        seen.append([dict(message) for message in messages])
+    def policy(messages: Any, state: Any, rng: Any) -> str:
+        model_inputs.append([dict(message) for message in messages])
         return "so"
 
-    [record] = await vf.generate(env, vf.ScriptedClient(player))
+    [record] = await vf.generate(env, vf.ScriptedClient(policy))
     assert {place: board.rows for place, board in record.renderings.items()} == {
         1: [[("0", "")]],
         3: [[("1", "")]],
@@ -79,19 +79,19 @@ async def test_a_board_stands_beside_the_message_it_was_drawn_after_and_the_mode
         *["user", "assistant"] * 2,
         "user",
     ]
-    assert "rows" not in str(seen)
+    assert "rows" not in str(model_inputs)
     assert decode_record(encode_record(record)) == record
 
 
 @pytest.mark.parametrize("drawn", ["<b>1</b>", [[("1", "")]]])
-async def test_what_is_no_board_fails_the_rollout_in_words(drawn: Any):
+async def test_an_invalid_return_value_of_render_fails_the_rollout(drawn: Any):
     [record] = await vf.generate(Counting(drawn, dataset=[{"question": "?"}], max_turns=1), vf.ScriptedClient(say))
     assert record.error is not None
     assert (record.error.phase, record.error.type) == ("render", "ConfigError")
     assert "expected a rove.Rendering or None" in record.error.message
 
 
-async def test_environments_that_draw_nothing_keep_nothing():
+async def test_environments_without_render_store_no_renderings():
     env = vf.SingleTurnEnv(dataset=[{"question": "?"}])
     [record] = await vf.generate(env, vf.ScriptedClient(say))
     assert record.renderings == {} and b'"renderings":{}' in encode_record(record)

@@ -32,7 +32,7 @@ def test_other_columns_do_not_fall_through():
     assert state.get("difficulty", "none") == "none"
 
 
-def test_a_missing_key_says_what_there_is():
+def test_the_error_of_a_missing_key_lists_the_existing_keys():
     with pytest.raises(KeyError, match=r"'board' is not in this rollout's state; it has \['input', 'seed'\]"):
         State(input=ROW, seed=1)["board"]
 

@@ -1,4 +1,4 @@
-"""Documentation that runs: every Python block, every command of README."""
+"""Documentation pages: their Python examples and commands are run and their output is compared."""
 
 from __future__ import annotations
 
@@ -52,8 +52,8 @@ def run(command: list[str], folder: Path, **options: Any) -> subprocess.Complete
     return done
 
 
-def prints_what_it_says(page: str, least: int = 0, replaced: Callable[[str], str] = str) -> None:
-    """Run a page's examples in Python; there are more than `least`."""
+def check_examples(page: str, least: int = 0, replaced: Callable[[str], str] = str) -> None:
+    """Run the Python examples of a page and compare their output; require more than `least` examples."""
     examples = replaced("\n".join(blocks(page, "python")))
     test = doctest.DocTestParser().get_doctest(examples, {}, page, page, 0)
     assert len(test.examples) > least
@@ -62,21 +62,21 @@ def prints_what_it_says(page: str, least: int = 0, replaced: Callable[[str], str
     assert not failed, report.getvalue()
 
 
-def test_walkthrough_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_walkthrough_examples_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    prints_what_it_says("docs/walkthrough.md", 40)
+    check_examples("docs/walkthrough.md", 40)
 
 
-def test_run_folder_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_run_folder_page_examples_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    prints_what_it_says("docs/run_folder.md", 5)
+    check_examples("docs/run_folder.md", 5)
 
 
-def test_compat_prints_what_it_says() -> None:
-    prints_what_it_says("docs/compat.md", 12)
+def test_compat_page_examples_print_the_shown_output() -> None:
+    check_examples("docs/compat.md", 12)
 
 
-def test_readme_environment_is_ten_lines_and_prints_what_it_says(
+def test_readme_environment_is_short_and_prints_the_shown_output(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -84,8 +84,8 @@ def test_readme_environment_is_ten_lines_and_prints_what_it_says(
     out = io.StringIO()
     with contextlib.redirect_stdout(out):
         exec(compile(code, "README.md", "exec"), {"__name__": "readme"})
-    [said] = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
-    assert out.getvalue().strip() == said
+    [expected] = re.findall(r"print\(.*\)  # (.*)$", code, flags=re.MULTILINE)
+    assert out.getvalue().strip() == expected
     definition = code.split("\n\n\nenv = ")[0]
     assert len([line for line in definition.splitlines() if line.strip()]) <= 13
 
@@ -100,8 +100,8 @@ def test_readme_start_commands(tmp_path: Path) -> None:
         run(command, tmp_path, input=moves)
 
 
-SMALLER = {"14000": "150", '{"num_examples": 14000}': '{"num_examples": 150}', "1000": "8", "200": "2"}
-FLAGS = {
+SMALLER_VALUES = {"14000": "150", '{"num_examples": 14000}': '{"num_examples": 150}', "1000": "8", "200": "2"}
+SMALLER_FLAGS = {
     "sft": ["--epochs", "1"],
     "rl": ["--batch-size", "16", "-t", "12", "--rollouts-per-example", "4"],
     "eval": ["-t", "12"],
@@ -110,11 +110,11 @@ FLAGS = {
 
 
 @pytest.mark.slow
-def test_readme_loop_by_hand(tmp_path: Path) -> None:
+def test_readme_training_commands(tmp_path: Path) -> None:
     [loop] = [b for b in blocks("README.md", "bash") if "rove sft" in b]
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     for command in commands(loop):
-        small = [SMALLER.get(word, word) for word in command] + FLAGS.get(command[1], [])
+        small = [SMALLER_VALUES.get(word, word) for word in command] + SMALLER_FLAGS.get(command[1], [])
         moves = "\n".join(str(n) for n in range(9)) * 12 if command[1] == "play" else ""
         done = subprocess.run(
             [str(ROVE), *small[1:]], cwd=tmp_path, capture_output=True, text=True, check=False, input=moves, env=env
@@ -134,27 +134,27 @@ def example_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 @pytest.mark.broad
 def test_evaluation_page_commands(example_runs: Path) -> None:
-    said = [
+    outputs = [
         run(command, example_runs).stdout
         for block in blocks("docs/evaluation.md", "bash")
         for command in commands(block)
     ]
-    assert any("rl is better than sft" in text for text in said)
-    assert any("no detectable difference" in text for text in said)
-    assert any("3 questions, scorer 'numeric': the last number in the answer equals" in text for text in said)
+    assert any("rl is better than sft" in text for text in outputs)
+    assert any("no detectable difference" in text for text in outputs)
+    assert any("3 questions, scorer 'numeric': the last number in the answer equals" in text for text in outputs)
     assert (example_runs / "draws.jsonl").read_text().count("\n") == 116
 
 
-def test_evaluation_page_prints_what_it_says(example_runs: Path) -> None:
-    prints_what_it_says("docs/evaluation.md")
+def test_evaluation_page_examples_print_the_shown_output(example_runs: Path) -> None:
+    check_examples("docs/evaluation.md")
 
 
-def test_tools_page_prints_what_it_says() -> None:
-    prints_what_it_says("docs/tools.md", 25)
+def test_tools_page_examples_print_the_shown_output() -> None:
+    check_examples("docs/tools.md", 25)
 
 
-def test_agents_page_prints_what_it_says() -> None:
-    prints_what_it_says("docs/agents.md", 20)
+def test_agents_page_examples_print_the_shown_output() -> None:
+    check_examples("docs/agents.md", 20)
 
 
 @pytest.mark.slow
@@ -164,56 +164,56 @@ def test_agents_page_commands(tmp_path: Path) -> None:
     paths = os.pathsep.join([str(tmp_path), os.environ.get("PYTHONPATH", "")])
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": paths}
     [block] = blocks("docs/agents.md", "bash")
-    said = [run(command, tmp_path, env=env).stdout for command in commands(block)]
-    assert "stop conditions: agent_finished (16)" in said[0]
+    outputs = [run(command, tmp_path, env=env).stdout for command in commands(block)]
+    assert "stop conditions: agent_finished (16)" in outputs[0]
     metrics = (tmp_path / "runs/rl/metrics.jsonl").read_text()
     assert metrics.count('"reward/mean"') == 2 and '"rollouts/failed":0.0' in metrics
 
 
 @pytest.mark.broad
-def test_hub_page_says_what_is_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_hub_page_build_commands_tables_and_examples(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    [making] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
-    said = [run(command, tmp_path).stdout for command in commands(making)]
-    assert "rove push environments/my_sums" in said[-1]
-    made = Path("environments/my_sums/dist/my-sums-0.1.0")
-    assert {file.name for file in made.iterdir()} >= set(
+    [build_block] = [block for block in blocks("docs/hub.md", "bash") if "rove init" in block]
+    outputs = [run(command, tmp_path).stdout for command in commands(build_block)]
+    assert "rove push environments/my_sums" in outputs[-1]
+    package_folder = Path("environments/my_sums/dist/my-sums-0.1.0")
+    assert {file.name for file in package_folder.iterdir()} >= set(
         re.findall(r"^\| `(my_sums\S+|manifest.json)`", (ROOT / "docs/hub.md").read_text(encoding="utf-8"), re.M)
     )
     for block in blocks("docs/hub.md", "toml"):
         table = tomllib.loads(block)
         assert not (table.keys() - {"tool", "project"})
         declared(table)
-    prints_what_it_says("docs/hub.md", 10)
+    check_examples("docs/hub.md", 10)
 
 
 @pytest.mark.slow
-def test_hub_page_publishes_and_installs(tmp_path: Path) -> None:
+def test_hub_page_commands_publish_and_install(tmp_path: Path) -> None:
     env = {**os.environ, "HOME": str(tmp_path), "XDG_DATA_HOME": str(tmp_path / "data")}
     env["XDG_CONFIG_HOME"] = str(tmp_path / "config")
     page = blocks("docs/hub.md", "bash")
     first = next(number for number, block in enumerate(page) if "rove push" in block)
     run(commands(next(block for block in page if "rove init" in block))[0], tmp_path, env=env)
-    made = run(["rove", "hub", "token", "ada", "--json"], tmp_path, env=env)
+    token = run(["rove", "hub", "token", "ada", "--json"], tmp_path, env=env)
     hub = subprocess.Popen(
         [str(ROVE), "hub", "serve", "--port", "0"], cwd=tmp_path, env=env, stdout=subprocess.PIPE, text=True
     )
     try:
         assert hub.stdout is not None
         url = next(line for line in hub.stdout if " is at http" in line).split(" is at ")[1].split()[0]
-        env |= {"ROVE_HUB": url, "ROVE_HUB_TOKEN": json.loads(made.stdout)["token"]}
-        said = [run(command, tmp_path, env=env).stdout for block in page[first:] for command in commands(block)]
+        env |= {"ROVE_HUB": url, "ROVE_HUB_TOKEN": json.loads(token.stdout)["token"]}
+        outputs = [run(command, tmp_path, env=env).stdout for block in page[first:] for command in commands(block)]
     finally:
         hub.terminate()
         hub.communicate()
     for number, words in enumerate(
         ("published", "scored", "already published", "ada/my-sums", "1.2", "installed", "5 of 5")
     ):
-        assert words in said[number], said[number]
+        assert words in outputs[number], outputs[number]
 
 
 @pytest.mark.broad
-def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) -> None:
+def test_environments_page_lists_every_environment_and_its_commands_work(tmp_path: Path) -> None:
     page = (ROOT / "docs/environments.md").read_text(encoding="utf-8")
     listed = re.findall(r"^\| \[(\w+)\]", page, flags=re.MULTILINE)
     assert sorted(listed) == sorted(example_environments())
@@ -223,23 +223,23 @@ def test_environments_page_lists_them_all_and_its_commands_work(tmp_path: Path) 
 
 
 @pytest.mark.broad
-def test_sandbox_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
-    prints_what_it_says("docs/sandbox.md")
+def test_sandbox_page_examples_and_commands(contained: None, tmp_path: Path) -> None:
+    check_examples("docs/sandbox.md")
     for block in blocks("docs/sandbox.md", "bash"):
         for command in commands(block):
             assert "reward" in run(command, tmp_path).stdout
 
 
 @pytest.mark.broad
-def test_recursion_page_prints_what_it_says(contained: None, tmp_path: Path) -> None:
-    prints_what_it_says("docs/recursion.md", 20)
+def test_recursion_page_examples_and_commands(contained: None, tmp_path: Path) -> None:
+    check_examples("docs/recursion.md", 20)
     for block in blocks("docs/recursion.md", "bash"):
         for command in commands(block):
             assert "sub_calls" in run(command, tmp_path).stdout
 
 
 @pytest.mark.broad
-def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> None:
+def test_evaluation_page_shows_the_error_for_a_changed_setting(example_runs: Path) -> None:
     [refusal] = [block for block in blocks("docs/evaluation.md", "text") if block.startswith("error:")]
     command = [
         str(ROVE),
@@ -260,14 +260,14 @@ def test_a_changed_setting_is_refused_as_the_page_says(example_runs: Path) -> No
 
 
 @pytest.mark.broad
-def test_judging_page_prints_what_it_says(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_judging_page_examples_print_the_shown_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    prints_what_it_says("docs/judging.md", 40)
+    check_examples("docs/judging.md", 40)
 
 
 @pytest.fixture
 def ports() -> Callable[[str], str]:
-    """Replaces the ports of a page by free ones."""
+    """Return a function that replaces the ports of a page with free ports."""
     with ExitStack() as stack:
         sockets = [stack.enter_context(socket.create_server(("127.0.0.1", 0))) for _ in range(3)]
         free = {port: str(one.getsockname()[1]) for port, one in zip(("8000", "8001", "8002"), sockets, strict=True)}
@@ -275,7 +275,7 @@ def ports() -> Callable[[str], str]:
 
 
 def started(command: str, folder: Path, stack: ExitStack, said: str = "serving tiny", **env: str) -> None:
-    """A server, once it listens, until the end of the test."""
+    """Start a server, wait until it listens, and stop it at the end of the test."""
     process = subprocess.Popen(
         [str(ROVE), *shlex.split(command, comments=True)[1:]],
         cwd=folder,
@@ -293,19 +293,21 @@ def started(command: str, folder: Path, stack: ExitStack, said: str = "serving t
 
 def test_serving_page_lists_all_fields() -> None:
     page = (ROOT / "docs/serving.md").read_text(encoding="utf-8")
-    bodies = (
+    requests = (
         chat.read_request({"messages": [{"role": "user", "content": "a"}]}),
         completions.read_request({"prompt": "a"}),
         tokens.read_request({"prompt_ids": [1]}),
     )
     fields = page.partition("## Fields of a request")[2]
-    assert [name for asked in bodies for name in asked.fields if f"`{name}`" not in fields] == []
+    assert [name for request in requests for name in request.fields if f"`{name}`" not in fields] == []
 
 
 @pytest.mark.slow
-def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]) -> None:
+def test_serving_page_commands_and_examples(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Callable[[str], str]
+) -> None:
     env = {"NO_PROXY": "*", "SERVER_KEY": "sk-something", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
-    said = {}
+    outputs = {}
     with ExitStack() as stack:
         for block in blocks("docs/serving.md", "bash"):
             for line in ports(block).replace("\\\n", " ").strip().splitlines():
@@ -320,23 +322,23 @@ def test_serving_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ports: Ca
                 )
                 assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
                 assert '"error"' not in done.stdout, f"{line}\n{done.stdout}"
-                said[line] = done.stdout
-        answers = {line: text for line, text in said.items() if line.startswith("curl")}
-        for wanted in (
+                outputs[line] = done.stdout
+        answers = {line: text for line, text in outputs.items() if line.startswith("curl")}
+        for expected in (
             '"role":"assistant"',
             "data: [DONE]",
             '"policy_version":0',
             '"owned_by":"rove"',
             "rove_requests_total",
         ):
-            assert any(wanted in text for text in answers.values()), wanted
+            assert any(expected in text for text in answers.values()), expected
         assert len(answers) == 11 and all(answers.values())
         monkeypatch.setenv("NO_PROXY", "*")
-        prints_what_it_says("docs/serving.md", 25, ports)
+        check_examples("docs/serving.md", 25, ports)
 
 
 @pytest.mark.broad
-def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+def test_viewer_page_commands(tmp_path: Path, ports: Callable[[str], str]) -> None:
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/viewer.md", "bash"):
@@ -355,19 +357,19 @@ def test_viewer_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
     assert '"verdict":"optimal is better than teacher' in answers[-1]
 
 
-def test_viewer_page_prints_what_it_says() -> None:
-    prints_what_it_says("docs/viewer.md", 4)
+def test_viewer_page_examples_print_the_shown_output() -> None:
+    check_examples("docs/viewer.md", 4)
 
 
 @pytest.mark.parametrize(("page", "folder"), [("viewer", "viewer"), ("hub_server", "hub")])
-def test_a_page_shows_pictures_that_are_there(page: str, folder: str) -> None:
+def test_pictures_of_a_page_exist_and_are_small(page: str, folder: str) -> None:
     shown = re.findall(rf"!\[.*?\]\(({folder}/.*?)\)", (ROOT / f"docs/{page}.md").read_text(encoding="utf-8"))
     assert shown
     assert all((ROOT / "docs" / path).stat().st_size < 150_000 for path in shown)
 
 
 @pytest.mark.slow
-def test_doctor_page(tmp_path: Path, ports: Callable[[str], str]) -> None:
+def test_doctor_page_commands(tmp_path: Path, ports: Callable[[str], str]) -> None:
     [settings] = blocks("docs/doctor.md", "toml")
     (tmp_path / settings.split(":")[0].lstrip("# ")).write_text(settings)
     with ExitStack() as stack:
@@ -386,7 +388,7 @@ def test_settings_page_lists_every_setting_with_its_default() -> None:
     assert "| `batch_size` | `256` | Rollouts per step" in page()
 
 
-def test_the_settings_for_a_pretrained_model_are_right(tmp_path: Path) -> None:
+def test_models_page_settings_are_valid(tmp_path: Path) -> None:
     [settings] = blocks("docs/models.md", "toml")
     (tmp_path / "rl.toml").write_text(settings)
     config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
@@ -395,20 +397,20 @@ def test_the_settings_for_a_pretrained_model_are_right(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_the_settings_file_of_the_training_page(tmp_path: Path) -> None:
-    whole, *_ = blocks("docs/training.md", "toml")
-    (tmp_path / "rl.toml").write_text(whole)
+def test_training_page_settings_file_works(tmp_path: Path) -> None:
+    table, *_ = blocks("docs/training.md", "toml")
+    (tmp_path / "rl.toml").write_text(table)
     config = load(RLConfig, {}, ["@", str(tmp_path / "rl.toml")])
     config.check()
     assert config.alerts.zero_advantage_groups == 0.9
     words = "rl -m models/tiny --steps 1 --batch-size 4 -r 2 -t 4 --run-dir runs/whole @ rl.toml"
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "models/tiny"], tmp_path)
-    (tmp_path / "rl.toml").write_text(whole.replace("= 100", "= 2").replace("= 64", "= 4"))
+    (tmp_path / "rl.toml").write_text(table.replace("= 100", "= 2").replace("= 64", "= 4"))
     run(["rove", *words.split()], tmp_path, env={**os.environ, "OMP_NUM_THREADS": "1"})
     assert '"eval/optimal/reward/mean"' in (tmp_path / "runs/whole/metrics.jsonl").read_text()
 
 
-def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
+def test_scale_page_settings_are_valid(tmp_path: Path) -> None:
     [table] = blocks("docs/scale.md", "toml")
     (tmp_path / "rl.toml").write_text(table.replace("/path/to/venv/bin/vllm", sys.executable))
     config = load(RLConfig, {"env": "tictactoe", "model": "models/tiny"}, ["@", str(tmp_path / "rl.toml")])
@@ -417,7 +419,7 @@ def test_the_settings_of_the_scale_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_page(tmp_path: Path) -> None:
+def test_training_page_examples(tmp_path: Path) -> None:
     _, examples, lines = blocks("docs/training.md", "toml")
     tables = lines.replace("= 32", "= 4") + examples.replace("= 100", "= 2").replace("= 512", "= 4")
     (tmp_path / "measured.toml").write_text(tables)
@@ -439,7 +441,7 @@ def test_training_page(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_training_page_on_adapters(tmp_path: Path) -> None:
+def test_training_page_adapter_commands(tmp_path: Path) -> None:
     [block] = blocks("docs/training.md", "bash")
     env = {**os.environ, "OMP_NUM_THREADS": "1"}
     run(["rove", "model", "new", "--env", "tictactoe", "-o", "runs/sft/final"], tmp_path, env=env)
@@ -454,7 +456,7 @@ def test_training_page_on_adapters(tmp_path: Path) -> None:
     assert listed == [name for name in RLConfig.__struct_fields__ if name.startswith("lora_")]
 
 
-def test_pages_show_the_plots_that_are_there() -> None:
+def test_study_pages_show_every_stored_plot() -> None:
     pages = [(ROOT / "docs" / name).read_text(encoding="utf-8") for name in ("study.md", "recipe_study.md")]
     shown = [path for page in pages for path in re.findall(r"!\[.*?\]\((study/.*?)\)", page)]
     assert sorted(shown) == sorted(str(path.relative_to(ROOT / "docs")) for path in (ROOT / "docs/study").iterdir())
@@ -463,19 +465,19 @@ def test_pages_show_the_plots_that_are_there() -> None:
 
 @pytest.mark.slow
 def test_study_page_commands(tmp_path: Path) -> None:
-    env, said = {**os.environ, "OMP_NUM_THREADS": "1"}, ""
+    env, output = {**os.environ, "OMP_NUM_THREADS": "1"}, ""
     for block in blocks("docs/study.md", "bash"):
         for python, script, *words in commands(block):
             assert python == "python"
             small = [sys.executable, str(ROOT / script), *words, "--smoke"]
             done = subprocess.run(small, cwd=tmp_path, env=env, capture_output=True, text=True, check=False)
             assert done.returncode == 0, f"{shlex.join(small)}\n{done.stdout}\n{done.stderr}"
-            said += done.stdout
+            output += done.stdout
     page = (ROOT / "docs/study.md").read_text(encoding="utf-8")
     rows = set(re.findall(r"^\| `.*?` \| \d \|", page, flags=re.MULTILINE))
-    assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", said, flags=re.MULTILINE))
-    drawn = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
-    assert drawn == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
+    assert rows and rows <= set(re.findall(r"^\| `.*?` \| \d \|", output, flags=re.MULTILINE))
+    plots = {path.name for path in (tmp_path / "runs/study").glob("*.png")}
+    assert plots == {Path(shown).name for shown in re.findall(r"!\[.*?\]\((study/.*?)\)", page)}
 
 
 def test_recipe_study_page_shows_the_stored_results(tmp_path: Path) -> None:
@@ -499,6 +501,6 @@ def test_commands_of_rove_train_write_recipes(tmp_path: Path) -> None:
     [first, *_] = blocks("docs/train.md", "bash")
     [tools] = blocks("docs/tools.md", "bash")
     for command in commands(first) + commands(tools):
-        if "-m" not in command:  # a pretrained model is downloaded first
+        if "-m" not in command:  # commands with a pretrained model would download it
             run([*command, *(["--dry-run"] if "--dry-run" not in command else [])], tmp_path, env=env)
     assert len(list(tmp_path.glob("runs/*/recipe.toml"))) == 4

@@ -1,4 +1,4 @@
-"""The words that docs/glossary.md retires appear neither in documentation nor in what rove prints or documents."""
+"""Words that docs/glossary.md retires appear neither in the documentation nor in strings and names of rove."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ MODULES = sorted((ROOT / "rove").rglob("*.py"))
 
 
 def strings(module: Path) -> Iterator[tuple[int, str]]:
-    """Docstrings, messages and all other texts of a module, and the names that it defines."""
+    """Yield all string constants of a module and the names that it defines, with their lines."""
     for node in ast.walk(ast.parse(module.read_text())):
         if isinstance(node, ast.Constant) and isinstance(node.value, str):
             yield node.lineno, node.value
@@ -41,7 +41,7 @@ def strings(module: Path) -> Iterator[tuple[int, str]]:
             yield node.lineno, node.target.id
 
 
-def found(path: Path, texts: Iterator[tuple[int, str]]) -> list[str]:
+def retired_words(path: Path, texts: Iterator[tuple[int, str]]) -> list[str]:
     if path.relative_to(ROOT).as_posix() in ALLOWED:
         return []
     return [f"{path.relative_to(ROOT)}:{line}: {word[0]}" for line, text in texts for word in RETIRED.finditer(text)]
@@ -49,11 +49,11 @@ def found(path: Path, texts: Iterator[tuple[int, str]]) -> list[str]:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda path: path.relative_to(ROOT).as_posix())
 def test_pages_use_the_words_of_the_glossary(page: Path):
-    assert found(page, enumerate(page.read_text().splitlines(), start=1)) == []
+    assert retired_words(page, enumerate(page.read_text().splitlines(), start=1)) == []
 
 
 def test_modules_use_the_words_of_the_glossary():
-    assert [one for module in MODULES for one in found(module, strings(module))] == []
+    assert [one for module in MODULES for one in retired_words(module, strings(module))] == []
 
 
 def test_module_names_use_the_words_of_the_glossary():

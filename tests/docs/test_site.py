@@ -20,7 +20,7 @@ from settings_page import TABLES
 from rove.cli.settings_help import documented_fields
 
 ROOT = Path(__file__).resolve().parents[2]
-LOOKED_AT = (
+CHECKED_PAGES = (
     "index.html",
     "tutorials/1_environment.html",
     "concepts.html",
@@ -102,7 +102,7 @@ def site() -> Path:
 
 
 @pytest.mark.broad
-def test_links_of_the_site_lead_to_pages_and_anchors(site: Path) -> None:
+def test_links_of_the_site_lead_to_existing_pages_and_anchors(site: Path) -> None:
     pages = {file: Page(file) for file in site.rglob("*.html")}
     assert len(pages) > 60
     broken = []
@@ -120,7 +120,7 @@ def test_links_of_the_site_lead_to_pages_and_anchors(site: Path) -> None:
 
 
 @pytest.mark.broad
-def test_pages_load_nothing_from_elsewhere(site: Path) -> None:
+def test_pages_load_nothing_from_other_servers(site: Path) -> None:
     loads = re.compile(r"""<(?:script|img|link)[^>]+(?:src|href)=["']((?:https?:)?//[^"']+)""")
     assert {file.name: found for file in site.rglob("*.html") if (found := loads.findall(file.read_text()))} == {}
 
@@ -150,7 +150,7 @@ def test_every_package_that_exports_names_is_in_the_reference() -> None:
 
 
 @pytest.mark.broad
-def test_the_texts_for_language_models_have_every_page(site: Path) -> None:
+def test_llms_txt_lists_every_page(site: Path) -> None:
     index = (site / "llms.txt").read_text(encoding="utf-8")
     assert index.startswith("# rove\n\n> ")
     links = re.findall(r"\]\((\S+?)\)", index)
@@ -165,15 +165,15 @@ def test_the_texts_for_language_models_have_every_page(site: Path) -> None:
 @pytest.mark.parametrize(
     ("size", "scheme"), [(WIDE, "light"), (WIDE, "dark"), ((390, 844), "light")], ids=["light", "dark", "narrow"]
 )
-def test_pages_are_accessible_and_fit(site: Path, size: tuple[int, int], scheme: str) -> None:
-    found: dict[str, Any] = {}
+def test_pages_are_accessible_and_fit_the_window(site: Path, size: tuple[int, int], scheme: str) -> None:
+    problems: dict[str, Any] = {}
     with chromium() as browser:
         context = browser.new_context(viewport={"width": size[0], "height": size[1]}, color_scheme=scheme)
         page = context.new_page()
-        for name in LOOKED_AT:
+        for name in CHECKED_PAGES:
             page.goto((site / name).as_uri())
             width = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-            found[name] = violations(page) + ([f"{width} pixels too wide"] if width > 0 else [])
+            problems[name] = violations(page) + ([f"{width} pixels too wide"] if width > 0 else [])
         page.goto((site / "search.html").as_uri() + "?q=advantage")
         page.wait_for_selector("#search-results li a", timeout=20_000)
-    assert not any(found.values()), found
+    assert not any(problems.values()), problems

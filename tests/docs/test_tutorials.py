@@ -1,4 +1,4 @@
-"""Every tutorial, guide and environment README runs from top to bottom, and prints what it shows."""
+"""Every tutorial, guide and environment README runs from top to bottom and prints the shown output."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ PAGES = {
     )
 }
 QUICK = {"docs/tutorials/0_evaluate.md", "docs/tutorials/2_game.md", "environments/double_check/README.md"}
-"""Pages that every run of the tests tries; the others are for `make test-broad` and `make test-slow`."""
+"""Pages that every test run executes; the others are for `make test-broad` and `make test-slow`."""
 SLOW = {
     "docs/guides/choose_hyperparameters.md",
     "docs/guides/memory.md",
@@ -106,13 +106,13 @@ SLOW = {
     "docs/tutorials/8_reward_hole.md",
 }
 """Pages whose test takes more than 20 seconds."""
-WRITTEN = sorted(
+EXISTING_PAGES = sorted(
     file.relative_to(ROOT).as_posix()
     for pattern in ("docs/tutorials/*.md", "docs/guides/*.md", "environments/*/README.md")
     for file in ROOT.glob(pattern)
 )
 SANDBOXED = {"environments/math_python/README.md", "environments/needle/README.md"}
-"""Pages whose code is not run where a machine cannot contain it."""
+"""Pages whose code is not run on machines without a sandbox."""
 
 
 def tier(path: str) -> list[pytest.MarkDecorator]:
@@ -121,35 +121,35 @@ def tier(path: str) -> list[pytest.MarkDecorator]:
 
 
 @pytest.mark.parametrize("path", [pytest.param(path, marks=tier(path)) for path in PAGES])
-def test_a_page_runs_and_prints_what_it_shows(path: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
+def test_a_page_runs_and_prints_the_shown_output(path: str, tmp_path: Path, request: pytest.FixtureRequest) -> None:
     if path in SANDBOXED:
         request.getfixturevalue("contained")
     run_page(PAGES[path], tmp_path)
 
 
 def test_every_page_is_run() -> None:
-    assert sorted(PAGES) == WRITTEN
+    assert sorted(PAGES) == EXISTING_PAGES
 
 
-@pytest.mark.parametrize("path", [path for path in WRITTEN if "/tutorials/" in path])
-def test_a_tutorial_says_what_the_reader_will_be_able_to_do_and_what_is_next(path: str) -> None:
+@pytest.mark.parametrize("path", [path for path in EXISTING_PAGES if "/tutorials/" in path])
+def test_a_tutorial_states_its_goal_and_the_next_page(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
-    title, promise, *_ = text.split("\n\n")
+    title, goal, *_ = text.split("\n\n")
     assert title.startswith("# ")
-    assert "you can" in promise
+    assert "you can" in goal
     assert text.rstrip().splitlines()[-1].startswith("**Next:** [")
     assert blocks(text)[0][0] in ("bash", "python")
 
 
-@pytest.mark.parametrize("path", [path for path in WRITTEN if "/guides/" in path])
-def test_a_guide_says_what_the_reader_will_be_able_to_do(path: str) -> None:
-    title, promise, *_ = (ROOT / path).read_text(encoding="utf-8").split("\n\n")
+@pytest.mark.parametrize("path", [path for path in EXISTING_PAGES if "/guides/" in path])
+def test_a_guide_states_its_goal(path: str) -> None:
+    title, goal, *_ = (ROOT / path).read_text(encoding="utf-8").split("\n\n")
     assert title.startswith("# ")
-    assert promise.startswith("After reading this page, you can ")
+    assert goal.startswith("After reading this page, you can ")
 
 
-@pytest.mark.parametrize("path", WRITTEN)
-def test_links_to_pages_are_right(path: str) -> None:
+@pytest.mark.parametrize("path", EXISTING_PAGES)
+def test_relative_links_lead_to_existing_files(path: str) -> None:
     text = (ROOT / path).read_text(encoding="utf-8")
     links = [link for link in re.findall(r"\]\(([^)#\s]+)", text) if "://" not in link]
     assert [link for link in links if not (ROOT / path).parent.joinpath(link).exists()] == []

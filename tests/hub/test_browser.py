@@ -1,4 +1,4 @@
-"""A hub's pages in a real browser, served and from a disk: search, card, leaderboard, keyboard, contrast, hostile content."""
+"""A hub's pages in a real browser, from a server and from files: search, cards, leaderboard, keyboard, contrast, hostile text."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def places(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
-    """The same hub, served and as files on a disk: addresses."""
+    """Yield the addresses of one hub: on a server and exported to files."""
     folder = tmp_path_factory.mktemp("browsed")
     store = made_hub(folder / "hub")
     export(store, folder / "a site", "test")
     store.close()
-    served = InThread(folder / "hub")
-    yield {"served": served.asking.url + "/", "file": (folder / "a site").as_uri() + "/"}
-    served.close()
+    server = InThread(folder / "hub")
+    yield {"served": server.asking.url + "/", "file": (folder / "a site").as_uri() + "/"}
+    server.close()
 
 
-def opened(browser: Any, address: str, path: str = "", **options: Any) -> Tab:
-    """A tab that shows a page of a hub."""
+def open_page(browser: Any, address: str, path: str = "", **options: Any) -> Tab:
+    """Open a page of a hub in a new tab."""
     tab = Tab(browser, address, **options)
     leaf = "index.html" if address.startswith("file:") and not path.endswith(".html") else ""
     tab.page.goto(f"{address}{path}{leaf}")
@@ -43,8 +43,8 @@ def opened(browser: Any, address: str, path: str = "", **options: Any) -> Tab:
     return tab
 
 
-def run_of(tab: Tab) -> str:
-    """The path of the first run on a card's leaderboard."""
+def first_run_path(tab: Tab) -> str:
+    """Return the path of the first run on a card's leaderboard."""
     return tab.page.locator(".leaderboard a").first.get_attribute("href")
 
 
@@ -53,7 +53,7 @@ def address(request: pytest.FixtureRequest, places: dict[str, str]) -> str:
     return places[request.param]
 
 
-LOOKS = [
+PAGE_VARIANTS = [
     ("served", WIDE, "light"),
     ("served", WIDE, "dark"),
     ("served", NARROW, "light"),
@@ -63,39 +63,39 @@ LOOKS = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "size", "scheme"), LOOKS, ids=lambda value: str(value))
-def test_every_page_is_whole_readable_and_asks_nobody_else(
+@pytest.mark.parametrize(("kind", "size", "scheme"), PAGE_VARIANTS, ids=lambda value: str(value))
+def test_pages_fit_the_screen_are_accessible_and_load_nothing_external(
     browser: Any, places: dict[str, str], kind: str, size: tuple[int, int], scheme: str
 ):
     axe = pytest.importorskip(
         "axe_playwright_python.sync_playwright", reason="axe is not installed: pip install axe-playwright-python"
     )
-    found, address = {}, places[kind]
+    violations, address = {}, places[kind]
     paths = ["", "acme/my-sums/", "zeta/evil/"]
     for card in paths[1:]:
-        tab = opened(browser, address, card)
-        paths.append(card + run_of(tab))
+        tab = open_page(browser, address, card)
+        paths.append(card + first_run_path(tab))
         tab.context.close()
     for path in paths:
-        tab = opened(browser, address, path, size=size, scheme=scheme)
+        tab = open_page(browser, address, path, size=size, scheme=scheme)
         tab.page.evaluate("document.querySelectorAll('details').forEach((one) => (one.open = true))")
         assert tab.overflow <= 0, f"{path} is {tab.overflow} pixels too wide"
         assert tab.page.evaluate("window.pwned") is None and tab.page.locator("#pwned").count() == 0
         assert tab.page.evaluate("document.querySelectorAll('script, img, iframe, form form').length") == 1, path
-        back = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
-        assert (back == "rgb(22, 22, 21)") == (scheme == "dark"), back
+        background = tab.page.evaluate("getComputedStyle(document.body).backgroundColor")
+        assert (background == "rgb(22, 22, 21)") == (scheme == "dark"), background
         assert tab.trouble == [], path
         options = {"runOnly": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "wcag22aa"], "preload": False}
-        found[path] = [
+        violations[path] = [
             f"{one['id']}: {[node['html'][:200] for node in one['nodes'][:3]]}"
             for one in axe.Axe().run(tab.page, options=options).response["violations"]
         ]
         tab.context.close()
-    assert not any(found.values()), found
+    assert not any(violations.values()), violations
 
 
-def test_a_list_is_searched_as_one_types(browser: Any, address: str):
-    tab = opened(browser, address)
+def test_the_list_is_filtered_while_typing(browser: Any, address: str):
+    tab = open_page(browser, address)
     page, listed = tab.page, tab.page.locator(".environments li:visible")
     assert listed.count() == 3
     page.get_by_label("Search").fill("Numbers ADD")
@@ -116,8 +116,8 @@ def test_a_list_is_searched_as_one_types(browser: Any, address: str):
     assert tab.trouble == []
 
 
-def test_from_the_list_to_a_run_and_back_with_the_keyboard(browser: Any, address: str):
-    tab = opened(browser, address)
+def test_keyboard_navigation_from_the_list_to_a_run_and_back(browser: Any, address: str):
+    tab = open_page(browser, address)
     page = tab.page
     page.keyboard.press("Tab")
     assert page.evaluate("document.activeElement.textContent") == "Skip to the content"
@@ -144,8 +144,8 @@ def test_from_the_list_to_a_run_and_back_with_the_keyboard(browser: Any, address
     assert tab.trouble == []
 
 
-def test_commands_name_the_hub_and_can_be_copied(browser: Any, address: str):
-    tab = opened(browser, address, "acme/my-sums/")
+def test_commands_contain_the_hub_address_and_can_be_copied(browser: Any, address: str):
+    tab = open_page(browser, address, "acme/my-sums/")
     commands = [
         one.evaluate("one => one.lastChild.parentNode.textContent") for one in tab.page.locator(".command").all()
     ]
@@ -165,7 +165,7 @@ def test_commands_name_the_hub_and_can_be_copied(browser: Any, address: str):
     assert tab.trouble == []
 
 
-def test_without_javascript_it_is_all_there(browser: Any, address: str):
+def test_pages_work_without_javascript(browser: Any, address: str):
     context = browser.new_context(java_script_enabled=False)
     page = context.new_page()
     leaf = "index.html" if address.startswith("file:") else ""

@@ -1,4 +1,4 @@
-"""What holds for the hub as a whole."""
+"""Properties of the hub as a whole: consistent limits, lazy imports."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import sys
 from rove.hub.package import limits
 
 
-def test_limits_fit_each_other():
+def test_limits_are_consistent():
     assert limits.MAX_FILE_BYTES <= limits.MAX_UNPACKED_BYTES
     assert limits.MAX_ARCHIVE_BYTES <= limits.MAX_UNPACKED_BYTES
     assert limits.RATIO_FREE_BYTES < limits.MAX_UNPACKED_BYTES
@@ -17,7 +17,7 @@ def test_limits_fit_each_other():
     assert limits.MAX_METADATA_BYTES < limits.MAX_FILE_BYTES
 
 
-def test_rove_and_its_help_load_nothing_of_the_hub():
+def test_importing_rove_and_its_command_line_imports_no_hub_module():
     code = "import sys, rove, rove.cli.main; print([m for m in sys.modules if m.startswith(('rove.hub', 'packaging'))])"
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env)

@@ -1,5 +1,7 @@
-"""The newcomer's path: from nothing to an environment that somebody else has installed and evaluated; in slow steps, with real
-processes, a real hub and a second virtual environment that has nothing but rove."""
+"""A new user's path: create an environment, publish it, and install and evaluate it elsewhere.
+
+The test runs real processes, a real hub and a second virtual environment that contains only rove.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,11 @@ import pytest
 pytestmark = pytest.mark.slow
 
 ROOT = Path(__file__).resolve().parents[2]
-MINUTES = 3
+MAX_CPU_MINUTES = 3
 
 
 class Machine:
-    """Somebody's home, with an interpreter that has rove."""
+    """A user's home folder and an interpreter that has rove."""
 
     def __init__(self, home: Path, python: Path, **more: str):
         self.home, self.python = home, python
@@ -41,28 +43,28 @@ class Machine:
         return done.stdout
 
 
-def machine_seconds() -> float:
-    used = resource.getrusage(resource.RUSAGE_CHILDREN)
-    return used.ru_utime + used.ru_stime
+def child_cpu_seconds() -> float:
+    usage = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return usage.ru_utime + usage.ru_stime
 
 
 @pytest.fixture(scope="module")
 def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The interpreter of a virtual environment with rove's wheel and what it needs, and nothing else."""
+    """Return the interpreter of a virtual environment that contains only rove's wheel and its dependencies."""
     folder = tmp_path_factory.mktemp("fresh")
-    clean = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    clean_env = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
     pip = [sys.executable, "-m", "pip", "--quiet", "--disable-pip-version-check"]
     subprocess.run([*pip, "wheel", "--no-deps", "--no-build-isolation", "-w", str(folder), str(ROOT)], check=True)
     subprocess.run([sys.executable, "-m", "venv", str(folder / "venv")], check=True)
     python = folder / "venv/bin/python"
     [wheel] = folder.glob("rove-*.whl")
-    subprocess.run([python, "-m", "pip", "--quiet", "install", str(wheel)], check=True, env=clean)
+    subprocess.run([python, "-m", "pip", "--quiet", "install", str(wheel)], check=True, env=clean_env)
     return python
 
 
 @pytest.fixture
 def served(tmp_path: Path) -> Iterator[Any]:
-    """Starts `rove hub serve` as a process of its own; stops it."""
+    """Yield a function that starts `rove hub serve` in a process and returns its URL; stop the processes afterwards."""
     started: list[subprocess.Popen[str]] = []
 
     def serve(machine: Machine) -> str:
@@ -83,11 +85,13 @@ def served(tmp_path: Path) -> Iterator[Any]:
         process.communicate(timeout=30)
 
 
-def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, served: Any) -> None:
+def test_an_environment_is_created_published_installed_and_evaluated_elsewhere(
+    tmp_path: Path, fresh: Path, served: Any
+) -> None:
     steps: list[tuple[str, float]] = []
 
     def step(name: str) -> None:
-        steps.append((name, machine_seconds()))
+        steps.append((name, child_cpu_seconds()))
 
     step("begin")
     ada = Machine(tmp_path / "ada", Path(sys.executable), PYTHONPATH=str(ROOT))
@@ -97,8 +101,8 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
     assert "str(a + b)" in text and "What is {a} + {b}?" in text
     module.write_text(text.replace("str(a + b)", "str(a * b)").replace("{a} + {b}", "{a} times {b}"), encoding="utf-8")
     step("init")
-    ran = json.loads(ada.rove("eval", "times-table", "-m", "scripted:oracle", "--json"))
-    assert ran["reward"]["mean"] == pytest.approx(1.2)
+    first_result = json.loads(ada.rove("eval", "times-table", "-m", "scripted:oracle", "--json"))
+    assert first_result["reward"]["mean"] == pytest.approx(1.2)
     step("eval")
     ada.rove("build", "environments/times_table")
     step("build")
@@ -106,22 +110,24 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
     url = served(ada)
     step("serve")
     assert "you are 'ada'" in ada.rove("hub", "login", url, "--token", token)
-    pushed = json.loads(ada.rove("push", "environments/times_table", "--with-run", ran["run"], "--yes", "--json"))
-    assert pushed == {"environment": "ada/times-table", "version": "0.1.0", "new": True, "hub": url}
+    push_result = json.loads(
+        ada.rove("push", "environments/times_table", "--with-run", first_result["run"], "--yes", "--json")
+    )
+    assert push_result == {"environment": "ada/times-table", "version": "0.1.0", "new": True, "hub": url}
     step("push")
 
     bob = Machine(tmp_path / "bob", fresh)
     bob.rove("hub", "login", url, "--no-token")
-    found = json.loads(bob.rove("search", "times", "--json"))
-    assert [one["name"] for one in found["environments"]] == ["times-table"]
+    search_result = json.loads(bob.rove("search", "times", "--json"))
+    assert [one["name"] for one in search_result["environments"]] == ["times-table"]
     info = json.loads(bob.rove("info", "ada/times-table", "--json"))
     assert info["manifest"]["policies"]["oracle"]["reward"] == pytest.approx(1.2)
     assert [one["summary"]["reward"]["mean"] for one in info["results"]] == [pytest.approx(1.2)]
     step("search")
     assert "ada/times-table" in bob.rove("install", "ada/times-table", "--yes")
     step("install")
-    there = json.loads(bob.rove("eval", "ada/times-table", "-m", "scripted:oracle", "--json"))
-    assert there["reward"] == ran["reward"] and there["scored"] == ran["scored"]
+    second_result = json.loads(bob.rove("eval", "ada/times-table", "-m", "scripted:oracle", "--json"))
+    assert second_result["reward"] == first_result["reward"] and second_result["scored"] == first_result["scored"]
     step("eval there")
     ada.rove("hub", "yank", "ada/times-table@0.1.0", "--reason", "wrong sums")
     assert "wrong sums" in bob.rove("info", "ada/times-table")
@@ -129,9 +135,9 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
 
     for (_, before), (name, after) in itertools.pairwise(steps):
         print(f"{name:>12} {after - before:6.1f} CPU-seconds")  # pytest -s shows them
-    assert steps[-1][1] - steps[0][1] < MINUTES * 60
+    assert steps[-1][1] - steps[0][1] < MAX_CPU_MINUTES * 60
 
-    # the same package by other installers
+    # Install the same package with pip and uv.
     index = f"{url}/ada/simple/"
     check = "import times_table; print(times_table.load_environment(num_examples=2).count_examples())"
     for name, installer in (("pip", [sys.executable, "-m", "pip"]), ("uv", [str(uv_program()), "pip"])):
@@ -144,7 +150,7 @@ def test_from_nothing_to_somebody_elses_machine(tmp_path: Path, fresh: Path, ser
 
 
 def uv_program() -> str:
-    beside = Path(sys.executable).with_name("uv")
-    found = str(beside) if beside.exists() else shutil.which("uv")
+    in_venv = Path(sys.executable).with_name("uv")
+    found = str(in_venv) if in_venv.exists() else shutil.which("uv")
     assert found is not None, "this test needs uv: pip install uv"
     return found

@@ -16,7 +16,7 @@ NAME = "smollm2-135m"
 
 @pytest.fixture(scope="session")
 def folder() -> Path:
-    """The folder of SmolLM2-135M-Instruct in the user's cache."""
+    """Return the folder of SmolLM2-135M-Instruct in the user's cache."""
     gguf = pytest.importorskip("rove.models.gguf", reason="pip install 'rove[train]'")
     try:
         return get_model(NAME, convert=gguf.convert_gguf)
@@ -28,11 +28,11 @@ def folder() -> Path:
 
 @pytest.fixture(scope="session")
 def loaded(folder: Path) -> LoadedModel:
-    """The model in fp32 on the CPU."""
+    """Load the model in fp32 on the CPU."""
     return load_model(folder, device="cpu")
 
 
 @pytest.fixture
 def client(loaded: LoadedModel) -> EngineClient:
-    """A client with an engine of its own."""
+    """Return a client with its own engine."""
     return EngineClient.from_model(loaded)

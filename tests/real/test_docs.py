@@ -16,7 +16,7 @@ pytestmark = [pytest.mark.real, pytest.mark.slow]
 ENVIRONMENT = {"NO_PROXY": "*", "PATH": f"{ROVE.parent}:{os.environ['PATH']}"}
 
 
-def test_every_command_of_the_page_about_models_runs(folder: Path, tmp_path: Path):
+def test_every_command_of_the_models_page_works(folder: Path, tmp_path: Path):
     answers = []
     with ExitStack() as stack:
         for block in blocks("docs/models.md", "bash"):

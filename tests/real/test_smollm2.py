@@ -58,7 +58,7 @@ def transformers_greedy(loaded: LoadedModel, prompt: list[int], max_tokens: int)
     return ids[0, len(prompt) :].tolist()
 
 
-async def test_greedy_answers_of_a_batch_equal_those_of_transformers(loaded: LoadedModel, client: EngineClient):
+async def test_greedy_responses_of_a_batch_equal_those_of_transformers(loaded: LoadedModel, client: EngineClient):
     answers = await asyncio.gather(*(client.respond(Request(question, GREEDY)) for question in QUESTIONS))
     assert "Paris" in answers[0].message["content"]
     for question, answer in zip(QUESTIONS, answers, strict=True):
@@ -68,8 +68,8 @@ async def test_greedy_answers_of_a_batch_equal_those_of_transformers(loaded: Loa
         assert answer.tokens.completion_ids == transformers_greedy(loaded, prompt, 24)
 
 
-def texts() -> vf.Environment:
-    """Two turns, so that the template's default system prompt comes before a history."""
+def two_turn_env() -> vf.Environment:
+    """Return an environment with two turns, so that the template's default system prompt precedes a history."""
 
     class Talk(vf.MultiTurnEnv):
         async def env_response(self, messages: Any, state: vf.State, **_: Any) -> Any:
@@ -82,7 +82,7 @@ def texts() -> vf.Environment:
 async def test_evaluation_sft_and_rl_see_the_same_tokens_and_log_probabilities(
     loaded: LoadedModel, client: EngineClient
 ):
-    records = await generate(texts(), client, NAME, sampling_args={"temperature": 1.0, "max_tokens": 24})
+    records = await generate(two_turn_env(), client, NAME, sampling_args={"temperature": 1.0, "max_tokens": 24})
     assert len(records) == 4 and all(len(record.steps) == 2 for record in records)
     sequences = [sequence for record in records for sequence in sequences_from_record(record, 1.0)]
     for record, sequence in zip(records, sequences, strict=True):  # the second turn extends the first
@@ -90,7 +90,7 @@ async def test_evaluation_sft_and_rl_see_the_same_tokens_and_log_probabilities(
         assert text.startswith("<|im_start|>system\nYou are a helpful AI assistant named SmolLM")
         [(ids, mask)] = loaded.renderer.training_branches(conversations_of(record)[-1].messages)
         assert loaded.renderer.decode(ids).startswith(text.removesuffix("<|im_end|>"))
-        assert sum(mask) >= sum(sequence.mask) - 2  # an answer cut by max_tokens has no end token of its own
+        assert sum(mask) >= sum(sequence.mask) - 2  # a response truncated by max_tokens has no end token
     for batch in micro_batches(sequences, 512, pack=can_pack(loaded.model)):
         with torch.inference_mode():
             trained, _ = token_logprobs(loaded.model, batch)
@@ -104,23 +104,23 @@ async def test_a_json_schema_constrains_a_large_vocabulary(client: EngineClient)
         "required": ["city", "sure"],
         "additionalProperties": False,
     }
-    form = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
+    response_format = {"type": "json_schema", "json_schema": {"name": "answer", "schema": schema}}
     for temperature in (0.0, 1.5):
-        sampling = SamplingParams(temperature=temperature, max_tokens=48, response_format=form)
+        sampling = SamplingParams(temperature=temperature, max_tokens=48, response_format=response_format)
         answer = await client.respond(Request(FRANCE, sampling, seed=3))
         assert set(json.loads(answer.message["content"])) == {"city", "sure"}
 
 
-async def test_a_regular_expression_of_multi_byte_characters_constrains_the_answer(client: EngineClient):
+async def test_a_regular_expression_of_multi_byte_characters_constrains_the_response(client: EngineClient):
     sampling = SamplingParams(temperature=1.0, max_tokens=20, structured_outputs={"regex": "(é|日本|🙂){3}"})
     answer = await client.respond(Request(FRANCE, sampling, seed=1))
     assert re.fullmatch("(é|日本|🙂){3}", answer.message["content"])
 
 
-async def test_a_stop_string_inside_of_a_token_ends_the_answer(client: EngineClient):
+async def test_a_stop_string_inside_a_token_ends_the_response(client: EngineClient):
     free = await client.respond(Request(FRANCE, GREEDY))
     text = free.message["content"]
-    stop = text[text.index("Par") + 1 :][:4]  # does not start where a token starts
+    stop = text[text.index("Par") + 1 :][:4]  # does not start at the beginning of a token
     cut = await client.respond(Request(FRANCE, SamplingParams(temperature=0.0, max_tokens=24, stop=[stop])))
     assert cut.message["content"] == text[: text.index(stop)]
     assert cut.finish_reason == "stop"
@@ -139,10 +139,10 @@ async def test_the_server_returns_log_probabilities_of_the_sampled_tokens(loaded
     app = make_app(client, NAME)
     async with listening(app) as runner, openai.AsyncOpenAI(base_url=base_url_of(runner), api_key="k") as sdk:
         chat: Any = sdk.chat.completions.create
-        made = await chat(model=NAME, messages=FRANCE, temperature=0, max_tokens=12, logprobs=True)
+        response = await chat(model=NAME, messages=FRANCE, temperature=0, max_tokens=12, logprobs=True)
         tokens = (await client.respond(Request(FRANCE, SamplingParams(temperature=0.0, max_tokens=12)))).tokens
         assert tokens is not None
-        shown = made.choices[0].logprobs.content
+        shown = response.choices[0].logprobs.content
         assert [one.token for one in shown] == [loaded.renderer.decode([id]) for id in tokens.completion_ids]
         assert [one.logprob for one in shown] == pytest.approx(tokens.logprobs, abs=1e-4)
         text = await sdk.completions.create(model=NAME, prompt="The capital of France is", temperature=0, max_tokens=3)
@@ -151,7 +151,7 @@ async def test_the_server_returns_log_probabilities_of_the_sampled_tokens(loaded
 
 @pytest.mark.parametrize("rank", [0, 4])
 def test_commands_take_the_model_by_name(folder: Path, tmp_path: Path, rank: int):
-    """Evaluate, fine-tune on oracle rows, train with RL for a step; the last evaluation loads what was trained."""
+    """Evaluate, fine-tune on oracle rows, train with RL for a step; the last evaluation loads the trained model."""
 
     def rove(*words: str) -> None:
         result = CliRunner().invoke(cli, words, catch_exceptions=False)
@@ -182,7 +182,7 @@ def test_commands_take_the_model_by_name(folder: Path, tmp_path: Path, rank: int
     assert Run(tmp_path / "eval").summary() is not None
 
 
-def test_the_viewer_shows_the_text_of_the_tokens_of_a_run_with_a_model_of_the_catalog(folder: Path, tmp_path: Path):
+def test_the_viewer_shows_token_texts_of_a_run_with_a_catalog_model(folder: Path, tmp_path: Path):
     words = ("eval", "reverse_text", "-m", NAME, "-n", "1", "-r", "1", "-t", "4", "--run-dir", str(tmp_path / "one"))
     assert CliRunner().invoke(cli, words, catch_exceptions=False).exit_code == 0
     decode = token_decoder(RunStore(tmp_path), "one")
@@ -191,7 +191,7 @@ def test_the_viewer_shows_the_text_of_the_tokens_of_a_run_with_a_model_of_the_ca
     assert "".join(text for _, text in turn["prompt"]).startswith("<|im_start|>system\nReverse the text")
 
 
-async def test_tool_calls_of_the_extended_template_are_read(loaded: LoadedModel):
+async def test_tool_calls_of_the_extended_template_are_parsed(loaded: LoadedModel):
     env = load_environment("lookup")
     [record] = await generate(env, ScriptedClient(env.policies["solver"], "solver"), num_examples=1)
     messages = conversations_of(record)[-1].messages

@@ -1,4 +1,4 @@
-"""Rooms on several machines: nodes in this process, which are lost in the middle of things."""
+"""Isolated environments on several nodes: simulated in this process, and lost during rollouts."""
 
 from __future__ import annotations
 
@@ -28,13 +28,13 @@ from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
 from tests.remote.test_isolation import CRASH, Echo, facts, package
 
-HERE = "127.0.0.1"
-RANK = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
-STUMBLES = f"if number == 3 and os.environ.get('STUMBLES') == '1': {CRASH}"
+LOCALHOST = "127.0.0.1"
+RANK_REWARD = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
+CRASH_IF_ENABLED = f"if number == 3 and os.environ.get('STUMBLES') == '1': {CRASH}"
 
 
 class Near:
-    """A node in this process; all of them share one host of workers."""
+    """A node in this process; all nodes share one worker host."""
 
     def __init__(self, real: node_module.NodeActor, where: str):
         self.real, self.where = real, where
@@ -45,15 +45,15 @@ class Near:
     async def call(self, name: str, /, *args: Any) -> Any:
         if self.is_gone:
             raise WorkerError(f"{self.where} is gone")
-        if name == "end":  # the host is the others', too
+        if name == "end":  # The other nodes share the host.
             return None
-        told = await getattr(self.real, name)(*args)
+        result = await getattr(self.real, name)(*args)
         if name == "fork":
-            self.forked.append(told)
+            self.forked.append(result)
             if self.is_gone:
                 self.lose()
                 raise WorkerError(f"{self.where} is gone")
-        return told
+        return result
 
     async def lost(self) -> None:
         await self.ended.wait()
@@ -66,11 +66,11 @@ class Near:
         self.real._envs[args[0]].workers.kill(args[1])
 
     def end(self) -> None:
-        """Lose the node, unless it is lost already."""
+        """Lose the node, unless it is already lost."""
         self.lose()
 
     def lose(self) -> None:
-        """All its processes die at once."""
+        """Mark the node as lost and kill all its workers."""
         self.is_gone = True
         self.ended.set()
         for number in self.forked:
@@ -78,24 +78,24 @@ class Near:
 
 
 class Spread(RemoteEnv):
-    """An environment on such nodes."""
+    """An environment on nodes in this process."""
 
     def __init__(self, real: node_module.NodeActor, count: int = 2, more: int = 0, most: int = 64):
         self.real, self.left = real, more
         self.near: list[Near] = [Near(real, f"machine {number}") for number in range(count)]
-        told = real._envs["talk"].description
-        made = NodePool(
+        description = real._envs["talk"].description
+        pool = NodePool(
             self.near,
             self.another,
             "talk",
-            HERE,
-            keep_groups_together=told["has_group_rewards"],
+            LOCALHOST,
+            keep_groups_together=description["has_group_rewards"],
             max_rollouts=most,
             wait_seconds=0.2,
         )
         self.all = list(self.near)
-        self.nodes = made
-        super().__init__(told, made)
+        self.nodes = pool
+        super().__init__(description, pool)
 
     async def another(self, number: int) -> Near:
         if not self.left:
@@ -111,29 +111,29 @@ class Spread(RemoteEnv):
         pass
 
 
-def _loaded(folder: Path) -> tuple[node_module.NodeActor, Path]:
+def _load(folder: Path) -> tuple[node_module.NodeActor, Path]:
     real = node_module.NodeActor()
-    told = asyncio.run(real.load("talk", "talk", str(folder), {"num_examples": 24}, {}, ""))
-    assert set(told) == {"description"}, told
+    result = asyncio.run(real.load("talk", "talk", str(folder), {"num_examples": 24}, {}, ""))
+    assert set(result) == {"description"}, result
     return real, folder
 
 
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[node_module.NodeActor, Path]]:
-    real, folder = _loaded(package(tmp_path_factory.mktemp("alone"), at_import="import os", in_response=STUMBLES))
+    real, folder = _load(package(tmp_path_factory.mktemp("alone"), at_import="import os", in_response=CRASH_IF_ENABLED))
     yield real, folder
     asyncio.run(real.unload("talk"))
 
 
 @pytest.fixture(scope="module")
 def grouped(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[node_module.NodeActor, Path]]:
-    real, folder = _loaded(package(tmp_path_factory.mktemp("grouped"), more=RANK, functions=", rank"))
+    real, folder = _load(package(tmp_path_factory.mktemp("grouped"), more=RANK_REWARD, functions=", rank"))
     yield real, folder
     asyncio.run(real.unload("talk"))
 
 
 class Fateful(Echo):
-    """Before an answer, something happens."""
+    """A client that calls a function before each response."""
 
     def __init__(self, happens: Callable[[int, Request], Awaitable[None] | None]):
         super().__init__()
@@ -142,9 +142,9 @@ class Fateful(Echo):
 
     async def respond(self, request: Request) -> Response:
         self.seeds[request.seed] += 1
-        done = self.happens(self.seeds.total(), request)
-        if done is not None:
-            await done
+        pending = self.happens(self.seeds.total(), request)
+        if pending is not None:
+            await pending
         return await super().respond(request)
 
 
@@ -153,27 +153,27 @@ def as_here(folder: Path, rollouts: int = 1) -> list[Any]:
     return list(map(facts, env.generate_sync(Echo(), rollouts_per_example=rollouts)))
 
 
-def test_rollouts_are_spread_and_are_as_they_are_here(alone: tuple[node_module.NodeActor, Path]) -> None:
+def test_rollouts_are_distributed_and_equal_local_ones(alone: tuple[node_module.NodeActor, Path]) -> None:
     env = Spread(alone[0], 3)
-    for _ in range(2):  # in another event loop, too
+    for _ in range(2):  # The second time in another event loop.
         records = env.generate_sync(Echo())
         assert list(map(facts, records)) == as_here(alone[1])
     assert [len(near.forked) for near in env.near] == [2, 2, 2]
 
 
 @pytest.mark.parametrize("kind", ["alone", "grouped"])
-def test_a_lost_machine_loses_nothing_and_repeats_nothing(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_lost_node_loses_no_rollout_and_repeats_no_request(kind: str, request: pytest.FixtureRequest) -> None:
     real, folder = request.getfixturevalue(kind)
     env = Spread(real, 3)
-    most = {30: 0, 70: 1}
-    client = Fateful(lambda count, _: env.near[most[count]].lose() if count in most else None)
+    lost_at = {30: 0, 70: 1}
+    client = Fateful(lambda count, _: env.near[lost_at[count]].lose() if count in lost_at else None)
     records = env.generate_sync(client, rollouts_per_example=2)
     assert env.nodes.lost == 2
     assert list(map(facts, records)) == as_here(folder, 2)
     assert set(client.seeds.values()) == {1} and client.seeds.total() == 2 * 24 * 3
 
 
-def test_machines_that_come_are_played_on(alone: tuple[node_module.NodeActor, Path]) -> None:
+def test_new_nodes_run_rollouts(alone: tuple[node_module.NodeActor, Path]) -> None:
     env = Spread(alone[0], 1, more=1)
     client = Fateful(lambda count, _: env.all[0].lose() if count == 20 else None)
     records = env.generate_sync(client)
@@ -182,7 +182,7 @@ def test_machines_that_come_are_played_on(alone: tuple[node_module.NodeActor, Pa
     assert set(client.seeds.values()) == {1}
 
 
-def test_without_machines_rollouts_fail_and_say_so(alone: tuple[node_module.NodeActor, Path]) -> None:
+def test_rollouts_fail_with_an_error_if_no_node_is_left(alone: tuple[node_module.NodeActor, Path]) -> None:
     env = Spread(alone[0], 2)
     client = Fateful(lambda count, _: [near.lose() for near in env.near] and None if count == 40 else None)
     records = env.generate_sync(client)
@@ -191,7 +191,7 @@ def test_without_machines_rollouts_fail_and_say_so(alone: tuple[node_module.Node
     assert all("no node is left, and no new one started within 0.2 s" in error.message for error in failed)
 
 
-def test_a_rollout_under_which_machines_are_lost_again_and_again_is_given_up(
+def test_a_rollout_fails_after_too_many_lost_nodes(
     alone: tuple[node_module.NodeActor, Path],
 ) -> None:
     env = Spread(alone[0], 1, more=9)
@@ -208,12 +208,12 @@ def test_a_rollout_under_which_machines_are_lost_again_and_again_is_given_up(
     assert env.nodes.lost == MAX_LOST_NODES and len(env.all) <= MAX_LOST_NODES + 1
 
 
-def test_what_crashes_a_worker_fails_alone(
+def test_only_the_rollout_that_crashes_its_worker_fails(
     alone: tuple[node_module.NodeActor, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its machine is still there, so it is to blame."""
+    """The node is still there, so the rollout caused the crash."""
     monkeypatch.setenv("STUMBLES", "1")
-    real, _ = _loaded(package(tmp_path, in_response=STUMBLES))
+    real, _ = _load(package(tmp_path, in_response=CRASH_IF_ENABLED))
     env = Spread(real)
     records = env.generate_sync(Echo())
     assert [record.info["number"] for record in records if record.error] == [3]
@@ -223,10 +223,10 @@ def test_what_crashes_a_worker_fails_alone(
     asyncio.run(real.unload("talk"))
 
 
-def test_workers_that_take_their_machines_with_them_are_given_up(
+def test_a_rollout_that_loses_nodes_before_its_first_turn_fails(
     alone: tuple[node_module.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Before a turn is played, too."""
+    """Each new node is lost as well."""
 
     real = Worker.request
 
@@ -243,7 +243,7 @@ def test_workers_that_take_their_machines_with_them_are_given_up(
     assert env.nodes.lost == MAX_LOST_NODES
 
 
-def test_scores_that_take_their_machines_with_them_are_given_up(
+def test_scoring_fails_after_too_many_lost_nodes(
     grouped: tuple[node_module.NodeActor, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     real = RemoteRollout.score_with
@@ -263,31 +263,31 @@ def test_pools_respect_max_rollouts(alone: tuple[node_module.NodeActor, Path]) -
     env = Spread(alone[0], 2, most=3)
     peaks: list[int] = []
 
-    def happens(count: int, request: Request) -> None:
-        peaks.append(max(room.load for room in env.nodes._pools.values()))
+    def record_load(count: int, request: Request) -> None:
+        peaks.append(max(pool.load for pool in env.nodes._pools.values()))
 
-    records = env.generate_sync(Fateful(happens))
+    records = env.generate_sync(Fateful(record_load))
     assert list(map(facts, records)) == as_here(alone[1]) and max(peaks) == 3
     assert env.nodes._slots.held == 0
 
 
 def test_groups_with_group_rewards_share_a_pool(grouped: tuple[node_module.NodeActor, Path]) -> None:
     env = Spread(grouped[0], 3)
-    seen: dict[str, set[Any]] = {}
+    prompt_pools: dict[str, set[Any]] = {}
 
-    def happens(count: int, request: Request) -> None:
+    def record_pool(count: int, request: Request) -> None:
         assert request.state is not None
-        seen.setdefault(request.messages[0]["content"], set()).add(request.state["isolated"].pool)
+        prompt_pools.setdefault(request.messages[0]["content"], set()).add(request.state["isolated"].pool)
 
-    records = env.generate_sync(Fateful(happens), rollouts_per_example=3)
+    records = env.generate_sync(Fateful(record_pool), rollouts_per_example=3)
     assert list(map(facts, records)) == as_here(grouped[1], 3)
-    assert {len(places) for places in seen.values()} == {1} and len(set.union(*seen.values())) == 3
-    assert all(room.load == 0 for room in set.union(*seen.values()))
+    assert {len(pools) for pools in prompt_pools.values()} == {1} and len(set.union(*prompt_pools.values())) == 3
+    assert all(pool.load == 0 for pool in set.union(*prompt_pools.values()))
 
 
 async def test_a_worker_of_a_lost_node_is_closed(alone: tuple[node_module.NodeActor, Path]) -> None:
-    """Its machine was taken for lost while the worker was on its way."""
-    pool = WorkerPool(NodeWorkers(Near(alone[0], "far away"), "talk", HERE), 120.0)
+    """The pool is closed while the worker is starting."""
+    pool = WorkerPool(NodeWorkers(Near(alone[0], "far away"), "talk", LOCALHOST), 120.0)
     opening = asyncio.create_task(pool.open_worker())
     await asyncio.sleep(0)
     pool.close_lost("its node is lost")
@@ -297,18 +297,18 @@ async def test_a_worker_of_a_lost_node_is_closed(alone: tuple[node_module.NodeAc
 
 async def test_a_connection_without_the_token_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(node_pool, "RESPONSE_TIMEOUT_S", 0.2)
-    with socket.create_server((HERE, 0)) as listener:
+    with socket.create_server((LOCALHOST, 0)) as listener:
         listener.setblocking(False)
-        place = listener.getsockname()
-        others = [socket.create_connection(place) for _ in range(3)]
+        address = listener.getsockname()
+        others = [socket.create_connection(address) for _ in range(3)]
         others[0].sendall(b"x" * node_pool.TOKEN_BYTES)
         others[1].close()
         token = os.urandom(node_pool.TOKEN_BYTES)
-        worker = node_module._connect(*place, token)
-        taken = await node_pool._accept(listener, token)
-        assert taken.getpeername() == worker.getsockname()
-        for one in (*others, worker, taken):
-            one.close()
+        worker = node_module._connect(*address, token)
+        accepted = await node_pool._accept(listener, token)
+        assert accepted.getpeername() == worker.getsockname()
+        for connection in (*others, worker, accepted):
+            connection.close()
 
 
 async def test_a_worker_that_does_not_connect_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -319,20 +319,20 @@ async def test_a_worker_that_does_not_connect_is_an_error(monkeypatch: pytest.Mo
             return 1
 
     with pytest.raises(WorkerError, match=r"no worker of far away connected to 127.0.0.1:\d+ within 0.05 s"):
-        await NodeWorkers(Silent(node_module.NodeActor(), "far away"), "talk", HERE).open()
+        await NodeWorkers(Silent(node_module.NodeActor(), "far away"), "talk", LOCALHOST).open()
 
 
 async def test_a_loading_error_on_a_node_has_its_traceback(tmp_path: Path) -> None:
     folder = package(tmp_path, at_import="def broken():\n    raise KeyError('lost')\nbroken()")
-    told = await node_module.NodeActor().load("one", "talk", str(folder), {}, {}, "")
-    assert "environment 'talk' could not be imported: KeyError: 'lost'" in told["error"]
-    assert "in broken" in told["error"]
-    wrong = await node_module.NodeActor().load("one", "no_such", None, {}, {}, "")
-    assert wrong["error"].startswith("no environment 'no_such'") and "Traceback" not in wrong["error"]
+    result = await node_module.NodeActor().load("one", "talk", str(folder), {}, {}, "")
+    assert "environment 'talk' could not be imported: KeyError: 'lost'" in result["error"]
+    assert "in broken" in result["error"]
+    unknown = await node_module.NodeActor().load("one", "no_such", None, {}, {}, "")
+    assert unknown["error"].startswith("no environment 'no_such'") and "Traceback" not in unknown["error"]
 
 
 @pytest.mark.broad
-def test_machines_must_be_alike() -> None:
+def test_nodes_must_have_the_same_versions_of_python_and_rove() -> None:
     ours = node_module.about()
     node_module.check_same(ours, {**ours, "where": "elsewhere"})
     other = f"{sys.version_info[0]}.{sys.version_info[1] + 1}.0"
@@ -350,34 +350,34 @@ def test_machines_must_be_alike() -> None:
 def test_the_resizable_semaphore_never_exceeds_its_limit(
     changes: list[tuple[int, int]], cancelled: int, data: st.DataObject
 ) -> None:
-    async def play() -> None:
-        places = node_pool._ResizableSemaphore()
+    async def run_tasks() -> None:
+        semaphore = node_pool._ResizableSemaphore()
         playing = 0
 
-        async def one(seconds: int) -> None:
+        async def hold(seconds: int) -> None:
             nonlocal playing
-            await places.acquire()
-            assert places.held <= max(places.limit, playing + 1)
+            await semaphore.acquire()
+            assert semaphore.held <= max(semaphore.limit, playing + 1)
             playing += 1
             for _ in range(seconds):
                 await asyncio.sleep(0)
             playing -= 1
-            places.release()
+            semaphore.release()
 
         tasks: list[asyncio.Task[None]] = []
-        for most, seconds in changes:
-            tasks += [asyncio.create_task(one(seconds)) for _ in range(3)]
-            places.resize(most)
+        for limit, seconds in changes:
+            tasks += [asyncio.create_task(hold(seconds)) for _ in range(3)]
+            semaphore.resize(limit)
             await asyncio.sleep(0)
         waiting = [task for task in tasks if not task.done()]
         for _ in range(min(cancelled, len(waiting) if not playing else 0)):
             waiting.pop(data.draw(st.integers(0, len(waiting) - 1))).cancel()
-        places.resize(2)
+        semaphore.resize(2)
         async with asyncio.timeout(5):
             await asyncio.gather(*tasks, return_exceptions=True)
-        assert places.held == playing == 0
+        assert semaphore.held == playing == 0
 
-    asyncio.run(play())
+    asyncio.run(run_tasks())
 
 
 @pytest.mark.broad

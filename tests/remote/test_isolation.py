@@ -1,4 +1,4 @@
-"""Environments in worker processes: the same rollouts as here, and nothing that a package does can hurt a run."""
+"""Environments in worker processes: the same rollouts as in this process, and no package can break a run."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rove.remote import IsolatedEnv, venv
 from rove.remote.venv import dependencies, make_venv, python_for
 from tests.workers.test_workers import children
 
-TALK = '''
+TALK_SOURCE = '''
 import os, random, signal, sys, time
 import rove as vf
 
@@ -63,7 +63,7 @@ def load_environment(num_examples: int = 6):
     players = {{"echo": lambda messages, state, rng: f"{{len(state['trajectory'])}} {{state['note']}} {{rng.random()}}"}}
     return Talk(dataset=rows, rubric=vf.Rubric([said{functions}]), max_turns=3, policies=players)
 '''
-PLACES = ("at_import", "in_setup", "in_response", "in_cleanup", "in_reward", "more", "functions")
+CODE_PLACES = ("at_import", "in_setup", "in_response", "in_cleanup", "in_reward", "more", "functions")
 
 
 @pytest.fixture(autouse=True)
@@ -74,15 +74,15 @@ def no_process_is_left() -> Iterator[None]:
 
 
 def package(folder: Path, name: str = "talk", **code: str) -> Path:
-    """An environment package with pieces of code in it; returns where it lies."""
+    """Write an environment package with these pieces of code and return its parent folder."""
     (folder / name).mkdir(parents=True)
-    pieces = {place: "pass" if place.startswith("in_") else "" for place in PLACES} | code
-    (folder / name / f"{name}.py").write_text(TALK.format(**pieces))
+    pieces = {place: "pass" if place.startswith("in_") else "" for place in CODE_PLACES} | code
+    (folder / name / f"{name}.py").write_text(TALK_SOURCE.format(**pieces))
     return folder
 
 
 class Echo:
-    """Says the last message and how often it was asked in this rollout; counts its answers."""
+    """A client that responds with the number of messages and counts its requests by first message."""
 
     max_concurrent = 64
 
@@ -98,7 +98,7 @@ class Echo:
         pass
 
 
-def played(folder: Path, client: Any = None, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
+def run_isolated(folder: Path, client: Any = None, rollouts: int = 1, **options: Any) -> list[vf.RolloutRecord]:
     env = IsolatedEnv("talk", env_dir=folder, **options)
     try:
         return env.generate_sync(client or Echo(), rollouts_per_example=rollouts)
@@ -107,31 +107,31 @@ def played(folder: Path, client: Any = None, rollouts: int = 1, **options: Any) 
 
 
 def facts(record: vf.RolloutRecord) -> list[Any]:
-    """All of a record but times and the traceback's files."""
+    """Return the comparable fields of a record: all but times and the traceback's files."""
     error = record.error and (record.error.phase, record.error.type, record.error.message)
     steps = [(step.prompt, step.completion, step.usage, step.reward) for step in record.steps]
-    shown = [record.prompt, record.completion, steps]
-    said = [*shown, record.tools, record.info, record.answer, list(record.model_roles), record.renderings]
-    return [record.example_key, record.seed, said, record.scores, error, record.stop_condition, record.is_truncated]
+    rollout = [record.prompt, record.completion, steps]
+    content = [*rollout, record.tools, record.info, record.answer, list(record.model_roles), record.renderings]
+    return [record.example_key, record.seed, content, record.scores, error, record.stop_condition, record.is_truncated]
 
 
 @pytest.mark.parametrize("name", first_quick(["double_check", "tictactoe", "lookup", "reverse_text"]))
-def test_examples_are_played_as_they_are_here(name: str) -> None:
+def test_isolated_rollouts_equal_local_ones(name: str) -> None:
     env, plain = IsolatedEnv(name, {"num_examples": 12}), vf.load_environment(name, num_examples=12)
     assert env.identity == plain.identity and env.get_dataset(3) == plain.get_dataset(3)
     assert (env.count_examples(), env.rubric.names) == (plain.count_examples(), plain.rubric.names)
-    for player in plain.policies:
+    for policy in plain.policies:
         records = [
-            one.generate_sync(vf.ScriptedClient(one.policies[player]), rollouts_per_example=2) for one in (env, plain)
+            one.generate_sync(vf.ScriptedClient(one.policies[policy]), rollouts_per_example=2) for one in (env, plain)
         ]
         assert list(map(facts, records[0])) == list(map(facts, records[1]))
 
 
-def test_groups_and_their_rewards_are_as_they_are_here(tmp_path: Path) -> None:
+def test_isolated_groups_and_their_rewards_equal_local_ones(tmp_path: Path) -> None:
     more = "@vf.group_reward\ndef rank(states):\n    return [state['seed'] % 7 + len(states) for state in states]\n"
     package(tmp_path, more=more, functions=", rank", in_response="if number == 1: raise ValueError('one')")
     plain = vf.load_environment("talk", tmp_path).generate_sync(Echo(), rollouts_per_example=3)
-    records = played(tmp_path, rollouts=3)
+    records = run_isolated(tmp_path, rollouts=3)
     assert list(map(facts, records)) == list(map(facts, plain))
     assert {record.error and record.error.type for record in records} == {None, "ValueError"}
     assert all("raise ValueError('one')" in record.error.traceback for record in records if record.error)
@@ -140,7 +140,11 @@ def test_groups_and_their_rewards_are_as_they_are_here(tmp_path: Path) -> None:
 CRASH = "os.kill(os.getpid(), signal.SIGSEGV)"
 
 
-ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "hang": ("", "unresponsive for 3 s")}
+WORKER_FAILURES = {
+    "crash": (CRASH, "SIGSEGV"),
+    "exit": ("os._exit(3)", "exit code 3"),
+    "hang": ("", "unresponsive for 3 s"),
+}
 
 
 @pytest.mark.parametrize(
@@ -154,28 +158,28 @@ ENDS = {"crash": (CRASH, "SIGSEGV"), "exit": ("os._exit(3)", "exit code 3"), "ha
         pytest.param("hang", "in_reward", marks=pytest.mark.slow),
     ],
 )
-def test_a_rollout_that_ends_its_worker_hurts_no_other(tmp_path: Path, end: str, place: str) -> None:
-    """The other rollouts have what they had alone, and the model is asked nothing twice."""
-    code, told = ENDS[end]
+def test_a_rollout_that_kills_its_worker_affects_no_other_rollout(tmp_path: Path, end: str, place: str) -> None:
+    """The other rollouts are unchanged, and the model receives none of their requests twice."""
+    code, message = WORKER_FAILURES[end]
     number = "state['note']" if place == "in_setup" else "number"
     broken = f"while {number} == 2: pass" if end == "hang" else f"if {number} == 2: {code}"
     package(tmp_path / "broken", **{place: broken})
     package(tmp_path / "fine")
     client = Echo()
-    records = played(tmp_path / "broken", client, hang_seconds=3.0)
-    fine = played(tmp_path / "fine")
+    records = run_isolated(tmp_path / "broken", client, hang_seconds=3.0)
+    fine = run_isolated(tmp_path / "fine")
     failed = [record for record in records if record.error]
     assert [record.info["number"] for record in failed] == [2]
     assert failed[0].error is not None
-    assert failed[0].error.type == "WorkerError" and told in failed[0].error.message
+    assert failed[0].error.type == "WorkerError" and message in failed[0].error.message
     assert [facts(r) for r in records if not r.error] == [facts(r) for r in fine if r.info["number"] != 2]
     assert all(times == 3 for question, times in client.asked.items() if question != "q2")
     assert client.asked["q2"] <= 3
 
 
 @pytest.mark.broad
-def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) -> None:
-    """They draw from the rollout's own seeds, and are asked again by the worker that plays it again."""
+def test_scripted_policies_continue_after_their_worker_died(tmp_path: Path) -> None:
+    """They use the rollout's own seeds, and the worker that replays the rollout calls them again."""
     package(tmp_path / "broken", in_response=f"if number == 2: {CRASH}")
     package(tmp_path / "fine")
     records = []
@@ -188,28 +192,28 @@ def test_players_of_the_package_go_on_where_their_worker_died(tmp_path: Path) ->
 
 
 def test_a_cleanup_that_crashes_fails_its_rollout(tmp_path: Path) -> None:
-    records = played(package(tmp_path, in_cleanup=f"if number == 2: {CRASH}"))
+    records = run_isolated(package(tmp_path, in_cleanup=f"if number == 2: {CRASH}"))
     assert [record.info["number"] for record in records if record.error] == [2]
 
 
 @pytest.mark.broad
-def test_a_crash_among_siblings_leaves_the_group_its_rewards(tmp_path: Path) -> None:
+def test_a_crash_in_a_group_keeps_the_rewards_of_the_other_members(tmp_path: Path) -> None:
     more = "@vf.group_reward\ndef rank(states):\n    return [len(states)] * len(states)\n"
     package(tmp_path, more=more, functions=", rank", in_response=f"if number == 1 and state['seed'] % 3 == 0: {CRASH}")
-    records = played(tmp_path, rollouts=4)
+    records = run_isolated(tmp_path, rollouts=4)
     for number in range(6):
         group = [record for record in records if record.info["number"] == number]
-        alive = [record for record in group if record.scores]
-        assert len(alive) == sum(number != 1 or record.seed % 3 != 0 for record in group)
-        assert {record.scores.rewards["rank"] for record in alive if record.scores} == {float(len(alive))}
+        scored = [record for record in group if record.scores]
+        assert len(scored) == sum(number != 1 or record.seed % 3 != 0 for record in group)
+        assert {record.scores.rewards["rank"] for record in scored if record.scores} == {float(len(scored))}
 
 
 @pytest.mark.parametrize("place", ["in_setup", "in_response", "in_cleanup", "in_reward"])
-def test_exit_is_a_failure_of_its_rollout_alone(tmp_path: Path, place: str) -> None:
+def test_sys_exit_fails_only_its_own_rollout(tmp_path: Path, place: str) -> None:
     number = "state['note']" if place == "in_setup" else "number"
     package(tmp_path, **{place: f"if {number} == 2: sys.exit('enough')"})
     plain = vf.load_environment("talk", tmp_path).generate_sync(Echo())
-    records = played(tmp_path)
+    records = run_isolated(tmp_path)
     assert list(map(facts, records)) == list(map(facts, plain))
     assert [record.error and record.error.type for record in records] == [None] * 2 + ["SystemExit"] + [None] * 3
 
@@ -225,23 +229,23 @@ def test_exit_is_a_failure_of_its_rollout_alone(tmp_path: Path, place: str) -> N
     ],
     ids=["exit", "crash", "end", "hang", "error"],
 )
-def test_a_package_that_does_not_load_is_a_wrong_setting(tmp_path: Path, code: str, told: str) -> None:
+def test_a_package_that_does_not_load_is_a_config_error(tmp_path: Path, code: str, told: str) -> None:
     with pytest.raises(vf.ConfigError, match=told):
         IsolatedEnv("talk", env_dir=package(tmp_path, at_import=code), start_seconds=1.0 if "True" in code else 60.0)
 
 
-def test_prints_and_seeds_stay_there(tmp_path: Path) -> None:
+def test_output_random_state_and_working_directory_stay_in_the_worker(tmp_path: Path) -> None:
     noise = r"print('{\"id\": 1}' * 1000); os.write(1, b'\x00\xff' * 5000); os.write(2, b'\x07'); random.seed(0); os.chdir('/')"
     package(tmp_path / "noisy", at_import=noise, in_response=noise, in_reward=noise, in_setup=noise)
     package(tmp_path / "quiet")
     state, folder = random.getstate(), os.getcwd()
-    noisy, quiet = played(tmp_path / "noisy"), played(tmp_path / "quiet")
+    noisy, quiet = run_isolated(tmp_path / "noisy"), run_isolated(tmp_path / "quiet")
     assert list(map(facts, noisy)) == list(map(facts, quiet))
     assert (random.getstate(), os.getcwd()) == (state, folder)
 
 
 @pytest.mark.broad
-def test_stdout_of_the_command_is_json_alone(tmp_path: Path) -> None:
+def test_stdout_of_the_command_contains_only_json(tmp_path: Path) -> None:
     package(tmp_path, at_import="print('garbage', flush=True)", in_response="print('garbage', flush=True)")
     command = [sys.executable, "-m", "rove.cli.main", "eval", "--isolated", "talk", "-m", "scripted:echo"]
     words = ["-n", "3", "-r", "2", "--env-dir", str(tmp_path), "--json"]
@@ -258,24 +262,24 @@ def test_stdout_of_the_command_is_json_alone(tmp_path: Path) -> None:
         check=False,
     )
     assert again.returncode == 0, again.stderr
-    assert "already has 6 rollouts" in again.stderr  # the identity is the same without isolation
+    assert "already has 6 rollouts" in again.stderr  # The run's identity is the same without isolation.
 
 
-def test_what_the_client_raises_is_told_as_it_was(tmp_path: Path) -> None:
+def test_errors_of_the_client_are_preserved(tmp_path: Path) -> None:
     class Failing(Echo):
         async def respond(self, request: Request) -> Response:
             error = ModelError("no words today")
             error.attempts = ["HTTP 500"]
             raise error
 
-    [record, *_] = played(package(tmp_path), Failing())
+    [record, *_] = run_isolated(package(tmp_path), Failing())
     assert record.error is not None
     assert (record.error.phase, record.error.type, record.error.message) == ("model", "ModelError", "no words today")
     assert record.error.attempts == ["HTTP 500"]
 
 
 @pytest.mark.broad
-def test_limits_of_a_rollout_hold(tmp_path: Path) -> None:
+def test_limits_of_a_rollout_apply_in_a_worker(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     plain = vf.load_environment("talk", tmp_path)
     limits = {"max_turns": 2}
@@ -288,30 +292,30 @@ def test_limits_of_a_rollout_hold(tmp_path: Path) -> None:
     assert record.scores is not None and record.completion
 
 
-def test_the_time_that_an_environment_gives_its_rollouts_holds(tmp_path: Path) -> None:
-    own = "Talk.time_limit = lambda self, state: 0.3 if state['info']['number'] == 2 else None"
-    package(tmp_path, more=own, in_response="import asyncio; await asyncio.sleep(60 if number == 2 else 0)")
-    records = played(tmp_path)
+def test_the_time_limit_of_an_environment_applies_in_a_worker(tmp_path: Path) -> None:
+    time_limit = "Talk.time_limit = lambda self, state: 0.3 if state['info']['number'] == 2 else None"
+    package(tmp_path, more=time_limit, in_response="import asyncio; await asyncio.sleep(60 if number == 2 else 0)")
+    records = run_isolated(tmp_path)
     assert [record.stop_condition for record in records].count("timeout_reached") == 1
     assert records[2].scores is not None and records[2].completion == [vf.AssistantMessage("m1")]
 
 
-def test_an_environment_that_does_not_repeat_itself_cannot_be_played_again(tmp_path: Path) -> None:
-    """RemoteRollout 2 crashes once all are under way; what the others say depends on the process."""
+def test_a_nondeterministic_environment_cannot_be_replayed(tmp_path: Path) -> None:
+    """Rollout 2 crashes while all are running; the messages of the others depend on the process."""
     code = f"if number == 2 and turns == 2: {CRASH}\n        number = os.getpid()"
-    records = played(package(tmp_path, in_response=code))
+    records = run_isolated(package(tmp_path, in_response=code))
     failed = [record.error for record in records if record.error]
     assert failed and all(error.type == "WorkerError" for error in failed)
     assert any("differs from the recorded one" in error.message for error in failed)
 
 
 @pytest.mark.broad
-def test_the_next_run_in_the_same_environment_starts_anew(tmp_path: Path) -> None:
+def test_an_environment_can_be_evaluated_twice(tmp_path: Path) -> None:
     env = IsolatedEnv("talk", env_dir=package(tmp_path))
     assert [len(env.generate_sync(Echo())) for _ in range(2)] == [6, 6]
 
 
-def test_a_worker_is_prepared(tmp_path: Path) -> None:
+def test_a_worker_runs_its_preparation_and_has_its_variables(tmp_path: Path) -> None:
     folder = package(tmp_path, at_import="import verifiers; assert os.environ['COLOUR'] == 'red'")
     with pytest.raises(vf.ConfigError, match="No module named 'verifiers'"):
         IsolatedEnv("talk", env_dir=folder)
@@ -321,20 +325,21 @@ def test_a_worker_is_prepared(tmp_path: Path) -> None:
 
 
 @pytest.mark.broad
-def test_packages_for_v0_are_evaluated_isolated(
+def test_packages_for_verifiers_v0_run_isolated(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rove = in_this_process(tmp_path, monkeypatch, capsys)
-    made = "vf.SingleTurnEnv(dataset=[{'question': 'q', 'answer': 'a'}], rubric=vf.Rubric())"
-    environment(tmp_path, "old", f"import verifiers as vf\n\ndef load_environment():\n    return {made}\n")
-    nobody = ("-m", "nobody", "-b", "http://127.0.0.1:9/v1", "--max-retries", "0")
-    done = rove("eval", "old", "--env-dir", ".", "--isolated", *nobody, "-r1", "--json")
-    told = json.loads(done.out)
-    assert (told["failed"], told["scored"]) == (1, 0), done.err  # loaded and played, and nobody answered
+    constructor = "vf.SingleTurnEnv(dataset=[{'question': 'q', 'answer': 'a'}], rubric=vf.Rubric())"
+    environment(tmp_path, "old", f"import verifiers as vf\n\ndef load_environment():\n    return {constructor}\n")
+    unreachable_model = ("-m", "nobody", "-b", "http://127.0.0.1:9/v1", "--max-retries", "0")
+    completed = rove("eval", "old", "--env-dir", ".", "--isolated", *unreachable_model, "-r1", "--json")
+    result = json.loads(completed.out)
+    # The package loads and runs; the model is unreachable.
+    assert (result["failed"], result["scored"]) == (1, 0), completed.err
 
 
-def test_calls_beside_the_trajectory_stay_beside_it(tmp_path: Path) -> None:
-    """As the users of v0 packages that a model plays, too."""
+def test_calls_outside_of_the_trajectory_are_recorded_separately(tmp_path: Path) -> None:
+    """The user simulators of verifiers v0 packages make such calls."""
     code = "await self.asked(state, messages)"
     more = """
 async def asked(self, state, messages):
@@ -350,7 +355,7 @@ async def run(self, state, turn):
 Talk.asked, Talk.run = asked, run
 """
     plain = vf.load_environment("talk", package(tmp_path, in_response=code, more=more)).generate_sync(Echo())
-    records = played(tmp_path)
+    records = run_isolated(tmp_path)
     assert not any(record.error for record in records)
     assert [len(record.steps) for record in records] == [3] * 6 == [len(record.steps) for record in plain]
     assert [len(record.model_roles["user"]) for record in records] == [
@@ -359,7 +364,7 @@ Talk.asked, Talk.run = asked, run
     assert list(map(facts, records)) == list(map(facts, plain))
 
 
-def test_rows_that_take_too_long_are_told(tmp_path: Path) -> None:
+def test_a_dataset_that_takes_too_long_is_an_error(tmp_path: Path) -> None:
     slow = "Talk.examples = lambda self, n=-1, train=False: time.sleep(60)"
     env = IsolatedEnv("talk", env_dir=package(tmp_path, more=slow), rows_seconds=0.5)
     with pytest.raises(WorkerError, match=r"0\.5 s"):
@@ -367,40 +372,42 @@ def test_rows_that_take_too_long_are_told(tmp_path: Path) -> None:
     env.workers.close()
 
 
-def test_what_json_cannot_hold_is_told(tmp_path: Path) -> None:
-    [record, *_] = played(package(tmp_path, in_setup="state['prompt'] = [*state['prompt'], vf.UserMessage({1, 2})]"))
+def test_values_that_json_cannot_represent_are_errors(tmp_path: Path) -> None:
+    [record, *_] = run_isolated(
+        package(tmp_path, in_setup="state['prompt'] = [*state['prompt'], vf.UserMessage({1, 2})]")
+    )
     assert record.error is not None and "JSON" in record.error.message
 
 
 def wheel(folder: Path, version: str, name: str = "colour", needs: str = "") -> None:
-    """A package of one module, as a wheel."""
+    """Write a package with one module as a wheel."""
     folder.mkdir(exist_ok=True)
     with zipfile.ZipFile(folder / f"{name}-{version}-py3-none-any.whl", "w") as file:
         file.writestr(f"{name}.py", f"VERSION = {version!r}\n")
         info = f"{name}-{version}.dist-info"
-        told = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
+        metadata = f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n" + (
             f"Requires-Dist: {needs}\n" if needs else ""
         )
-        file.writestr(f"{info}/METADATA", told)
+        file.writestr(f"{info}/METADATA", metadata)
         file.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nGenerator: t\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
         file.writestr(f"{info}/RECORD", "")
 
 
-def test_what_a_package_in_a_folder_of_its_name_declares_counts(tmp_path: Path) -> None:
-    """The layout NAME/NAME/__init__.py, whose pyproject.toml lies above the module's folder."""
-    asked = []
+def test_dependencies_are_found_above_a_package_folder_of_the_same_name(tmp_path: Path) -> None:
+    """The layout NAME/NAME/__init__.py, whose pyproject.toml is above the module's folder."""
+    requirements = []
     package = tmp_path / "wiki" / "wiki"
     package.mkdir(parents=True)
     (package / "__init__.py").touch()
     (tmp_path / "wiki" / "pyproject.toml").write_text('[project]\nname = "wiki"\ndependencies = ["bm25s"]\n')
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(venv, "make_venv", lambda folder, needed, **rest: asked.append(needed) or "python")
+        patch.setattr(venv, "make_venv", lambda folder, needed, **rest: requirements.append(needed) or "python")
         assert venv.python_for(package / "__init__.py") == "python"
-    assert asked == [["bm25s"]]
+    assert requirements == [["bm25s"]]
 
 
 @pytest.mark.broad
-def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_packages_can_use_different_versions_of_a_dependency(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for version in ("1.0", "2.0"):
         wheel(tmp_path / "wheels", version)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
@@ -415,7 +422,7 @@ def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeyp
         python = python_for(folder / "talk" / "talk.py")
         assert python is not None and python.startswith(str(tmp_path / "cache/rove/venvs/talk-"))
         assert python_for(folder / "talk" / "talk.py") == python
-        [record, *_] = played(folder, python=python)
+        [record, *_] = run_isolated(folder, python=python)
         assert record.completion[1]["content"].endswith(version)
     project.write_text('[project]\nname = "talk"\ndependencies = ["colour==3.0"]\n')
     with pytest.raises(vf.ConfigError, match="colour==3.0") as raised:
@@ -425,14 +432,14 @@ def test_packages_that_want_different_versions_have_them(tmp_path: Path, monkeyp
 
 
 @pytest.mark.broad
-def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
+def test_a_virtual_environment_is_created_from_pip_arguments(tmp_path: Path) -> None:
     wheel(tmp_path / "wheels", "1.0")
     folder = tmp_path / "made" / "here"
     python = make_venv(folder, ["--no-index", "--find-links", str(tmp_path / "wheels"), "colour"])
-    asked = "import colour, msgspec; print(colour.__file__)"
-    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=True)
+    code = "import colour, msgspec; print(colour.__file__)"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
     assert Path(done.stdout.strip()).is_relative_to(folder)
-    assert make_venv(folder, ["no-such-package"]) == python  # as it is
+    assert make_venv(folder, ["no-such-package"]) == python  # The existing one is reused.
     with pytest.raises(vf.ConfigError, match="(?s)colour==2.0 cannot be installed:\n.*colour"):
         make_venv(tmp_path / "made" / "other", ["--no-index", "colour==2.0"])
     with pytest.raises(vf.ConfigError, match=r"did not end within 0.01 s"):
@@ -444,8 +451,8 @@ def test_a_virtual_environment_from_arguments_of_pip(tmp_path: Path) -> None:
 
 
 @pytest.mark.broad
-def test_other_distributions_stand_in(tmp_path: Path) -> None:
-    """Also where what is installed asks for them, in whichever version; what is newer than they are cannot be met."""
+def test_stand_in_distributions_satisfy_dependencies(tmp_path: Path) -> None:
+    """They also satisfy indirect dependencies on any version in their range; newer requirements are errors."""
     for version in ("1.0", "1.5", "2.0"):
         wheel(tmp_path / "wheels", version)
         wheel(tmp_path / "wheels", version, "shade")
@@ -454,14 +461,14 @@ def test_other_distributions_stand_in(tmp_path: Path) -> None:
     stand_ins = {"colour": ("1.0", "1.5"), "shade": ("1.0", "1.5")}
     offline = ["--no-index", "--find-links", str(tmp_path / "wheels")]
     python = make_venv(tmp_path / "old", [*offline, "old"], stand_ins=stand_ins)
-    asked = "from importlib.metadata import version; print(version('colour'), version('shade')); import colour"
-    done = subprocess.run([python, "-c", asked], capture_output=True, text=True, check=False)
+    code = "from importlib.metadata import version; print(version('colour'), version('shade')); import colour"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout.strip() == "1.0+rove 1.5+rove" and "No module named 'colour'" in done.stderr
     with pytest.raises(vf.ConfigError, match="newer 1.0 depends on colour>=2.0"):
         make_venv(tmp_path / "newer", [*offline, "newer"], stand_ins=stand_ins)
 
 
-def test_what_a_package_needs(tmp_path: Path) -> None:
+def test_dependencies_of_a_package_exclude_plain_rove(tmp_path: Path) -> None:
     project = tmp_path / "pyproject.toml"
     assert dependencies(project) == []
     project.write_text(

@@ -1,4 +1,4 @@
-"""Whoever asks the model from a worker, sub-models, other roles and foreign agents, has the answers that they have here."""
+"""Model requests from a worker, by sub-models, other roles and external agents, have the same responses as local ones."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rove.train.config import EvaluationConfig
 from tests.remote.test_isolation import CRASH, facts, no_process_is_left  # noqa: F401  a fixture
 from tests.train.test_rl import metrics_of, rollouts_of, settings, train
 
-SUBS = '''
+SUB_MODELS_SOURCE = '''
 import asyncio, os, signal
 import rove as vf
 
@@ -70,14 +70,14 @@ def load_environment(trained: bool = False):
 '''
 
 
-def subs(folder: Path, in_run: str = "pass") -> Path:
+def write_sub_models(folder: Path, in_run: str = "pass") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "subs.py").write_text(SUBS.replace("IN_RUN", in_run))
+    (folder / "subs.py").write_text(SUB_MODELS_SOURCE.replace("IN_RUN", in_run))
     return folder
 
 
 class Teller:
-    """Says what it was told last and in which order it was asked that; counts."""
+    """A client that repeats the last message and counts equal requests."""
 
     max_concurrent = 64
 
@@ -101,99 +101,99 @@ def roles_of(record: vf.RolloutRecord) -> dict[str, list[Any]]:
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_sub_models_are_asked_as_they_are_here(tmp_path: Path, trained: bool) -> None:
-    subs(tmp_path)
-    clients, found = [Teller(), Teller()], []
-    for client, load in zip(clients, (vf.load_environment, isolated)):
+def test_sub_model_requests_equal_local_ones(tmp_path: Path, trained: bool) -> None:
+    write_sub_models(tmp_path)
+    clients, results = [Teller(), Teller()], []
+    for client, load in zip(clients, (vf.load_environment, load_isolated)):
         records = load("subs", tmp_path, trained=trained).generate_sync(client, rollouts_per_example=2)
-        found.append([(*facts(record), roles_of(record), record.usage) for record in records])
-    assert found[0] == found[1] and clients[0].asked == clients[1].asked
-    assert all((record[-2] == {}) == trained for record in found[0])
-    assert all(record[3].reward == (10 if trained else 6) for record in found[0])
+        results.append([(*facts(record), roles_of(record), record.usage) for record in records])
+    assert results[0] == results[1] and clients[0].asked == clients[1].asked
+    assert all((record[-2] == {}) == trained for record in results[0])
+    assert all(record[3].reward == (10 if trained else 6) for record in results[0])
 
 
-def isolated(name: str, folder: Path | None, **arguments: Any) -> vf.Environment:
+def load_isolated(name: str, folder: Path | None, **arguments: Any) -> vf.Environment:
     return IsolatedEnv(name, arguments, folder)
 
 
 @pytest.mark.parametrize("trained", [False, True])
-def test_a_crash_asks_no_sub_model_twice(tmp_path: Path, trained: bool) -> None:
-    subs(tmp_path / "broken", f"if state['info']['number'] == 2 and count == 1: {CRASH}")
-    subs(tmp_path / "fine")
+def test_a_crash_repeats_no_sub_model_request(tmp_path: Path, trained: bool) -> None:
+    write_sub_models(tmp_path / "broken", f"if state['info']['number'] == 2 and count == 1: {CRASH}")
+    write_sub_models(tmp_path / "fine")
     client = Teller()
-    records = isolated("subs", tmp_path / "broken", trained=trained).generate_sync(client)
-    fine = isolated("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
+    records = load_isolated("subs", tmp_path / "broken", trained=trained).generate_sync(client)
+    fine = load_isolated("subs", tmp_path / "fine", trained=trained).generate_sync(Teller())
     failed = [record for record in records if record.error]
     assert [record.info["number"] for record in failed] == [2]
     assert failed[0].error is not None and "SIGSEGV" in failed[0].error.message
-    kept = [(*facts(record), roles_of(record)) for record in records if not record.error]
-    assert kept == [(*facts(record), roles_of(record)) for record in fine if record.info["number"] != 2]
+    succeeded = [(*facts(record), roles_of(record)) for record in records if not record.error]
+    assert succeeded == [(*facts(record), roles_of(record)) for record in fine if record.info["number"] != 2]
     assert set(client.asked.values()) == {1}
 
 
 @pytest.mark.broad
-def test_a_worker_that_dies_before_the_cleanup_is_cleaned_up_in_the_next_one_once(
+def test_cleanup_runs_once_in_a_new_worker_if_the_first_one_dies(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    subs(tmp_path)
+    write_sub_models(tmp_path)
     clean_up = RemoteRollout.clean_up
 
-    async def dies_first(rollout: RemoteRollout) -> None:
+    async def kill_worker_first(rollout: RemoteRollout) -> None:
         assert rollout.worker is not None
         if rollout.state["info"]["number"] == 2:
             rollout.worker.close("it died")
         await clean_up(rollout)
 
-    whole = isolated("subs", tmp_path, trained=True).generate_sync(Teller())
-    monkeypatch.setattr(RemoteRollout, "clean_up", dies_first)
+    reference = load_isolated("subs", tmp_path, trained=True).generate_sync(Teller())
+    monkeypatch.setattr(RemoteRollout, "clean_up", kill_worker_first)
     client = Teller()
-    records = isolated("subs", tmp_path, trained=True).generate_sync(client)
-    assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in whole]
+    records = load_isolated("subs", tmp_path, trained=True).generate_sync(client)
+    assert [(*facts(record), record.reward) for record in records] == [(*facts(one), one.reward) for one in reference]
     assert set(client.asked.values()) == {1}
 
 
 @pytest.mark.broad
-def test_the_exact_tokens_of_sub_models_are_known(tmp_path: Path) -> None:
-    subs(tmp_path)
-    found = []
-    for load in (vf.load_environment, isolated):
+def test_tokens_of_sub_models_are_recorded_exactly(tmp_path: Path) -> None:
+    write_sub_models(tmp_path)
+    results = []
+    for load in (vf.load_environment, load_isolated):
         client = EngineClient.from_model(tiny_model())
         env = load("subs", tmp_path, trained=True)
         records = env.generate_sync(client, sampling_args={"max_tokens": 6, "temperature": 1.0})
-        found.append([[step.tokens for step in record.steps] for record in records])
-    assert found[0] == found[1]
-    assert all(tokens is not None for steps in found[0] for tokens in steps)
-    assert all(steps[3].ids[: len(steps[2].ids)] == steps[2].ids for steps in found[0])  # a conversation goes on
+        results.append([[step.tokens for step in record.steps] for record in records])
+    assert results[0] == results[1]
+    assert all(tokens is not None for steps in results[0] for tokens in steps)
+    assert all(steps[3].ids[: len(steps[2].ids)] == steps[2].ids for steps in results[0])  # The conversation continues.
 
 
 @pytest.mark.broad
-def test_needles_are_found_by_sub_models() -> None:
+def test_the_needle_environment_with_sub_models_runs_isolated() -> None:
     arguments = {"num_examples": 2, "length": 15_000, "max_turns": 2}
     for trained in (False, True):
-        found = []
-        for load in (vf.load_environment, isolated):
+        results = []
+        for load in (vf.load_environment, load_isolated):
             env = load("needle", None, train_sub_calls=trained, **arguments)
             records = env.generate_sync(vf.ScriptedClient(env.policies["recursive"]))
             assert [record.error for record in records] == [None] * 2
-            found.append([(facts(record)[:3], roles_of(record), record.reward) for record in records])
-        assert found[0] == found[1] and {reward for *_, reward in found[0]} == {1.0}
+            results.append([(facts(record)[:3], roles_of(record), record.reward) for record in records])
+        assert results[0] == results[1] and {reward for *_, reward in results[0]} == {1.0}
 
 
-def test_turns_that_the_environment_leaves_out_are_left_out(tmp_path: Path) -> None:
-    subs(tmp_path)
+def test_turns_that_the_environment_omits_are_not_recorded(tmp_path: Path) -> None:
+    write_sub_models(tmp_path)
     file = tmp_path / "subs.py"
     file.write_text(file.read_text().replace('state["trajectory"] += inner["trajectory"]', "pass"))
-    found = []
-    for load in (vf.load_environment, isolated):
+    results = []
+    for load in (vf.load_environment, load_isolated):
         records = load("subs", tmp_path, trained=True).generate_sync(Teller())
-        found.append([(*facts(record), record.usage) for record in records])
-    assert found[0] == found[1] and all(len(record[2][2]) == 2 for record in found[0])
+        results.append([(*facts(record), record.usage) for record in records])
+    assert results[0] == results[1] and all(len(record[2][2]) == 2 for record in results[0])
 
 
-def test_who_gives_up_a_question_gives_up_its_answer(tmp_path: Path) -> None:
-    """A sub-call that the environment cancels costs nothing more."""
+def test_cancelling_a_sub_call_cancels_its_model_request(tmp_path: Path) -> None:
+    """The pending response is cancelled with the sub-call, so it costs nothing more."""
     wait = "asyncio.wait([asyncio.ensure_future(self.sub(state, turn, 'never'))], timeout=0.1)"
-    subs(tmp_path, f"(await {wait})[1].pop().cancel()")
+    write_sub_models(tmp_path, f"(await {wait})[1].pop().cancel()")
     cancelled: list[str] = []
 
     class Waits(Teller):
@@ -206,11 +206,11 @@ def test_who_gives_up_a_question_gives_up_its_answer(tmp_path: Path) -> None:
                     raise
             return await super().respond(request)
 
-    records = isolated("subs", tmp_path).generate_sync(Waits())
+    records = load_isolated("subs", tmp_path).generate_sync(Waits())
     assert [record.error for record in records] == [None] * 4 and len(cancelled) == 8
 
 
-ASKS = """
+ASKS_SOURCE = """
 import rove as vf
 
 def letters(completion):
@@ -227,33 +227,33 @@ def load_environment():
 
 
 @pytest.mark.broad
-def test_training_is_as_it_is_here(tmp_path: Path) -> None:
-    """The same rollouts and measurements; they come in another order, so sums may differ in their last digits."""
-    (tmp_path / "asks.py").write_text(ASKS)
-    table = EvaluationConfig(env="asks", every=1, max_tokens=4, num_examples=2)
-    config = settings(env="asks", env_dir=str(tmp_path), steps=1, evaluation=[table])
+def test_isolated_training_equals_local_training(tmp_path: Path) -> None:
+    """Rollouts and metrics are equal; the order of rollouts differs, so sums may differ in the last digits."""
+    (tmp_path / "asks.py").write_text(ASKS_SOURCE)
+    evaluation = EvaluationConfig(env="asks", every=1, max_tokens=4, num_examples=2)
+    config = settings(env="asks", env_dir=str(tmp_path), steps=1, evaluation=[evaluation])
     weights: list[dict[str, torch.Tensor]] = []
     for name, on in (("here", False), ("there", True)):
         config = msgspec.structs.replace(config, isolation=IsolationConfig(enabled=on))
         env = open_environment(config.env, config.env_dir, {}, config.environment_isolation)
         weights.append(train(tmp_path / name, config, env).model.state_dict())
-    played = [
+    rollouts = [
         sorted(rollouts_of(tmp_path / name), key=lambda r: (r.example_id, r.rollout_index))
         for name in ("here", "there")
     ]
-    assert played[0] == played[1] and len(played[0]) == 16
+    assert rollouts[0] == rollouts[1] and len(rollouts[0]) == 16
     [here], [there] = metrics_of(tmp_path / "here"), metrics_of(tmp_path / "there")
     assert here == pytest.approx(there, rel=1e-4, abs=1e-6) and "eval/asks/reward/mean" in here
     assert all(torch.allclose(one, other, atol=1e-5) for one, other in zip(weights[0].values(), weights[1].values()))
 
 
-def test_every_line_of_play_needs_the_environment_here() -> None:
+def test_exhaustive_evaluation_cannot_be_isolated() -> None:
     tables = [EvaluationConfig(env="tictactoe", kind="exhaustive")]
     with pytest.raises(vf.ConfigError, match="leave out kind or isolation"):
         settings(isolated=True, evaluation=tables).check()
 
 
-AGENT = """
+AGENT_SOURCE = """
 import asyncio, json, os, signal, sys
 import aiohttp
 import rove as vf
@@ -287,54 +287,54 @@ def load_environment(command: list[str] | None = None):
 """
 
 
-def agents(folder: Path, in_agent: str = "pass") -> Path:
+def write_agent(folder: Path, in_agent: str = "pass") -> Path:
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "talker.py").write_text(AGENT.replace("IN_AGENT", in_agent))
+    (folder / "talker.py").write_text(AGENT_SOURCE.replace("IN_AGENT", in_agent))
     return folder
 
 
 def agent_facts(record: vf.RolloutRecord) -> list[Any]:
-    """All of a record; of answers under way at once the order does not count."""
+    """Return the comparable fields of a record, with concurrent steps sorted."""
     steps = sorted((str(step.prompt), str(step.completion), str(step.usage)) for step in record.steps)
     return [record.example_key, record.seed, steps, record.scores, record.error, record.stop_condition]
 
 
-def test_foreign_agents_play_in_the_worker(tmp_path: Path) -> None:
-    agents(tmp_path)
-    found = []
-    for load in (vf.load_environment, isolated):
+def test_external_agents_run_in_the_worker(tmp_path: Path) -> None:
+    write_agent(tmp_path)
+    results = []
+    for load in (vf.load_environment, load_isolated):
         records = load("talker", tmp_path).generate_sync(Teller(), rollouts_per_example=2)
-        found.append(list(map(agent_facts, records)))
-    assert found[0] == found[1]
-    assert all(record[3] is not None and record[3].reward == 1.0 and len(record[2]) == 2 for record in found[0])
+        results.append(list(map(agent_facts, records)))
+    assert results[0] == results[1]
+    assert all(record[3] is not None and record[3].reward == 1.0 and len(record[2]) == 2 for record in results[0])
 
 
-def test_what_an_agent_wants_of_the_sampling_arrives(tmp_path: Path) -> None:
-    agents(tmp_path)
-    wanted: list[int | None] = []
+def test_sampling_parameters_of_an_agent_are_applied(tmp_path: Path) -> None:
+    write_agent(tmp_path)
+    max_tokens: list[int | None] = []
 
     class Notes(Teller):
         async def respond(self, request: Request) -> Response:
-            wanted.append(request.sampling_params.max_tokens)
+            max_tokens.append(request.sampling_params.max_tokens)
             return await super().respond(request)
 
-    isolated("talker", tmp_path).generate_sync(Notes(), num_examples=1, sampling_args={"max_tokens": 50})
-    assert sorted(n or 0 for n in wanted) == [5, 50]
+    load_isolated("talker", tmp_path).generate_sync(Notes(), num_examples=1, sampling_args={"max_tokens": 50})
+    assert sorted(n or 0 for n in max_tokens) == [5, 50]
 
 
-def test_an_agent_that_ends_its_worker_hurts_no_other_and_costs_nothing_twice(tmp_path: Path) -> None:
-    agents(tmp_path, f"if number == 2: {CRASH}")
+def test_an_agent_that_kills_its_worker_affects_no_other_and_repeats_no_request(tmp_path: Path) -> None:
+    write_agent(tmp_path, f"if number == 2: {CRASH}")
     client = Teller()
-    records = isolated("talker", tmp_path).generate_sync(client)
+    records = load_isolated("talker", tmp_path).generate_sync(client)
     assert [record.info["number"] for record in records if record.error] == [2]
     assert all(record.reward == 1.0 for record in records if not record.error)
-    said = Counter(key.split(" ", 1)[1] for key in client.asked.elements())
-    assert set(said.values()) == {1} and len(said) == 8
+    requests = Counter(key.split(" ", 1)[1] for key in client.asked.elements())
+    assert set(requests.values()) == {1} and len(requests) == 8
 
 
 @pytest.mark.broad
-def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> None:
-    agents(tmp_path)
+def test_child_processes_of_a_dead_worker_are_killed(tmp_path: Path) -> None:
+    write_agent(tmp_path)
     note = tmp_path / "note"
     kill = "os.kill(os.getppid(), signal.SIGKILL); time.sleep(600)"
     program = [
@@ -342,7 +342,7 @@ def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> 
         "-c",
         f"import os, signal, time; print(os.getpid(), file=open({str(note)!r}, 'a')); {kill}",
     ]
-    records = isolated("talker", tmp_path, command=program).generate_sync(
+    records = load_isolated("talker", tmp_path, command=program).generate_sync(
         Teller(), num_examples=1, rollouts_per_example=1
     )
     assert [record.error and record.error.type for record in records] == ["WorkerError"]
@@ -350,19 +350,19 @@ def test_programs_that_a_dead_worker_had_started_end_with_it(tmp_path: Path) -> 
     assert len(started) == 2 and not any(Path(f"/proc/{pid}").exists() for pid in started)
 
 
-def test_somebody_here_may_take_the_other_role() -> None:
+def test_a_function_in_this_process_can_be_the_opponent() -> None:
     views: list[list[str]] = [[], []]
-    found = []
-    for seen, load in zip(views, (vf.load_environment, isolated)):
+    results = []
+    for seen, load in zip(views, (vf.load_environment, load_isolated)):
         env: Any = load("tictactoe", None, num_examples=6)
         assert env.two_player
 
-        async def last(view: str, legal: list[str], board: Any = None, seen: list[str] = seen) -> str:
+        async def choose_last(view: str, legal: list[str], board: Any = None, seen: list[str] = seen) -> str:
             seen.append(view)
             return legal[-1]
 
-        env.opponent = last
+        env.opponent = choose_last
         records = env.generate_sync(vf.ScriptedClient(env.policies["teacher"]))
-        found.append(list(map(facts, records)))
-    assert found[0] == found[1]
+        results.append(list(map(facts, records)))
+    assert results[0] == results[1]
     assert sorted(views[0]) == sorted(views[1]) and len(views[0]) > 6

@@ -1,4 +1,4 @@
-"""Tags and notes: all changes together, whatever dies in the middle of one."""
+"""Tags and notes: changes accumulate, and an interrupted write loses nothing else."""
 
 from __future__ import annotations
 
@@ -33,32 +33,32 @@ def test_changes_add_up_per_rollout_and_for_the_run(tmp_path: Path):
     annotate(tmp_path, Change(["keep"]))
     annotate(tmp_path, Change(["bad"], ["good", "never there"], "why?", OTHER))
     annotate(tmp_path, Change(remove=["odd"], note="look", rollout=ONE))
-    said = Annotations(tmp_path)
-    assert said.run == (("keep",), "")
-    assert said.rollouts == {(None, "key", 0): (("good",), "look"), (3, "key", 1): (("bad",), "why?")}
-    assert said.tags() == ["bad", "good"]
+    stored = Annotations(tmp_path)
+    assert stored.run == (("keep",), "")
+    assert stored.rollouts == {(None, "key", 0): (("good",), "look"), (3, "key", 1): (("bad",), "why?")}
+    assert stored.tags() == ["bad", "good"]
     annotate(tmp_path, Change(remove=["good"], note="", rollout=ONE))
-    said.reload()
-    assert list(said.rollouts) == [(3, "key", 1)]
+    stored.reload()
+    assert list(stored.rollouts) == [(3, "key", 1)]
 
 
 @given(st.integers(0, 400))
-def test_whatever_is_torn_is_left_out_and_what_comes_after_is_kept(tmp_path_factory: pytest.TempPathFactory, size: int):
+def test_a_torn_line_is_ignored_and_later_changes_are_kept(tmp_path_factory: pytest.TempPathFactory, size: int):
     folder = tmp_path_factory.mktemp("run")
     for tag in ("a", "b", "c"):
         annotate(folder, Change([tag], rollout=ONE))
-    whole = (folder / FILE).read_bytes()
-    ends = [i + 1 for i, byte in enumerate(whole) if byte == ord("\n")]
-    os.truncate(folder / FILE, min(size, len(whole)))
+    content = (folder / FILE).read_bytes()
+    ends = [i + 1 for i, byte in enumerate(content) if byte == ord("\n")]
+    os.truncate(folder / FILE, min(size, len(content)))
     left = tuple("abc"[: sum(end <= size for end in ends)])
-    said = Annotations(folder)
-    assert (said.rollouts.get(ONE.key, Annotation()).tags, said.bad) == (left, [])
+    stored = Annotations(folder)
+    assert (stored.rollouts.get(ONE.key, Annotation()).tags, stored.bad) == (left, [])
     annotate(folder, Change(["d"], rollout=ONE))
-    said.reload()
-    assert (said.rollouts[ONE.key].tags, said.bad) == ((*left, "d"), [])
+    stored.reload()
+    assert (stored.rollouts[ONE.key].tags, stored.bad) == ((*left, "d"), [])
 
 
-def test_several_people_at_once_lose_nothing(tmp_path: Path):
+def test_concurrent_annotations_lose_nothing(tmp_path: Path):
     def work(name: int) -> None:
         for i in range(20):
             annotate(tmp_path, Change([f"{name}.{i}"], rollout=ONE))
@@ -68,32 +68,32 @@ def test_several_people_at_once_lose_nothing(tmp_path: Path):
         thread.start()
     for thread in threads:
         thread.join()
-    said = Annotations(tmp_path)
-    assert len(said.rollouts[ONE.key].tags) == 80 and not said.bad
+    stored = Annotations(tmp_path)
+    assert len(stored.rollouts[ONE.key].tags) == 80 and not stored.bad
 
 
-def test_lines_that_are_none_are_counted_and_data_does_not_go_on_without_them(tmp_path: Path):
+def test_invalid_lines_are_reported_and_fail_the_check(tmp_path: Path):
     lines = [
         b'{"add": ["good"], "rollout": {"example_key": "k", "rollout_index": 0}}',
         b"\xff\xfe",
         b'{"add": ["\\u202e"]}',
     ]
     (tmp_path / FILE).write_bytes(b"".join(line + b"\n" for line in [*lines, b'{"note": "of a run"}', b'{"add": 3}']))
-    said = Annotations(tmp_path)
-    assert [number for number, _ in said.bad] == [2, 3, 4, 5] and said.tags() == ["good"]
+    stored = Annotations(tmp_path)
+    assert [number for number, _ in stored.bad] == [2, 3, 4, 5] and stored.tags() == ["good"]
     with pytest.raises(RunError, match=r"annotations.jsonl, line 2: not an annotation"):
-        said.check()
+        stored.check()
 
 
 @pytest.mark.parametrize("tag", ["", " ", " a", "a ", "a\nb", "a\x1b[31m", "\u202egnp", "x" * (MAX_TAG_CHARS + 1)])
-def test_tags_are_short_and_can_be_seen(tag: str):
+def test_tags_must_be_short_and_printable(tag: str):
     with pytest.raises(ValueError, match="a tag is"):
         Change([tag])
     with pytest.raises(ValueError, match="a tag is"):
         Change(remove=[tag])
 
 
-def test_what_makes_no_sense_is_refused(tmp_path: Path):
+def test_invalid_changes_are_refused(tmp_path: Path):
     with pytest.raises(ConfigError, match="the change is empty"):
         annotate(tmp_path, Change(rollout=ONE))
     with pytest.raises(ValueError, match="a run cannot have a note"):
@@ -115,12 +115,12 @@ changes = st.builds(
 
 
 @given(st.lists(changes, max_size=12))
-def test_reading_is_saying_it_again(made: list[Change]):
+def test_reading_applies_all_changes_in_order(made: list[Change]):
     with TemporaryDirectory() as name:
-        read_again(Path(name), made)
+        check_replay(Path(name), made)
 
 
-def read_again(folder: Path, made: list[Change]) -> None:
+def check_replay(folder: Path, made: list[Change]) -> None:
     (folder / FILE).write_bytes(b"".join(msgspec.json.encode(change) + b"\n" for change in made))
     for place in (ONE, OTHER):
         tags: list[str] = []

@@ -1,4 +1,4 @@
-"""Reading a run folder: what is missing, what is damaged. See test_viewer_hostile for folders that strangers made."""
+"""Reading a run folder with missing or damaged files. See tests/viewer/test_hostile.py for untrusted folders."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def test_a_folder_without_files_has_nothing_to_read(tmp_path: Path):
         files.config()
 
 
-def test_a_damaged_line_of_metrics_is_named(tmp_path: Path):
+def test_the_error_names_a_damaged_line_of_metrics(tmp_path: Path):
     run = made_run(tmp_path, [record()], kind="rl")
     for step in (1, 2, 3):
         run.append_metrics({"step": step, "loss": None})
@@ -31,13 +31,13 @@ def test_a_damaged_line_of_metrics_is_named(tmp_path: Path):
         run.metrics()
 
 
-def test_a_line_without_its_end_is_not_read(tmp_path: Path):
+def test_an_incomplete_last_line_is_ignored(tmp_path: Path):
     (tmp_path / "metrics.jsonl").write_bytes(b'{"step": 1}\n{"step": 2')
     assert RunFiles(tmp_path).metrics() == [{"step": 1}]
 
 
 @pytest.mark.parametrize("name", ["summary.json", "versions.json", "stopped.json"])
-def test_a_file_that_is_cut_off_is_named(tmp_path: Path, name: str):
+def test_the_error_names_a_truncated_file(tmp_path: Path, name: str):
     (tmp_path / name).write_bytes(b'{"reward": {"mean')
     files = RunFiles(tmp_path)
     read = {"summary.json": files.summary, "versions.json": files.versions, "stopped.json": files.why_stopped}

@@ -1,4 +1,4 @@
-"""Ctrl-C and kill -9 in the middle of real processes: the same command goes on, and nothing is lost or done twice."""
+"""Ctrl-C and kill -9 of real processes: repeating the command resumes, and nothing is lost or repeated."""
 
 from __future__ import annotations
 
@@ -21,8 +21,8 @@ from tests.cli.test_train import PARITY, small
 
 pytestmark = pytest.mark.slow
 
-HANG = 120
-"""Seconds after which a process that should end by itself is taken to hang."""
+TIMEOUT_S = 120
+"""A process that runs longer than this is considered to hang."""
 
 SLOW = '''
 import asyncio, time
@@ -70,18 +70,18 @@ EVAL = ("eval", "slow", "-m", "scripted:slow", "-n", "30", "-r", "2", "-c", "3",
 
 def finish(folder: Path, *words: str) -> str:
     process = in_its_own(folder, *words)
-    out, err = process.communicate(timeout=HANG)
+    out, err = process.communicate(timeout=TIMEOUT_S)
     assert process.returncode == 0, err
     return out
 
 
 def stop(process: subprocess.Popen[str], kind: signal.Signals, moment: Callable[[], bool]) -> None:
-    """Send the signal as soon as the moment has come, and look how the process ends."""
+    """Send the signal as soon as the condition `moment` holds, and check how the process ends."""
     try:
         while not moment() and process.poll() is None:
             time.sleep(0.002)
         process.send_signal(kind)
-        _, err = process.communicate(timeout=HANG)
+        _, err = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
     if kind == signal.SIGINT:
@@ -92,8 +92,8 @@ def stop(process: subprocess.Popen[str], kind: signal.Signals, moment: Callable[
         assert process.returncode == -kind, err
 
 
-def count(file: Path) -> int:
-    """Whole lines in a file."""
+def count_lines(file: Path) -> int:
+    """Return the number of complete lines in a file."""
     return file.read_bytes().count(b"\n") if file.exists() else 0
 
 
@@ -101,8 +101,8 @@ def places(run: Path) -> Counter[tuple[int | None, str, int]]:
     return Counter((record.step, record.example_key, record.rollout_index) for record in Run(run).rollouts())
 
 
-def bare(run: Path) -> list[RolloutRecord]:
-    """The rollouts in an order of their own, without what a clock measured."""
+def timeless_rollouts(run: Path) -> list[RolloutRecord]:
+    """Return the rollouts in a fixed order, without measured times."""
     records = sorted(Run(run).rollouts(), key=lambda r: (r.step or 0, r.example_id, r.rollout_index))
     return [timeless(record) for record in records]
 
@@ -113,12 +113,16 @@ def bare(run: Path) -> list[RolloutRecord]:
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGINT])
 def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Signals):
     environment(tmp_path / "environments", "slow", SLOW)
-    run, kept = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
+    run, rollouts_file = tmp_path / "run", tmp_path / "run" / "rollouts.jsonl"
     before: list[bytes] = []
     for moment in (0, 1, 7, 30, 50):  # later ones may come too late on a busy machine
         process = in_its_own(tmp_path, *EVAL)
-        stop(process, kind, lambda at_least=moment: (run / "versions.json").exists() and count(kept) >= at_least)
-        if kept.exists():
+        stop(
+            process,
+            kind,
+            lambda at_least=moment: (run / "versions.json").exists() and count_lines(rollouts_file) >= at_least,
+        )
+        if rollouts_file.exists():
             now = [line for line in lines(run) if line.endswith(b"\n")]
             assert now[: len(before)] == before
             before = now
@@ -131,19 +135,19 @@ def test_an_evaluation_loses_and_repeats_nothing(tmp_path: Path, kind: signal.Si
     finish(tmp_path, *EVAL)
     assert lines(run) == after
     finish(tmp_path, *EVAL[:-1], "whole")
-    assert bare(run) == bare(tmp_path / "whole")
+    assert timeless_rollouts(run) == timeless_rollouts(tmp_path / "whole")
 
 
 @pytest.mark.parametrize("player", ["waits", "blocks"])
-def test_ctrl_c_ends_what_would_take_an_hour_and_cleans_up(tmp_path: Path, player: str):
+def test_ctrl_c_ends_long_rollouts_and_runs_their_cleanup(tmp_path: Path, player: str):
     environment(tmp_path / "environments", "slow", SLOW)
     process = in_its_own(tmp_path, "eval", "slow", "-m", f"scripted:{player}", "-n", "4", "-r", "1")
     stop(process, signal.SIGINT, (tmp_path / "waiting").exists)
-    many = {"waits": "xxxx", "blocks": "x"}[player]
-    assert (tmp_path / "opened").read_text() == many
-    assert (tmp_path / "closed").read_text() == many
-    if player == "waits":  # what was interrupted while it ran has no time for more than this
-        assert (tmp_path / "locked").read_text() == many
+    expected = {"waits": "xxxx", "blocks": "x"}[player]
+    assert (tmp_path / "opened").read_text() == expected
+    assert (tmp_path / "closed").read_text() == expected
+    if player == "waits":  # after a blocking call there is no time for the asynchronous cleanup
+        assert (tmp_path / "locked").read_text() == expected
 
 
 def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
@@ -154,7 +158,7 @@ def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
         shown += process.stdout.read(1)
     process.send_signal(signal.SIGINT)
     try:
-        _, err = process.communicate(timeout=HANG)
+        _, err = process.communicate(timeout=TIMEOUT_S)
     finally:
         process.kill()
     assert (process.returncode, err.strip()) == (130, "stopped; play the same game again: --seed 1")
@@ -165,7 +169,7 @@ def test_ctrl_c_ends_a_game_that_waits_for_a_move(tmp_path: Path):
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A new model, the teacher's games, and an SFT and an RL run that nobody interrupted."""
+    """Create a model, games of the teacher, and an uninterrupted SFT and RL run."""
     folder = tmp_path_factory.mktemp("made")
     finish(folder, "model", "new", "--env", "tictactoe", "--games", "20", "-o", "model")
     finish(folder, "eval", "tictactoe", "-m", "scripted:teacher", "-n", "80", "-r", "1", "--run-dir", "games")
@@ -192,24 +196,26 @@ TRAINING = {
     ids=["kill 1, Ctrl-C 5", "Ctrl-C 2, kill 7"],
 )
 @pytest.mark.parametrize("name", TRAINING)
-def test_training_ends_with_the_same_weights_to_the_bit(made: Path, name: str, stops: list[tuple[signal.Signals, int]]):
+def test_resumed_training_ends_with_bitwise_equal_weights(
+    made: Path, name: str, stops: list[tuple[signal.Signals, int]]
+):
     run = made / "-".join([name, *(kind.name for kind, _ in stops)])
     words = [*TRAINING[name], "--run-dir", run.name]
     metrics = run / "metrics.jsonl"
     for kind, step in stops:
-        stop(in_its_own(made, *words), kind, lambda at_least=step: count(metrics) >= at_least)
+        stop(in_its_own(made, *words), kind, lambda at_least=step: count_lines(metrics) >= at_least)
         assert not (run / "final").exists()
     finish(made, *words)
     weights = [folder / "final" / "model.safetensors" for folder in (run, made / name)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
-    assert untimed(run) == untimed(made / name)
-    assert bare(run) == bare(made / name)
+    assert timeless_metrics(run) == timeless_metrics(made / name)
+    assert timeless_rollouts(run) == timeless_rollouts(made / name)
     assert set(places(run).values()) == ({1} if name == "rl" else set())
     assert "is complete" in finish(made, *words)
 
 
 def without_times(said: str) -> object:
-    """The demo's JSON but for how long answers took."""
+    """Return the JSON of the demo without latencies."""
     reported = json.loads(said)
     for row in reported["rows"]:
         for summary in row["conditions"].values():
@@ -217,10 +223,10 @@ def without_times(said: str) -> object:
     return reported
 
 
-def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
+def test_the_demo_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
     words = ("demo", "tictactoe", "--smoke", "--json", "--run-dir", "demo")
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
-    for folder in (whole, killed):
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
+    for folder in (uninterrupted, killed):
         folder.mkdir()
     moments = {
         "data/rollouts.jsonl": signal.SIGINT,
@@ -229,23 +235,23 @@ def test_the_demo_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
         "rl2/metrics.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count(kept) >= 1)
-    assert without_times(finish(killed, *words)) == without_times(finish(whole, *words))
-    weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, whole)]
+        stop(in_its_own(killed, *words), kind, lambda kept=killed / "demo" / file: count_lines(kept) >= 1)
+    assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
+    weights = [folder / "demo" / "rl2" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()
 
 
-def untimed(run: Path) -> list[dict[str, object]]:
-    """The metrics without what a clock measured."""
+def timeless_metrics(run: Path) -> list[dict[str, object]]:
+    """Return the metrics without measured times."""
     lines = (run / "metrics.jsonl").read_bytes().splitlines()
     rows = [msgspec.json.decode(line, type=dict) for line in lines]
     return [{name: value for name, value in row.items() if not name.startswith("time/")} for row in rows]
 
 
-def test_rove_train_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
-    whole, killed = tmp_path / "whole", tmp_path / "killed"
+def test_rove_train_resumes_in_the_stage_in_which_it_was_killed(tmp_path: Path):
+    uninterrupted, killed = tmp_path / "whole", tmp_path / "killed"
     words = ("train", "parity", "--json", "--run-dir", "run", "--recipe", "small.toml")
-    for folder in (whole, killed):
+    for folder in (uninterrupted, killed):
         environment(folder / "environments", "parity", PARITY)
         finish(folder, "train", "parity", "--dry-run", "--run-dir", ".")
         small(folder / "recipe.toml")
@@ -256,7 +262,7 @@ def test_rove_train_goes_on_in_the_stage_it_was_killed_in(tmp_path: Path):
         "eval/RL-sampled/rollouts.jsonl": signal.SIGINT,
     }
     for file, kind in moments.items():
-        stop(in_its_own(killed, *words), kind, lambda kept=killed / "run" / file: count(kept) >= 1)
-    assert without_times(finish(killed, *words)) == without_times(finish(whole, *words))
-    weights = [folder / "run" / "rl1" / "final" / "model.safetensors" for folder in (killed, whole)]
+        stop(in_its_own(killed, *words), kind, lambda kept=killed / "run" / file: count_lines(kept) >= 1)
+    assert without_times(finish(killed, *words)) == without_times(finish(uninterrupted, *words))
+    weights = [folder / "run" / "rl1" / "final" / "model.safetensors" for folder in (killed, uninterrupted)]
     assert weights[0].read_bytes() == weights[1].read_bytes()

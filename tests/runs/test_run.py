@@ -1,4 +1,4 @@
-"""Run folders: continued only as the same run, never half written, never written by two."""
+"""Run folders: resumed only by the same run, written atomically and by one process at a time."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ def test_a_folder_is_started_and_then_continued(tmp_path):
         assert run.config() == {"kind": "eval", "identity": IDENTITY, "config": {"x": 2}}
 
 
-def test_another_identity_is_refused_with_what_differs(tmp_path):
+def test_another_identity_is_refused_with_the_differences(tmp_path):
     with start(tmp_path) as run:
         run.append_metrics({"step": 1})
     before = (tmp_path / "config.toml").read_bytes()
@@ -62,7 +62,7 @@ def test_another_identity_is_refused_with_what_differs(tmp_path):
     assert (tmp_path / "config.toml").read_bytes() == before
 
 
-def test_a_refusal_says_that_overwriting_a_run_without_scored_rollouts_loses_no_score(tmp_path):
+def test_the_error_mentions_that_all_rollouts_of_the_old_run_failed(tmp_path):
     failed = make_record(scores=None, error=ErrorInfo("env", "TypeError", "no"))
     with start(tmp_path) as run:
         run.append_rollout(failed)
@@ -75,7 +75,7 @@ def test_a_refusal_says_that_overwriting_a_run_without_scored_rollouts_loses_no_
         start(tmp_path, {"env": "toy#2"})
 
 
-def test_a_folder_in_which_nothing_was_kept_is_anybodys(tmp_path):
+def test_a_folder_without_results_can_be_used_by_another_run(tmp_path):
     start(tmp_path).close()
     with Run(tmp_path) as run:
         assert not run.start("rl", {"new": 1}, {"seed": 1})
@@ -108,7 +108,7 @@ def test_the_stop_reason_is_recorded_until_resume(tmp_path, error, reported):
     assert run.why_stopped() == ""
 
 
-def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
+def test_a_full_disk_does_not_hide_the_original_error(tmp_path, monkeypatch):
     def full(*args):
         raise OSError(28, "No space left on device")
 
@@ -117,7 +117,7 @@ def test_a_disk_that_is_full_hides_no_error(tmp_path, monkeypatch):
         raise ZeroDivisionError
     monkeypatch.undo()
     with start(tmp_path):
-        pass  # nobody holds it
+        pass  # the folder is not locked
 
 
 def test_an_error_of_another_process_is_not_recorded(tmp_path):
@@ -126,7 +126,7 @@ def test_an_error_of_another_process_is_not_recorded(tmp_path):
     assert Run(tmp_path).why_stopped() == ""
 
 
-def test_fresh_throws_the_old_run_away(tmp_path):
+def test_overwrite_deletes_the_old_run(tmp_path):
     with start(tmp_path) as run:
         run.append_rollout(record(0))
         run.save_checkpoint("1", lambda path: None)
@@ -137,7 +137,7 @@ def test_fresh_throws_the_old_run_away(tmp_path):
         assert not (tmp_path / "checkpoints").exists()
 
 
-def test_fresh_never_empties_a_folder_that_is_no_run(tmp_path):
+def test_overwrite_never_empties_a_folder_that_is_no_run(tmp_path):
     (tmp_path / "thesis.tex").write_text("years of work")
     with pytest.raises(RunError, match="is not a run folder"):
         start(tmp_path, overwrite=True)
@@ -152,17 +152,17 @@ def test_a_folder_with_a_foreign_config_is_refused(tmp_path):
     assert (tmp_path / "config.toml").read_text() == 'title = "my site"'
 
 
-def test_fresh_deletes_only_what_a_run_consists_of(tmp_path):
+def test_overwrite_deletes_only_files_of_the_run(tmp_path):
     start(tmp_path).close()
     (tmp_path / "notes.md").write_text("mine")
     start(tmp_path, overwrite=True).close()
     assert (tmp_path / "notes.md").read_text() == "mine"
 
 
-def test_fresh_is_fine_where_nothing_is(tmp_path):
+def test_overwrite_works_without_an_old_run(tmp_path):
     start(tmp_path / "new", overwrite=True).close()
     (tmp_path / "killed").mkdir()
-    (tmp_path / "killed" / ".config.toml.draft").write_text("[iden")  # a run killed while it was being made
+    (tmp_path / "killed" / ".config.toml.draft").write_text("[iden")  # a run killed during its creation
     start(tmp_path / "killed", overwrite=True).close()
     assert all((tmp_path / name / "config.toml").exists() for name in ("new", "killed"))
 
@@ -181,7 +181,7 @@ identities = st.dictionaries(
 
 @given(identities)
 @settings(max_examples=50, deadline=None)
-def test_any_identity_is_recognised_again(identity):
+def test_any_identity_is_recognized_on_resume(identity):
     with tempfile.TemporaryDirectory() as folder:
         start(Path(folder), identity).close()
         with Run(folder) as run:
@@ -189,7 +189,7 @@ def test_any_identity_is_recognised_again(identity):
 
 
 @given(identities)
-def test_fingerprints_tell_identities_apart_and_do_not_care_for_order(identity):
+def test_fingerprints_depend_on_the_identity_but_not_on_its_order(identity):
     assert fingerprint(identity) == fingerprint(dict(reversed(identity.items())))
     assert len({fingerprint({**identity, "seed": seed}) for seed in (1, 2, None)}) == 3
 
@@ -204,7 +204,7 @@ def test_a_folder_without_config_is_no_run(tmp_path):
 
 @given(st.data())
 @settings(max_examples=60, deadline=None)
-def test_cut_at_any_byte_everything_before_the_cut_survives(data):
+def test_truncation_at_any_byte_keeps_all_complete_lines(data):
     records = [record(i) for i in range(data.draw(st.integers(0, 5)))]
     with tempfile.TemporaryDirectory() as folder:
         with start(Path(folder)) as run:
@@ -218,7 +218,7 @@ def test_cut_at_any_byte_everything_before_the_cut_survives(data):
             cut = data.draw(st.integers(0, len(content)))
             file.write_bytes(content[:cut])
             survivors[name] = content[:cut].count(b"\n")
-        assert list(Run(folder).rollouts()) == records[: survivors["rollouts.jsonl"]]  # a reader need not heal
+        assert list(Run(folder).rollouts()) == records[: survivors["rollouts.jsonl"]]  # readable without repair
         with start(Path(folder)) as run:
             run.append_rollout(record(9))
             run.append_metrics({"step": 9})
@@ -226,7 +226,7 @@ def test_cut_at_any_byte_everything_before_the_cut_survives(data):
             assert [m["step"] for m in run.metrics()] == [*range(survivors["metrics.jsonl"]), 9]
 
 
-def test_a_torn_line_longer_than_any_buffer_is_healed(tmp_path):
+def test_a_torn_line_longer_than_the_read_buffer_is_removed(tmp_path):
     with start(tmp_path) as run:
         run.append_rollout(record(0))
     with (tmp_path / "rollouts.jsonl").open("ab") as file:
@@ -235,7 +235,7 @@ def test_a_torn_line_longer_than_any_buffer_is_healed(tmp_path):
         assert list(run.rollouts()) == [record(0)]
 
 
-def test_reading_starts_nothing(tmp_path):
+def test_reading_a_missing_folder_creates_nothing(tmp_path):
     assert list(Run(tmp_path / "none").rollouts()) == []
     assert Run(tmp_path / "none").metrics() == []
     assert Run(tmp_path / "none").last_checkpoint() is None
@@ -260,7 +260,7 @@ def test_a_second_process_is_refused_until_the_first_is_done(tmp_path):
     assert in_another_process(code, tmp_path).returncode == 0
 
 
-def test_a_process_that_dies_leaves_its_rollouts_and_no_lock(tmp_path):
+def test_a_crashed_process_leaves_its_rollouts_and_no_lock(tmp_path):
     code = f"""
 from tests.runs.test_serialization import make_record
 run.start("eval", {{}}, {IDENTITY!r})
@@ -287,7 +287,7 @@ def broken(path: Path):
     raise OSError("disk full")
 
 
-def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
+def test_checkpoints_are_written_atomically(tmp_path):
     with start(tmp_path) as run:
         run.save_checkpoint("1", writes("one"), run.progress(1, {"best": 0.5}))
         with pytest.raises(OSError, match="disk full"):
@@ -300,11 +300,11 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(tmp_path):
         assert path == tmp_path / "checkpoints" / "1"
         assert (path / "weights").read_text() == "one"
         assert (progress.step, progress.state) == (1, {"best": 0.5})
-        run.save_checkpoint("2", writes("two"), run.progress(2, {}))  # what the broken try left is no trouble
+        run.save_checkpoint("2", writes("two"), run.progress(2, {}))  # leftovers of the failed attempt do no harm
         assert [p.name for p in sorted((tmp_path / "checkpoints").glob("*2*"))] == ["2"]
 
 
-def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
+def test_the_last_checkpoint_has_the_highest_step(tmp_path):
     with start(tmp_path) as run:
         for step in (9, 10, 2):
             run.save_checkpoint(str(step), writes(""), run.progress(step, {}))
@@ -315,7 +315,7 @@ def test_the_newest_checkpoint_is_that_of_the_highest_step(tmp_path):
         assert last[1].step == 10
 
 
-def test_a_file_of_the_folder_is_written_whole(tmp_path):
+def test_json_files_are_written_without_leftovers(tmp_path):
     with start(tmp_path) as run:
         run.write_json("summary.json", {"a": 1})
         run.write_json("summary.json", {"a": 2})
@@ -352,7 +352,7 @@ def fill(run: Run, steps: range) -> None:
         run.append_metrics({"step": step})
 
 
-def test_cutting_drops_what_is_newer_than_the_checkpoint(tmp_path):
+def test_cut_drops_everything_newer_than_the_checkpoint(tmp_path):
     with start(tmp_path) as run:
         fill(run, range(3))
         progress = run.progress(3, {})

@@ -25,7 +25,7 @@ def nested(depth: int) -> Any:
     return value
 
 
-def test_what_is_nested_too_deep_or_too_large_is_refused():
+def test_deep_nesting_and_large_integers_are_refused():
     check_plain({"a": nested(MAX_DEPTH - 1), "b": MAX_INTEGER - 1, "c": True, "d": 1e300})
     for value in (nested(MAX_DEPTH + 1), MAX_INTEGER, -MAX_INTEGER, [{"a": MAX_INTEGER}]):
         with pytest.raises(ValueError, match="nested deeper|digits"):
@@ -33,7 +33,7 @@ def test_what_is_nested_too_deep_or_too_large_is_refused():
 
 
 @given(st.lists(st.floats(-1, 2), max_size=4))
-def test_summaries_of_evaluations_have_the_types_that_are_checked(rewards: list[float]):
+def test_summaries_of_evaluations_match_the_schema(rewards: list[float]):
     tally = Tally(price=Price(1.0, 2.0))
     for place, reward in enumerate(rewards):
         scores = Scores(reward, {"right": reward}, {"right": 1.0}, {"length": 3.0})
@@ -42,14 +42,14 @@ def test_summaries_of_evaluations_have_the_types_that_are_checked(rewards: list[
     assert decoded(FILE, content, Summary) == msgspec.json.decode(content)
 
 
-def test_keys_that_are_not_known_are_kept():
+def test_unknown_keys_are_kept():
     assert decoded(FILE, b'{"rescored": {"run": "x"}, "scored": 1}', Summary)["rescored"] == {"run": "x"}
 
 
 @pytest.mark.parametrize(
     "content", [b"[1]", b'{"reward": 1}', b'{"reward": {"mean": "x"}}', b"{", b"\xff", b"[" * 5000]
 )
-def test_other_types_are_refused_with_the_name_of_the_file(content: bytes):
+def test_wrong_types_are_refused_with_the_name_of_the_file(content: bytes):
     with pytest.raises(RunError, match=r"summary\.json is damaged, or not a file that rove wrote: "):
         decoded(FILE, content, Summary)
 
@@ -58,7 +58,7 @@ def test_other_types_are_refused_with_the_name_of_the_file(content: bytes):
     "line",
     [b"[]", b'{"a": [1]}', b'{"step": "x"}', b'{"step": 1.5}', b'{"step": 1e400}', b'{"a": 1' + b"0" * 30 + b"}"],
 )
-def test_a_row_holds_numbers_and_texts_alone(line: bytes):
+def test_a_row_contains_only_numbers_and_texts(line: bytes):
     assert decoded_row(b'{"step": 1, "loss": null, "text": "x", "reward/mean": 0.5}')["reward/mean"] == 0.5
     with pytest.raises(RunError, match="not a row of numbers and texts"):
         decoded_row(line)

@@ -1,4 +1,4 @@
-"""Records: what is written down is what is read back, in space that grows with the turns and not with their square."""
+"""Records survive encoding and decoding, and their size grows linearly with the number of turns."""
 
 from __future__ import annotations
 
@@ -48,18 +48,18 @@ spans = st.lists(st.tuples(st.integers(0, 5), st.integers(1, 9)), max_size=3)
 
 @st.composite
 def trajectories(draw) -> list[TrajectoryStep]:
-    """Turns that extend what was said before, in messages, in tokens, in both or in neither; tokens may be missing."""
+    """Draw turns that extend the history in messages, tokens, both or neither; tokens may be missing."""
     steps: list[TrajectoryStep] = []
-    said: list[Message] = []
-    seen: list[int] = []
+    history: list[Message] = []
+    history_ids: list[int] = []
     for _ in range(draw(st.integers(0, 4))):
-        prompt = (said if draw(st.booleans()) else []) + draw(conversations)
+        prompt = (history if draw(st.booleans()) else []) + draw(conversations)
         completion = draw(conversations)
         tokens = None
         if draw(st.booleans()):
             sampled = draw(ids)
             logprobs = draw(st.lists(numbers, min_size=len(sampled), max_size=len(sampled)))
-            before = (seen if draw(st.booleans()) else []) + draw(ids)
+            before = (history_ids if draw(st.booleans()) else []) + draw(ids)
             tokens = StepTokens(before, sampled, logprobs, draw(st.integers(0, 5)), draw(spans))
         reason = draw(st.sampled_from(["stop", "length", "tool_calls"]))
         reward = draw(st.none() | numbers)
@@ -75,8 +75,8 @@ def trajectories(draw) -> list[TrajectoryStep]:
                 tools=draw(tools),
             )
         )
-        said = prompt + completion
-        seen = tokens.ids if tokens else []
+        history = prompt + completion
+        history_ids = tokens.ids if tokens else []
     return steps
 
 
@@ -111,7 +111,7 @@ def records(draw) -> RolloutRecord:
 
 
 def make_record(**fields) -> RolloutRecord:
-    plain = {
+    defaults = {
         "example_key": "k",
         "example_id": 0,
         "rollout_index": 0,
@@ -126,7 +126,7 @@ def make_record(**fields) -> RolloutRecord:
         "scores": Scores(1.0, {"correct": 1.0}, {"correct": 1.0}),
         "error": None,
     }
-    return RolloutRecord(**{**plain, **fields})
+    return RolloutRecord(**{**defaults, **fields})
 
 
 @given(records())
@@ -137,41 +137,41 @@ def test_decoding_what_was_encoded_gives_the_same_record(record):
 
 
 @given(records())
-def test_messages_come_back_as_messages(record):
+def test_decoded_messages_have_the_message_type(record):
     back = decode_record(encode_record(record))
-    said = [*back.prompt, *back.completion, *(m for s in back.steps for m in [*s.prompt, *s.completion])]
-    assert all(isinstance(message, Message) for message in said)
+    decoded = [*back.prompt, *back.completion, *(m for s in back.steps for m in [*s.prompt, *s.completion])]
+    assert all(isinstance(message, Message) for message in decoded)
 
 
-def growing(turns: int) -> RolloutRecord:
-    """A conversation in which every turn sees all that was said before."""
+def record_of_turns(turns: int) -> RolloutRecord:
+    """Return a record in which the prompt of every turn contains all earlier turns."""
     steps: list[TrajectoryStep] = []
-    said: list[Any] = []
-    seen: list[int] = []
+    history: list[Any] = []
+    history_ids: list[int] = []
     for turn in range(turns):
-        prompt: list[Any] = [*said, UserMessage(f"question {turn:04}")]
+        prompt: list[Any] = [*history, UserMessage(f"question {turn:04}")]
         answer: list[Any] = [AssistantMessage(f"answer {turn:04}")]
-        tokens = StepTokens([*seen, 1, 2, 3], [4, 5], [-0.5, -0.5])
+        tokens = StepTokens([*history_ids, 1, 2, 3], [4, 5], [-0.5, -0.5])
         steps.append(TrajectoryStep(prompt, answer, tokens=tokens))
-        said, seen = prompt + answer, tokens.ids
-    return make_record(prompt=said[:1], completion=said[1:], steps=steps)
+        history, history_ids = prompt + answer, tokens.ids
+    return make_record(prompt=history[:1], completion=history[1:], steps=steps)
 
 
-def test_a_rollout_takes_space_in_proportion_to_its_turns():
-    sizes = [len(encode_record(growing(turns))) for turns in (50, 100, 150)]
+def test_the_size_of_a_record_is_linear_in_its_turns():
+    sizes = [len(encode_record(record_of_turns(turns))) for turns in (50, 100, 150)]
     assert sizes[2] - sizes[1] == sizes[1] - sizes[0]
-    assert decode_record(encode_record(growing(100))) == growing(100)
+    assert decode_record(encode_record(record_of_turns(100))) == record_of_turns(100)
 
 
-def test_a_step_that_rewrites_the_past_is_kept_whole():
+def test_a_step_that_rewrites_the_history_is_stored_in_full():
     first = TrajectoryStep([UserMessage("a")], [AssistantMessage("b")], tokens=StepTokens([1], [2], [0.0]))
     second = TrajectoryStep([UserMessage("A")], [AssistantMessage("c")], tokens=StepTokens([9, 2], [3], [0.0]))
     record = make_record(steps=[first, second])
     assert decode_record(encode_record(record)).steps == [first, second]
 
 
-def test_what_json_cannot_hold_becomes_what_it_can():
-    """A tool may return anything; one odd value must not cost the whole run."""
+def test_values_without_a_json_form_are_converted():
+    """A tool may return any value; an unusual one must not end the run."""
     info = {"array": np.arange(2), "number": np.float32(0.5), ("a", 1): {3}, "kind": int}
     record = make_record(info=info, completion=[AssistantMessage("half a pair: \ud800")])
     back = decode_record(encode_record(record))
@@ -183,7 +183,7 @@ def test_what_json_cannot_hold_becomes_what_it_can():
 @pytest.mark.parametrize(
     "line", [b"", b"{}", b"[1]", b'{"record": {}, "steps": []}', encode_record(make_record())[:-1]]
 )
-def test_a_line_that_is_no_record_is_refused_and_shown(line):
+def test_invalid_lines_are_refused_and_quoted(line):
     with pytest.raises(RunError, match=r"not a rollout record: .*; the line starts b"):
         decode_record(line)
 
@@ -196,7 +196,7 @@ def test_records_of_a_newer_schema_are_refused():
         decode_record(encode_record(newer))
 
 
-def test_fields_a_later_rove_adds_are_passed_over():
+def test_unknown_fields_of_later_versions_are_ignored():
     stored = json.loads(encode_record(make_record()))
     stored["record"]["colour"] = "blue"
     assert decode_record(json.dumps(stored).encode()) == make_record()

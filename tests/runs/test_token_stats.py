@@ -10,10 +10,12 @@ from rove.core.errors import RunError
 from rove.runs.token_stats import TrainedRollout, TrainedTurn, file_of, read_tokens, write_tokens
 
 
-def test_they_come_back_by_step(tmp_path: Path):
-    kept = [TrainedRollout("key", 3, [TrainedTurn(0, [-0.5, -1.25], [0.0, 2.5], -0.75), TrainedTurn(2, [], [], 0.5)])]
-    write_tokens(tmp_path, 7, kept)
-    assert (read_tokens(tmp_path, 7), read_tokens(tmp_path, 8)) == (kept, [])
+def test_token_statistics_are_read_by_step(tmp_path: Path):
+    rollouts = [
+        TrainedRollout("key", 3, [TrainedTurn(0, [-0.5, -1.25], [0.0, 2.5], -0.75), TrainedTurn(2, [], [], 0.5)])
+    ]
+    write_tokens(tmp_path, 7, rollouts)
+    assert (read_tokens(tmp_path, 7), read_tokens(tmp_path, 8)) == (rollouts, [])
     write_tokens(tmp_path, 7, [])
     assert read_tokens(tmp_path, 7) == []
 

@@ -12,7 +12,7 @@ from rove.runs.run import Run
 from tests.runs.test_run import IDENTITY, record, start
 
 
-def test_stopped_json_counts_what_is_done_and_names_the_command_that_resumes(tmp_path):
+def test_stopped_json_contains_the_progress_and_the_resume_command(tmp_path):
     with pytest.raises(KeyboardInterrupt), Run(tmp_path / "run") as run:
         run.resume_command = "rove rl @ config.toml"
         run.start("rl", {}, IDENTITY)

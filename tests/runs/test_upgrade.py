@@ -1,4 +1,4 @@
-"""Run folders written at 89bc243, before names changed: evaluations, an SFT run, an RL run stopped in the middle."""
+"""Run folders written at commit 89bc243, before names changed: evaluations, an SFT run and an interrupted RL run."""
 
 from __future__ import annotations
 
@@ -63,8 +63,8 @@ def test_old_runs_are_compared(rove: Rove, old: Path):
 
 
 def test_an_old_rl_run_resumes_to_the_weights_of_an_uninterrupted_run(rove: Rove, old: Path):
-    resumed, whole = rove(*RL.split(), "rl"), rove(*RL.split(), "whole")
-    assert (resumed.status, whole.status) == (0, 0), resumed.err + whole.err
+    resumed, uninterrupted = rove(*RL.split(), "rl"), rove(*RL.split(), "whole")
+    assert (resumed.status, uninterrupted.status) == (0, 0), resumed.err + uninterrupted.err
     weights, expected = (load_file(old / name / "final/model.safetensors") for name in ("rl", "whole"))
     for name, tensor in expected.items():  # equal bit for bit only on the kind of processor that wrote the old run
         assert torch.allclose(weights[name], tensor, rtol=1e-4, atol=1e-6), name

@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all: see also test_runs and test_kill, which stop writers halfway."""
+"""Atomic writes and safe opening of files; test_runs and test_kill interrupt writers as well."""
 
 from __future__ import annotations
 
@@ -27,15 +27,17 @@ from rove.utils.files import (
 @given(
     lines=st.lists(st.binary(max_size=9).map(lambda b: b.replace(b"\n", b"")), max_size=4), torn=st.binary(max_size=9)
 )
-def test_only_a_torn_last_line_is_cut(tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], torn: bytes):
+def test_only_an_incomplete_last_line_is_removed(
+    tmp_path_factory: pytest.TempPathFactory, lines: list[bytes], torn: bytes
+):
     file = tmp_path_factory.mktemp("heal") / "lines"
-    whole = b"".join(line + b"\n" for line in lines)
-    file.write_bytes(whole + torn.replace(b"\n", b""))
+    complete = b"".join(line + b"\n" for line in lines)
+    file.write_bytes(complete + torn.replace(b"\n", b""))
     truncate_torn_line(file)
-    assert file.read_bytes() == whole
+    assert file.read_bytes() == complete
 
 
-def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path):
+def test_an_incomplete_line_longer_than_a_block_is_removed(tmp_path: Path):
     file = tmp_path / "lines"
     file.write_bytes(b"ok\n" + b"x" * 200_000)
     truncate_torn_line(file)
@@ -43,7 +45,7 @@ def test_a_torn_line_longer_than_a_block_is_cut(tmp_path: Path):
     truncate_torn_line(tmp_path / "nothing")
 
 
-def test_a_file_is_replaced_whole(tmp_path: Path):
+def test_a_file_is_replaced_and_leaves_no_draft(tmp_path: Path):
     file = tmp_path / "summary.json"
     atomic_write(file, b"1")
     atomic_write(file, b"2")
@@ -51,24 +53,24 @@ def test_a_file_is_replaced_whole(tmp_path: Path):
     assert list(tmp_path.iterdir()) == [file]
 
 
-def folder(path: Path, content: str) -> Path:
+def make_folder(path: Path, content: str) -> Path:
     path.mkdir()
     (path / "x").write_text(content)
     return path
 
 
-def test_a_folder_is_replaced_whole(tmp_path: Path):
-    target = folder(tmp_path / "final", "old")
-    atomic_replace(folder(tmp_path / ".final.draft", "new"), target)
+def test_a_folder_is_replaced_and_leaves_no_draft(tmp_path: Path):
+    target = make_folder(tmp_path / "final", "old")
+    atomic_replace(make_folder(tmp_path / ".final.draft", "new"), target)
     assert (target / "x").read_text() == "new"
     assert list(tmp_path.iterdir()) == [target]
 
 
 @pytest.mark.parametrize("there", [True, False])
-def test_a_replacement_cut_short_is_undone_or_finished(tmp_path: Path, there: bool):
-    folder(tmp_path / ".final.old", "old")
+def test_an_interrupted_replacement_is_undone_or_finished(tmp_path: Path, there: bool):
+    make_folder(tmp_path / ".final.old", "old")
     if there:
-        folder(tmp_path / "final", "new")
+        make_folder(tmp_path / "final", "new")
     recover_folders(tmp_path)
     assert (tmp_path / "final" / "x").read_text() == ("new" if there else "old")
     assert not (tmp_path / ".final.old").exists()
@@ -83,7 +85,7 @@ def test_created_folders_are_those_that_did_not_exist(tmp_path: Path):
         create_folders(tmp_path / "file")
 
 
-# Files of strangers
+# Untrusted files
 
 
 @pytest.mark.parametrize("mode", ["rb", "rb+", "ab", "wb"])
@@ -127,7 +129,7 @@ def test_files_and_lines_have_a_size_limit(tmp_path: Path, monkeypatch: pytest.M
 
 
 @pytest.mark.parametrize("deep", ["", "a/b/c"])
-def test_a_tree_holds_regular_files_and_folders_alone(tmp_path: Path, deep: str):
+def test_a_tree_may_contain_only_regular_files_and_folders(tmp_path: Path, deep: str):
     inner = tmp_path / "tree" / deep
     inner.mkdir(parents=True)
     (inner / "x").write_bytes(b"")
@@ -137,8 +139,8 @@ def test_a_tree_holds_regular_files_and_folders_alone(tmp_path: Path, deep: str)
         check_tree(tmp_path / "tree")
 
 
-def test_a_link_is_removed_and_not_what_it_leads_to(tmp_path: Path):
-    target = folder(tmp_path / "target", "1")
+def test_removing_a_link_keeps_its_target(tmp_path: Path):
+    target = make_folder(tmp_path / "target", "1")
     (tmp_path / "link").symlink_to(target)
     for name in ("link", "nothing"):
         remove(tmp_path / name)

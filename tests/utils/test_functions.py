@@ -1,4 +1,4 @@
-"""Functions of users: names, and whether they are async, through partials and callable objects."""
+"""Names and async detection of user functions, partials and callable objects."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def plain(a: int = 1) -> int:
     return a
 
 
-async def later(a: int = 1) -> int:
+async def async_function(a: int = 1) -> int:
     return a
 
 
@@ -30,7 +30,7 @@ class LateCaller:
 
 class Awaitable:
     def __await__(self) -> Any:
-        return later().__await__()
+        return async_function().__await__()
 
 
 TWICE = functools.partial(functools.partial(plain, 1))
@@ -42,7 +42,7 @@ NAMED.__name__ = "own"  # pyright: ignore[reportAttributeAccessIssue]
     ("func", "name"),
     [(plain, "plain"), (TWICE, "plain"), (NAMED, "own"), (Caller(), "Caller"), (functools.partial(Caller()), "Caller")],
 )
-def test_names(func: Any, name: str):
+def test_function_names(func: Any, name: str):
     assert function_name(func) == name
 
 
@@ -50,14 +50,14 @@ def test_names(func: Any, name: str):
     ("func", "wanted"),
     [
         (plain, False),
-        (later, True),
+        (async_function, True),
         (TWICE, False),
-        (functools.partial(later, 1), True),
+        (functools.partial(async_function, 1), True),
         (Caller(), False),
         (LateCaller(), True),
     ],
 )
-def test_what_is_async(func: Any, wanted: bool):
+def test_async_functions_are_detected(func: Any, wanted: bool):
     assert is_async(func) == wanted
 
 
@@ -66,5 +66,5 @@ def test_a_partial_is_unwrapped_to_its_function():
     assert unwrapped(plain) is plain
 
 
-async def test_what_can_be_awaited_is():
-    assert [await maybe_await(value) for value in (plain(3), later(4), Awaitable())] == [3, 4, 1]
+async def test_only_awaitables_are_awaited():
+    assert [await maybe_await(value) for value in (plain(3), async_function(4), Awaitable())] == [3, 4, 1]

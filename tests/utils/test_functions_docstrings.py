@@ -1,4 +1,4 @@
-"""Docstrings in three styles, and whatever else people write."""
+"""Reading docstrings in three styles and free text."""
 
 from __future__ import annotations
 
@@ -54,14 +54,14 @@ REST = """Find pages.
 
 
 @pytest.mark.parametrize("text", [GOOGLE, NUMPY, REST], ids=["google", "numpy", "rest"])
-def test_each_style_says_the_same(text: str):
+def test_all_styles_give_the_same_result(text: str):
     assert read_docstring(text) == (
         "Find pages.\n\nBy title, then by text.",
         {"query": "words; the form is: any of them", "limit": "at most so many.", "more": "passed on"},
     )
 
 
-def test_several_numpy_names_share_what_is_said():
+def test_numpy_names_on_one_line_share_a_description():
     assert read_docstring("Parameters\n----------\na, b : int\n    both\n") == ("", {"a": "both", "b": "both"})
 
 
@@ -71,7 +71,7 @@ def test_a_section_without_arguments_only_ends_the_description():
 
 
 @pytest.mark.parametrize("text", ["Note: this: that", "args: are fun", "a - b\n--", "Look:\n    x: y\nz", "---"])
-def test_what_is_no_section_is_description(text: str):
+def test_text_outside_of_sections_is_description(text: str):
     assert read_docstring(text) == (text, {})
 
 
@@ -81,7 +81,7 @@ def test_what_is_no_section_is_description(text: str):
 )
 @example("Args:")
 @example("Parameters\n---")
-def test_nothing_is_refused(text: str | None):
+def test_any_text_is_read(text: str | None):
     description, described = read_docstring(text)
     assert all(line.strip() in (text or "") for line in description.splitlines())
-    assert all("\n" not in said for said in described.values())
+    assert all("\n" not in value for value in described.values())

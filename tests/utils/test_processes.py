@@ -1,4 +1,4 @@
-"""Commands: what they say, how they end, and that nothing of them stays."""
+"""Running commands: output, exit codes and cleanup of their processes."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def has_ended(pid: int) -> bool:
         return True
 
 
-async def test_a_program_says_what_it_says(tmp_path: Path):
+async def test_output_and_exit_code_are_returned(tmp_path: Path):
     assert await run_command(
         "cat; pwd; echo $WORD >&2; exit 3", env={**ENV, "WORD": "hi"}, cwd=str(tmp_path), stdin="in "
     ) == (CommandResult(f"in {tmp_path}\n", "hi\n", 3))
@@ -30,20 +30,20 @@ async def test_a_program_says_what_it_says(tmp_path: Path):
 
 
 @pytest.mark.parametrize(("count", "wanted"), [(1, "1"), (10, "1234567890"), (500, "…" + "1234567890" * 5)])
-async def test_of_a_long_output_the_end_is_kept(count: int, wanted: str):
+async def test_only_the_end_of_a_long_output_is_returned(count: int, wanted: str):
     command = f"for i in $(seq {count}); do printf $((i % 10)); done"
     assert (await run_command(command, env=ENV, max_chars=50)).output == wanted
 
 
-async def test_characters_are_not_cut():
-    ended = await run_command("for i in $(seq 200); do printf é; done", env=ENV, max_chars=10)
-    assert ended.output == "…" + "é" * 10
+async def test_multibyte_characters_are_not_split():
+    result = await run_command("for i in $(seq 200); do printf é; done", env=ENV, max_chars=10)
+    assert result.output == "…" + "é" * 10
 
 
-async def test_what_a_program_leaves_behind_is_killed():
-    ended = await run_command("(trap '' TERM; sleep 1000) & echo $!", env=ENV)
-    await until(lambda: has_ended(int(ended.output)))
-    assert ended.exit_code == 0
+async def test_background_processes_of_a_command_are_killed():
+    result = await run_command("(trap '' TERM; sleep 1000) & echo $!", env=ENV)
+    await until(lambda: has_ended(int(result.output)))
+    assert result.exit_code == 0
 
 
 async def test_a_cancelled_program_is_killed_with_its_children(tmp_path: Path):
@@ -61,23 +61,23 @@ async def test_a_cancelled_program_is_killed_with_its_children(tmp_path: Path):
     assert len(asyncio.all_tasks()) == 1
 
 
-async def test_a_signal_is_told_as_the_exit_code():
+async def test_a_signal_is_returned_as_a_negative_exit_code():
     assert (await run_command("kill -KILL $$", env=ENV)).exit_code == -signal.SIGKILL
 
 
-async def test_a_program_that_reads_nothing_is_no_trouble():
+async def test_a_program_may_ignore_its_input():
     assert (await run_command("true", env=ENV, stdin="x" * 1_000_000)).exit_code == 0
 
 
-async def test_a_program_that_is_not_there_says_so():
+async def test_a_missing_program_is_an_error():
     with pytest.raises(OSError, match="no-such-program"):
         await run_command(["no-such-program"], env=ENV)
-    signal_group(2**22 + 1, signal.SIGTERM)  # nobody there: no error
+    signal_group(2**22 + 1, signal.SIGTERM)  # No such process: no error.
 
 
-async def test_a_program_that_is_cancelled_while_it_starts_is_not_left_behind():
+async def test_a_program_cancelled_while_starting_is_killed():
     before = set(os.listdir("/proc"))
-    for turns in range(12):  # wherever in its start that is
+    for turns in range(12):  # Cancel at each step of the start.
         task = asyncio.create_task(run_command("sleep 2718", env=ENV))
         for _ in range(turns):
             await asyncio.sleep(0)
@@ -102,15 +102,15 @@ def command_of(pid: str) -> str:
 
 
 def test_released_memory_returns_to_the_system():
-    def used() -> int:
+    def resident_bytes() -> int:
         return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
 
     if not Path("/proc/self/statm").exists():
         pytest.skip("needs /proc")
-    parts = [bytearray(100_000) for _ in range(2000)]  # too small for mappings of their own
-    kept = parts[::100]  # so that the heap cannot shrink from its end
-    full = used()
+    parts = [bytearray(100_000) for _ in range(2000)]  # Too small for separate memory mappings.
+    retained = parts[::100]  # The heap cannot shrink from its end.
+    before = resident_bytes()
     del parts
     release_memory()
-    assert used() < full - 150_000_000
-    assert len(kept) == 20
+    assert resident_bytes() < before - 150_000_000
+    assert len(retained) == 20

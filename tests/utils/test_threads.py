@@ -1,4 +1,4 @@
-"""Blocking functions beside the loop: what they return or raise, how many at once, and what becomes of those that hang."""
+"""Blocking functions in threads: results, errors, limited concurrency and calls that hang."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rove.utils import threads
 from rove.utils.threads import PendingCalls, Threads
 
 
-async def test_results_and_errors_come_back():
+async def test_results_and_errors_are_returned():
     pool = Threads(2)
     assert await pool.run(lambda: 7) == 7
 
@@ -31,7 +31,7 @@ async def test_context_variables_are_those_of_the_caller():
     assert await Threads(1).run(name.get) == "a"
 
 
-async def test_no_more_run_at_once_than_allowed_and_all_get_their_turn():
+async def test_concurrency_is_limited_and_all_calls_run():
     pool, lock = Threads(3), threading.Lock()
     under_way = most = 0
     meet = threading.Barrier(3)
@@ -41,7 +41,7 @@ async def test_no_more_run_at_once_than_allowed_and_all_get_their_turn():
         with lock:
             under_way += 1
             most = max(most, under_way)
-        meet.wait(10)  # three at a time, or nobody gets on
+        meet.wait(10)  # Blocks unless three calls run at once.
         with lock:
             under_way -= 1
         return i
@@ -50,13 +50,13 @@ async def test_no_more_run_at_once_than_allowed_and_all_get_their_turn():
     assert most == 3
 
 
-async def test_one_caller_after_the_other_needs_one_thread():
+async def test_sequential_calls_use_one_thread():
     pool = Threads(8)
-    names = {await pool.run(lambda: threading.current_thread().ident) for _ in range(50)}
-    assert len(names) == 1
+    thread_ids = {await pool.run(lambda: threading.current_thread().ident) for _ in range(50)}
+    assert len(thread_ids) == 1
 
 
-async def test_a_call_that_hangs_keeps_nobody_waiting_once_it_is_given_up():
+async def test_a_cancelled_hanging_call_does_not_block_the_next_one():
     pool, release = Threads(1), threading.Event()
     hanging = asyncio.ensure_future(pool.run(release.wait))
     await asyncio.sleep(0.05)
@@ -71,7 +71,7 @@ async def test_a_call_that_hangs_keeps_nobody_waiting_once_it_is_given_up():
     assert await pool.run(lambda: "and on") == "and on"
 
 
-async def test_threads_without_work_end(monkeypatch: pytest.MonkeyPatch):
+async def test_idle_threads_end(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(threads, "IDLE_SECONDS", 0.01)
     pool = Threads(4)
     [thread] = {await pool.run(threading.current_thread)}
@@ -80,44 +80,44 @@ async def test_threads_without_work_end(monkeypatch: pytest.MonkeyPatch):
     assert await pool.run(lambda: "again") == "again"
 
 
-def test_a_loop_that_is_gone_is_not_told():
-    pool, release, at_work = Threads(1), threading.Event(), []
+def test_a_call_may_end_after_its_event_loop_is_closed():
+    pool, release, running = Threads(1), threading.Event(), []
 
     def hang():
-        at_work.append(threading.current_thread())
+        running.append(threading.current_thread())
         release.wait()
 
-    async def leave():
+    async def time_out():
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(0.1):
                 await pool.run(hang)
 
-    asyncio.run(leave())
-    [thread] = at_work
+    asyncio.run(time_out())
+    [thread] = running
     release.set()
     thread.join(10)
     assert not thread.is_alive()
 
 
-async def test_a_call_is_under_way_until_it_has_ended_or_never_begins():
-    pool, release, under_way = Threads(1), threading.Event(), PendingCalls()
-    hanging, queued = (asyncio.ensure_future(pool.run(release.wait, under_way)) for _ in range(2))
+async def test_a_call_is_pending_until_it_ends_or_is_cancelled_before_it_starts():
+    pool, release, pending = Threads(1), threading.Event(), PendingCalls()
+    hanging, queued = (asyncio.ensure_future(pool.run(release.wait, pending)) for _ in range(2))
     await asyncio.sleep(0.05)
-    assert len(under_way) == 2
+    assert len(pending) == 2
     for task in (queued, hanging):
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
             await task
-    assert len(under_way) == 1
+    assert len(pending) == 1
     release.set()
-    await asyncio.wait(under_way)
-    assert not under_way
-    assert await pool.run(lambda: len(under_way), under_way) == 1
-    assert not under_way
+    await asyncio.wait(pending)
+    assert not pending
+    assert await pool.run(lambda: len(pending), pending) == 1
+    assert not pending
 
 
 class Scarce:
-    """A machine that starts so many threads more."""
+    """A machine that can start only `left` more threads."""
 
     def __init__(self, patch: pytest.MonkeyPatch, left: int):
         self.left = left
@@ -133,7 +133,7 @@ class Scarce:
         patch.setattr(threading.Thread, "start", start_if_any)
 
 
-async def test_without_a_thread_a_call_fails_and_the_next_may_not(monkeypatch: pytest.MonkeyPatch):
+async def test_calls_fail_while_no_thread_can_start_and_later_ones_succeed(monkeypatch: pytest.MonkeyPatch):
     machine, pool, ran = Scarce(monkeypatch, 0), Threads(2), []
     for _ in range(3):
         with pytest.raises(InfraError, match=r"no thread can be started .*max_threads=0"):
@@ -142,14 +142,14 @@ async def test_without_a_thread_a_call_fails_and_the_next_may_not(monkeypatch: p
     assert await asyncio.wait_for(pool.run(lambda: ran), 10) == []
 
 
-async def test_calls_share_the_threads_there_are(monkeypatch: pytest.MonkeyPatch):
+async def test_calls_share_the_available_threads(monkeypatch: pytest.MonkeyPatch):
     Scarce(monkeypatch, 1)
     pool = Threads(4)
     calls = asyncio.gather(*(pool.run(lambda i=i: i) for i in range(6)))
     assert await asyncio.wait_for(calls, 10) == list(range(6))
 
 
-async def test_calls_that_will_get_no_thread_any_more_fail(monkeypatch: pytest.MonkeyPatch):
+async def test_queued_calls_fail_if_no_thread_can_start_for_them(monkeypatch: pytest.MonkeyPatch):
     machine, pool, release = Scarce(monkeypatch, 1), Threads(1), threading.Event()
     hanging = asyncio.ensure_future(pool.run(release.wait))
     await asyncio.sleep(0.05)

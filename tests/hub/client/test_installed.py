@@ -1,4 +1,4 @@
-"""Environments that are installed: found by owner and name, in interpreters of their own, beside others of the same name."""
+"""Installed environments: found by owner and name, each with its own interpreter, also when module names are equal."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from rove.hub.client.installed import Installed, all_installed, environment_fold
 from rove.hub.client.installing import fetch, install, look_up
 from rove.hub.package.names import Reference, parse_reference
 
-SEES = """
+ENVIRONMENT_READER = """
 import os, sys
 import rove as vf
 
@@ -42,23 +42,23 @@ def load_environment():
 
 
 def put(hub: Path, name: str, tmp: Path) -> Installed:
-    async def get() -> Installed:
-        async with Hub(str(hub)) as one:
-            offer = await look_up(one, parse_reference(name))
-            return install(offer, await fetch(one, offer, tmp))
+    async def fetch_and_install() -> Installed:
+        async with Hub(str(hub)) as client:
+            offer = await look_up(client, parse_reference(name))
+            return install(offer, await fetch(client, offer, tmp))
 
-    return asyncio.run(get())
+    return asyncio.run(fetch_and_install())
 
 
 @pytest.fixture(scope="module")
 def shelf(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """A machine's data folder with three environments, two of one module's name."""
+    """Yield a data folder with three installed environments, two of which have the same module name."""
     folder = tmp_path_factory.mktemp("shelf")
     hub = folder / "hub"
     hub.mkdir()
     publish(hub)
     publish(hub, owner="bob", module=code("Triple", 3, 0.5))
-    publish(hub, owner="bob", name="sees", module=SEES.encode(), needs={"secrets": ["DECLARED_KEY"]})
+    publish(hub, owner="bob", name="sees", module=ENVIRONMENT_READER.encode(), needs={"secrets": ["DECLARED_KEY"]})
     before = {name: os.environ.get(name) for name in ("XDG_DATA_HOME", "XDG_CONFIG_HOME")}
     os.environ.update(XDG_DATA_HOME=str(folder / "data"), XDG_CONFIG_HOME=str(folder / "config"))
     for name in ("alice/doubling", "bob/doubling", "bob/sees"):
@@ -76,15 +76,15 @@ def finders() -> Iterator[None]:
     loading.external_finders[:] = before
 
 
-def scored(env: rove.Environment) -> float:
+def mean_reward(env: rove.Environment) -> float:
     client = rove.ScriptedClient(env.policies["oracle"])
     return env.evaluate_sync(client, num_examples=2)["reward"]["mean"]
 
 
 @pytest.mark.broad
-def test_two_of_the_same_module_name_are_each_themselves(shelf: Path, finders: None) -> None:
+def test_two_environments_with_the_same_module_name_stay_separate(shelf: Path, finders: None) -> None:
     alice, bob = rove.load_environment("alice/doubling"), rove.load_environment("bob/doubling@1.0", seed=5)
-    assert (scored(alice), scored(bob)) == (1.0, 0.5)
+    assert (mean_reward(alice), mean_reward(bob)) == (1.0, 0.5)
     assert alice.get_dataset(2)[1]["prompt"][0]["content"] == "Double 1"
     assert bob.get_dataset(2)[1]["prompt"][0]["content"] == "Triple 6"
     assert (alice.env_id, bob.env_id) == ("alice/doubling", "bob/doubling")
@@ -93,7 +93,7 @@ def test_two_of_the_same_module_name_are_each_themselves(shelf: Path, finders: N
     assert loading.environment_file("bob/doubling").is_relative_to(environment_folder(Reference("bob", "doubling")))
 
 
-def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: None) -> None:
+def test_names_that_are_not_installed_resolve_to_local_modules(shelf: Path, finders: None) -> None:
     for name in ("tictactoe", "someone/tictactoe", "someone/tictactoe@9", "alice/tictactoe"):
         assert loading.environment_file(name).name == "tictactoe.py"
     with pytest.raises(ConfigError, match="no environment 'doubling'"):
@@ -104,51 +104,51 @@ def test_names_that_are_not_installed_are_modules_as_ever(shelf: Path, finders: 
         loading.environment_file("alice/doubling", shelf)
 
 
-def test_one_is_checked_by_its_wheel(shelf: Path) -> None:
+def test_rove_check_uses_the_wheel_of_an_installed_environment(shelf: Path) -> None:
     [package] = _packages("alice/doubling")
     assert package.kind == "wheel" and package.path.suffix == ".whl"
     assert package.path.is_relative_to(environment_folder(parse_reference("alice/doubling")))
 
 
-def test_wrong_arguments_are_told_as_ever(shelf: Path, finders: None) -> None:
+def test_a_misspelled_argument_is_an_error_with_a_suggestion(shelf: Path, finders: None) -> None:
     with pytest.raises(ConfigError, match="no argument 'num_exmaples'; did you mean 'num_examples'"):
         rove.load_environment("alice/doubling", num_exmaples=2)
 
 
-def test_it_sees_the_keys_that_its_manifest_names_and_no_other(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_environment_sees_only_declared_and_passed_variables(shelf: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DECLARED_KEY", "for it")
     monkeypatch.setenv("OTHER_KEY", "for somebody else")
     monkeypatch.setenv("PASSED", "on purpose")
     monkeypatch.setenv("ROVE_PASS", "PASSED, NOT_THERE")
-    seen = {row["prompt"][0]["content"]: row["answer"] for row in load("bob/sees").get_dataset()}
-    assert [seen[name] for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")] == ["for it", "-", "on purpose"]
-    assert Path(seen["prefix"]).is_relative_to(shelf / "data")
+    visible = {row["prompt"][0]["content"]: row["answer"] for row in load("bob/sees").get_dataset()}
+    assert [visible[name] for name in ("DECLARED_KEY", "OTHER_KEY", "PASSED")] == ["for it", "-", "on purpose"]
+    assert Path(visible["prefix"]).is_relative_to(shelf / "data")
 
 
-def test_all_of_them_are_listed_and_damage_is_told(shelf: Path, finders: None) -> None:
+def test_installed_environments_are_listed_and_damaged_ones_are_errors(shelf: Path, finders: None) -> None:
     assert [str(one.reference) for one in all_installed()] == ["alice/doubling@1.0", "bob/doubling@1.0", "bob/sees@1.0"]
     found = find(Reference("bob", "doubling"))
     assert found is not None
     file = found.path / found.file
-    kept = file.read_bytes()
+    original_code = file.read_bytes()
     file.unlink()
     try:
         with pytest.raises(ConfigError, match=r"bob/doubling@1\.0 is damaged .*rove install bob/doubling@1\.0"):
             loading.environment_file("bob/doubling")
     finally:
-        file.write_bytes(kept)
+        file.write_bytes(original_code)
     record = environment_folder(Reference("bob", "doubling")) / installed.RECORD
-    whole = record.read_bytes()
+    original_record = record.read_bytes()
     record.write_bytes(b"{")
     try:
         with pytest.raises(HubError, match="install it again"):
             find(Reference("bob", "doubling"))
     finally:
-        record.write_bytes(whole)
+        record.write_bytes(original_record)
 
 
 @pytest.mark.broad
-def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_path: Path) -> None:
+def test_uninstall_removes_one_environment_and_keeps_the_others(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", owner="carol")
     put(shelf / "hub", "carol/doubling", tmp_path)
     assert uninstall(Reference("carol", "doubling")).version == "1.0"
@@ -160,7 +160,7 @@ def test_what_was_taken_away_is_gone_and_the_others_are_not(shelf: Path, tmp_pat
     assert find(Reference("alice", "doubling")) is not None
 
 
-KILLED = """
+INSTALL_SCRIPT = """
 import asyncio, sys, pathlib
 sys.path[:0] = {path!r}
 from tests.hub.client.test_installed import put
@@ -171,10 +171,10 @@ print("done", flush=True)
 
 
 @pytest.mark.broad
-def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_path: Path) -> None:
+def test_a_killed_installation_keeps_the_previous_version(shelf: Path, tmp_path: Path) -> None:
     publish(shelf / "hub", version="2.0", module=code("Double", 2, 4.0))
-    script = KILLED.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))
-    here = environment_folder(Reference("alice", "doubling"))
+    script = INSTALL_SCRIPT.format(path=sys.path, hub=str(shelf / "hub"), tmp=str(tmp_path))
+    environment_path = environment_folder(Reference("alice", "doubling"))
     for seconds in (0.3, 1.0):
         process = subprocess.Popen(
             [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, start_new_session=True
@@ -185,17 +185,18 @@ def test_an_install_that_is_killed_leaves_the_version_before(shelf: Path, tmp_pa
         process.communicate()
         found = find(Reference("alice", "doubling"))
         assert found is not None and found.python.exists()
-        if found.version == "2.0":  # it was quicker
+        if found.version == "2.0":  # The installation finished before the signal.
             break
-        assert scored(load("alice/doubling")) == 1.0
-    made = put(shelf / "hub", "alice/doubling@2.0", tmp_path)
-    assert scored(load("alice/doubling")) == 4.0
-    kept = {child.name for child in here.iterdir() if child.is_dir()}
-    assert made.folder in kept and len(kept) <= 2  # the one before may be in use; what was cut off is gone
-    assert json.loads((here / installed.RECORD).read_bytes())["version"] == "2.0"
+        assert mean_reward(load("alice/doubling")) == 1.0
+    environment = put(shelf / "hub", "alice/doubling@2.0", tmp_path)
+    assert mean_reward(load("alice/doubling")) == 4.0
+    folders = {child.name for child in environment_path.iterdir() if child.is_dir()}
+    # The previous version may be in use; the unfinished one is gone.
+    assert environment.folder in folders and len(folders) <= 2
+    assert json.loads((environment_path / installed.RECORD).read_bytes())["version"] == "2.0"
 
 
-def test_a_damaged_record_hides_no_other_environment(
+def test_a_damaged_record_does_not_hide_other_environments(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path))
@@ -211,7 +212,7 @@ def test_a_damaged_record_hides_no_other_environment(
     assert "a/x and install it again" in caplog.text
 
 
-def test_python_finds_what_is_installed_and_takes_no_other_version_for_it(shelf: Path) -> None:
+def test_load_environment_finds_installed_environments_of_the_requested_version(shelf: Path) -> None:
     code = """
 import rove
 env = rove.load_environment("bob/doubling", num_examples=2)

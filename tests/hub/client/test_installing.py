@@ -1,4 +1,4 @@
-"""What is looked up and fetched is what was published, or nothing is installed."""
+"""Looking up, downloading and verifying published packages, and lock files."""
 
 from __future__ import annotations
 
@@ -52,21 +52,23 @@ def hub(tmp_path: Path) -> Path:
     return folder
 
 
-def got(hub: Path, name: str = "alice/doubling", locked: Locked | None = None, **options: Any) -> tuple[Offer, Path]:
-    """As an install does, up to where the wheel lies here."""
+def download_wheel(
+    hub: Path, name: str = "alice/doubling", locked: Locked | None = None, **options: Any
+) -> tuple[Offer, Path]:
+    """Look up an environment and download its wheel, as an installation does."""
 
-    async def get() -> tuple[Offer, Path]:
-        async with Hub(str(hub)) as one:
-            offer = await look_up(one, parse_reference(name), locked, **options)
+    async def download() -> tuple[Offer, Path]:
+        async with Hub(str(hub)) as client:
+            offer = await look_up(client, parse_reference(name), locked, **options)
             work = hub.parent / "work"
             work.mkdir(exist_ok=True)
-            return offer, await fetch(one, offer, work)
+            return offer, await fetch(client, offer, work)
 
-    return asyncio.run(get())
+    return asyncio.run(download())
 
 
-def test_an_offer_says_what_it_is(hub: Path) -> None:
-    offer, wheel = got(hub)
+def test_an_offer_describes_the_published_version(hub: Path) -> None:
+    offer, wheel = download_wheel(hub)
     assert offer.reference == Reference("alice", "doubling", "1.0")
     assert offer.manifest.reward_range == (0.0, 1.0) and offer.origin == str(hub)
     assert offer.sha256 == json.loads((hub / "alice/doubling/index.json").read_bytes())["versions"][0]["manifest"]
@@ -74,18 +76,18 @@ def test_an_offer_says_what_it_is(hub: Path) -> None:
     assert offer.notes == [] and offer.key is None
 
 
-def test_a_yanked_version_is_not_chosen_and_told_when_named(hub: Path) -> None:
+def test_a_yanked_version_is_used_only_when_named_and_then_noted(hub: Path) -> None:
     publish(hub, version="1.1")
     index = hub / "alice/doubling/index.json"
     content = json.loads(index.read_bytes())
     content["versions"][1]["yanked"] = "wrong answers"
     index.write_bytes(json.dumps(content).encode())
-    assert got(hub)[0].reference.version == "1.0"
-    assert got(hub, "alice/doubling@1.1")[0].notes == ["this version is yanked: wrong answers"]
+    assert download_wheel(hub)[0].reference.version == "1.0"
+    assert download_wheel(hub, "alice/doubling@1.1")[0].notes == ["this version is yanked: wrong answers"]
 
 
 def _other_wheel(folder: Path) -> None:
-    """A wheel of other code, of the right name and shape."""
+    """Replace the wheel by one with other code and the same name."""
     put_wheel(
         folder,
         with_record(wheel_files("doubling", "1.0", {"doubling.py": code(weight=9.0)})),
@@ -93,8 +95,8 @@ def _other_wheel(folder: Path) -> None:
     )
 
 
-def _consistent(folder: Path) -> None:
-    """All of it made anew around other code: only a lock or a signature can tell."""
+def _republish(folder: Path) -> None:
+    """Republish the version with other code, so that only a lock or a signature detects the change."""
     hub = folder.parents[2]
     for file in folder.iterdir():
         file.unlink()
@@ -102,7 +104,7 @@ def _consistent(folder: Path) -> None:
     publish(hub, module=code(weight=9.0), reward_range=(0.0, 1.0))
 
 
-def _index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
+def _change_index(folder: Path, change: Callable[[dict[str, Any]], None]) -> None:
     file = folder.parent / "index.json"
     content = json.loads(file.read_bytes())
     change(content["versions"][0])
@@ -113,7 +115,7 @@ def _index_and_wheel(folder: Path) -> None:
     _other_wheel(folder)
     wheel = next(folder.glob("*.whl")).read_bytes()
     new = {"sha256": hashlib.sha256(wheel).hexdigest(), "size": len(wheel)}
-    _index(folder, lambda version: version["files"][0].update(new))
+    _change_index(folder, lambda version: version["files"][0].update(new))
 
 
 def _manifest_of_another(folder: Path) -> None:
@@ -124,17 +126,17 @@ def _manifest_of_another(folder: Path) -> None:
 
 def _version_in_index(folder: Path) -> None:
     folder.rename(folder.with_name("2.0"))
-    _index(folder.with_name("2.0"), lambda version: version.update(version="2.0"))
+    _change_index(folder.with_name("2.0"), lambda version: version.update(version="2.0"))
 
 
 TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
     ("wheel", _other_wheel, "doubling-1.0-py3-none-any.whl (has more|does not match)"),
     ("a byte of the wheel", lambda f: tampered(next(f.glob("*.whl")), b"PK\x05\x06", b"PK\x05\x07"), "does not match the hub"),
     ("manifest", lambda f: tampered(f / "manifest.json", b"doubling of alice", b"doubling of Alice"), "the manifest of"),
-    ("hash in the index", lambda f: _index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice"),
-    ("file in the index", lambda f: _index(f, lambda v: v["files"][0].update(sha256="0" * 64)), "list different files"),
-    ("size in the index", lambda f: _index(f, lambda v: v["files"][0].update(size=7)), "list different files"),
-    ("no file in the index", lambda f: _index(f, lambda v: v.update(files=[])), "list different files"),
+    ("hash in the index", lambda f: _change_index(f, lambda v: v.update(manifest="0" * 64)), "the manifest of alice"),
+    ("file in the index", lambda f: _change_index(f, lambda v: v["files"][0].update(sha256="0" * 64)), "list different files"),
+    ("size in the index", lambda f: _change_index(f, lambda v: v["files"][0].update(size=7)), "list different files"),
+    ("no file in the index", lambda f: _change_index(f, lambda v: v.update(files=[])), "list different files"),
     ("wheel and index", _index_and_wheel, "list different files"),
     ("another's manifest", _manifest_of_another, "describes other 1.0"),
     ("version in the index", _version_in_index, "describes doubling 1.0"),
@@ -142,122 +144,122 @@ TAMPERED: list[tuple[str, Callable[[Path], Any], str]] = [
 
 
 @pytest.mark.parametrize(("change", "said"), [row[1:] for row in TAMPERED], ids=[row[0] for row in TAMPERED])
-def test_what_was_tampered_with_is_not_installed(hub: Path, change: Callable[[Path], Any], said: str) -> None:
+def test_tampered_packages_are_not_installed(hub: Path, change: Callable[[Path], Any], said: str) -> None:
     change(hub / "alice/doubling/1.0")
     with pytest.raises(TrustError, match=said):
-        got(hub)
+        download_wheel(hub)
     assert not list((hub.parent / "work").glob("*.whl"))
 
 
-@pytest.mark.parametrize("change", [row[1] for row in TAMPERED if "version" not in row[0]] + [_consistent])
-def test_a_lock_notices_any_change_even_of_everything(hub: Path, change: Callable[[Path], Any]) -> None:
-    locked = got(hub)[0].locked
-    assert got(hub, locked=locked)[0].locked == locked
+@pytest.mark.parametrize("change", [row[1] for row in TAMPERED if "version" not in row[0]] + [_republish])
+def test_a_lock_detects_every_change_even_a_consistent_one(hub: Path, change: Callable[[Path], Any]) -> None:
+    locked = download_wheel(hub)[0].locked
+    assert download_wheel(hub, locked=locked)[0].locked == locked
     for wheel in (hub.parent / "work").glob("*.whl"):
         wheel.unlink()
     change(hub / "alice/doubling/1.0")
     with pytest.raises(TrustError):
-        got(hub, locked=locked)
+        download_wheel(hub, locked=locked)
     assert not list((hub.parent / "work").glob("*.whl"))
 
 
-def test_the_locked_version_is_the_one_that_is_meant(hub: Path) -> None:
-    locked = got(hub)[0].locked
+def test_a_lock_pins_the_version_unless_another_is_named(hub: Path) -> None:
+    locked = download_wheel(hub)[0].locked
     publish(hub, version="1.1")
-    assert got(hub)[0].reference.version == "1.1"
-    assert got(hub, locked=locked)[0].reference.version == "1.0"
-    assert got(hub, "alice/doubling@1.1", locked=locked)[0].reference.version == "1.1"
+    assert download_wheel(hub)[0].reference.version == "1.1"
+    assert download_wheel(hub, locked=locked)[0].reference.version == "1.0"
+    assert download_wheel(hub, "alice/doubling@1.1", locked=locked)[0].reference.version == "1.1"
 
 
-def test_a_wheel_that_lies_about_itself_is_refused(hub: Path) -> None:
+def test_a_wheel_that_contradicts_its_manifest_is_rejected(hub: Path) -> None:
     folder = hub / "alice/doubling/1.0"
     manifest = json.loads((folder / "manifest.json").read_bytes())
     manifest["module"] = "something_else"
     (folder / "manifest.json").write_bytes(msgspec.json.encode(manifest, order="sorted") + b"\n")
     list_again(hub)
     with pytest.raises(PackageError, match="its module is 'doubling', but the manifest has 'something_else'"):
-        got(hub)
+        download_wheel(hub)
 
 
-# signatures
+# Signatures
 
 
-def signed(folder: Path, key: Path) -> str:
-    """Sign a version; returns the public key."""
-    own = load_key(key)
-    (folder / "manifest.sig").write_bytes(sign((folder / "manifest.json").read_bytes(), own))
-    return public_key(own)
+def sign_version(folder: Path, key: Path) -> str:
+    """Sign a version and return the public key."""
+    private_key = load_key(key)
+    (folder / "manifest.sig").write_bytes(sign((folder / "manifest.json").read_bytes(), private_key))
+    return public_key(private_key)
 
 
-def test_a_key_is_remembered_and_no_other_will_do(hub: Path, tmp_path: Path) -> None:
-    mine, other = tmp_path / "mine.key", tmp_path / "other.key"
-    first, second = make_key(mine), make_key(other)
+def test_only_the_remembered_key_or_a_trusted_new_one_is_accepted(hub: Path, tmp_path: Path) -> None:
+    first_key, second_key = tmp_path / "mine.key", tmp_path / "other.key"
+    first, second = make_key(first_key), make_key(second_key)
     folder = hub / "alice/doubling/1.0"
-    assert signed(folder, mine) == first
-    offer, _ = got(hub)
+    assert sign_version(folder, first_key) == first
+    offer, _ = download_wheel(hub)
     assert offer.key == first and "is new and will be saved" in offer.notes[0]
     settings.remember_key(str(hub), "alice", first)
-    assert got(hub)[0].notes == []
+    assert download_wheel(hub)[0].notes == []
     publish(hub, version="1.1")
     with pytest.raises(TrustError, match="is not signed, but 'alice' signs"):
-        got(hub)
-    signed(hub / "alice/doubling/1.1", other)
+        download_wheel(hub)
+    sign_version(hub / "alice/doubling/1.1", second_key)
     with pytest.raises(
         TrustError,
         match=r"Either the owner has a new key, or the version is not from the owner.*--trust-key "
         + second[:8].replace("+", r"\+"),
     ):
-        got(hub)
-    offer, _ = got(hub, trusted=second)
+        download_wheel(hub)
+    offer, _ = download_wheel(hub, trusted=second)
     assert offer.key == second
-    signed(hub / "alice/doubling/1.1", mine)
-    assert got(hub)[0].key == first
+    sign_version(hub / "alice/doubling/1.1", first_key)
+    assert download_wheel(hub)[0].key == first
     publish(hub, owner="bob")
-    assert got(hub, "bob/doubling")[0].key is None  # another owner
+    assert download_wheel(hub, "bob/doubling")[0].key is None  # The key belongs to another owner.
 
 
-def test_a_key_is_remembered_by_an_install_into_this_interpreter_too(
+def test_an_installation_into_this_interpreter_remembers_the_key(
     hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     key = tmp_path / "mine.key"
     make_key(key)
-    signed(hub / "alice/doubling/1.0", key)
+    sign_version(hub / "alice/doubling/1.0", key)
     monkeypatch.setattr(installing, "run_pip", lambda *words: None)
-    offer, wheel = got(hub)
+    offer, wheel = download_wheel(hub)
     installing.install_into_current(offer, wheel)
     assert settings.known_key(str(hub), "alice") == offer.key is not None
 
 
-def test_a_false_signature_is_refused(hub: Path, tmp_path: Path) -> None:
+def test_an_invalid_signature_is_rejected(hub: Path, tmp_path: Path) -> None:
     make_key(tmp_path / "mine.key")
     folder = hub / "alice/doubling/1.0"
-    signed(folder, tmp_path / "mine.key")
-    _consistent_manifest = json.loads((folder / "manifest.json").read_bytes()) | {"description": "better"}
-    (folder / "manifest.json").write_bytes(msgspec.json.encode(_consistent_manifest, order="sorted") + b"\n")
+    sign_version(folder, tmp_path / "mine.key")
+    changed_manifest = json.loads((folder / "manifest.json").read_bytes()) | {"description": "better"}
+    (folder / "manifest.json").write_bytes(msgspec.json.encode(changed_manifest, order="sorted") + b"\n")
     list_again(hub)
     with pytest.raises(PackageError, match="was modified"):
-        got(hub)
+        download_wheel(hub)
     (folder / "manifest.sig").write_bytes(b"{}")
     with pytest.raises(PackageError, match="cannot be parsed"):
-        got(hub)
+        download_wheel(hub)
 
 
-def test_the_keys_that_the_hub_lists_are_looked_at_where_none_is_known(hub: Path, tmp_path: Path) -> None:
+def test_without_a_remembered_key_the_hubs_keys_of_the_owner_are_required(hub: Path, tmp_path: Path) -> None:
     mine = make_key(tmp_path / "mine.key")
     other = make_key(tmp_path / "other.key")
     list_again(hub, **{"alice/doubling": {"keys": [mine]}})
     with pytest.raises(TrustError, match="is not signed"):
-        got(hub)
-    assert signed(hub / "alice/doubling/1.0", tmp_path / "mine.key") == mine
-    assert got(hub)[0].key == mine
-    assert signed(hub / "alice/doubling/1.0", tmp_path / "other.key") == other
+        download_wheel(hub)
+    assert sign_version(hub / "alice/doubling/1.0", tmp_path / "mine.key") == mine
+    assert download_wheel(hub)[0].key == mine
+    assert sign_version(hub / "alice/doubling/1.0", tmp_path / "other.key") == other
     with pytest.raises(TrustError, match="not one of the keys of"):
-        got(hub)
+        download_wheel(hub)
     content = (hub / "alice/doubling/1.0/manifest.json").read_bytes()
     assert check_signature(content, (hub / "alice/doubling/1.0/manifest.sig").read_bytes()) == other
 
 
-# does it run here?
+# Requirements
 
 
 @pytest.mark.parametrize(
@@ -271,47 +273,47 @@ def test_the_keys_that_the_hub_lists_are_looked_at_where_none_is_known(hub: Path
         ),
     ],
 )
-def test_what_cannot_run_here_is_told_before_anything_is_fetched(hub: Path, fields: dict[str, Any], said: str) -> None:
-    manifest = msgspec.structs.replace(got(hub)[0].manifest, **fields)
+def test_unmet_requirements_are_errors_before_the_download(hub: Path, fields: dict[str, Any], said: str) -> None:
+    manifest = msgspec.structs.replace(download_wheel(hub)[0].manifest, **fields)
     with pytest.raises(ConfigError, match=said):
         check_compatible(manifest, "alice/doubling@1.0")
 
 
 @pytest.mark.broad
-def test_rove_answers_for_verifiers_to_dependencies_too(
-    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_rove_satisfies_dependencies_on_verifiers(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     helper = wheel_files("helper", "1.0", {"helper.py": b""}, "Requires-Dist: verifiers==0.1.5\nRequires-Dist: rove\n")
     put_wheel(tmp_path, with_record(helper), "helper-1.0-py3-none-any.whl")
     monkeypatch.setenv("PIP_NO_INDEX", "1")
     monkeypatch.setenv("PIP_FIND_LINKS", str(tmp_path))
     publish(hub, name="old", module=V0_CODE.encode(), dependencies=("verifiers<0.2", "helper"), compatibility=V0)
-    made = install(*got(hub, "alice/old"))
-    asked = "from importlib.metadata import version; print(version('verifiers'))"
-    done = subprocess.run([str(made.python), "-c", asked], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "0.1.5+rove"
+    environment = install(*download_wheel(hub, "alice/old"))
+    command = "from importlib.metadata import version; print(version('verifiers'))"
+    result = subprocess.run([str(environment.python), "-c", command], capture_output=True, text=True, check=True)
+    assert result.stdout.strip() == "0.1.5+rove"
 
 
-def test_no_such_environment(hub: Path) -> None:
+def test_an_unknown_environment_is_an_error(hub: Path) -> None:
     with pytest.raises(HubError, match="no environment alice/doublin"):
-        got(hub, "alice/doublin")
+        download_wheel(hub, "alice/doublin")
 
 
-def test_nothing_of_this_interpreter_is_replaced(hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    offer, wheel = got(hub)
+def test_an_installation_does_not_replace_a_module_that_is_not_an_environment(
+    hub: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    offer, wheel = download_wheel(hub)
     (tmp_path / "site").mkdir()
     (tmp_path / "site" / "doubling.py").write_text("factor = 2\n")
     monkeypatch.syspath_prepend(str(tmp_path / "site"))
-    ran: list[str] = []
-    monkeypatch.setattr(installing, "run_pip", lambda python, words, failed: ran.extend(words))
+    pip_words: list[str] = []
+    monkeypatch.setattr(installing, "run_pip", lambda python, words, failed: pip_words.extend(words))
     with pytest.raises(
         ConfigError, match=r"doubling\.py, which is not an environment; install it without --into-current"
     ):
         install_into_current(offer, wheel)
-    assert ran == []
+    assert pip_words == []
     (tmp_path / "site" / "doubling.py").write_bytes(code())
     install_into_current(offer, wheel)
-    assert str(wheel) in ran
+    assert str(wheel) in pip_words
 
 
 WHEEL = HubFile(filename="doubling-1.0-py3-none-any.whl", sha256="ab" * 32, size=900)
@@ -333,7 +335,9 @@ locked = st.builds(
 
 
 @given(st.lists(locked, max_size=4, unique_by=lambda one: (one.owner, one.name)))
-def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows: list[Locked]) -> None:
+def test_a_lock_file_is_read_as_written_and_does_not_depend_on_order(
+    tmp_path_factory: pytest.TempPathFactory, rows: list[Locked]
+) -> None:
     file = tmp_path_factory.mktemp("lock") / "rove.lock"
     write_lock(file, rows)
     first = file.read_bytes()
@@ -342,7 +346,7 @@ def test_what_is_written_is_read(tmp_path_factory: pytest.TempPathFactory, rows:
     assert file.read_bytes() == first
 
 
-def test_no_file_holds_nothing(tmp_path: Path) -> None:
+def test_a_missing_lock_file_is_empty(tmp_path: Path) -> None:
     assert read_lock(tmp_path / "rove.lock") == {}
 
 
@@ -360,7 +364,7 @@ def test_no_file_holds_nothing(tmp_path: Path) -> None:
         ("hub =", "hubs =", "unknown field `hubs`"),
     ],
 )
-def test_what_is_no_lock_file_is_refused(tmp_path: Path, old: str, new: str, said: str) -> None:
+def test_invalid_lock_files_are_rejected(tmp_path: Path, old: str, new: str, said: str) -> None:
     file = tmp_path / "rove.lock"
     write_lock(file, [DOUBLING])
     file.write_text(file.read_text().replace(old, new))
@@ -369,7 +373,7 @@ def test_what_is_no_lock_file_is_refused(tmp_path: Path, old: str, new: str, sai
     assert said in str(caught.value)
 
 
-def test_what_differs_is_named() -> None:
+def test_a_lock_mismatch_names_the_differing_files() -> None:
     file = Path("rove.lock")
     check_locked(DOUBLING, DOUBLING.manifest, [WHEEL], file)
     other = HubFile(filename=WHEEL.filename, sha256="ef" * 32, size=900)

@@ -1,4 +1,4 @@
-"""What a package needs beside the rove that is here."""
+"""Requirements of a package in addition to rove, and conflicts with installed packages."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from rove.core.errors import ConfigError
 from rove.hub.client.installing import check_no_conflict, check_python, required_packages, undeclared_v0_requirements
 
 
-def test_rove_and_verifiers_are_here_already() -> None:
-    given = [
+def test_rove_and_verifiers_are_not_installed_again() -> None:
+    dependencies = [
         "rove>=0.0.1",
         "ROVE",
         "verifiers>=0.1.5,<0.4",
@@ -22,36 +22,36 @@ def test_rove_and_verifiers_are_here_already() -> None:
         "tomli; python_version < '3'",
         "x; extra == 'dev'",
     ]
-    assert required_packages(given, "it") == ["numpy==1.26.4"]
+    assert required_packages(dependencies, "it") == ["numpy==1.26.4"]
 
 
 @pytest.mark.parametrize(
     "one", ["verifiers==0.1.5", "verifiers<0.2", "verifiers>=0.1.3,<0.1.6", "verifiers[rl]~=0.1.8"]
 )
-def test_packages_of_old_versions_of_verifiers_are_met(one: str) -> None:
+def test_requirements_of_old_verifiers_versions_are_satisfied(one: str) -> None:
     assert required_packages([one], "it") == []
 
 
-def test_roves_extras_are_what_they_stand_for() -> None:
-    found = required_packages(["rove[math]"], "it")
-    assert [one.split(">")[0] for one in found] == ["math-verify"]
+def test_extras_of_rove_expand_to_their_packages() -> None:
+    packages = required_packages(["rove[math]"], "it")
+    assert [one.split(">")[0] for one in packages] == ["math-verify"]
     assert required_packages(["rove[nobody-knows-this]"], "it") == []
 
 
 @pytest.mark.parametrize("one", ["rove>99", "verifiers>=0.4", "verifiers==0.5.1"])
-def test_another_one_is_not(one: str) -> None:
+def test_unsupported_versions_of_rove_and_verifiers_are_errors(one: str) -> None:
     with pytest.raises(ConfigError, match="it requires"):
         required_packages([one], "it")
 
 
-def test_python() -> None:
+def test_an_unsupported_python_version_is_an_error() -> None:
     check_python("", "it")
     check_python(">=3.11", "it")
     with pytest.raises(ConfigError, match=r"it requires Python <3\.9, but this is Python 3"):
         check_python("<3.9", "it")
 
 
-def test_what_verifiers_brought_along(tmp_path: Path) -> None:
+def test_imports_of_packages_that_verifiers_installs_are_required(tmp_path: Path) -> None:
     for code, wanted in [
         (b"from datasets import load_dataset\n", ["datasets>=3.0"]),
         (b"def f():\n    import openai, json\n", ["openai>=1.50"]),
@@ -62,19 +62,19 @@ def test_what_verifiers_brought_along(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("one", ["a; " + "(" * 2_000, "a; os_name ~= 'posix'"])
-def test_dependencies_that_cannot_be_read_end_in_words(one: str) -> None:
+def test_dependencies_that_cannot_be_parsed_are_errors(one: str) -> None:
     with pytest.raises(ConfigError, match="it has the dependency .* which cannot be read"):
         required_packages([one], "it")
     with pytest.raises(ConfigError, match="it requires Python .* which cannot be parsed"):
         check_python(">=" + "(" * 2_000, "it")
 
 
-def installed(site: Path, name: str, files: dict[str, bytes]) -> None:
-    """Put a distribution into a folder, as pip does."""
+def write_distribution(site: Path, name: str, files: dict[str, bytes]) -> None:
+    """Write a distribution into a folder, as pip does."""
     info = f"{name.replace('-', '_')}-1.0.dist-info"
-    everything = {**files, f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()}
-    record = "".join(f"{path},,\n" for path in [*everything, f"{info}/RECORD"])
-    for path, content in {**everything, f"{info}/RECORD": record.encode()}.items():
+    all_files = {**files, f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n".encode()}
+    record = "".join(f"{path},,\n" for path in [*all_files, f"{info}/RECORD"])
+    for path, content in {**all_files, f"{info}/RECORD": record.encode()}.items():
         (site / path).parent.mkdir(parents=True, exist_ok=True)
         (site / path).write_bytes(content)
     importlib.invalidate_caches()
@@ -86,9 +86,9 @@ def site(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-def test_a_new_package_and_another_version_pass(site: Path) -> None:
+def test_a_new_package_and_another_version_of_it_do_not_conflict(site: Path) -> None:
     check_no_conflict("my-sums", "my_sums")
-    installed(site, "my-sums", {"my_sums.py": MODULE, "pyproject.toml": b""})
+    write_distribution(site, "my-sums", {"my_sums.py": MODULE, "pyproject.toml": b""})
     check_no_conflict("my-sums", "my_sums")
 
 
@@ -101,13 +101,15 @@ def test_a_new_package_and_another_version_pass(site: Path) -> None:
         ("My_Sums", {"my_sums.py": b"x = 1\n"}, "would replace or hide the module .*, which is not an environment"),
     ],
 )
-def test_what_would_be_replaced_or_hidden_is_named(site: Path, name: str, files: dict[str, bytes], words: str) -> None:
-    installed(site, name, files)
+def test_packages_that_would_be_replaced_or_hidden_are_errors(
+    site: Path, name: str, files: dict[str, bytes], words: str
+) -> None:
+    write_distribution(site, name, files)
     with pytest.raises(ConfigError, match=f"{words}; install it without --into-current"):
         check_no_conflict("my-sums", "my_sums")
 
 
-def test_modules_without_a_distribution_are_not_hidden(site: Path) -> None:
+def test_a_module_without_a_distribution_may_not_be_hidden(site: Path) -> None:
     (site / "my_sums.py").write_bytes(b"x = 1\n")
     importlib.invalidate_caches()
     with pytest.raises(ConfigError, match="is not an environment"):

@@ -1,4 +1,4 @@
-"""What is published of a run: figures, settings and rollouts of the package's own code, and no key."""
+"""Published results of a run: metrics, settings and rollouts of the package's code, without secrets."""
 
 from __future__ import annotations
 
@@ -27,18 +27,18 @@ def package(tmp_path: Path) -> tuple[Manifest, Path]:
     return read_manifest((folder / "manifest.json").read_bytes()), next(folder.glob("*.whl"))
 
 
-def _careless(messages: Any, state: Any, rng: Any) -> str:
-    """The right answer, but once with a key before it."""
+def _leaky_policy(messages: Any, state: Any, rng: Any) -> str:
+    """Return the correct answer, once with a key in front of it."""
     return f"{KEY} 2" if state["answer"] == "2" else state["answer"]
 
 
-def evaluated(tmp_path: Path, name: str = "run", source: bytes | None = None, **config: Any) -> Path:
-    """A run in the package's code, as a file in a folder."""
-    where = tmp_path / f"{name}-envs"
-    where.mkdir()
-    (where / "doubling.py").write_bytes(source or code())
-    env = rove.load_environment("doubling", where, num_examples=6)
-    client = rove.ScriptedClient(_careless)
+def evaluate_package(tmp_path: Path, name: str = "run", source: bytes | None = None, **config: Any) -> Path:
+    """Evaluate the package's code as a module in a folder and return the run's path."""
+    env_dir = tmp_path / f"{name}-envs"
+    env_dir.mkdir()
+    (env_dir / "doubling.py").write_bytes(source or code())
+    env = rove.load_environment("doubling", env_dir, num_examples=6)
+    client = rove.ScriptedClient(_leaky_policy)
     run = Run(tmp_path / name)
     run.start(
         "eval", {"env": "doubling", "model": "scripted:oracle", **config}, run_identity(env, client, "m", Options())
@@ -48,26 +48,34 @@ def evaluated(tmp_path: Path, name: str = "run", source: bytes | None = None, **
     return run.path
 
 
-def test_figures_settings_and_rollouts_from_worst_to_best(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
+def test_published_results_contain_metrics_settings_and_rollouts_from_worst_to_best(
+    tmp_path: Path, package: tuple[Manifest, Path]
+) -> None:
     config = {
         "env_args": {"num_examples": 6, "judge_api_key": "abc"},
         "base_url": "http://me:pw@intern/v1",
         "run_dir": "/home/me",
     }
-    told = collect_results(evaluated(tmp_path, **config), *package)
-    assert told["model"] == "scripted:oracle" and told["content"] == package[0].content and len(told["sha256"]) == 64
-    assert told["summary"]["scored"] == 6 and told["summary"]["reward"]["mean"] == pytest.approx(5 / 6)
-    assert told["settings"] == {"env": "doubling", "env_args": {"num_examples": 6, "judge_api_key": "***"}}
-    assert [one["scores"]["reward"] for one in told["examples"]] == [0.0, 1.0, 1.0]
-    assert told["examples"][0]["completion"][0]["content"] == "*** 2"
-    text = json.dumps(told)
+    published = collect_results(evaluate_package(tmp_path, **config), *package)
+    assert (
+        published["model"] == "scripted:oracle"
+        and published["content"] == package[0].content
+        and len(published["sha256"]) == 64
+    )
+    assert published["summary"]["scored"] == 6 and published["summary"]["reward"]["mean"] == pytest.approx(5 / 6)
+    assert published["settings"] == {"env": "doubling", "env_args": {"num_examples": 6, "judge_api_key": "***"}}
+    assert [one["scores"]["reward"] for one in published["examples"]] == [0.0, 1.0, 1.0]
+    assert published["examples"][0]["completion"][0]["content"] == "*** 2"
+    text = json.dumps(published)
     assert KEY not in text and "/home/me" not in text and "intern" not in text
 
 
-def test_only_a_finished_evaluation_of_this_code(tmp_path: Path, package: tuple[Manifest, Path]) -> None:
+def test_only_a_complete_evaluation_of_the_same_code_is_published(
+    tmp_path: Path, package: tuple[Manifest, Path]
+) -> None:
     with pytest.raises(RunError, match="whose code differs from doubling 1.0; evaluate the current version"):
-        collect_results(evaluated(tmp_path, "other", code(weight=0.5)), *package)
-    path = evaluated(tmp_path)
+        collect_results(evaluate_package(tmp_path, "other", code(weight=0.5)), *package)
+    path = evaluate_package(tmp_path)
     Run(path).reopen()
     with pytest.raises(RunError, match="is not complete; run the same `rove eval` command again"):
         collect_results(path, *package)
@@ -77,14 +85,14 @@ def test_only_a_finished_evaluation_of_this_code(tmp_path: Path, package: tuple[
         collect_results(path, *package)
 
 
-def test_a_package_of_several_files_is_known_again(tmp_path: Path) -> None:
+def test_the_code_digest_of_a_wheel_equals_that_of_the_loaded_package(tmp_path: Path) -> None:
     files = {"deep/__init__.py": code() + b"from deep import more\n", "deep/more.py": b"X = 1\n"}
     wheel = put_wheel(tmp_path, with_record(wheel_files("deep", "1.0", files)), "deep-1.0-py3-none-any.whl")
-    place = tmp_path / "envs"
+    env_dir = tmp_path / "envs"
     for name, content in files.items():
-        (place / name).parent.mkdir(parents=True, exist_ok=True)
-        (place / name).write_bytes(content)
-    assert rove.load_environment("deep", place).identity["env"].endswith("#" + code_digest(wheel, "deep"))
+        (env_dir / name).parent.mkdir(parents=True, exist_ok=True)
+        (env_dir / name).write_bytes(content)
+    assert rove.load_environment("deep", env_dir).identity["env"].endswith("#" + code_digest(wheel, "deep"))
 
 
 @pytest.mark.parametrize(
@@ -104,12 +112,12 @@ def test_a_package_of_several_files_is_known_again(tmp_path: Path) -> None:
         ({"n": 1, "ok": True, "none": None, "f": 0.5}, {"n": 1, "ok": True, "none": None, "f": 0.5}),
     ],
 )
-def test_what_looks_like_a_key_is_masked(given: Any, kept: Any) -> None:
+def test_values_that_look_like_keys_are_masked(given: Any, kept: Any) -> None:
     assert without_secrets(given) == kept
 
 
-def test_values_of_ones_own_keys_are_masked_wherever_they_stand(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_values_of_secret_environment_variables_are_masked_in_any_text(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MY_SERVICE_KEY", "quite-unusual-77")
     monkeypatch.setenv("TOKENIZERS_PARALLELISM", "false")
-    said = without_secrets({"text": 'it is "quite-unusual-77", which is not false'})
-    assert said == {"text": 'it is "***", which is not false'}
+    masked = without_secrets({"text": 'it is "quite-unusual-77", which is not false'})
+    assert masked == {"text": 'it is "***", which is not false'}

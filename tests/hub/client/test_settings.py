@@ -1,4 +1,4 @@
-"""Which hub is meant, and which token it is shown."""
+"""Resolving the hub's address and its token."""
 
 from __future__ import annotations
 
@@ -19,7 +19,9 @@ def _own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("ROVE_HUB_TOKEN", raising=False)
 
 
-def test_a_flag_wins_over_a_variable_over_what_was_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flag_overrides_the_variable_which_overrides_the_saved_hub(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert resolve_hub() is None
     with pytest.raises(ConfigError, match="--hub URL_OR_FOLDER, set ROVE_HUB, or run `rove hub login"):
         require_hub()
@@ -31,7 +33,7 @@ def test_a_flag_wins_over_a_variable_over_what_was_kept(tmp_path: Path, monkeypa
     assert normalize_address(f"file://{tmp_path}") == str(tmp_path)
 
 
-def test_tokens_are_kept_for_their_hub_alone_where_nobody_else_reads_them(tmp_path: Path) -> None:
+def test_tokens_are_saved_per_hub_in_a_private_file(tmp_path: Path) -> None:
     file = save_hub("https://one", "rove_1")
     save_hub("https://two/", "rove_2")
     assert (token_for("https://one/"), token_for("https://two"), token_for("https://three")) == (
@@ -44,7 +46,7 @@ def test_tokens_are_kept_for_their_hub_alone_where_nobody_else_reads_them(tmp_pa
     assert [child.name for child in file.parent.iterdir()] == ["hub.toml"]
 
 
-def test_the_variables_token_goes_to_the_variables_hub(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_token_variable_applies_to_the_hub_of_the_variable(monkeypatch: pytest.MonkeyPatch) -> None:
     save_hub("https://kept", "rove_kept")
     monkeypatch.setenv("ROVE_HUB_TOKEN", "rove_variable")
     assert token_for("https://any") is None and token_for("https://any", "https://any/") == "rove_variable"

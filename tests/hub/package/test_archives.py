@@ -1,4 +1,4 @@
-"""Wheels and source archives: the right one passes, every spoilt one is refused with its reason, and nothing is run."""
+"""Wheels and source archives: valid ones are accepted, invalid ones rejected with a reason, and no code is executed."""
 
 from __future__ import annotations
 
@@ -49,11 +49,11 @@ from rove.hub.package.signing import load_key, make_key, sign
 ZEROS = bytes(6 << 20)
 METADATA = b"Metadata-Version: 2.1\nName: my-sums\nVersion: 1.0\n"
 WHEEL = b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n"
-PARTS = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(1_500))
-"""Parts in parts of a message, for the parser of e-mail that reads metadata."""
+NESTED_PARTS = b"".join(b"Content-Type: multipart/mixed; boundary=b%d\n\n--b%d\n" % (n, n) for n in range(1_500))
+"""Nested multipart messages, for the e-mail parser that reads metadata."""
 
 
-def test_a_wheel_is_read_without_being_run(tmp_path: Path):
+def test_a_wheel_is_read_without_executing_it(tmp_path: Path):
     wheel = check_wheel(put_wheel(tmp_path))
     assert (wheel.name, wheel.version, wheel.module) == ("my-sums", "1.0", "my_sums")
     assert (wheel.summary, wheel.requires_python, wheel.dependencies) == ("Sums", ">=3.11", ["rove>=0.1"])
@@ -62,12 +62,12 @@ def test_a_wheel_is_read_without_being_run(tmp_path: Path):
     assert wheel.content == digest_content(wheel.files)
 
 
-def test_a_file_beside_the_module_is_let_be(tmp_path: Path):
+def test_a_wheel_may_contain_pyproject_toml_next_to_its_module(tmp_path: Path):
     wheel = check_wheel(put_wheel(tmp_path, with_record({**wheel_files(), "pyproject.toml": b""})))
     assert "pyproject.toml" in wheel.files
 
 
-def test_content_is_the_same_however_it_is_packed(tmp_path: Path):
+def test_the_content_digest_does_not_depend_on_compression_and_order(tmp_path: Path):
     files = with_record(wheel_files())
     (tmp_path / "a").mkdir()
     (tmp_path / "b").mkdir()
@@ -80,7 +80,7 @@ def test_content_is_the_same_however_it_is_packed(tmp_path: Path):
     assert check_wheel(first).content == check_wheel(second).content
 
 
-def test_a_wheel_that_was_streamed_passes(tmp_path: Path):
+def test_a_streamed_wheel_is_accepted(tmp_path: Path):
     class Pipe(io.RawIOBase):
         content = b""
 
@@ -91,7 +91,7 @@ def test_a_wheel_that_was_streamed_passes(tmp_path: Path):
             self.content += bytes(data)
             return len(data)
 
-    def put(content: bytes) -> Path:
+    def write_wheel(content: bytes) -> Path:
         file = tmp_path / "my_sums-1.0-py3-none-any.whl"
         file.write_bytes(content)
         return file
@@ -100,13 +100,13 @@ def test_a_wheel_that_was_streamed_passes(tmp_path: Path):
     with zipfile.ZipFile(pipe, "w", zipfile.ZIP_DEFLATED) as archive:  # type: ignore[arg-type]
         for path, data in with_record(wheel_files()).items():
             archive.writestr(path, data)
-    assert check_wheel(put(pipe.content)).module == "my_sums"
-    after = pipe.content.index(b"PK\7\x08")
+    assert check_wheel(write_wheel(pipe.content)).module == "my_sums"
+    descriptor_start = pipe.content.index(b"PK\7\x08")
     with pytest.raises(PackageError, match="differs between its index"):
-        check_wheel(put(pipe.content[: after + 4] + b"\0\0" + pipe.content[after + 6 :]))
+        check_wheel(write_wheel(pipe.content[: descriptor_start + 4] + b"\0\0" + pipe.content[descriptor_start + 6 :]))
 
 
-def nested(depth: int) -> bytes:
+def nested_zip(depth: int) -> bytes:
     content = b"inner"
     for _ in range(depth):
         content = zipped({"a.zip": content})
@@ -147,7 +147,7 @@ def nested(depth: int) -> bytes:
         ({"a.xz": lzma.compress(ZEROS)}, "it is a decompression bomb"),
         ({"a.zip": zipped({"a": ZEROS})}, "it is a decompression bomb"),
         ({"a.zip": zipped({"b.gz": gzip.compress(ZEROS)})}, "it is a decompression bomb"),
-        ({"a.zip": nested(4)}, "more than 2 deep"),
+        ({"a.zip": nested_zip(4)}, "more than 2 deep"),
         ({"evil.pth": b"import os"}, "whenever Python starts"),
         ({"sitecustomize.py": b""}, "would hide"),
         ({"rove/__init__.py": b""}, "would hide"),
@@ -184,7 +184,7 @@ def nested(depth: int) -> bytes:
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 2_000}, "at most 500"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Dist: a; " + b"(" * 100}, "100 parentheses"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Requires-Python: " + b">=3," * 200}, "requires Python"),
-        ({"my_sums-1.0.dist-info/METADATA": METADATA + PARTS}, "metadata cannot be read: maximum recursion"),
+        ({"my_sums-1.0.dist-info/METADATA": METADATA + NESTED_PARTS}, "metadata cannot be read: maximum recursion"),
         ({"my_sums-1.0.dist-info/METADATA": METADATA + b"Author-email: " + b"(" * 5_000}, "nests too deep"),
         ({"my_sums-1.0.dist-info/METADATA": b"\xff\xfe"}, "metadata"),
         (
@@ -201,13 +201,13 @@ def nested(depth: int) -> bytes:
     ],
     ids=lambda value: next(iter(value))[:30] if isinstance(value, dict) else "",
 )
-def test_wheels_that_are_refused(tmp_path: Path, more: dict[str, bytes], words: str):
+def test_invalid_wheels_are_rejected(tmp_path: Path, more: dict[str, bytes], words: str):
     with pytest.raises(PackageError, match=words) as error:
         check_wheel(put_wheel(tmp_path, with_record({**wheel_files(), **more})))
     assert "my_sums-1.0-py3-none-any.whl" in str(error.value)
 
 
-def test_a_dependency_by_url_is_refused(tmp_path: Path):
+def test_a_dependency_by_url_is_rejected(tmp_path: Path):
     files = wheel_files(extra="Requires-Dist: evil @ https://example.org/evil.whl\n")
     with pytest.raises(PackageError, match="depends on evil from https"):
         check_wheel(put_wheel(tmp_path, with_record(files)))
@@ -222,14 +222,14 @@ def test_a_dependency_by_url_is_refused(tmp_path: Path):
         (stat.S_IFDIR, "a device"),
     ],
 )
-def test_links_and_devices_are_refused(tmp_path: Path, mode: int, words: str):
+def test_links_and_devices_are_rejected(tmp_path: Path, mode: int, words: str):
     file = tmp_path / "my_sums-1.0-py3-none-any.whl"
     file.write_bytes(zipped({**with_record(wheel_files()), "link": b"/etc/passwd"}, {"link": mode}))
     with pytest.raises(PackageError, match=words):
         check_wheel(file)
 
 
-def test_too_many_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_too_many_and_too_large_files_are_rejected(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     wheel, source = put_wheel(tmp_path), put_source(tmp_path)
     for limit, value, words in (
         ("MAX_FILES", 2, "more than 2 files"),
@@ -260,15 +260,15 @@ def test_too_many_and_too_large_files_are_refused(tmp_path: Path, monkeypatch: p
         (lambda zip: zip[:60] + b"\xff\xff" + zip[62:], "broken zip"),
     ],
 )
-def test_zips_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path, spoil: Any, words: str):
+def test_ambiguous_zips_are_rejected(tmp_path: Path, spoil: Any, words: str):
     wheel = put_wheel(tmp_path)
     wheel.write_bytes(spoil(wheel.read_bytes()))
     with pytest.raises(PackageError, match=words):
         check_wheel(wheel)
 
 
-def extra(zip: bytes) -> bytes:
-    """The first file's name once more, in a field that some programs go by."""
+def add_extra_fields(zip: bytes) -> bytes:
+    """Add an extra field with a second name of each file, which some programs use."""
     stream = io.BytesIO()
     with zipfile.ZipFile(io.BytesIO(zip)) as old, zipfile.ZipFile(stream, "w") as new:
         for info in old.infolist():
@@ -277,24 +277,25 @@ def extra(zip: bytes) -> bytes:
     return stream.getvalue()
 
 
-def located(zip: bytes) -> bytes:
-    """With what says that the index is elsewhere."""
-    place = struct.unpack("<L", zip[-6:-2])[0]
-    index = zip[place:-22] + b"PK\6\7" + bytes(16)
-    return zip[:place] + index + zip[-22:-10] + struct.pack("<L", len(index)) + zip[-6:]
+def add_zip64_locator(zip: bytes) -> bytes:
+    """Add a locator record that claims that the index is elsewhere."""
+    index_start = struct.unpack("<L", zip[-6:-2])[0]
+    index = zip[index_start:-22] + b"PK\6\7" + bytes(16)
+    return zip[:index_start] + index + zip[-22:-10] + struct.pack("<L", len(index)) + zip[-6:]
 
 
 @pytest.mark.parametrize(
-    ("spoil", "words"), [(extra, "fields that only some programs read"), (located, "does not match the file")]
+    ("spoil", "words"),
+    [(add_extra_fields, "fields that only some programs read"), (add_zip64_locator, "does not match the file")],
 )
-def test_zips_with_more_than_one_word_for_a_thing_are_refused(tmp_path: Path, spoil: Any, words: str):
+def test_zips_with_redundant_names_or_locators_are_rejected(tmp_path: Path, spoil: Any, words: str):
     wheel = put_wheel(tmp_path)
     wheel.write_bytes(spoil(wheel.read_bytes()))
     with pytest.raises(PackageError, match=words):
         check_wheel(wheel)
 
 
-def test_a_file_twice_is_refused(tmp_path: Path):
+def test_a_duplicate_file_is_rejected(tmp_path: Path):
     wheel = put_wheel(tmp_path)
     with pytest.warns(UserWarning, match="Duplicate name"), zipfile.ZipFile(wheel, "a") as archive:
         archive.writestr("my_sums.py", b"evil")
@@ -315,7 +316,7 @@ def test_a_file_twice_is_refused(tmp_path: Path):
         (b"my_sums-1.0.dist-info/RECORD,,\n", b"", "does not list itself"),
     ],
 )
-def test_records_that_lie_are_refused(tmp_path: Path, old: bytes, new: bytes, words: str):
+def test_incorrect_records_are_rejected(tmp_path: Path, old: bytes, new: bytes, words: str):
     files = with_record(wheel_files())
     record = "my_sums-1.0.dist-info/RECORD"
     files[record] = files[record].replace(old, new, 1)
@@ -323,7 +324,7 @@ def test_records_that_lie_are_refused(tmp_path: Path, old: bytes, new: bytes, wo
         check_wheel(put_wheel(tmp_path, files))
 
 
-def test_a_file_without_a_record_is_refused(tmp_path: Path):
+def test_a_file_missing_from_the_record_is_rejected(tmp_path: Path):
     with pytest.raises(PackageError, match=r"'more\.py' is not listed in its RECORD"):
         check_wheel(put_wheel(tmp_path, {**with_record(wheel_files()), "more.py": b""}))
 
@@ -337,7 +338,7 @@ def test_a_file_without_a_record_is_refused(tmp_path: Path):
         "my_sums-1.0-1-py3-none-any.whl",
     ],
 )
-def test_a_wheel_is_called_what_its_metadata_says(tmp_path: Path, name: str):
+def test_the_file_name_of_a_wheel_must_match_its_metadata(tmp_path: Path, name: str):
     with pytest.raises(PackageError, match=r"expected the file name my_sums-1\.0-py3-none-any\.whl"):
         check_wheel(put_wheel(tmp_path, name=name))
 
@@ -346,10 +347,10 @@ def test_a_wheel_is_called_what_its_metadata_says(tmp_path: Path, name: str):
 @given(st.integers(0, 600), st.binary(min_size=1, max_size=4))
 def test_a_damaged_wheel_is_refused_or_holds_the_same(tmp_path: Path, place: int, junk: bytes):
     wheel = put_wheel(tmp_path)
-    right, good = check_wheel(wheel).content, wheel.read_bytes()
-    wheel.write_bytes(good[:place] + junk + good[place + len(junk) :])
+    original_content, original_bytes = check_wheel(wheel).content, wheel.read_bytes()
+    wheel.write_bytes(original_bytes[:place] + junk + original_bytes[place + len(junk) :])
     try:
-        assert check_wheel(wheel).content == right
+        assert check_wheel(wheel).content == original_content
     except PackageError as error:
         assert wheel.name in str(error)
 
@@ -398,12 +399,14 @@ def test_a_source_archive_is_read(tmp_path: Path):
         ),
     ],
 )
-def test_source_archives_that_are_refused(tmp_path: Path, more: dict[str, bytes], kinds: dict[str, bytes], words: str):
+def test_invalid_source_archives_are_rejected(
+    tmp_path: Path, more: dict[str, bytes], kinds: dict[str, bytes], words: str
+):
     with pytest.raises(PackageError, match=words):
         check_source(put_source(tmp_path, tarred({**source_files(), **more}, kinds)))
 
 
-def test_tars_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path):
+def test_ambiguous_and_broken_tars_are_rejected(tmp_path: Path):
     good = tarred(source_files())
     long = tarred({**source_files(), "my_sums-1.0/" + "x" * 180: b""}, form=tarfile.PAX_FORMAT)
     for content, words in (
@@ -439,21 +442,21 @@ def test_tars_that_programs_could_read_in_two_ways_are_refused(tmp_path: Path):
         ("'load_environment'", False),
     ],
 )
-def test_load_environment_is_found_by_reading(source: str, expected: bool):
+def test_load_environment_is_found_in_the_source(source: str, expected: bool):
     assert has_load_environment(source.encode()) is expected
 
 
-def test_a_package_is_what_its_manifest_says(tmp_path: Path):
+def test_the_files_of_a_package_must_match_its_manifest(tmp_path: Path):
     manifest = put_package(tmp_path)
     wheel, source = (tmp_path / file.filename for file in manifest.files)
     (tmp_path / "upload").write_bytes(wheel.read_bytes())
     assert check_package(manifest, tmp_path / "upload", source).module == "my_sums"
     with pytest.raises(PackageError, match=r"tar\.gz is missing"):
         check_package(manifest, wheel)
-    alone = msgspec.structs.replace(manifest, files=manifest.files[:1])
-    assert check_package(alone, wheel).readme == README
+    wheel_only = msgspec.structs.replace(manifest, files=manifest.files[:1])
+    assert check_package(wheel_only, wheel).readme == README
     with pytest.raises(PackageError, match="is not listed in the manifest"):
-        check_package(alone, wheel, source)
+        check_package(wheel_only, wheel, source)
     wheel.write_bytes(zipped(with_record({**wheel_files(), "more.json": b""})))
     with pytest.raises(PackageError, match="is not the expected file"):
         check_package(manifest, wheel, source)
@@ -462,16 +465,16 @@ def test_a_package_is_what_its_manifest_says(tmp_path: Path):
 
 
 @pytest.mark.parametrize("field", ["module", "requires_python", "dependencies", "content"])
-def test_a_manifest_that_lies_about_its_wheel_is_refused(tmp_path: Path, field: str):
-    lie = {"module": "other", "requires_python": ">=3.5", "dependencies": [], "content": "0" * 64}[field]
-    manifest = msgspec.structs.replace(put_package(tmp_path), **{field: lie})
+def test_a_manifest_that_contradicts_its_wheel_is_rejected(tmp_path: Path, field: str):
+    wrong_value = {"module": "other", "requires_python": ">=3.5", "dependencies": [], "content": "0" * 64}[field]
+    manifest = msgspec.structs.replace(put_package(tmp_path), **{field: wrong_value})
     wheel, source = (tmp_path / file.filename for file in manifest.files)
     with pytest.raises(PackageError, match=f"its {field} is"):
         check_package(manifest, wheel, source)
 
 
-def signed(folder: Path) -> str:
-    """A package with a signature; its public key."""
+def put_signed_package(folder: Path) -> str:
+    """Write a signed package and return its public key."""
     put_package(folder)
     key = folder.parent / "signing.key"
     public = make_key(key)
@@ -479,7 +482,7 @@ def signed(folder: Path) -> str:
     return public
 
 
-def test_a_whole_package_passes(tmp_path: Path):
+def test_a_valid_package_is_verified(tmp_path: Path):
     manifest = put_package(tmp_path)
     package = verify(tmp_path)
     assert (package.manifest, package.signed_by) == (manifest, None)
@@ -488,8 +491,8 @@ def test_a_whole_package_passes(tmp_path: Path):
     assert verify(tmp_path).manifest == manifest
 
 
-def test_a_signature_is_looked_at(tmp_path: Path):
-    public = signed(tmp_path / "p")
+def test_the_signature_is_checked(tmp_path: Path):
+    public = put_signed_package(tmp_path / "p")
     assert verify(tmp_path / "p").signed_by == public
     assert verify(tmp_path / "p", [public]).signed_by == public
     with pytest.raises(PackageError, match="not one of the owner's keys"):
@@ -500,22 +503,22 @@ def test_a_signature_is_looked_at(tmp_path: Path):
         verify(tmp_path / "p", [public])
 
 
-def change(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
-    def spoil(folder: Path) -> None:
+def replace_bytes(name: str, old: bytes, new: bytes) -> Callable[[Path], None]:
+    def replace(folder: Path) -> None:
         content = (folder / name).read_bytes()
         assert old in content
         (folder / name).write_bytes(content.replace(old, new, 1))
 
-    return spoil
+    return replace
 
 
-def swapped(folder: Path) -> None:
-    """Another wheel, which is right in itself."""
+def replace_wheel(folder: Path) -> None:
+    """Replace the wheel by another valid one."""
     put_wheel(folder, with_record(wheel_files(modules={"my_sums.py": b"load_environment = print\n"})))
 
 
-def rewritten(folder: Path) -> None:
-    """The manifest says what is not so, in its one form."""
+def rewrite_manifest(folder: Path) -> None:
+    """Change the manifest's description and keep it canonical."""
     file = folder / "manifest.json"
     manifest = read_manifest(file.read_bytes().replace(b'"description":"Sums"', b'"description":"Good"'))
     file.write_bytes(manifest_bytes(manifest))
@@ -524,28 +527,28 @@ def rewritten(folder: Path) -> None:
 @pytest.mark.parametrize(
     ("spoil", "words"),
     [
-        (swapped, "not the expected file"),
-        (change("my_sums-1.0-py3-none-any.whl", b"PK", b"PX"), "not the expected file"),
-        (change("my_sums-1.0.tar.gz", b"\0", b"\1"), "not the expected file"),
-        (change("manifest.json", b'"sha256":"', b'"sha256":"0'), "was modified"),
-        (rewritten, "was modified"),
-        (change("manifest.sig", b'"signature":"', b'"signature":"A'), "cannot be parsed"),
+        (replace_wheel, "not the expected file"),
+        (replace_bytes("my_sums-1.0-py3-none-any.whl", b"PK", b"PX"), "not the expected file"),
+        (replace_bytes("my_sums-1.0.tar.gz", b"\0", b"\1"), "not the expected file"),
+        (replace_bytes("manifest.json", b'"sha256":"', b'"sha256":"0'), "was modified"),
+        (rewrite_manifest, "was modified"),
+        (replace_bytes("manifest.sig", b'"signature":"', b'"signature":"A'), "cannot be parsed"),
         (lambda folder: (folder / "manifest.json").unlink(), "manifest.json is missing"),
         (lambda folder: (folder / "my_sums-1.0-py3-none-any.whl").unlink(), "whl is missing"),
         (lambda folder: (folder / "my_sums-1.0.tar.gz").unlink(), "gz is missing"),
         (lambda folder: (folder / "manifest.json").write_bytes(bytes(1 << 19)), "more than 262,144"),
-        (change("README.md", b"Sums", b"Evil"), "differs from the README"),
+        (replace_bytes("README.md", b"Sums", b"Evil"), "differs from the README"),
     ],
 )
-def test_what_was_tampered_with_is_seen(tmp_path: Path, spoil: Callable[[Path], None], words: str):
-    signed(tmp_path / "p")
+def test_tampering_is_detected(tmp_path: Path, spoil: Callable[[Path], None], words: str):
+    put_signed_package(tmp_path / "p")
     spoil(tmp_path / "p")
     with pytest.raises(PackageError, match=words):
         verify(tmp_path / "p")
 
 
-def test_without_a_signature_the_manifests_own_lies_about_the_wheel_are_seen(tmp_path: Path):
+def test_an_unsigned_manifest_that_contradicts_its_wheel_is_rejected(tmp_path: Path):
     put_package(tmp_path)
-    change("manifest.json", b'"module":"my_sums"', b'"module":"my_sumz"')(tmp_path)
+    replace_bytes("manifest.json", b'"module":"my_sums"', b'"module":"my_sumz"')(tmp_path)
     with pytest.raises(PackageError, match="its module is 'my_sums', but the manifest has 'my_sumz'"):
         verify(tmp_path)

@@ -17,12 +17,12 @@ from rove.hub.package.archives import ENTRY_POINT_GROUP, LOAD, check_contents
 INFO = "my_sums-1.0.dist-info"
 
 
-def checked(more: dict[str, bytes], project: str = "my-sums") -> str:
+def check_files(more: dict[str, bytes], project: str = "my-sums") -> str:
     files = {**wheel_files(), f"{INFO}/RECORD": b"", **more}
     return check_contents(files, INFO, project, "a.whl")
 
 
-def points(text: str) -> dict[str, bytes]:
+def entry_points(text: str) -> dict[str, bytes]:
     return {f"{INFO}/entry_points.txt": text.encode()}
 
 
@@ -33,17 +33,17 @@ def points(text: str) -> dict[str, bytes]:
         {"pyproject.toml": b"", "README.md": b"", "LICENSE": b"", "questions.jsonl": b"", "prompts.yaml": b""},
         {"my_sums.py": MODULE, f"{INFO}/top_level.txt": b"my_sums\n"},
         {f"{INFO}/licenses/LICENSE": b"", f"{INFO}/LICENSE.txt": b"", f"{INFO}/AUTHORS.md": b""},
-        points("[rove.environments]\nmy-sums = my_sums\n"),
-        points("[rove.environments]\r\nmy_sums=my_sums:load_environment\r\n\r\n"),
-        points("[rove.environments]\nmy-sums = my_sums\nmy_sums = my_sums\n"),
-        points(""),
+        entry_points("[rove.environments]\nmy-sums = my_sums\n"),
+        entry_points("[rove.environments]\r\nmy_sums=my_sums:load_environment\r\n\r\n"),
+        entry_points("[rove.environments]\nmy-sums = my_sums\nmy_sums = my_sums\n"),
+        entry_points(""),
     ],
 )
-def test_what_build_backends_write_passes(more: dict[str, bytes]):
-    assert checked(more) == "my_sums"
+def test_files_that_build_backends_write_are_accepted(more: dict[str, bytes]):
+    assert check_files(more) == "my_sums"
 
 
-def test_a_folder_with_modules_and_data_passes():
+def test_a_package_folder_with_modules_and_data_is_accepted():
     files = {
         "my_sums/__init__.py": MODULE,
         "my_sums/deep/os.py": b"",
@@ -110,37 +110,37 @@ def test_a_folder_with_modules_and_data_passes():
         f"{INFO}/evil.py",
     ],
 )
-def test_files_that_run_or_hide_others_are_refused(path: str):
+def test_files_that_run_code_or_hide_modules_are_rejected(path: str):
     with pytest.raises(PackageError, match=r"a\.whl: "):
-        checked({path: MODULE})
+        check_files({path: MODULE})
 
 
-def test_a_folder_called_like_a_file_is_refused():
+def test_a_folder_named_like_a_file_is_rejected():
     files = {path: data for path, data in wheel_files().items() if path.startswith(INFO)}
     with pytest.raises(PackageError, match="is not a valid module name"):
         check_contents({**files, "my_sums.py/__init__.py": MODULE}, INFO, "my-sums", "a.whl")
 
 
-def test_a_module_of_another_name_is_refused():
+def test_a_module_with_another_name_is_rejected():
     with pytest.raises(
         PackageError, match=r"'my_sums' is not named like the package 'other'; .* move my_sums\.py into"
     ):
-        checked({}, project="other")
+        check_files({}, project="other")
 
 
 @pytest.mark.parametrize("project", ["yarl", "openai", "google", "typing-extensions", "distutils", "setuptools"])
-def test_a_package_named_like_a_library_is_refused(project: str):
+def test_a_package_named_like_a_library_is_rejected(project: str):
     files = {path: data for path, data in wheel_files().items() if path.startswith(INFO)}
     with pytest.raises(PackageError, match="would hide"):
         check_contents({**files, f"{project.replace('-', '_')}.py": MODULE}, INFO, project, "a.whl")
 
 
-def test_top_level_txt_lists_the_module_only():
+def test_top_level_txt_may_list_only_the_module():
     with pytest.raises(PackageError, match="its only module is my_sums"):
-        checked({f"{INFO}/top_level.txt": b"my_sums\ntorch\n"})
+        check_files({f"{INFO}/top_level.txt": b"my_sums\ntorch\n"})
 
 
-HOSTILE = [
+HOSTILE_ENTRY_POINTS = [
     "[pytest11]\nevil = my_sums\n",
     "[distutils.commands]\nbuild = my_sums:Build\n",
     "[console_scripts]\npip = my_sums:main\n",
@@ -174,10 +174,10 @@ HOSTILE = [
 ]
 
 
-@pytest.mark.parametrize("text", HOSTILE)
-def test_other_entry_points_are_refused(text: str):
+@pytest.mark.parametrize("text", HOSTILE_ENTRY_POINTS)
+def test_invalid_and_foreign_entry_points_are_rejected(text: str):
     with pytest.raises(PackageError, match=r"a\.whl: its entry_points\.txt"):
-        checked(points(text))
+        check_files(entry_points(text))
 
 
 class Written(importlib.metadata.Distribution):
@@ -193,17 +193,17 @@ class Written(importlib.metadata.Distribution):
         return Path(str(path))
 
 
-PIECES = st.sampled_from(
+ENTRY_POINT_PIECES = st.sampled_from(
     ["[rove.environments]", "[pytest11]", "[DEFAULT]", "my-sums", "My_Sums", "my_sums", "evil", ":load_environment"]
 ) | st.sampled_from(" \t=:#;[]%\n\r\x0c\x1c\x85")
 
 
 @settings(max_examples=300, deadline=None)
-@given(st.one_of(st.lists(PIECES, max_size=14).map("".join), st.text(string.printable, max_size=60)))
+@given(st.one_of(st.lists(ENTRY_POINT_PIECES, max_size=14).map("".join), st.text(string.printable, max_size=60)))
 @example("[rove.environments]\nmy-sums=my_sums\n")
-def test_importlib_reads_no_other_entry_point_in_what_passes(text: str):
+def test_importlib_reads_only_the_expected_entry_point_in_accepted_files(text: str):
     try:
-        checked(points(text))
+        check_files(entry_points(text))
     except PackageError:
         return
     for point in Written(text).entry_points:
@@ -212,7 +212,7 @@ def test_importlib_reads_no_other_entry_point_in_what_passes(text: str):
         assert point.value in ("my_sums", f"my_sums:{LOAD}")
 
 
-@pytest.mark.parametrize("text", [text for text in HOSTILE if "pytest11" in text and ";" not in text])
-def test_importlib_reads_a_plugin_in_what_is_refused(text: str):
-    """The cases are attacks: what is refused above would be loaded by pytest."""
+@pytest.mark.parametrize("text", [text for text in HOSTILE_ENTRY_POINTS if "pytest11" in text and ";" not in text])
+def test_importlib_reads_a_plugin_in_the_rejected_files(text: str):
+    """The cases are real attacks: pytest would load the plugins of the files rejected above."""
     assert "pytest11" in {point.group for point in Written(text).entry_points}

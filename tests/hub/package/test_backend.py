@@ -1,4 +1,4 @@
-"""What of a folder a build backend gets to see."""
+"""Copying source for a build backend and packing reproducible archives."""
 
 from __future__ import annotations
 
@@ -32,20 +32,20 @@ from rove.hub.package.backend import (
 SOURCE = {"README.md", "my_task.py", "pyproject.toml", "tests/test_my_task.py"}
 
 
-def put(folder: Path, *names: str) -> None:
+def write_files(folder: Path, *names: str) -> None:
     for name in names:
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_text("x")
 
 
-def copied(folder: Path, copy: Path) -> set[str]:
+def copy_and_list(folder: Path, copy: Path) -> set[str]:
     copy_source(folder, copy)
     return {str(path.relative_to(copy)) for path in copy.rglob("*") if path.is_file()}
 
 
-def test_what_commands_make_and_keys_are_left(tmp_path: Path):
+def test_generated_files_and_keys_are_not_copied(tmp_path: Path):
     folder = scaffold("my_task", tmp_path)
-    put(
+    write_files(
         folder,
         "dist/a",
         "runs/a",
@@ -56,23 +56,23 @@ def test_what_commands_make_and_keys_are_left(tmp_path: Path):
         ".git/a",
         ".ruff_cache/a",
     )
-    put(folder, ".env", ".env.local", "deploy.pem", "data/signing.key", "tests/__pycache__/a.pyc")
-    put(folder, "data/runs/a", ".gitignore")
-    assert copied(folder, tmp_path / "copy") == SOURCE | {"data/runs/a", ".gitignore"}
+    write_files(folder, ".env", ".env.local", "deploy.pem", "data/signing.key", "tests/__pycache__/a.pyc")
+    write_files(folder, "data/runs/a", ".gitignore")
+    assert copy_and_list(folder, tmp_path / "copy") == SOURCE | {"data/runs/a", ".gitignore"}
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_what_git_ignores_is_left_wherever_that_is_said(tmp_path: Path):
+def test_files_ignored_by_git_are_not_copied(tmp_path: Path):
     folder = scaffold("my_task", tmp_path / "environments")
     subprocess.run(["git", "init", "-q"], cwd=tmp_path, check=True)
-    put(folder, "password.txt", "cache/deep/a", "kept.txt")
+    write_files(folder, "password.txt", "cache/deep/a", "kept.txt")
     (tmp_path / ".gitignore").write_text("password.txt\ncache/\n")
-    assert copied(folder, tmp_path / "copy") == SOURCE | {"kept.txt"}
+    assert copy_and_list(folder, tmp_path / "copy") == SOURCE | {"kept.txt"}
     (tmp_path / ".gitignore").write_text("environments/\n")
-    assert copied(folder, tmp_path / "again") == SOURCE | {"kept.txt", "password.txt", "cache/deep/a"}
+    assert copy_and_list(folder, tmp_path / "again") == SOURCE | {"kept.txt", "password.txt", "cache/deep/a"}
 
 
-def test_a_broken_link_is_told(tmp_path: Path):
+def test_a_broken_link_is_an_error(tmp_path: Path):
     folder = scaffold("my_task", tmp_path)
     (folder / "data").symlink_to(tmp_path / "nowhere")
     with pytest.raises(PackageError, match="cannot be copied(.|\n)*my_task.data"):
@@ -99,7 +99,7 @@ def test_a_wheel_is_the_same_in_whatever_order_its_files_came(
     assert set(check_wheel(wheel).files) == set(files)
 
 
-def test_nothing_of_time_and_machine_is_in_a_wheel():
+def test_a_wheel_contains_no_timestamps_and_no_local_file_modes():
     with zipfile.ZipFile(io.BytesIO(pack_wheel(wheel_files(), "my-sums", "1.0"))) as archive:
         names = archive.namelist()
         assert names[-1] == "my_sums-1.0.dist-info/RECORD"
@@ -107,19 +107,19 @@ def test_nothing_of_time_and_machine_is_in_a_wheel():
         assert {info.external_attr >> 16 for info in archive.infolist()} == {0o100644}
 
 
-def test_metadata_in_a_folder_of_another_name_is_put_right(tmp_path: Path):
+def test_the_name_of_the_metadata_folder_is_normalized(tmp_path: Path):
     files = {path.replace("my_sums-1.0.dist", "My.Sums-1.0.dist"): data for path, data in wheel_files().items()}
     wheel = tmp_path / "my_sums-1.0-py3-none-any.whl"
     wheel.write_bytes(pack_wheel(files, "my-sums", "1.0"))
     assert check_wheel(wheel).name == "my-sums"
 
 
-def test_a_source_archive_is_the_same_from_any_tar(tmp_path: Path):
+def test_the_bytes_of_a_source_archive_do_not_depend_on_the_original_tar(tmp_path: Path):
     files = source_files()
-    backwards = {path: files[path] for path in reversed(files)}
+    reversed_files = {path: files[path] for path in reversed(files)}
     first, second = (
         unpack_source(tarred(each, form=form))
-        for each, form in ((files, tarfile.USTAR_FORMAT), (backwards, tarfile.PAX_FORMAT))
+        for each, form in ((files, tarfile.USTAR_FORMAT), (reversed_files, tarfile.PAX_FORMAT))
     )
     packed = pack_source(first, "my-sums", "1.0")
     assert packed == pack_source(second, "my-sums", "1.0")
@@ -128,15 +128,15 @@ def test_a_source_archive_is_the_same_from_any_tar(tmp_path: Path):
     assert check_source(file) == ("my-sums", "1.0")
     assert packed[4:8] == bytes(4)
     with tarfile.open(fileobj=io.BytesIO(gzip.decompress(packed))) as archive:
-        told = {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in archive}
-    assert told == {(SOURCE_DATE_EPOCH_S, 0, "", 0o644)}
+        entry_attributes = {(entry.mtime, entry.uid, entry.uname, entry.mode) for entry in archive}
+    assert entry_attributes == {(SOURCE_DATE_EPOCH_S, 0, "", 0o644)}
 
 
-def test_another_zlib_gives_other_archives_of_the_same_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """As one that compresses less would: bytes of archives differ, what `content` says of the wheel, and the tar, do not."""
+def test_another_compression_level_changes_bytes_but_not_content(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Another zlib version may compress differently: archive bytes differ; the wheel's `content` and the tar do not."""
     files = wheel_files(modules={"my_sums.py": b"def load_environment(): ...\n" * 100})
     sources = {f"my-sums-1.0/{path}": content for path, content in files.items()}
-    made = []
+    builds = []
     for level in (9, 1):
         compress = zlib.compressobj
         with monkeypatch.context() as patch:
@@ -144,7 +144,7 @@ def test_another_zlib_gives_other_archives_of_the_same_content(tmp_path: Path, m
             wheel, source = pack_wheel(files, "my-sums", "1.0"), pack_source(sources, "my-sums", "1.0")
         file = tmp_path / "my_sums-1.0-py3-none-any.whl"
         file.write_bytes(wheel)
-        made.append((wheel, source, check_wheel(file).content, gzip.decompress(source)))
-    [(wheel, source, *content), (other_wheel, other_source, *other_content)] = made
+        builds.append((wheel, source, check_wheel(file).content, gzip.decompress(source)))
+    [(wheel, source, *content), (other_wheel, other_source, *other_content)] = builds
     assert wheel != other_wheel and source != other_source
     assert content == other_content

@@ -1,4 +1,4 @@
-"""Building packages: the same bytes from the same files, and a manifest that says what is so."""
+"""Building packages: reproducible archives and a manifest that describes the package."""
 
 from __future__ import annotations
 
@@ -75,23 +75,23 @@ include = ["v0_sums.py", "pyproject.toml"]
 """
 
 
-def put(folder: Path, source: str) -> Path:
-    """The scaffold with other code in it."""
+def scaffold_with_source(folder: Path, source: str) -> Path:
+    """Create the scaffold and replace its module's source."""
     target = scaffold("my_task", folder)
     (target / "my_task.py").write_text(source)
     return target
 
 
-def contents(folder: Path) -> dict[str, bytes]:
+def read_files(folder: Path) -> dict[str, bytes]:
     return {file.name: file.read_bytes() for file in sorted(folder.iterdir())}
 
 
 @pytest.mark.broad
 @pytest.mark.parametrize("backend", ["hatchling", "setuptools"])
-def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
+def test_builds_are_reproducible(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, backend: str):
     built = {}
-    for place, umask, date, mode in (("here", 0o022, 1e9, 0o644), ("far/away", 0o077, 1.6e9, 0o600)):
-        folder = scaffold("my_task", tmp_path / place)
+    for location, umask, date, mode in (("here", 0o022, 1e9, 0o644), ("far/away", 0o077, 1.6e9, 0o600)):
+        folder = scaffold("my_task", tmp_path / location)
         if backend == "setuptools":
             project = folder / "pyproject.toml"
             project.write_text(project.read_text().split("[build-system]")[0] + SETUPTOOLS)
@@ -100,36 +100,36 @@ def test_the_same_files_give_the_same_bytes(tmp_path: Path, monkeypatch: pytest.
                 file.chmod(mode)
             os.utime(file, (date, date))
         monkeypatch.setenv("SOURCE_DATE_EPOCH", str(int(date)))
-        if place == "here":
+        if location == "here":
             monkeypatch.delenv("SOURCE_DATE_EPOCH")
-            for made in ("__pycache__", "runs", ".pytest_cache", "my_task.egg-info"):
-                (folder / made).mkdir()
-                (folder / made / "left.py").write_text("load_environment = 1")
+            for generated in ("__pycache__", "runs", ".pytest_cache", "my_task.egg-info"):
+                (folder / generated).mkdir()
+                (folder / generated / "left.py").write_text("load_environment = 1")
         before = os.umask(umask)
         try:
-            built[place] = build(folder, run_policies=False).folder
+            built[location] = build(folder, run_policies=False).folder
         finally:
             os.umask(before)
         assert sorted(path.name for path in folder.iterdir() if "." not in path.name) == (
-            ["__pycache__", "dist", "runs", "tests"] if place == "here" else ["dist", "tests"]
+            ["__pycache__", "dist", "runs", "tests"] if location == "here" else ["dist", "tests"]
         )
-    first, second = map(contents, built.values())
+    first, second = map(read_files, built.values())
     assert first == second
     assert sorted(first) == ["README.md", "manifest.json", "my_task-0.1.0-py3-none-any.whl", "my_task-0.1.0.tar.gz"]
     with zipfile.ZipFile(built["here"] / "my_task-0.1.0-py3-none-any.whl") as archive:
-        everything = b"".join(archive.read(name) for name in archive.namelist())
+        contents = b"".join(archive.read(name) for name in archive.namelist())
         assert "my_task.py" in archive.namelist()
     with tarfile.open(built["here"] / "my_task-0.1.0.tar.gz") as archive:
         assert "my_task-0.1.0/tests/test_my_task.py" in archive.getnames()
         assert not [name for name in archive.getnames() if "left" in name]
-        everything += b"".join(archive.extractfile(entry).read() for entry in archive if entry.isfile())  # type: ignore[union-attr]
-    assert str(tmp_path).encode() not in everything
+        contents += b"".join(archive.extractfile(entry).read() for entry in archive if entry.isfile())  # type: ignore[union-attr]
+    assert str(tmp_path).encode() not in contents
     manifest = verify(built["here"]).manifest
     assert manifest.source.builder.startswith(backend)
 
 
 @pytest.mark.broad
-def test_a_manifest_says_what_is_so(tmp_path: Path):
+def test_the_manifest_describes_the_built_package(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path))
     assert built.folder == tmp_path / "my_task" / "dist" / "my-task-0.1.0"
     assert built.warnings == []
@@ -147,7 +147,7 @@ def test_a_manifest_says_what_is_so(tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
+def test_the_manifest_lists_the_tools_of_an_mcp_server(tmp_path: Path):
     built = build(scaffold("my_task", tmp_path, "mcp"))
     assert built.manifest.tools == ["find"]
     assert built.manifest.policies == {
@@ -158,7 +158,7 @@ def test_the_tools_of_a_server_in_a_package_are_in_its_manifest(tmp_path: Path):
 
 
 @pytest.mark.broad
-def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
+def test_a_package_for_verifiers_v0_is_built_unchanged(tmp_path: Path):
     (tmp_path / "v0_sums.py").write_text(V0_PACKAGE)
     (tmp_path / "pyproject.toml").write_text(V0_PROJECT)
     built = build(tmp_path)
@@ -170,8 +170,8 @@ def test_a_package_of_verifiers_v0_is_built_as_it_is(tmp_path: Path):
     assert verify(built.folder).wheel.module == "v0_sums"
 
 
-def described(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifest, list[str]]:
-    """What would be said of a package of which these facts are known."""
+def describe_package(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifest, list[str]]:
+    """Describe a package with these measured facts and declared fields."""
     files = with_record(wheel_files(modules={"my_sums.py": b"import os\nload_environment = os.environ['JUDGE_KEY']\n"}))
     file = put_wheel(tmp_path, files)
     return describe(
@@ -179,19 +179,19 @@ def described(tmp_path: Path, facts: Facts | None, **said: Any) -> tuple[Manifes
     )
 
 
-def test_what_is_declared_is_added_to_what_was_found(tmp_path: Path):
+def test_declared_fields_are_added_to_measured_ones(tmp_path: Path):
     facts = Facts(metrics=["correct"], tools=["t"], policies={}, network=True, sandbox=False)
     needs = {"secrets": ["OTHER_KEY"], "sandbox": True}
-    manifest, _ = described(tmp_path, facts, needs=needs, data_sources=["a/b"], tags=["Two words", "a"])
+    manifest, _ = describe_package(tmp_path, facts, needs=needs, data_sources=["a/b"], tags=["Two words", "a"])
     assert manifest.needs == Needs(network=True, secrets=["JUDGE_KEY", "OTHER_KEY"], sandbox=True)
     assert (manifest.metrics, manifest.tools, manifest.data_sources) == (["correct"], ["t"], ["a/b"])
     assert (manifest.tags, manifest.seeds, manifest.reward_range) == (["a", "two-words"], [], None)
-    manifest, _ = described(tmp_path, None)
+    manifest, _ = describe_package(tmp_path, None)
     assert (manifest.needs, manifest.metrics) == (Needs(secrets=["JUDGE_KEY"]), [])
     assert manifest_bytes(manifest)
 
 
-def test_what_people_wrote_at_length_is_cut_to_a_line(tmp_path: Path):
+def test_long_license_and_author_fields_are_shortened(tmp_path: Path):
     more = "License: MIT License\n  \n  Copyright\nAuthor: Ann, Bob\nAuthor-email: Cy <cy@example.org>, d@example.org\n"
     files = with_record(wheel_files(extra=more))
     wheel = check_wheel(put_wheel(tmp_path, files))
@@ -203,13 +203,13 @@ def test_what_people_wrote_at_length_is_cut_to_a_line(tmp_path: Path):
     assert manifest_bytes(manifest)
 
 
-def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: Path):
-    players = {
+def test_failing_policies_and_rewards_outside_of_the_range_are_warnings(tmp_path: Path):
+    scores = {
         "bad": Score(rewards=[], failed=3, error="ValueError: lost"),
         "good": Score(rewards=[1.0, 0.0], failed=1, error="X: y"),
     }
-    facts = Facts(metrics=[], tools=[], policies=players, network=False, sandbox=False)
-    manifest, warnings = described(tmp_path, facts, reward_range=[0, 0.5])
+    facts = Facts(metrics=[], tools=[], policies=scores, network=False, sandbox=False)
+    manifest, warnings = describe_package(tmp_path, facts, reward_range=[0, 0.5])
     assert manifest.policies == {"good": PolicyScores(reward=0.5, n=2)}
     assert (manifest.reward_range, manifest.seeds) == ((0.0, 0.5), [0])
     assert warnings[:3] == [
@@ -217,19 +217,19 @@ def test_players_that_fail_and_rewards_outside_of_the_range_are_told(tmp_path: P
         "policy 'good' failed in 1 of 3 rollouts: X: y",
         "policy 'good' had reward 1, outside the reward_range in pyproject.toml",
     ]
-    manifest, _ = described(tmp_path, facts)
+    manifest, _ = describe_package(tmp_path, facts)
     assert manifest.reward_range == (0.0, 1.0)
 
 
 @pytest.mark.broad
-def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
-    folder = put(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
+def test_a_failed_build_keeps_the_previous_one(tmp_path: Path):
+    folder = scaffold_with_source(tmp_path, "import os\nos._exit(7)\ndef load_environment(): ...\n")
     built = build(folder, run_policies=False)
-    kept = contents(built.folder)
+    previous_files = read_files(built.folder)
     with pytest.raises(PackageError, match=r"--no-play"):
         build(folder)
     project = folder / "pyproject.toml"
-    right = project.read_text()
+    original = project.read_text()
     for old, new, words in (
         (
             'dependencies = ["rove"]',
@@ -240,24 +240,24 @@ def test_what_cannot_be_built_leaves_what_was_built_before(tmp_path: Path):
         ('["hatchling"]\n', '["hatchling"]\nbackend-path = ["none"]\n', "'none' does not exist"),
         ("tags =", "tag =", "did you mean 'tags'"),
     ):
-        project.write_text(right.replace(old, new))
+        project.write_text(original.replace(old, new))
         with pytest.raises((PackageError, ConfigError), match=words):
             build(folder, run_policies=False)
-    assert contents(built.folder) == kept
+    assert read_files(built.folder) == previous_files
     assert [path.name for path in (folder / "dist").iterdir()] == ["my-task-0.1.0"]
 
 
-def test_a_folder_without_a_package_is_told(tmp_path: Path):
+def test_a_folder_without_a_package_is_an_error(tmp_path: Path):
     with pytest.raises(ConfigError, match=r"has no pyproject\.toml; .* rove init NAME"):
         build(tmp_path)
 
 
 @pytest.mark.skipif(shutil.which("git") is None, reason="there is no git here")
-def test_the_commit_of_a_folder(tmp_path: Path):
+def test_the_commit_of_a_folder_is_found_and_marked_if_dirty(tmp_path: Path):
     def git(*words: str) -> str:
-        who = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
+        identity = ["-c", "user.name=a", "-c", "user.email=a@example.org"]
         return subprocess.run(
-            ["git", *who, *words], cwd=tmp_path, check=True, capture_output=True, text=True
+            ["git", *identity, *words], cwd=tmp_path, check=True, capture_output=True, text=True
         ).stdout.strip()
 
     folder = scaffold("my_task", tmp_path)
@@ -272,7 +272,7 @@ def test_the_commit_of_a_folder(tmp_path: Path):
     assert commit_of(folder) == git("rev-parse", "HEAD") + "-dirty"
 
 
-HEAD = """
+MODULE_HEAD = """
 import rove as vf
 
 def good(messages, state, rng):
@@ -288,7 +288,7 @@ def double(n: int) -> int:
 def load_environment() -> vf.Environment:
 """
 ROWS = 'dataset=[{"question": "?", "answer": "a"}] * 3'
-PLAIN = f"""
+PLAIN_BODY = f"""
     import my_words  # beside it in the wheel
     import socket
     try:
@@ -301,8 +301,8 @@ PLAIN = f"""
 """
 
 
-def test_players_metrics_and_the_network_are_seen(tmp_path: Path):
-    (tmp_path / "my_env.py").write_text(HEAD + PLAIN)
+def test_policies_metrics_and_network_use_are_measured(tmp_path: Path):
+    (tmp_path / "my_env.py").write_text(MODULE_HEAD + PLAIN_BODY)
     (tmp_path / "my_words.py").write_text("")
     facts = measure(tmp_path, "my_env")
     assert facts.policies["good"] == Score(rewards=[1.0, 1.0, 1.0])
@@ -311,9 +311,9 @@ def test_players_metrics_and_the_network_are_seen(tmp_path: Path):
     assert (facts.tools, facts.network, facts.sandbox) == ([], True, False)
 
 
-def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
+def test_tools_and_sandboxes_of_groups_are_measured_without_policies(tmp_path: Path):
     body = f"    return vf.EnvGroup([vf.ToolEnv(tools=[double], {ROWS}), vf.PythonEnv({ROWS})], env_names=['a', 'b'])\n"
-    (tmp_path / "my_env.py").write_text(HEAD + body)
+    (tmp_path / "my_env.py").write_text(MODULE_HEAD + body)
     facts = measure(tmp_path, "my_env", python=sys.executable)
     assert {"double", "python"} <= set(facts.tools)
     assert (facts.policies, facts.network, facts.sandbox) == ({}, False, True)
@@ -331,8 +331,8 @@ def test_tools_and_sandboxes_of_groups_are_seen_without_players(tmp_path: Path):
         ]
     ),
 )
-def test_what_cannot_be_loaded_is_told(tmp_path: Path, body: str, words: str):
-    (tmp_path / "my_env.py").write_text(HEAD + "    " + body)
+def test_an_environment_that_does_not_load_is_an_error(tmp_path: Path, body: str, words: str):
+    (tmp_path / "my_env.py").write_text(MODULE_HEAD + "    " + body)
     with pytest.raises(PackageError, match=words):
         measure(tmp_path, "my_env", seconds=5.0 if "sleep" in body else 60.0)
 
@@ -343,7 +343,7 @@ def load_environment(a, b: int = 3, *, level: "str | None" = None, names=("x", "
 """
 
 
-def test_arguments_are_those_of_the_source():
+def test_arguments_are_read_from_the_source():
     expected = [
         Argument(name="a"),
         Argument(name="b", type="int", default="3"),
@@ -357,14 +357,14 @@ def test_arguments_are_those_of_the_source():
     assert arguments(package, "m") == expected
 
 
-def test_a_long_default_is_cut():
+def test_a_long_default_is_shortened():
     [argument] = arguments({"m.py": f"def load_environment(prompt={'x' * 1000!r}): ...".encode()}, "m")
     assert argument.default == "'" + "x" * 198 + "…"
     [argument] = arguments({"m.py": b'def load_environment(prompt="""a\nb"""): ...'}, "m")
     assert argument.default == r"'a\nb'"
 
 
-def test_arguments_that_nobody_can_read_are_none():
+def test_arguments_that_cannot_be_resolved_are_empty():
     assert arguments({"m.py": b"load_environment = make()"}, "m") == []
     assert arguments({"m.py": b"from elsewhere import load_environment"}, "m") == []
     assert (
@@ -387,14 +387,14 @@ def test_arguments_that_nobody_can_read_are_none():
         (b"import verifiers_tools", ROVE),
     ],
 )
-def test_which_api_it_is_written_for(source: bytes, api: str):
+def test_the_api_is_detected_from_imports(source: bytes, api: str):
     assert compatibility(read_code({"m/__init__.py": b"", "m/a.py": source})) == api
 
 
 @pytest.mark.parametrize(
     "source", [b"import verifiers.v1 as vf", b"from verifiers import v1", b"from verifiers.v1 import Task"]
 )
-def test_verifiers_v1_is_another_api(source: bytes):
+def test_packages_for_verifiers_v1_are_rejected(source: bytes):
     with pytest.raises(
         PackageError, match=r"written for verifiers v1, which has another API; rove provides the API of 0\.1\.0"
     ):
@@ -403,7 +403,7 @@ def test_verifiers_v1_is_another_api(source: bytes):
     check_api(read_code({"m/a.py": b"from verifiers import v10, types"}))
 
 
-def test_names_of_secrets_are_found_and_other_variables_left():
+def test_names_of_secrets_are_found_and_other_variables_ignored():
     source = b"""
 import os
 from os import environ, getenv
@@ -413,26 +413,26 @@ os.environ["JUDGE_API_KEY"]; environ.get("MY_TOKEN", ""); getenv("DB_PASSWORD");
     assert secrets(read_code({"m.py": source})) == ["DB_PASSWORD", "JUDGE_API_KEY", "MY_TOKEN", "OTHER_KEY"]
 
 
-def test_data_sources_are_found():
+def test_data_sources_are_found_in_the_source():
     source = b'load_dataset("openai/gsm8k", "main"); datasets.load_dataset("a/b"); load_dataset(name); load("c/d")'
     assert read_code({"m.py": source}).datasets == {"a/b", "openai/gsm8k"}
 
 
-def test_what_is_no_python_is_told():
+def test_a_syntax_error_is_reported():
     with pytest.raises(PackageError, match=r"m/a\.py cannot be parsed as Python"):
         read_code({"m/a.py": b"def ("})
 
 
-def test_the_table_in_pyproject():
+def test_the_rove_table_in_pyproject_is_parsed_and_checked():
     table = {"tags": ["a"], "reward_range": [0, 1], "needs": {"secrets": ["A_KEY"]}, "eval": {"num_examples": 5}}
-    said = declared({"tool": {"rove": table}})
-    assert (said.tags, said.reward_range, said.needs.secrets) == (["a"], (0.0, 1.0), ["A_KEY"])
+    parsed = declared({"tool": {"rove": table}})
+    assert (parsed.tags, parsed.reward_range, parsed.needs.secrets) == (["a"], (0.0, 1.0), ["A_KEY"])
     assert declared({}).tags is None
-    for wrong, words in (
+    for invalid, words in (
         ({"tag": []}, "did you mean 'tags'"),
         ({"tags": "a"}, "tags"),
         ({"needs": {"secret": ["A"]}}, "secret"),
         ({"reward_range": [0]}, "reward_range"),
     ):
         with pytest.raises(ConfigError, match=words):
-            declared({"tool": {"rove": wrong}})
+            declared({"tool": {"rove": invalid}})

@@ -1,4 +1,4 @@
-"""A manifest is read as it was written, and nothing else is read."""
+"""Manifests: writing, reading, and rejecting everything that is not canonical and valid."""
 
 from __future__ import annotations
 
@@ -31,18 +31,24 @@ from rove.hub.package.manifest import (
 
 HASH = "0" * 64
 FILES = [{"filename": "my_sums-1.0-py3-none-any.whl", "kind": "wheel", "sha256": HASH, "size": 10}]
-PLAIN: dict[str, Any] = {"name": "my-sums", "version": "1.0", "module": "my_sums", "content": HASH, "files": FILES}
+MINIMAL_FIELDS: dict[str, Any] = {
+    "name": "my-sums",
+    "version": "1.0",
+    "module": "my_sums",
+    "content": HASH,
+    "files": FILES,
+}
 
 
-def made(**fields: Any) -> Manifest:
-    return msgspec.convert({**PLAIN, **msgspec.to_builtins(fields)}, Manifest)
+def make_manifest(**fields: Any) -> Manifest:
+    return msgspec.convert({**MINIMAL_FIELDS, **msgspec.to_builtins(fields)}, Manifest)
 
 
-def document(**fields: Any) -> bytes:
-    return canonical({"schema": 1, **PLAIN, **fields})
+def manifest_json(**fields: Any) -> bytes:
+    return canonical({"schema": 1, **MINIMAL_FIELDS, **fields})
 
 
-def test_a_manifest_is_read_as_it_was_written(tmp_path: Path):
+def test_a_manifest_is_read_back_as_written(tmp_path: Path):
     manifest = put_package(
         tmp_path,
         tags=["math", "two-step"],
@@ -66,13 +72,13 @@ def test_a_manifest_is_read_as_it_was_written(tmp_path: Path):
         st.text("abc", max_size=5), st.tuples(st.floats(allow_nan=False, allow_infinity=False), st.integers(0, 9))
     ),
 )
-def test_whatever_is_in_it_it_has_one_form(description: str, players: dict[str, tuple[float, int]]):
+def test_writing_and_reading_a_manifest_is_canonical(description: str, players: dict[str, tuple[float, int]]):
     scores = {name: PolicyScores(reward=reward, n=n) for name, (reward, n) in players.items()}
-    content = manifest_bytes(made(description=description, policies=scores))
-    again = read_manifest(content)
-    assert again.description == description
-    assert again.policies == scores
-    assert manifest_bytes(again) == content
+    content = manifest_bytes(make_manifest(description=description, policies=scores))
+    parsed = read_manifest(content)
+    assert parsed.description == description
+    assert parsed.policies == scores
+    assert manifest_bytes(parsed) == content
 
 
 @settings(max_examples=50)
@@ -81,17 +87,17 @@ def test_whatever_is_in_it_it_has_one_form(description: str, players: dict[str, 
         st.binary(max_size=200), st.recursive(st.none() | st.text() | st.floats(), st.lists).map(msgspec.json.encode)
     )
 )
-def test_whatever_comes_it_is_read_or_refused(content: bytes):
+def test_random_content_is_rejected(content: bytes):
     with pytest.raises(PackageError, match="manifest"):
         read_manifest(content)
 
 
-def test_a_field_of_a_newer_rove_is_let_be():
-    content = document(colour="blue")
+def test_an_unknown_field_is_ignored():
+    content = manifest_json(colour="blue")
     assert read_manifest(content).name == "my-sums"
 
 
-def test_another_schema_is_refused_before_its_fields_are_looked_at():
+def test_another_schema_is_rejected_before_its_fields_are_read():
     for schema in (2, 0, "1", True, None, 1.0):
         with pytest.raises(PackageError, match="this rove reads schema 1; update rove"):
             read_manifest(canonical({"schema": schema}))
@@ -100,15 +106,15 @@ def test_another_schema_is_refused_before_its_fields_are_looked_at():
 @pytest.mark.parametrize(
     "content",
     [
-        document().replace(b'"my-sums"', b' "my-sums"'),
-        document().rstrip(b"\n"),
-        document() + b"\n",
-        document().replace(b'{"content"', b'{"name":"other","content"'),
-        document().replace(b"my_sums-1", b"\\u006dy_sums-1"),
+        manifest_json().replace(b'"my-sums"', b' "my-sums"'),
+        manifest_json().rstrip(b"\n"),
+        manifest_json() + b"\n",
+        manifest_json().replace(b'{"content"', b'{"name":"other","content"'),
+        manifest_json().replace(b"my_sums-1", b"\\u006dy_sums-1"),
     ],
     ids=["space", "no newline", "two newlines", "key twice", "escape"],
 )
-def test_any_other_form_is_refused(content: bytes):
+def test_json_that_is_not_canonical_is_rejected(content: bytes):
     with pytest.raises(PackageError, match="not canonical JSON"):
         read_manifest(content)
 
@@ -146,21 +152,21 @@ def test_any_other_form_is_refused(content: bytes):
         ({"files": [{**FILES[0], "sha256": "A" * 64}]}, "sha256"),
     ],
 )
-def test_what_no_manifest_says(fields: dict[str, Any], words: str):
+def test_invalid_fields_are_rejected(fields: dict[str, Any], words: str):
     with pytest.raises(PackageError, match=words):
-        read_manifest(document(**fields))
+        read_manifest(manifest_json(**fields))
 
 
-def test_nothing_is_written_that_would_not_be_read():
+def test_invalid_manifests_cannot_be_written():
     with pytest.raises(PackageError, match="NaN"):
-        manifest_bytes(made(reward_range=(float("-inf"), float("inf"))))
+        manifest_bytes(make_manifest(reward_range=(float("-inf"), float("inf"))))
     with pytest.raises(PackageError, match="NaN"):
-        manifest_bytes(msgspec.structs.replace(made(), policies={"x": PolicyScores(reward=float("nan"), n=1)}))
+        manifest_bytes(msgspec.structs.replace(make_manifest(), policies={"x": PolicyScores(reward=float("nan"), n=1)}))
     with pytest.raises(PackageError, match="tags"):
-        manifest_bytes(msgspec.structs.replace(made(), tags=["Not A Tag"]))
+        manifest_bytes(msgspec.structs.replace(make_manifest(), tags=["Not A Tag"]))
 
 
-def test_a_huge_or_a_deep_one_is_refused():
+def test_a_very_large_or_deeply_nested_manifest_is_rejected():
     with pytest.raises(PackageError, match="expected at most 262,144"):
         read_manifest(b" " * (limits.MAX_MANIFEST_BYTES + 1))
     with pytest.raises(PackageError, match="cannot be read as JSON"):
@@ -169,7 +175,7 @@ def test_a_huge_or_a_deep_one_is_refused():
         read_manifest(b'{"schema":' + b"9" * 5000 + b"}")
 
 
-LONG = 250_000
+LONG_TEXT_CHARS = 250_000
 
 
 @pytest.mark.parametrize(
@@ -179,7 +185,7 @@ LONG = 250_000
         "<svg/onload=x>", "javascript:x", "JavaScript :x", "<meta http-equiv=refresh>", "<iframe", "<link rel=stylesheet>",
     ],
 )  # fmt: skip
-def test_what_acts_is_found(text: str):
+def test_active_markup_is_found(text: str):
     assert find_markup(f"words {text} words")
 
 
@@ -190,50 +196,50 @@ def test_what_acts_is_found(text: str):
         "<b>bold</b>", "on = 1", "a script", "JavaScript", "<scripted>", "one<two",
     ],
 )  # fmt: skip
-def test_what_is_text_is_left_alone(text: str):
+def test_plain_text_contains_no_markup(text: str):
     assert find_markup(text) is None
 
 
 @pytest.mark.parametrize(
     "piece", first_quick(["<", "< ", "<\t/", "< on", "<on", "on ", "<ona ", "javascript ", "\\", "<a"], 3)
 )
-def test_no_text_takes_long(piece: str):
-    """Where the time grew with the square of the length, one of these would take minutes."""
-    assert find_markup(piece * (LONG // len(piece))) is None
-    assert find_markup("<" + piece.strip("<") * (LONG // len(piece))) is None
-    assert find_markup("<" + " " * LONG) is None
+def test_the_time_to_find_markup_is_linear(piece: str):
+    """With a search of quadratic time, one of these would take minutes."""
+    assert find_markup(piece * (LONG_TEXT_CHARS // len(piece))) is None
+    assert find_markup("<" + piece.strip("<") * (LONG_TEXT_CHARS // len(piece))) is None
+    assert find_markup("<" + " " * LONG_TEXT_CHARS) is None
 
 
-def nested(depth: int) -> str:
+def nested_marker(depth: int) -> str:
     return f"a; {'(' * depth}os_name == 'x'{')' * depth}"
 
 
-def test_a_dependency_is_parsed() -> None:
+def test_requirements_and_specifiers_are_parsed() -> None:
     assert parse_requirement("numpy[x]>=1.26; python_version < '3'").name == "numpy"
     assert not applies(parse_requirement("numpy; python_version < '3'"))
     assert applies(parse_requirement("x; extra == 'dev'"), "dev")
     assert parse_specifiers(">=3.11,<4").contains("3.12")
-    assert parse_requirement(nested(limits.MAX_PARENTHESES)).marker is not None
+    assert parse_requirement(nested_marker(limits.MAX_PARENTHESES)).marker is not None
 
 
 @pytest.mark.parametrize("depth", [limits.MAX_PARENTHESES + 1, 200, 2_000, 100_000])
-def test_a_marker_that_nests_too_deep_is_refused(depth: int) -> None:
+def test_a_deeply_nested_marker_is_rejected(depth: int) -> None:
     with pytest.raises(ValueError, match="parentheses; expected at most|characters; expected at most"):
-        parse_requirement(nested(depth))
+        parse_requirement(nested_marker(depth))
 
 
 @pytest.mark.parametrize("text", ["", "a b", "a @", "a; (os_name", "a" * 501, "a[" * 200])
-def test_what_is_not_a_requirement_is_refused(text: str) -> None:
+def test_invalid_requirements_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_requirement(text)
 
 
 @pytest.mark.parametrize("text", ["3.11", ">=", ">=x", ">=" + "1" * 500])
-def test_what_is_not_a_specifier_is_refused(text: str) -> None:
+def test_invalid_specifiers_are_rejected(text: str) -> None:
     with pytest.raises(ValueError):
         parse_specifiers(text)
 
 
-def test_a_marker_that_compares_what_cannot_be_compared_is_a_value_error() -> None:
+def test_an_invalid_comparison_in_a_marker_is_a_value_error() -> None:
     with pytest.raises(ValueError):
         applies(parse_requirement("a; os_name ~= 'posix'"))

@@ -1,4 +1,4 @@
-"""Names on a hub."""
+"""Names, versions and references on a hub."""
 
 from __future__ import annotations
 
@@ -18,28 +18,28 @@ from packaging.version import Version
 from rove.core.errors import ConfigError
 from rove.hub.package import names
 
-SAFE = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
-WRITTEN = st.text(string.ascii_letters + string.digits + "-_.", min_size=1, max_size=70)
-ANYTHING = st.one_of(st.text(max_size=80), WRITTEN, st.text("aA1-_./\\%\0\n\u212a\u017f .@~", max_size=8))
+SAFE_NAME = re.compile(r"[a-z0-9]([a-z0-9-]*[a-z0-9])?")
+NAME_TEXT = st.text(string.ascii_letters + string.digits + "-_.", min_size=1, max_size=70)
+ANY_TEXT = st.one_of(st.text(max_size=80), NAME_TEXT, st.text("aA1-_./\\%\0\n\u212a\u017f .@~", max_size=8))
 
 
 @settings(max_examples=50)
-@given(ANYTHING)
-def test_a_name_that_passes_is_safe_in_paths_and_urls_and_a_fixed_point(text: str):
+@given(ANY_TEXT)
+def test_an_accepted_name_is_safe_in_paths_and_urls_and_stable_under_normalization(text: str):
     for check in (names.normalize_name, names.check_owner):
         try:
             name = check(text)
         except ConfigError as error:
             assert len(str(error)) < 300
             continue
-        assert SAFE.fullmatch(name)
+        assert SAFE_NAME.fullmatch(name)
         assert name not in names.RESERVED
         assert check(name) == name
 
 
 @settings(max_examples=50)
-@given(WRITTEN)
-def test_names_are_normalised_as_pip_does(text: str):
+@given(NAME_TEXT)
+def test_names_are_normalized_as_in_pip(text: str):
     try:
         assert names.normalize_name(text) == canonicalize_name(text)
     except ConfigError:
@@ -48,7 +48,7 @@ def test_names_are_normalised_as_pip_does(text: str):
 
 @settings(max_examples=50)
 @given(st.text(max_size=70))
-def test_a_version_that_passes_is_safe_and_a_fixed_point(text: str):
+def test_an_accepted_version_is_safe_and_stable_under_normalization(text: str):
     try:
         version = names.normalize_version(text)
     except ConfigError:
@@ -59,7 +59,7 @@ def test_a_version_that_passes_is_safe_and_a_fixed_point(text: str):
 
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 99), min_size=1, max_size=4), st.sampled_from(["", "a1", "rc2", ".post1", ".dev3"]))
-def test_versions_with_one_key_are_one_version(numbers: list[int], end: str):
+def test_equal_versions_have_equal_keys(numbers: list[int], end: str):
     plain = ".".join(map(str, numbers)) + end
     longer = ".".join(map(str, [*numbers, 0])) + end
     assert names.version_key(plain) == names.version_key(longer)
@@ -67,7 +67,7 @@ def test_versions_with_one_key_are_one_version(numbers: list[int], end: str):
 
 
 @pytest.mark.parametrize("bad", ["", "-a", "a-", "A", "a_b", "a.b", "ä", "a" * 41, "api", "../a", "a/b", "a\n"])
-def test_owners_that_are_refused(bad: str):
+def test_invalid_owners_are_rejected(bad: str):
     with pytest.raises(ConfigError, match="owner"):
         names.check_owner(bad)
 
@@ -75,18 +75,18 @@ def test_owners_that_are_refused(bad: str):
 @pytest.mark.parametrize(
     "bad", ["", "-a", "a-", "a b", "a/b", "..", "\u212aey", "ta\u0455k", "a" * 65, "Simple", "a\n", "a@1"]
 )
-def test_names_that_are_refused(bad: str):
+def test_invalid_names_are_rejected(bad: str):
     with pytest.raises(ConfigError, match="environment name"):
         names.normalize_name(bad)
 
 
 @pytest.mark.parametrize("bad", ["", "one", "1.0+local", "1.0/..", "1" * 65, "1.0\u0661x", "latest"])
-def test_versions_that_are_refused(bad: str):
+def test_invalid_versions_are_rejected(bad: str):
     with pytest.raises(ConfigError, match="version"):
         names.normalize_version(bad)
 
 
-def test_what_must_be_normalised_says_how():
+def test_errors_suggest_the_normalized_form():
     with pytest.raises(ConfigError, match="write 'my-task'"):
         names.check_name("My_Task")
     with pytest.raises(ConfigError, match="write '1.0b0'"):
@@ -95,33 +95,33 @@ def test_what_must_be_normalised_says_how():
         names.check_version("1.0+mine")
 
 
-def test_references():
+def test_references_are_parsed():
     assert names.parse_reference("Ann/x".lower()) == ("ann", "x", None)
-    found = names.parse_reference("ann/My_Task@1.0.0-rc1")
-    assert found == names.Reference("ann", "my-task", "1.0.0rc1")
-    assert str(found) == "ann/my-task@1.0.0rc1"
+    reference = names.parse_reference("ann/My_Task@1.0.0-rc1")
+    assert reference == names.Reference("ann", "my-task", "1.0.0rc1")
+    assert str(reference) == "ann/my-task@1.0.0rc1"
     for bad in ("task", "ann/", "/task", "ann/task@", "ann/b/c", "ann/task@new"):
         with pytest.raises(ConfigError):
             names.parse_reference(bad)
 
 
 def test_names_that_look_alike_share_a_skeleton():
-    there = {names.skeleton(name) for name in ("to-lower", "modern-sums")}
+    existing = {names.skeleton(name) for name in ("to-lower", "modern-sums")}
     for name in ("to-1ower", "t0-lower", "tolower", "to-lovver", "modem-sums", "m0dern-sums"):
-        assert names.skeleton(name) in there, name
+        assert names.skeleton(name) in existing, name
     for name in ("to-upper", "sums"):
-        assert names.skeleton(name) not in there, name
+        assert names.skeleton(name) not in existing, name
 
 
 @settings(max_examples=50)
-@given(WRITTEN)
-def test_case_and_separators_never_tell_names_apart(text: str):
+@given(NAME_TEXT)
+def test_skeletons_ignore_case_and_separators(text: str):
     assert (
         names.skeleton(text) == names.skeleton(text.upper()) == names.skeleton(text.replace("-", "_").replace(".", "-"))
     )
 
 
-def test_modules_that_would_hide_others_are_refused():
+def test_invalid_and_hiding_module_names_are_rejected():
     assert names.check_module(names.module_of("my-task")) == "my_task"
     for bad in (
         "json",
@@ -138,25 +138,27 @@ def test_modules_that_would_hide_others_are_refused():
             names.check_module(bad)
 
 
-def test_no_module_may_hide_what_rove_depends_on():
-    """Every module of the dependencies of rove and of its extras that are installed here, and of what the core needs in turn."""
+def test_no_module_may_hide_a_dependency_of_rove():
+    """Checks the installed modules of rove's dependencies and extras, and of the core's indirect dependencies."""
     modules: dict[str, list[str]] = {}
     for module, owners in metadata.packages_distributions().items():
         for owner in owners:
             modules.setdefault(canonicalize_name(owner), []).append(module)
 
-    def needed(name: str, extras: Iterable[str]) -> Iterator[str]:
-        for one in map(Requirement, metadata.requires(name) or []):
-            if one.marker is None or any(one.marker.evaluate({"extra": extra}) for extra in ("", *extras)):
-                yield canonicalize_name(one.name)
+    def requirements(name: str, extras: Iterable[str]) -> Iterator[str]:
+        for requirement in map(Requirement, metadata.requires(name) or []):
+            if requirement.marker is None or any(
+                requirement.marker.evaluate({"extra": extra}) for extra in ("", *extras)
+            ):
+                yield canonicalize_name(requirement.name)
 
     extras = {*(metadata.metadata("rove").get_all("Provides-Extra") or [])} - {"dev"}
-    names_of_needed, core = {*needed("rove", extras)}, [*needed("rove", [])]
+    direct, core = {*requirements("rove", extras)}, [*requirements("rove", [])]
     for name in core:
-        core.extend(more for more in needed(name, []) if more not in core)
-    found = {module for name in {*core, *names_of_needed} for module in modules.get(name, [])}
-    assert {"yarl", "multidict", "markdown_it", "typing_extensions", "cryptography"} <= found
-    for module in found:
+        core.extend(indirect for indirect in requirements(name, []) if indirect not in core)
+    protected = {module for name in {*core, *direct} for module in modules.get(name, [])}
+    assert {"yarl", "multidict", "markdown_it", "typing_extensions", "cryptography"} <= protected
+    for module in protected:
         with pytest.raises(ConfigError):
             names.check_module(module.lower())
-            names.normalize_name(module)  # a module that begins with "_" cannot have a package's name
+            names.normalize_name(module)  # A module that begins with "_" cannot have a package's name.

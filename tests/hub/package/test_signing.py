@@ -27,7 +27,7 @@ def key(tmp_path: Path) -> Any:
     return load_key(tmp_path / "rove" / "signing.key")
 
 
-def test_the_key_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_a_new_key_is_private_and_never_overwritten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
     before = os.umask(0)
     try:
@@ -45,14 +45,14 @@ def test_the_key_is_its_owners_alone(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert file.read_bytes() == content
 
 
-def test_what_is_signed_is_known_again(key: Any):
+def test_a_signature_is_deterministic_and_verifies(key: Any):
     signature = sign(CONTENT, key)
     assert sign(CONTENT, key) == signature
     assert check_signature(CONTENT, signature) == public_key(key)
     assert check_signature(CONTENT, signature, [public_key(key)]) == public_key(key)
-    said = json.loads(signature)  # as anybody else would check it
-    ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(said["key"])).verify(
-        base64.b64decode(said["signature"]), CONTENT
+    signature_fields = json.loads(signature)  # Verify independently of rove.
+    ed25519.Ed25519PublicKey.from_public_bytes(base64.b64decode(signature_fields["key"])).verify(
+        base64.b64decode(signature_fields["signature"]), CONTENT
     )
 
 
@@ -65,7 +65,7 @@ def test_any_changed_byte_is_seen(key: Any, place: int, change: int):
         check_signature(bytes(changed), signature)
 
 
-def test_another_key_is_refused(tmp_path: Path, key: Any):
+def test_a_signature_by_another_key_is_rejected(tmp_path: Path, key: Any):
     other = make_key(tmp_path / "other.key")
     for keys in ([other], []):
         with pytest.raises(PackageError, match="not one of the owner's keys"):
@@ -75,23 +75,23 @@ def test_another_key_is_refused(tmp_path: Path, key: Any):
         check_signature(CONTENT, json.dumps(forged).encode(), [other])
 
 
-def test_what_is_no_signature_is_refused(key: Any):
-    good = json.loads(sign(CONTENT, key))
-    for bad in (
+def test_malformed_signatures_are_rejected(key: Any):
+    valid = json.loads(sign(CONTENT, key))
+    for invalid in (
         b"",
         b"[]",
         b"\xff",
-        json.dumps({**good, "more": 1}).encode(),
-        json.dumps({**good, "signature": good["signature"][:-4]}).encode(),
-        json.dumps({**good, "key": "*" * 44}).encode(),
-        json.dumps({**good, "key": base64.b64encode(bytes(31)).decode()}).encode(),
-        json.dumps({"key": good["key"]}).encode(),
+        json.dumps({**valid, "more": 1}).encode(),
+        json.dumps({**valid, "signature": valid["signature"][:-4]}).encode(),
+        json.dumps({**valid, "key": "*" * 44}).encode(),
+        json.dumps({**valid, "key": base64.b64encode(bytes(31)).decode()}).encode(),
+        json.dumps({"key": valid["key"]}).encode(),
     ):
         with pytest.raises(PackageError, match="manifest.sig cannot be parsed"):
-            check_signature(CONTENT, bad)
+            check_signature(CONTENT, invalid)
 
 
-def test_keys_that_are_refused(tmp_path: Path):
+def test_unusable_key_files_are_errors(tmp_path: Path):
     file = tmp_path / "signing.key"
     with pytest.raises(ConfigError, match="create one with rove hub key"):
         load_key(file)

@@ -1,4 +1,4 @@
-"""The hub over HTTP: what it answers to installers and to rove, and who sees and changes what."""
+"""The hub over HTTP: responses to installers and to rove, and access control."""
 
 from __future__ import annotations
 
@@ -25,39 +25,39 @@ async def asking(tmp_path: Path) -> AsyncIterator[Asking]:
         yield asking
 
 
-async def test_what_is_uploaded_is_there_for_everybody(asking: Asking, tmp_path: Path):
+async def test_an_uploaded_package_is_public(asking: Asking, tmp_path: Path):
     parts = package(tmp_path / "p")
-    answer = await asking.upload("acme/my-sums/1.0", parts)
-    assert answer.status == 201, answer.text
+    upload = await asking.upload("acme/my-sums/1.0", parts)
+    assert upload.status == 201, upload.text
     [card] = (await asking.get("/index.json"))["environments"]
     assert (card["owner"], card["name"], card["version"], card["description"]) == ("acme", "my-sums", "1.0", "Sums")
     [version] = (await asking.get("/acme/my-sums/index.json"))["versions"]
     assert (version["version"], version["yanked"]) == ("1.0", None)
     for file in version["files"]:
         kind = "wheel" if file["filename"].endswith(".whl") else "source"
-        got = await asking.ask("GET", f"/acme/my-sums/1.0/{file['filename']}")
-        assert (got.body, file["size"]) == (parts[kind], len(parts[kind]))
-        assert "immutable" in got.headers["Cache-Control"]
+        response = await asking.ask("GET", f"/acme/my-sums/1.0/{file['filename']}")
+        assert (response.body, file["size"]) == (parts[kind], len(parts[kind]))
+        assert "immutable" in response.headers["Cache-Control"]
     for filename, part in (("manifest.json", "manifest"), ("README.md", "readme")):
-        got = await asking.ask("GET", f"/acme/my-sums/1.0/{filename}")
-        assert got.body == parts[part]
-    assert got.headers["Content-Type"] == "text/plain; charset=utf-8"
-    assert got.headers["X-Content-Type-Options"] == "nosniff"
+        response = await asking.ask("GET", f"/acme/my-sums/1.0/{filename}")
+        assert response.body == parts[part]
+    assert response.headers["Content-Type"] == "text/plain; charset=utf-8"
+    assert response.headers["X-Content-Type-Options"] == "nosniff"
 
 
-async def test_a_readme_comes_out_of_the_wheel_where_none_is_sent(asking: Asking, tmp_path: Path):
+async def test_the_readme_is_taken_from_the_wheel_if_none_is_uploaded(asking: Asking, tmp_path: Path):
     parts = package(tmp_path / "p")
     del parts["readme"], parts["source"]
     manifest = msgspec.json.decode(parts["manifest"])
     manifest["files"] = [file for file in manifest["files"] if file["kind"] == "wheel"]
     parts["manifest"] = msgspec.json.encode(manifest, order="sorted") + b"\n"
-    answer = await asking.upload("acme/my-sums/1.0", parts)
-    assert answer.status == 201, answer.text
-    got = await asking.ask("GET", "/acme/my-sums/1.0/README.md")
-    assert got.text.startswith("# Sums")
+    upload = await asking.upload("acme/my-sums/1.0", parts)
+    assert upload.status == 201, upload.text
+    readme = await asking.ask("GET", "/acme/my-sums/1.0/README.md")
+    assert readme.text.startswith("# Sums")
 
 
-async def test_a_version_never_changes_and_yanking_is_told(asking: Asking, tmp_path: Path):
+async def test_a_version_is_immutable_and_can_be_yanked_and_restored(asking: Asking, tmp_path: Path):
     parts = package(tmp_path / "p")
     assert (await asking.upload("acme/my-sums/1.0", parts)).status == 201
     again = await asking.upload("acme/my-sums/1.0", parts)
@@ -73,18 +73,18 @@ async def test_a_version_never_changes_and_yanking_is_told(asking: Asking, tmp_p
     assert absent.status == 404
 
 
-async def test_the_simple_index_is_html_or_json_as_asked(asking: Asking, tmp_path: Path):
+async def test_the_simple_index_negotiates_html_or_json(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     page = await asking.ask("GET", "/acme/simple/my-sums/")
     assert page.headers["Content-Type"] == "text/html; charset=utf-8"
     assert 'data-requires-python="&gt;=3.11"' in page.text
-    asked = {"Accept": f"{JSON}, text/html;q=0.5"}
-    told = await asking.ask("GET", "/acme/simple/my-sums/", headers=asked)
-    assert told.headers["Content-Type"] == JSON
-    document = msgspec.json.decode(told.body)
+    accept_json = {"Accept": f"{JSON}, text/html;q=0.5"}
+    response = await asking.ask("GET", "/acme/simple/my-sums/", headers=accept_json)
+    assert response.headers["Content-Type"] == JSON
+    document = msgspec.json.decode(response.body)
     assert [file["filename"] for file in document["files"]] == ["my_sums-1.0-py3-none-any.whl", "my_sums-1.0.tar.gz"]
     assert document["versions"] == ["1.0"]
-    names = msgspec.json.decode((await asking.ask("GET", "/acme/simple/", headers=asked)).body)
+    names = msgspec.json.decode((await asking.ask("GET", "/acme/simple/", headers=accept_json)).body)
     assert names["projects"] == [{"name": "my-sums"}]
     assert (await asking.ask("GET", "/acme/simple/my-sums/", headers={"Accept": "image/png"})).status == 406
     moved = await asking.ask("GET", "/acme/simple/My.Sums/")
@@ -96,7 +96,7 @@ async def test_the_simple_index_is_html_or_json_as_asked(asking: Asking, tmp_pat
     assert (again.status, again.body) == (304, b"")
 
 
-async def test_what_is_private_is_not_there_without_a_token_that_reads_it(asking: Asking, tmp_path: Path):
+async def test_private_packages_look_absent_without_a_reading_token(asking: Asking, tmp_path: Path):
     visibility = "/api/environments/acme/my-sums"
     assert (await asking.ask("PUT", visibility, "acme", json={"visibility": "private"})).status == 200
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
@@ -105,17 +105,19 @@ async def test_what_is_private_is_not_there_without_a_token_that_reads_it(asking
     paths = ["/acme/my-sums/index.json", "/acme/simple/my-sums/", "/acme/simple/", "/acme/my-sums/1.0/runs/index.json"]
     paths += [f"/acme/my-sums/1.0/{name}" for name in ("manifest.json", "README.md", "my_sums-1.0-py3-none-any.whl")]
     paths += [f"/acme/my-sums/1.0/runs/{run['id']}.json"]
-    other = {path: path.replace("my-sums", "no-sums").replace("/acme/simple/", "/nobody/simple/") for path in paths}
+    absent_paths = {
+        path: path.replace("my-sums", "no-sums").replace("/acme/simple/", "/nobody/simple/") for path in paths
+    }
     for token in (None, "zeta", "zeta-admin"):
         assert (await asking.get("/index.json", token))["environments"] == []
         assert (await asking.get("/api/search?q=sums", token)) == {"environments": [], "total": 0}
         for path in paths:
-            hidden, absent = await asking.ask("GET", path, token), await asking.ask("GET", other[path], token)
+            hidden, absent = await asking.ask("GET", path, token), await asking.ask("GET", absent_paths[path], token)
             assert hidden.status == absent.status == 404
-            blank = {"Date": "", "Content-Length": ""}
-            assert {**hidden.headers, **blank} == {**absent.headers, **blank}
-            words = hidden.text.replace("my-sums", "no-sums").replace("acme", "")
-            assert words == absent.text.replace("nobody", "").replace("acme", "")
+            ignored_headers = {"Date": "", "Content-Length": ""}
+            assert {**hidden.headers, **ignored_headers} == {**absent.headers, **ignored_headers}
+            hidden_text = hidden.text.replace("my-sums", "no-sums").replace("acme", "")
+            assert hidden_text == absent.text.replace("nobody", "").replace("acme", "")
     for token in ("acme", "acme-admin"):
         assert (await asking.get("/api/search?q=sums", token))["total"] == 1
         for path in paths:
@@ -125,12 +127,12 @@ async def test_what_is_private_is_not_there_without_a_token_that_reads_it(asking
     user = base64.b64encode(f"__token__:{asking.tokens['acme']}".encode()).decode()
     assert (await asking.ask("GET", "/acme/simple/my-sums/", headers={"Authorization": f"Basic {user}"})).status == 200
     public = {"visibility": "public"}
-    assert (await asking.ask("PUT", visibility, "acme", json=public)).status == 403  # it may only upload
+    assert (await asking.ask("PUT", visibility, "acme", json=public)).status == 403  # The token may only upload.
     assert (await asking.ask("PUT", visibility, "acme-admin", json=public)).status == 200
     assert (await asking.get("/index.json"))["environments"][0]["name"] == "my-sums"
 
 
-async def test_a_search_finds_words_tags_owners_and_kinds(tmp_path: Path):
+async def test_search_by_words_tag_owner_and_compatibility(tmp_path: Path):
     store = Store(tmp_path / "hub")
     for owner in ("acme", "zeta"):
         store.add_owner(owner)
@@ -141,34 +143,34 @@ async def test_a_search_finds_words_tags_owners_and_kinds(tmp_path: Path):
     store.close()
     async with hub(tmp_path / "hub") as asking:
 
-        async def found(query: str) -> list[str]:
+        async def search_names(query: str) -> list[str]:
             return [card["name"] for card in (await asking.get(f"/api/search?{query}"))["environments"]]
 
-        assert await found("") == ["go", "chess", "sums"]
-        assert await found("q=GAME") == ["go", "chess", "sums"]
-        assert await found("q=chess+game") == ["chess"]
-        assert await found("q=%C3%A4rger") == ["chess"]
-        assert await found("q=%25") == await found("q=_") == []
-        assert await found("tag=board") == ["go"]
-        assert await found("owner=zeta") == await found("compatibility=verifiers+v0") == ["sums"]
-        assert await found("limit=1&offset=1") == ["chess"]
+        assert await search_names("") == ["go", "chess", "sums"]
+        assert await search_names("q=GAME") == ["go", "chess", "sums"]
+        assert await search_names("q=chess+game") == ["chess"]
+        assert await search_names("q=%C3%A4rger") == ["chess"]
+        assert await search_names("q=%25") == await search_names("q=_") == []
+        assert await search_names("tag=board") == ["go"]
+        assert await search_names("owner=zeta") == await search_names("compatibility=verifiers+v0") == ["sums"]
+        assert await search_names("limit=1&offset=1") == ["chess"]
         assert (await asking.get("/api/search?tag=game&limit=1"))["total"] == 2
-        for wrong in ("limit=x", "limit=-1", "limit=1001", "offset=99999999999999999999", "q=" + "a+" * 30):
-            assert (await asking.ask("GET", f"/api/search?{wrong}")).status == 400
+        for invalid in ("limit=x", "limit=-1", "limit=1001", "offset=99999999999999999999", "q=" + "a+" * 30):
+            assert (await asking.ask("GET", f"/api/search?{invalid}")).status == 400
 
 
-async def test_results_are_kept_once(asking: Asking, tmp_path: Path):
+async def test_equal_results_are_stored_once(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     runs = "/api/environments/acme/my-sums/1.0/runs"
     result = {"model": "tiny", "summary": {"reward": 0.5}, "examples": [{"reward": 1}], "sha": "0" * 64}
     first, second = [await asking.ask("POST", runs, "acme", json=result) for _ in range(2)]
     assert (first.status, first.body) == (201, second.body)
-    [told] = (await asking.get("/acme/my-sums/1.0/runs/index.json"))["runs"]
-    assert (told["model"], told["summary"]) == ("tiny", {"reward": 0.5})
-    assert await asking.get(f"/acme/my-sums/1.0/runs/{told['id']}.json") == result
+    [listed] = (await asking.get("/acme/my-sums/1.0/runs/index.json"))["runs"]
+    assert (listed["model"], listed["summary"]) == ("tiny", {"reward": 0.5})
+    assert await asking.get(f"/acme/my-sums/1.0/runs/{listed['id']}.json") == result
 
 
-async def test_downloads_are_counted(asking: Asking, tmp_path: Path):
+async def test_head_and_range_requests_of_a_wheel(asking: Asking, tmp_path: Path):
     await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
     wheel = "/acme/my-sums/1.0/my_sums-1.0-py3-none-any.whl"
     for _ in range(3):
@@ -179,7 +181,7 @@ async def test_downloads_are_counted(asking: Asking, tmp_path: Path):
     await asking.ask("GET", "/acme/my-sums/1.0/manifest.json")
 
 
-async def test_downloads_are_there_after_a_restart(tmp_path: Path):
+async def test_download_counts_survive_a_restart(tmp_path: Path):
     async with hub(tmp_path / "hub") as asking:
         await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
         for _ in range(3):
@@ -188,7 +190,7 @@ async def test_downloads_are_there_after_a_restart(tmp_path: Path):
         assert (await asking.get("/index.json"))["environments"][0]["downloads"] == 3
 
 
-async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_download_counts_that_could_not_be_saved_are_saved_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     counted: list[int] = []
     count, loop, done = Store.add_downloads, asyncio.get_running_loop(), asyncio.Event()
 
@@ -209,13 +211,13 @@ async def test_downloads_that_could_not_be_counted_are_counted_later(tmp_path: P
         assert (await asking.get("/index.json"))["environments"][0]["downloads"] == 1
 
 
-async def test_uploads_are_closed_whatever_counting_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+async def test_uploads_are_closed_even_if_saving_download_counts_fails(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def broken(store: Store, downloads: object) -> None:
         raise RuntimeError("count")
 
     closed: list[bool] = []
     monkeypatch.setattr(Store, "add_downloads", broken)
-    monkeypatch.setattr(app.Uploads, "close", closing(closed, app.Uploads.close))
+    monkeypatch.setattr(app.Uploads, "close", recording_close(closed, app.Uploads.close))
     with pytest.raises(RuntimeError, match="count"):
         async with hub(tmp_path / "hub") as asking:
             await asking.upload("acme/my-sums/1.0", package(tmp_path / "p"))
@@ -223,55 +225,57 @@ async def test_uploads_are_closed_whatever_counting_does(tmp_path: Path, monkeyp
     assert closed == [True]
 
 
-def closing(closed: list[bool], close: Callable[[app.Uploads], Awaitable[None]]) -> object:
-    async def noted(uploads: app.Uploads) -> None:
+def recording_close(closed: list[bool], close: Callable[[app.Uploads], Awaitable[None]]) -> object:
+    async def close_and_record(uploads: app.Uploads) -> None:
         await close(uploads)
         closed.append(True)
 
-    return noted
+    return close_and_record
 
 
-async def test_a_token_says_whose_it_is(asking: Asking):
+async def test_the_api_returns_owner_and_scopes_of_a_token(asking: Asking):
     assert await asking.get("/api/me", "acme") == {"owner": "acme", "scopes": ["read", "upload:acme/*"]}
     assert (await asking.ask("GET", "/api/me")).status == 401
 
 
-async def test_a_project_that_is_not_there_is_sought_elsewhere_where_nothing_is_hidden(tmp_path: Path):
+async def test_unknown_projects_redirect_to_the_fallback_unless_private_ones_exist(tmp_path: Path):
     async with hub(tmp_path / "hub", fallback="https://index.example/simple/") as asking:
         moved = await asking.ask("GET", "/acme/simple/msgspec/")
         assert (moved.status, moved.headers["Location"]) == (302, "https://index.example/simple/msgspec/")
         await asking.ask("PUT", "/api/environments/acme/secret", "acme", json={"visibility": "private"})
         assert (await asking.ask("GET", "/acme/simple/secret/")).status == 404
-        assert (await asking.ask("GET", "/acme/simple/msgspec/")).status == 404  # as little as of the other one
+        assert (
+            await asking.ask("GET", "/acme/simple/msgspec/")
+        ).status == 404  # The same response as for the private project.
         assert (await asking.ask("GET", "/acme/simple/msgspec/", "acme")).status == 302
         assert (await asking.ask("GET", "/zeta/simple/msgspec/")).status == 302
 
 
 @pytest.mark.broad
-async def test_fifty_uploads_and_five_hundred_downloads_at_once(tmp_path: Path):
-    """None fails and no file is torn, whatever happens beside it."""
+async def test_fifty_uploads_and_five_hundred_downloads_run_concurrently(tmp_path: Path):
+    """No request fails and no file is incomplete under concurrent load."""
     async with hub(tmp_path / "hub") as asking:
-        made = {f"sums-{i}": package(tmp_path / f"p{i}", f"sums-{i}") for i in range(60)}
-        for name in list(made)[:10]:
-            assert (await asking.upload(f"acme/{name}/1.0", made[name])).status == 201
+        packages = {f"sums-{i}": package(tmp_path / f"p{i}", f"sums-{i}") for i in range(60)}
+        for name in list(packages)[:10]:
+            assert (await asking.upload(f"acme/{name}/1.0", packages[name])).status == 201
 
         async def upload(name: str) -> int:
-            return (await asking.upload(f"acme/{name}/1.0", made[name])).status
+            return (await asking.upload(f"acme/{name}/1.0", packages[name])).status
 
         async def download(i: int) -> bool:
-            name = list(made)[i % 10]
+            name = list(packages)[i % 10]
             kind, end = (("wheel", "-py3-none-any.whl"), ("source", ".tar.gz"))[i % 2]
-            got = await asking.ask("GET", f"/acme/{name}/1.0/{name.replace('-', '_')}-1.0{end}")
-            return got.status == 200 and got.body == made[name][kind]
+            response = await asking.ask("GET", f"/acme/{name}/1.0/{name.replace('-', '_')}-1.0{end}")
+            return response.status == 200 and response.body == packages[name][kind]
 
-        uploads = [upload(name) for name in list(made)[10:]]
+        uploads = [upload(name) for name in list(packages)[10:]]
         (*statuses,) = await asyncio.gather(*uploads, *(download(i) for i in range(500)))
         assert statuses == [201] * 50 + [True] * 500
         assert len((await asking.get("/index.json"))["environments"]) == 60
     store = Store(tmp_path / "hub")
     try:
         assert store.recover() == []
-        for name, parts in made.items():
+        for name, parts in packages.items():
             for file in catalogue.environment(store, "acme", name)["versions"][0]["files"]:
                 path = store.files / "acme" / name / "1.0" / file["filename"]
                 assert path.read_bytes() in (parts["wheel"], parts["source"])

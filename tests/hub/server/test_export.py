@@ -1,4 +1,4 @@
-"""A hub as plain files."""
+"""Exporting a hub to plain files."""
 
 from __future__ import annotations
 
@@ -21,13 +21,13 @@ def store(tmp_path: Path):
     store.close()
 
 
-def test_what_is_exported_is_what_is_served(store: Store, tmp_path: Path):
-    made = export(store, tmp_path / "site", "test")
-    assert (made.environments, made.versions) == (2, 3)
+def test_public_versions_are_exported_and_private_ones_are_not(store: Store, tmp_path: Path):
+    result = export(store, tmp_path / "site", "test")
+    assert (result.environments, result.versions) == (2, 3)
     assert not [path for path in (tmp_path / "site").rglob("*") if "secret" in path.name]
 
 
-async def test_each_file_is_the_server_s_answer(store: Store, tmp_path: Path):
+async def test_each_exported_file_equals_the_servers_response(store: Store, tmp_path: Path):
     export(store, tmp_path / "site", "test")
     count = 0
     async with hub(tmp_path / "hub") as asking:
@@ -40,19 +40,19 @@ async def test_each_file_is_the_server_s_answer(store: Store, tmp_path: Path):
                 headers["Accept"] = "text/html" if file.suffix == ".html" else "application/vnd.pypi.simple.v1+json"
                 path = path.removesuffix(file.name)
             path = path.removesuffix("index.html")
-            answer = await asking.ask("GET", path, headers=headers)
-            served, written = answer.body, file.read_bytes()
-            if file.suffix == ".html":  # nobody finds the page of a folder on a disk, so that links there name it
+            response = await asking.ask("GET", path, headers=headers)
+            served, written = response.body, file.read_bytes()
+            if file.suffix == ".html":  # A browser opens no index page of a local folder, so exported links name it.
                 written = written.replace(b'index.html"', b'"').replace(b"index.html?", b"?")
             if path == "/index.json":
                 served, written = msgspec.json.decode(served), msgspec.json.decode(written)
                 assert (served.pop("search"), written.pop("search")) == ("/api/search", None)
-            assert (answer.status, served) == (200, written), path
+            assert (response.status, served) == (200, written), path
             count += 1
     assert count > 20
 
 
-def test_a_former_export_is_replaced_and_nothing_else_ever(store: Store, tmp_path: Path):
+def test_export_replaces_only_a_previous_export(store: Store, tmp_path: Path):
     site = tmp_path / "site"
     export(store, site)
     (site / "acme/gone").mkdir()
@@ -66,7 +66,7 @@ def test_a_former_export_is_replaced_and_nothing_else_ever(store: Store, tmp_pat
     assert (tmp_path / "home/letter.txt").read_text() == "dear"
 
 
-def test_a_file_that_has_changed_is_not_exported(store: Store, tmp_path: Path):
+def test_a_modified_file_is_not_exported_and_the_previous_export_stays(store: Store, tmp_path: Path):
     export(store, tmp_path / "site")
     (store.files / "zeta/chess/1.0/chess-1.0.tar.gz").write_bytes(b"other")
     with pytest.raises(PackageError, match="was modified after its upload"):

@@ -1,4 +1,4 @@
-"""The pages of a hub, as HTML: what they tell, what they do not, and that nothing on them acts."""
+"""The pages of a hub as HTML: content, privacy, and no active content from packages."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from rove.hub.server.pages.run import Estimate, Summary, examples_html, read_sum
 from rove.hub.server.pages.site import PAGE_SIZE, Site
 from rove.hub.server.store import Store
 
-TAGS = frozenset(
+ALLOWED_TAGS = frozenset(
     [
         "p",
         "h1",
@@ -53,8 +53,8 @@ TAGS = frozenset(
         "br",
     ]
 )
-ATTRIBUTES = frozenset({"href", "rel", "title", "class", "start"})
-"""What a README may become."""
+ALLOWED_ATTRIBUTES = frozenset({"href", "rel", "title", "class", "start"})
+"""The elements and attributes that a rendered README may contain."""
 
 
 class Elements(HTMLParser):
@@ -73,15 +73,15 @@ class Elements(HTMLParser):
         self.text += data
 
     def all(self, tag: str) -> list[dict[str, str | None]]:
-        """The attributes of each element of a kind."""
+        """Return the attributes of each element with this tag."""
         return [attributes for name, attributes in self.found if name == tag]
 
 
-def inert(html: str) -> Elements:
-    """What a README became; nothing in it can act."""
+def check_inert(html: str) -> Elements:
+    """Parse a rendered README and check that it has no active content."""
     page = Elements(html)
     for tag, attributes in page.found:
-        assert tag in TAGS and attributes.keys() <= ATTRIBUTES, (tag, attributes)
+        assert tag in ALLOWED_TAGS and attributes.keys() <= ALLOWED_ATTRIBUTES, (tag, attributes)
         assert (attributes.get("href") or "https://").lower().startswith(("https://", "http://"))
     return page
 
@@ -98,19 +98,19 @@ def site(store: Store) -> Site:
     return Site(store, "our hub")
 
 
-# Texts of others
+# Untrusted text
 
 
-def test_a_readme_is_read_as_markdown():
-    page = inert(readme_html(README))
+def test_a_readme_is_rendered_as_markdown():
+    page = check_inert(readme_html(README))
     assert [tag for tag, _ in page.found][:3] == ["h3", "p", "strong"]
     assert [one["href"] for one in page.all("a")] == ["https://example.org/paper?a=1&b=2"]
     assert page.all("a")[0]["rel"] == "nofollow noopener noreferrer"
     assert "the code" in page.text and "[a plot]" in page.text and len(page.all("td")) == 2
 
 
-def test_nothing_in_a_hostile_readme_acts():
-    page = inert(readme_html(HOSTILE))
+def test_a_hostile_readme_is_rendered_without_active_content():
+    page = check_inert(readme_html(HOSTILE))
     assert [one["href"] for one in page.all("a")] == ["https://evil.example/%22onclick=%22window.pwned=7"]
     for shown in (
         "<script>window.pwned = 2</script>",
@@ -123,24 +123,24 @@ def test_nothing_in_a_hostile_readme_acts():
         assert shown in page.text
 
 
-PIECES = ["<script>", "](", "[", "![", ")", "javascript:", "data:text/html,", "<a/onclick=1>", '"', "'", "`"]
-PIECES += ["&#106;avascript:", "|", "---|", "<", ">", "https://x", "//x", "\\", "[a]:", "&lt;", "#", "*", "~~"]
-PIECES += ["\n", " ", "\t", "\x00", "\u202e", "    "]
+MARKUP_PIECES = ["<script>", "](", "[", "![", ")", "javascript:", "data:text/html,", "<a/onclick=1>", '"', "'", "`"]
+MARKUP_PIECES += ["&#106;avascript:", "|", "---|", "<", ">", "https://x", "//x", "\\", "[a]:", "&lt;", "#", "*", "~~"]
+MARKUP_PIECES += ["\n", " ", "\t", "\x00", "\u202e", "    "]
 
 
-@given(st.lists(st.sampled_from(PIECES), max_size=30).map("".join))
-def test_no_readme_acts(source: str):
-    inert(readme_html(source))
+@given(st.lists(st.sampled_from(MARKUP_PIECES), max_size=30).map("".join))
+def test_a_random_readme_is_rendered_without_active_content(source: str):
+    check_inert(readme_html(source))
 
 
 @pytest.mark.parametrize("piece", first_quick(["[", "![", "*a_", "> ", "[a](", "|a"]))
-def test_a_long_readme_is_cut(piece: str):
-    page = inert(readme_html(piece * MAX_README_CHARS))
+def test_a_long_readme_is_truncated(piece: str):
+    page = check_inert(readme_html(piece * MAX_README_CHARS))
     assert len(page.text) <= MAX_README_CHARS + 100
     readme_html.cache_clear()
 
 
-def test_texts_of_manifests_and_runs_are_text(site: Site, store: Store):
+def test_texts_of_manifests_and_runs_are_escaped(site: Site, store: Store):
     [row] = site.rows("zeta", "evil", "1.0")
     for page in (
         site.environment("zeta", "evil"),
@@ -185,7 +185,7 @@ SUMMARIES = st.dictionaries(
 
 
 @given(SUMMARIES)
-def test_any_json_is_a_row(told: dict[str, Any]):
+def test_any_json_summary_becomes_a_row(told: dict[str, Any]):
     raw = msgspec.Raw(msgspec.json.encode(told))
     [row] = rows_of("1.0", [{"id": "1", "model": "m", "uploaded": "2026-11-22T00:00:00Z", "summary": raw}])
     scale = scale_of([row.summary.reward])
@@ -198,11 +198,11 @@ def test_any_json_is_a_row(told: dict[str, Any]):
     )
     | JSON
 )
-def test_any_json_is_a_rollout_or_shown_as_what_it_is(told: Any):
+def test_any_json_example_is_displayed(told: Any):
     assert examples_html([told])[0].startswith('<details class="rollout">')
 
 
-def test_deep_json_is_no_harm():
+def test_deeply_nested_json_is_displayed():
     deep: Any = "x"
     for _ in range(900):
         deep = [deep]
@@ -211,23 +211,23 @@ def test_deep_json_is_no_harm():
     assert read_summary({"reward": deep}) == Summary()
 
 
-def test_a_summary_without_an_interval():
+def test_a_summary_without_an_interval_is_read():
     assert read_summary({"reward": {"mean": 1, "half_width": None}, "scored": 3}) == Summary(
         reward=Estimate(1.0), scored=3
     )
 
 
-# What pages tell
+# Content of pages
 
 
-def test_intervals_of_new_and_old_summaries_are_shown():
+def test_intervals_in_both_summary_formats_are_shown():
     assert with_interval(Estimate(0.5, low=0.25, high=0.625, caveat="few")) == "0.500 [0.250, 0.625]*"
     assert with_interval(Estimate(0.5, half_width=0.25)) == "0.500 [0.250, 0.750]"
     assert with_interval(Estimate(0.5)) == "0.500"
     assert Estimate(low=0.1).limits is Estimate(half_width=0.1).limits is None
 
 
-def test_the_list_has_what_is_public(site: Site):
+def test_the_list_contains_only_public_environments(site: Site):
     page = Elements(site.index_page())
     assert [one["href"] for one in page.all("a") if (one["href"] or "").count("/") == 3] == [
         "./acme/my-sums/",
@@ -239,7 +239,7 @@ def test_the_list_has_what_is_public(site: Site):
     assert "secret" in Elements(site.search_page(Query(), "acme")).text
 
 
-def test_the_list_is_searched(site: Site, monkeypatch: pytest.MonkeyPatch):
+def test_the_list_is_searched_and_paginated(site: Site, monkeypatch: pytest.MonkeyPatch):
     page = Elements(site.search_page(Query(q="SUMS two", tag="math")))
     assert "1 environment found" in page.text and "acme/my-sums" in page.text and "zeta/chess" not in page.text
     assert page.all("input")[0]["value"] == "SUMS two"
@@ -252,12 +252,12 @@ def test_the_list_is_searched(site: Site, monkeypatch: pytest.MonkeyPatch):
     assert "zeta/evil" in last.text and {"href": "./"} in last.all("a")
 
 
-def test_a_search_field_is_no_way_in(site: Site):
+def test_search_queries_are_escaped(site: Site):
     page = Elements(site.search_page(Query(q=EVIL, owner=EVIL, tag='"><script>')))
     assert len(page.all("script")) == 1 and page.all("input")[0]["value"] == EVIL
 
 
-def test_a_card_tells_what_there_is(site: Site):
+def test_an_environment_page_shows_manifest_leaderboard_and_yanked_versions(site: Site):
     page = Elements(site.environment("acme", "my-sums"))
     for words in (
         "0 to 1.200",
@@ -281,7 +281,7 @@ def test_a_card_tells_what_there_is(site: Site):
     assert "This version was yanked" in Elements(site.environment("zeta", "evil")).text
 
 
-def test_a_run_s_page_tells_what_it_came_to(site: Site):
+def test_a_run_page_shows_metrics_errors_and_settings(site: Site):
     row = site.rows("acme", "my-sums", "1.1")[0]
     page = Elements(site.run("acme", "my-sums", row))
     for words in (
@@ -298,7 +298,7 @@ def test_a_run_s_page_tells_what_it_came_to(site: Site):
     assert {"href": "../../../../acme/my-sums/"} in page.all("a")
 
 
-def test_what_is_not_to_be_seen_has_no_page(site: Site):
+def test_private_environments_have_no_page_for_other_readers(site: Site):
     for reader in (None, "zeta"):
         with pytest.raises(RejectedError) as hidden:
             site.environment("acme", "secret", reader)
@@ -310,12 +310,12 @@ def test_what_is_not_to_be_seen_has_no_page(site: Site):
     assert "hidden-model" in site.environment("acme", "secret", "acme").decode()
 
 
-def test_facets_count_what_a_reader_sees(store: Store):
+def test_facets_count_environments_visible_to_the_reader(store: Store):
     assert catalogue.facets(store)["tag"] == {"game": 2, "math": 1, "tools": 1}
     assert "hidden" in catalogue.facets(store, "acme")["tag"]
 
 
-def test_many_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+def test_long_leaderboards_are_truncated(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("rove.hub.server.pages.run.MAX_ROWS", 2)
     store = made_hub(tmp_path / "hub")
     try:
@@ -327,19 +327,19 @@ def test_many_rows_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
         store.close()
 
 
-# Served
+# HTTP
 
 
-async def test_pages_are_served_with_a_policy_and_nothing_private(store: Store):
+async def test_pages_have_a_security_policy_and_private_ones_need_a_token(store: Store):
     async with hub(store.folder) as asking:
         for path in ("/", "/acme/my-sums/", "/?q=sums&tag=math&limit=5"):
-            answer = await asking.ask("GET", path)
-            assert answer.status == 200 and answer.headers["Content-Type"] == "text/html; charset=utf-8"
-            assert answer.headers["Content-Security-Policy"] == POLICY and "unsafe" not in POLICY
-            assert "style=" not in answer.text and "<style" not in answer.text
-            for word in Elements(answer.text).all("link") + Elements(answer.text).all("script"):
-                there = await asking.ask("GET", f"{path.split('?')[0]}{word.get('href') or word['src']}")
-                assert there.status == 200 and there.headers["X-Content-Type-Options"] == "nosniff"
+            response = await asking.ask("GET", path)
+            assert response.status == 200 and response.headers["Content-Type"] == "text/html; charset=utf-8"
+            assert response.headers["Content-Security-Policy"] == POLICY and "unsafe" not in POLICY
+            assert "style=" not in response.text and "<style" not in response.text
+            for element in Elements(response.text).all("link") + Elements(response.text).all("script"):
+                asset = await asking.ask("GET", f"{path.split('?')[0]}{element.get('href') or element['src']}")
+                assert asset.status == 200 and asset.headers["X-Content-Type-Options"] == "nosniff"
         for path in (
             "/acme/secret/",
             "/acme/nothing/",
@@ -347,24 +347,24 @@ async def test_pages_are_served_with_a_policy_and_nothing_private(store: Store):
             "/acme/my-sums/1.1/runs/x.html",
             "/?offset=x",
         ):
-            answer = await asking.ask("GET", path)
-            assert answer.status in (400, 404) and answer.error
-            assert "sandbox" in answer.headers["Content-Security-Policy"]
-        answer = await asking.ask("GET", "/acme/secret/", "acme")
-        assert answer.status == 200 and answer.headers["Cache-Control"] == "private, no-cache"
+            response = await asking.ask("GET", path)
+            assert response.status in (400, 404) and response.error
+            assert "sandbox" in response.headers["Content-Security-Policy"]
+        response = await asking.ask("GET", "/acme/secret/", "acme")
+        assert response.status == 200 and response.headers["Cache-Control"] == "private, no-cache"
         run = catalogue.runs(store, "acme", "my-sums", "1.1")["runs"][0]["id"]
         assert (await asking.ask("GET", f"/acme/my-sums/1.1/runs/{run}.html")).status == 200
-        answer = await asking.ask("GET", "/acme/my-sums")
-        assert (answer.status, answer.headers["Location"]) == (301, "my-sums/")
+        response = await asking.ask("GET", "/acme/my-sums")
+        assert (response.status, response.headers["Location"]) == (301, "my-sums/")
 
 
-async def test_a_redirect_leads_nowhere_else(tmp_path: Path):
+async def test_redirects_stay_on_the_hub(tmp_path: Path):
     async with hub(tmp_path / "hub") as asking:
         for path in ("/acme/%2F%2Fevil.example", "/acme/simple/%2F%2Fevil.example", "/acme/a%0d%0ab"):
-            answer = await asking.ask("GET", URL(asking.url + path, encoded=True))
-            assert answer.status in (301, 400, 404)
-            assert "//evil" not in answer.headers.get("Location", "")
+            response = await asking.ask("GET", URL(asking.url + path, encoded=True))
+            assert response.status in (301, 400, 404)
+            assert "//evil" not in response.headers.get("Location", "")
 
 
-def test_a_page_is_at_most_so_long():
+def test_the_page_size_is_within_the_search_limit():
     assert PAGE_SIZE <= catalogue.MAX_SEARCH_RESULTS

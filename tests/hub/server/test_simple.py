@@ -1,4 +1,4 @@
-"""The simple index: what installers ask for, and pages that no name or reason can break out of."""
+"""The simple index for installers: content negotiation, equal content and escaping."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ PIP = f"{JSON_V1}, {HTML_V1}; q=0.1, text/html; q=0.01"
         (",;q=,;;", None),
     ],
 )
-def test_the_form_that_is_asked_for(accept: str, form: str | None):
+def test_the_content_type_follows_the_accept_header(accept: str, form: str | None):
     assert negotiate(accept) == form
 
 
@@ -60,7 +60,7 @@ def release(yanked: str | None, requires: str) -> StoredRelease:
 
 
 @given(st.none() | st.text(max_size=30), st.sampled_from(["", ">=3.11", "<4,>=3.11"]))
-def test_both_forms_tell_the_same(yanked: str | None, requires: str):
+def test_html_and_json_have_the_same_content(yanked: str | None, requires: str):
     [link] = Links(simple.project(HTML, "a-b", [release(yanked, requires)])).links
     [file] = json.loads(simple.project(JSON_V1, "a-b", [release(yanked, requires)]))["files"]
     assert link["href"] == f"{file['url']}#sha256={file['hashes']['sha256']}"
@@ -69,11 +69,11 @@ def test_both_forms_tell_the_same(yanked: str | None, requires: str):
     assert file["yanked"] == (False if yanked is None else yanked or True)
     if yanked is None:
         assert "data-yanked" not in link
-    elif "\r" not in yanked and "\0" not in yanked:  # which a parser of HTML reads as others
+    elif "\r" not in yanked and "\0" not in yanked:  # An HTML parser replaces these characters.
         assert (link["data-yanked"] or "") == yanked
 
 
-def test_nothing_breaks_out_of_a_page():
+def test_names_and_reasons_are_escaped_in_pages():
     page = Links(simple.project(HTML, "a-b", [release('"><script>alert(1)</script>', "")]))
     assert "script" not in page.tags
     assert [link["href"] for link in Links(simple.project_list(HTML_V1, ["a", "b-c"])).links] == ["a/", "b-c/"]

@@ -1,4 +1,4 @@
-"""The data folder: what is on the hub is whole, and what died on its way is gone after a start."""
+"""The data folder: uploads are atomic, and unfinished ones are removed when the hub starts."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ def store(tmp_path: Path):
     store.close()
 
 
-def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(store: Store):
-    def shown() -> str:
+def test_versions_are_sorted_and_the_highest_usable_one_is_shown(store: Store):
+    def shown_version() -> str:
         return catalogue.listing(store, "hub")["environments"][0]["version"]
 
     for version in ("1.10", "2.0rc1", "1.9"):
@@ -43,13 +43,13 @@ def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(stor
         "1.10",
         "2.0rc1",
     ]
-    assert shown() == "1.10"
+    assert shown_version() == "1.10"
     store.yank("acme", "my-sums", "1.10", "")
-    assert shown() == "1.9"
+    assert shown_version() == "1.9"
     store.yank("acme", "my-sums", "1.9", "both")
-    assert shown() == "2.0rc1"
+    assert shown_version() == "2.0rc1"
     store.yank("acme", "my-sums", "1.9", None)
-    assert shown() == "1.9"
+    assert shown_version() == "1.9"
 
 
 @pytest.mark.parametrize(
@@ -62,7 +62,7 @@ def test_versions_are_told_highest_last_and_the_highest_usable_one_is_shown(stor
         ("rny-sums", "2.0", 409, "'rny-sums' is too similar to the existing acme/my-sums"),
     ],
 )
-def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, status: int, words: str):
+def test_existing_and_confusable_versions_are_rejected(store: Store, name: str, version: str, status: int, words: str):
     add(store)
     before = listing(store.folder)
     with pytest.raises(RejectedError, match=words) as refused:
@@ -71,19 +71,19 @@ def test_what_is_there_stays_what_it_is(store: Store, name: str, version: str, s
     assert listing(store.folder) == before
 
 
-def test_owners_cannot_be_confused_and_have_to_be_there(store: Store):
+def test_confusable_unknown_and_invalid_owners_are_rejected(store: Store):
     assert not store.add_owner("acme", ["key"])
     assert catalogue.keys(store, "acme") == ["key"]
     with pytest.raises(RejectedError, match="'acrne' is too similar to the owner 'acme'"):
         store.add_owner("acrne")
     with pytest.raises(RejectedError, match="no owner 'nobody'"):
         add(store, "nobody")
-    for wrong in ("Acme", "a_b", "", "simple", "-a", "a" * 41, "ácme"):
+    for invalid in ("Acme", "a_b", "", "simple", "-a", "a" * 41, "ácme"):
         with pytest.raises(ConfigError):
-            store.add_owner(wrong)
+            store.add_owner(invalid)
 
 
-def test_a_start_throws_away_what_was_on_its_way(store: Store):
+def test_unfinished_files_are_deleted_when_the_hub_starts(store: Store):
     add(store)
     store.add_run("acme", "my-sums", "1.0", read_run(b'{"model": "tiny", "summary": {}}'))
     before = listing(store.folder)
@@ -96,7 +96,7 @@ def test_a_start_throws_away_what_was_on_its_way(store: Store):
     (store.drafts / ".DS_Store").write_bytes(b"no draft")
     other = Store(store.folder)
     assert other.recover() == []
-    assert listing(store.folder) != before  # somebody is at work: nothing is thrown away
+    assert listing(store.folder) != before  # Another store is open, so nothing is deleted.
     store.close()
     other.close()
     last = Store(store.folder)
@@ -105,18 +105,18 @@ def test_a_start_throws_away_what_was_on_its_way(store: Store):
     assert listing(store.folder) == before
 
 
-def test_what_nobody_of_us_has_deleted_is_told(store: Store):
+def test_missing_and_changed_files_are_reported_when_the_hub_starts(store: Store):
     add(store)
     (store.files / "acme/my-sums/1.0/my_sums-1.0.tar.gz").unlink()
     (store.files / "acme/my-sums/1.0/README.md").write_bytes(b"")
     store.close()
-    again = Store(store.folder)
-    assert sorted(Path(file).name for file in again.recover()) == ["README.md", "my_sums-1.0.tar.gz"]
-    again.close()
+    reopened = Store(store.folder)
+    assert sorted(Path(file).name for file in reopened.recover()) == ["README.md", "my_sums-1.0.tar.gz"]
+    reopened.close()
 
 
 @pytest.mark.parametrize("dies", ["rename", "fsync", "COMMIT"])
-def test_an_upload_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
+def test_a_failed_upload_leaves_no_files(store: Store, monkeypatch: pytest.MonkeyPatch, dies: str):
     add(store)
     before = listing(store.folder)
 
@@ -134,14 +134,14 @@ def test_an_upload_that_fails_leaves_nothing(store: Store, monkeypatch: pytest.M
         add(store, name="others")
     monkeypatch.undo()
     store.close()
-    again = Store(store.folder)
-    again.recover()
+    reopened = Store(store.folder)
+    reopened.recover()
     assert listing(store.folder) == before
-    add(again, name="others")
-    again.close()
+    add(reopened, name="others")
+    reopened.close()
 
 
-def test_an_environment_can_begin_hidden_and_who_may_only_upload_cannot_show_it(store: Store):
+def test_an_uploader_can_create_a_private_environment_but_not_publish_it(store: Store):
     uploader = Access("acme", ("upload:acme/my-sums",))
     for _ in range(2):
         store.set_private("acme", "my-sums", True, uploader)
@@ -156,7 +156,7 @@ def test_an_environment_can_begin_hidden_and_who_may_only_upload_cannot_show_it(
     assert catalogue.search(store, catalogue.Query())["total"] == 1
 
 
-def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
+def test_a_folder_that_is_not_a_hub_is_rejected_and_unchanged(tmp_path: Path):
     (tmp_path / "letter.txt").write_text("dear")
     with pytest.raises(ConfigError, match="is not a hub's data folder"):
         Store(tmp_path)
@@ -167,64 +167,64 @@ def test_a_folder_with_something_else_is_left_alone(tmp_path: Path):
         Store(tmp_path / "hub")
 
 
-def test_tables_of_a_newer_rove_are_refused(store: Store):
+def test_a_database_of_a_newer_rove_is_rejected(store: Store):
     store.database._connection().execute("PRAGMA user_version = 99")
     with pytest.raises(ConfigError, match="by a newer rove"):
         Store(store.folder)
 
 
 @pytest.mark.broad
-def test_an_upload_that_dies_at_any_step_is_there_whole_or_not_at_all(tmp_path: Path):
-    """A process for each step that it takes on the disk or in the tables; that step is its last."""
+def test_an_upload_killed_at_any_step_is_atomic(tmp_path: Path):
+    """Runs one process per file or database operation and ends it at that operation."""
     store = Store(tmp_path / "hub")
     store.add_owner("acme")
     add(store, version="1.0")
     store.close()
-    before, step, ended = listing(tmp_path / "hub"), 0, []
-    while not ended or ended[-1] == DIED:
+    before, step, exit_codes = listing(tmp_path / "hub"), 0, []
+    while not exit_codes or exit_codes[-1] == EXIT_CODE_AT_STEP:
         child = os.fork()
         if child == 0:
-            _die_at(step, tmp_path)
-        ended.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+            _upload_and_exit_at(step, tmp_path)
+        exit_codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         step += 1
-        again = Store(tmp_path / "hub")
-        assert again.recover() == []
-        versions = [release.version for release in catalogue.releases(again, "acme", "my-sums")]
+        reopened = Store(tmp_path / "hub")
+        assert reopened.recover() == []
+        versions = [release.version for release in catalogue.releases(reopened, "acme", "my-sums")]
         if versions != ["1.0"]:
-            for file in catalogue.releases(again, "acme", "my-sums")[-1].files:
-                content = (again.files / "acme/my-sums" / versions[-1] / file.filename).read_bytes()
+            for file in catalogue.releases(reopened, "acme", "my-sums")[-1].files:
+                content = (reopened.files / "acme/my-sums" / versions[-1] / file.filename).read_bytes()
                 assert hashlib.sha256(content).hexdigest() == file.sha256
             break
-        again.close()
+        reopened.close()
         assert listing(tmp_path / "hub") == before
-    again.close()
+    reopened.close()
     assert step > 20, "the steps are not seen any more"
 
 
-DIED = 9
+EXIT_CODE_AT_STEP = 9
 
 
-def _die_at(step: int, place: Path) -> None:
-    """Upload, and die when the step of this number begins. Never returns."""
+def _upload_and_exit_at(step: int, place: Path) -> None:
+    """Upload and exit when the operation with this number begins. Never returns."""
     try:
         store = Store(place / "hub")
         store.recover()
         steps = itertools.count()
 
-        def die(*_: object) -> None:
+        def exit_at_step(*_: object) -> None:
             if next(steps) == step:
-                os._exit(DIED)
+                os._exit(EXIT_CODE_AT_STEP)
 
-        def dying(function: Callable[..., Any]) -> Callable[..., Any]:
+        def counted(function: Callable[..., Any]) -> Callable[..., Any]:
             def call(*args: Any, **options: Any) -> Any:
-                die()
+                exit_at_step()
                 return function(*args, **options)
 
             return call
 
-        store.database._connection().set_trace_callback(die)
+        store.database._connection().set_trace_callback(exit_at_step)
         for module, name in ((os, "fsync"), (os, "rename"), (os, "mkdir"), (shutil, "rmtree")):
-            setattr(module, name, dying(getattr(module, name)))
+            setattr(module, name, counted(getattr(module, name)))
         add(store, version="1.1")
         os._exit(0)
     except BaseException:

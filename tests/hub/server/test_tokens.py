@@ -1,4 +1,4 @@
-"""Tokens: who may do what, and that nobody can read one from the hub's disk."""
+"""Tokens: scopes, expiry, and storage as hashes only."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ def store(tmp_path: Path):
     store.close()
 
 
-def test_a_token_is_known_by_its_hash_alone(store: Store):
+def test_a_token_is_stored_only_as_a_hash(store: Store):
     text = make_token(store.database, "acme", note="laptop")
     assert re.fullmatch(r"rove_[\w-]{43}", text)
     assert access_of(store.database, text) == Access("acme", ("read", "upload:acme/*"))
@@ -32,13 +32,13 @@ def test_a_token_is_known_by_its_hash_alone(store: Store):
 
 
 def test_tokens_expire_and_can_be_revoked(store: Store):
-    short, long = make_token(store.database, "acme", days=1e-9), make_token(store.database, "acme", days=None)
+    expired, valid = make_token(store.database, "acme", days=1e-9), make_token(store.database, "acme", days=None)
     with pytest.raises(RejectedError, match="has expired"):
-        access_of(store.database, short)
-    access_of(store.database, long)
+        access_of(store.database, expired)
+    access_of(store.database, valid)
     assert revoke(store.database, 2).revoked is not None
     with pytest.raises(RejectedError, match="was revoked"):
-        access_of(store.database, long)
+        access_of(store.database, valid)
     assert [token.id for token in tokens(store.database, "acme")] == [1, 2]
     assert tokens(store.database, "nobody") == []
     with pytest.raises(ConfigError, match="no token 9"):
@@ -46,7 +46,7 @@ def test_tokens_expire_and_can_be_revoked(store: Store):
 
 
 @pytest.mark.parametrize("text", ["", "rove_", "rove_" + "a" * 43, "none", "rove_" + "a" * 500, "rove_\udcff"])
-def test_what_is_no_token_opens_nothing(store: Store, text: str):
+def test_invalid_tokens_are_rejected(store: Store, text: str):
     with pytest.raises(RejectedError) as refused:
         access_of(store.database, text)
     assert refused.value.status == 401
@@ -66,7 +66,9 @@ def test_what_is_no_token_opens_nothing(store: Store, text: str):
         (("admin",), "zeta", "sums", False, False),
     ],
 )
-def test_a_scope_allows_what_it_says(scopes: tuple[str, ...], owner: str, name: str, uploads: bool, administers: bool):
+def test_scopes_permit_uploading_administering_and_reading(
+    scopes: tuple[str, ...], owner: str, name: str, uploads: bool, administers: bool
+):
     access = Access("acme", scopes)
     for allowed, check in (
         (uploads, lambda: access.check_upload(owner, name)),
@@ -81,7 +83,7 @@ def test_a_scope_allows_what_it_says(scopes: tuple[str, ...], owner: str, name: 
     assert access.reads == ("acme" if {"read", "admin"} & set(scopes) else None)
 
 
-def test_nobody_may_read_only(store: Store):
+def test_anonymous_access_permits_neither_uploads_nor_private_packages(store: Store):
     with pytest.raises(RejectedError) as refused:
         Access().check_upload("acme", "sums")
     assert refused.value.status == 401
@@ -90,7 +92,7 @@ def test_nobody_may_read_only(store: Store):
 
 @settings(max_examples=50)
 @given(st.text(max_size=20).map(lambda text: f"upload:{text}") | st.text(max_size=20))
-def test_a_scope_is_refused_or_kept_as_it_is(text: str):
+def test_a_scope_is_rejected_or_returned_unchanged(text: str):
     try:
         assert check_scope(text) == text
     except ConfigError:
@@ -98,7 +100,7 @@ def test_a_scope_is_refused_or_kept_as_it_is(text: str):
     assert text in ("read", "admin") or re.fullmatch(r"upload:[a-z0-9-]+/(\*|[a-z0-9-]+)", text)
 
 
-def test_wrong_wishes_are_refused(store: Store):
+def test_tokens_with_invalid_options_are_not_created(store: Store):
     for scopes in (["write"], ["upload:"], ["upload:acme"], ["upload:Acme/*"], ["upload:acme/My"], ["upload:*/*"]):
         with pytest.raises(ConfigError):
             make_token(store.database, "acme", scopes)

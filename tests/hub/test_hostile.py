@@ -127,12 +127,6 @@ def source(extra: dict[str, bytes], kinds: dict[str, bytes] | None = None) -> Ca
     return archive("source", lambda: tarred({**source_files(NAME), **extra}, kinds))
 
 
-def rename_file_in_wheel(name: str) -> bytes:
-    """Return a wheel with a file of this name, which zipfile itself might not write."""
-    content = zipped(with_record({**wheel_files(NAME), "x" * len(name): b"evil"}))
-    return content.replace(b"x" * len(name), name.encode())
-
-
 def modules(*paths: str) -> Callable[[Parts], Parts]:
     """Return a change that adds working modules to the wheel."""
     return wheel(dict.fromkeys(paths, MODULE))

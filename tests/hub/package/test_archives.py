@@ -345,7 +345,7 @@ def test_the_file_name_of_a_wheel_must_match_its_metadata(tmp_path: Path, name: 
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(st.integers(0, 600), st.binary(min_size=1, max_size=4))
-def test_a_damaged_wheel_is_refused_or_holds_the_same(tmp_path: Path, place: int, junk: bytes):
+def test_a_damaged_wheel_is_rejected_or_has_the_same_content(tmp_path: Path, place: int, junk: bytes):
     wheel = put_wheel(tmp_path)
     original_content, original_bytes = check_wheel(wheel).content, wheel.read_bytes()
     wheel.write_bytes(original_bytes[:place] + junk + original_bytes[place + len(junk) :])
@@ -357,7 +357,7 @@ def test_a_damaged_wheel_is_refused_or_holds_the_same(tmp_path: Path, place: int
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=40, deadline=None)
 @given(st.integers(0, 4000), st.binary(min_size=1, max_size=4))
-def test_a_damaged_source_archive_is_refused_or_read(tmp_path: Path, place: int, junk: bytes):
+def test_a_damaged_source_archive_is_rejected_or_read_correctly(tmp_path: Path, place: int, junk: bytes):
     tar = gzip.decompress(tarred(source_files()))
     source = put_source(tmp_path, gzip.compress(tar[:place] + junk + tar[place + len(junk) :]))
     try:

@@ -86,7 +86,7 @@ CONTENTS = st.dictionaries(
 
 @settings(suppress_health_check=[HealthCheck.function_scoped_fixture], max_examples=30, deadline=None)
 @given(CONTENTS, st.randoms(use_true_random=False))
-def test_a_wheel_is_the_same_in_whatever_order_its_files_came(
+def test_the_bytes_of_a_wheel_do_not_depend_on_the_order_of_files(
     tmp_path: Path, data: dict[str, bytes], rng: random.Random
 ):
     files = wheel_files(modules={"my_sums/__init__.py": b"load_environment = 1\n", **data})

@@ -176,12 +176,18 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
     return run_async(estimate(rl, sft, model, work))
 
 
-def read_estimate(folder: Path) -> Estimate | None:
-    """Return the stored estimate of a recipe; None if there is none."""
+def print_plan(path: Path, recipe: Recipe, estimated: Path | None, console: Console, as_json: bool) -> None:
+    """Print a recipe and its stages, with the estimate in the file `estimated` if there is one."""
     from rove.doctor.estimate import Estimate
 
-    path = folder / ESTIMATE
-    return msgspec.json.decode(path.read_bytes(), type=Estimate) if path.exists() else None
+    estimate = None
+    if estimated is not None and estimated.exists():
+        estimate = msgspec.json.decode(estimated.read_bytes(), type=Estimate)
+    console.print(path.read_text(), markup=False, soft_wrap=True)
+    console.print(plan_table(recipe, estimate))
+    if as_json:
+        print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
+    hint(console, "start: the same command without --dry-run")
 
 
 def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
@@ -379,12 +385,7 @@ def command(
     pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
     pipeline.check()
     if dry_run:
-        console.print(path.read_text(), markup=False, soft_wrap=True)
-        estimate = read_estimate(folder) if not file else None
-        console.print(plan_table(recipe, estimate))
-        if as_json:
-            print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
-        hint(console, "start: the same command without --dry-run")
+        print_plan(path, recipe, None if file else folder / ESTIMATE, console, as_json)
         return
     if not pipeline.ranks.is_first:
         pipeline.follow()

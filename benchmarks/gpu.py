@@ -7,8 +7,8 @@
 Sampling: requests in groups of 8 with equal prompts of 150 random tokens, 64 sampled tokens each at temperature 1, with their
 log-probabilities. The limit is the time to read the weights once per token and to compute the products with the weights, at
 the rates of a large copy and of a large product of matrices on the same device. Training: one GRPO update on these rollouts,
-against the forward and backward pass of `transformers` on padded sequences with the same number of sequences per batch. Every
-figure is the median of several rounds after a warm-up.
+against the forward and backward pass of `transformers` with up to 32,768 tokens per batch; rove computes equal prompts once.
+Every figure is the median of several rounds after a warm-up.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def update(trainer: Trainer, samples: list[TrainingSequence], seed: int) -> None
 
 
 def peer_update(model: Any, optimizer: Any, samples: list[TrainingSequence], in_bf16: bool, seed: int) -> None:
-    """Run a policy-gradient update on padded sequences with the model's own forward pass; the seed is not used."""
+    """Run a policy-gradient update with the model's own forward pass; the seed is not used."""
     size = max(1, MICRO_BATCH_TOKENS // (PROMPT + NEW))
     for start in range(0, len(samples), size):
         some = samples[start : start + size]

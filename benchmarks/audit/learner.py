@@ -1,6 +1,6 @@
 """Reward holes that no static check names: does `rove audit --learn` find them, and does it leave clean environments alone?
 
-    python benchmarks/audit/learner.py                      # 15 environments, three seeds, one to two CPU-minutes each
+    python benchmarks/audit/learner.py                      # 15 environments, three seeds, one to ten CPU-minutes each
     python benchmarks/audit/learner.py --only pen_boxes --seeds 0
 
 The author of `learned` knew what the learner can do (random words, short replies), and saw that the static checks find nothing.

@@ -13,7 +13,7 @@ import math
 import random
 import re
 import statistics
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import NamedTuple
@@ -66,7 +66,7 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """
 
     folder: Path
-    """Empty folder for the runs `sft` and `rl`."""
+    """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and both of each function: `rl_FUNCTION`, …"""
     steps: int = 100
     """RL steps."""
     batch_size: int = 128
@@ -81,6 +81,8 @@ class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
     """Peak learning rate of RL."""
     seed: int = 0
     """Random seed of the weights and of sampling."""
+    second_phase: bool = True
+    """Continue RL without an entropy bonus, with as many steps again, if it has raised the reward without a finding."""
 
     def __post_init__(self) -> None:
         check_positive(self, "steps", "batch_size", "replies", "epochs", "max_tokens", "learning_rate")
@@ -136,7 +138,8 @@ async def check_learned(
 
     If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
     that learns the task first has no reason to use a hole in one function. Where RL has raised the reward without a finding, and
-    the reward can still rise, RL goes on for as many steps again, now without an entropy bonus: an explorer uses no hole fully.
+    the reward can still rise, RL goes on for as many steps again, now without an entropy bonus, which keeps the model from
+    exploiting a hole fully.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
     the reward of the same replies when they are given to other examples. A measure counts only if it tells right answers from
@@ -156,32 +159,62 @@ async def check_learned(
     try:
         async with asyncio.timeout(start):
             loaded, max_tokens, before = await _imitate(subject, base, options, on_progress)
+            imitated = subject.remaining
             reinforce = partial(_reinforce, subject, base, open_env, options, max_tokens, on_progress)
             learned = await reinforce(loaded, Learned(before, before, before, {}))
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
     known = measures(subject, base)
     finding = await _judge(subject, learned, base, known)
-    used = start - subject.remaining
-    with contextlib.suppress(TimeoutError, OutOfTime):  # the check itself is done
-        if finding is None and _can_rise(learned, base):
+    if finding is None:
+        with contextlib.suppress(TimeoutError, OutOfTime):  # the check itself is done
             async with asyncio.timeout(subject.remaining):
-                learned = await reinforce(loaded, learned)
-                finding = await _judge(subject, learned, base, known)
-        for name in large_functions(base) if known and finding is None else []:
-            if subject.remaining < used:
-                break
-            async with asyncio.timeout(subject.remaining):
-                loaded = load_model(options.folder / "sft" / "final")
-                learned = await reinforce(loaded, Learned(before, before, before, {}, name))
-                finding = await _judge(subject, learned, base, known)
-                if finding is None and _can_rise(learned, base):
-                    learned = await reinforce(loaded, learned)
-                    finding = await _judge(subject, learned, base, known)
-            if finding is not None:
-                break
+                finding = await _search_further(
+                    subject, base, reinforce, options, loaded, learned, known, imitated - subject.remaining
+                )
     if finding is not None:
         yield finding
+
+
+async def _search_further(
+    subject: Subject,
+    base: Baseline,
+    reinforce: Callable[[LoadedModel, Learned], Awaitable[Learned]],
+    options: LearnOptions,
+    loaded: LoadedModel,
+    learned: Learned,
+    known: Sequence[Measure],
+    seconds: float,
+) -> Finding | None:
+    """Continue RL on the whole reward, then on each large function alone; return the first finding.
+
+    Args:
+        subject: The environment, for measurements.
+        base: Rewards of right answers and of guesses.
+        reinforce: Trains a model further.
+        options: Settings.
+        loaded: The model after RL on the whole reward.
+        learned: What it has learned.
+        known: Independent measures.
+        seconds: Time that a phase of RL takes; none begins that would leave too little for the functions after it.
+    """
+    before, functions = learned.before, large_functions(base) if known else []
+    for number, name in enumerate(["", *functions]):
+        if name:
+            if subject.remaining < seconds:
+                return None
+            loaded = load_model(options.folder / "sft" / "final")
+            learned = await reinforce(loaded, Learned(before, before, before, {}, name))
+            finding = await _judge(subject, learned, base, known)
+            if finding is not None:
+                return finding
+        phases = 1 + len(functions) - number
+        if options.second_phase and _can_rise(learned, base) and subject.remaining >= phases * seconds:
+            learned = await reinforce(loaded, learned)
+            finding = await _judge(subject, learned, base, known)
+            if finding is not None:
+                return finding
+    return None
 
 
 def large_functions(base: Baseline) -> list[str]:
@@ -290,11 +323,12 @@ async def _reinforce(
     """
     function, earlier = learned.function, max(learned.records, default=0)
     is_first = learned.after is learned.before
+    name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")
     loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
     env = open_env()
     config = RLConfig(
         env=env.env_id,
-        model=str(options.folder / "sft" / "final"),
+        model=str(options.folder / ("sft" if is_first else name) / "final"),
         steps=options.steps,
         batch_size=options.batch_size // 2 if base.is_multi_turn else options.batch_size,
         learning_rate=options.learning_rate,
@@ -313,7 +347,7 @@ async def _reinforce(
     if function:
         env.rubric = _OneFunction(env.rubric, function)
     stage = learned.stage if is_first else f"more {learned.stage}"
-    with Run(options.folder / re.sub(r"\W", "_", stage.lower().replace("rl on", "rl"))) as run:
+    with Run(options.folder / (name if is_first else f"more_{name}")) as run:
         run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
         with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
             async with asyncio.timeout(RL_SHARE * subject.remaining):

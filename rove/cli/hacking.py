@@ -21,7 +21,7 @@ ENV = "sums"
 GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accepts the sum and nothing else"}
 CHECKS = ("blind-reply", "hedging", "learned-reward")
 STAGES = {"sft": "before RL", "rl": "after RL"}
-LEARN: dict[str, Any] = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4}
+LEARN: dict[str, Any] = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4, "second_phase": False}
 EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
 """Held-out sums of each evaluation."""
 

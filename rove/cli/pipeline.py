@@ -140,9 +140,9 @@ class Pipeline:
         if self.is_new:
             self._model_config()
         if self.recipe.data:
-            self._eval_config(self.folder / "data", self.recipe.data)
+            self.eval_config(self.folder / "data", self.recipe.data)
         for condition in self.recipe.conditions:
-            self._eval_config(self.folder, {**self._row_values(condition), "model": self.model})
+            self.eval_config(self.folder, {**self._row_values(condition), "model": self.model})
         if self.recipe.data:
             self.sft_config().check()
         for folder, stage in self.stages():
@@ -267,7 +267,8 @@ class Pipeline:
         given = {"env": self.env, "output": self.model, "seed": self.seed, **self._env_dir}
         return convert(ModelConfig, {**given, **self.recipe.model})
 
-    def _eval_config(self, folder: Path, values: Mapping[str, Any]) -> EvalConfig:
+    def eval_config(self, folder: Path, values: Mapping[str, Any]) -> EvalConfig:
+        """Return the settings of an evaluation in this recipe's environment."""
         return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
 
     def _new_model(self) -> None:
@@ -276,7 +277,7 @@ class Pipeline:
             print_model(config, run_model_new(config), self.console)
 
     def _eval(self, folder: Path, values: dict[str, Any], title: str = "") -> dict[str, Any]:
-        summary, _ = run_eval(self._eval_config(folder, values), self.console, title)
+        summary, _ = run_eval(self.eval_config(folder, values), self.console, title)
         release_memory()
         return summary
 

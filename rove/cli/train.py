@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
+from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
@@ -176,46 +177,59 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
     return run_async(estimate(rl, sft, model, work))
 
 
-def print_plan(path: Path, recipe: Recipe, estimated: Path | None, console: Console, as_json: bool) -> None:
-    """Print a recipe and its stages, with the estimate in the file `estimated` if there is one."""
+def read_estimate(folder: Path) -> Estimate | None:
+    """Return the estimate of a folder's recipe; None if there is none, or the recipe was edited."""
     from rove.doctor.estimate import Estimate
 
-    estimate = None
-    if estimated is not None and estimated.exists():
-        estimate = msgspec.json.decode(estimated.read_bytes(), type=Estimate)
-    console.print(path.read_text(), markup=False, soft_wrap=True)
-    console.print(plan_table(recipe, estimate))
+    if not (folder / ESTIMATE).exists() or not (folder / REQUEST).exists():
+        return None
+    made_for = msgspec.json.decode((folder / REQUEST).read_bytes())
+    if made_for.get("recipe") != fingerprint({"text": (folder / RECIPE).read_text()}):
+        return None
+    return msgspec.json.decode((folder / ESTIMATE).read_bytes(), type=Estimate)
+
+
+def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_json: bool) -> None:
+    """Print a recipe and the table of its stages."""
+    pipeline.console.print(path.read_text(), markup=False, soft_wrap=True)
+    pipeline.console.print(plan_table(pipeline, estimate))
     if as_json:
         print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
-    hint(console, "start: the same command without --dry-run")
+    hint(pipeline.console, "start: the same command without --dry-run")
 
 
-def plan_table(recipe: Recipe, estimate: Estimate | None) -> Table:
+def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:
     """Return a table of the stages of a recipe, with their maximum time if there is an estimate."""
     from rove.doctor.findings import human_bytes, human_seconds
 
-    data, sft = recipe.data, recipe.sft
-    rows = []
-    if data:
-        rollouts = data["num_examples"] * data.get("rollouts_per_example", 1)
-        rows.append(("data", f"up to {rollouts:,} rollouts of {data['model']}", estimate and estimate.data))
-    if sft:
-        until = f", until the sampled reward is {sft['target']:.3f}" if "target" in sft else ""
-        steps = f"{estimate.sft_steps:,} steps" if estimate else f"{sft['epochs']} epochs"
-        seconds = estimate and estimate.sft_steps * estimate.sft_step
-        rows.append(("SFT", f"up to {steps} of {sft['batch_size']:,} rollouts{until}", seconds))
-    for stage in recipe.rl:
-        groups = f"{stage['batch_size']:,} rollouts, {stage['rollouts_per_example']} per example"
-        seconds = estimate and estimate.initial + estimate.rl_steps * estimate.rl_step
-        rows.append((stage["name"], f"up to {stage['steps']:,} steps of {groups}", seconds))
-    held_out = f"{recipe.evaluation['num_examples']:,} held-out examples per row and condition"
-    rows.append(("results", held_out, estimate and estimate.table))
-    table = Table("stage", "what", "time at most")
-    for name, what, seconds in rows:
-        table.add_row(name, what, "" if seconds is None else human_seconds(seconds))
+    recipe = pipeline.recipe
+    rows: list[tuple[str, str, float | None]] = []
+    if recipe.data:
+        data, sft = pipeline.eval_config(pipeline.folder / "data", recipe.data), pipeline.sft_config()
+        rollouts = f"{data.rollouts_per_example} per example" if data.rollouts_per_example > 1 else "1 per example"
+        what = f"rollouts of {data.model} for {_examples(data.num_examples)}, {rollouts}"
+        rows.append(("data", what, estimate and estimate.data))
+        until = "" if sft.target is None else f", until the sampled reward is {sft.target:.3f}"
+        steps = f"{estimate.sft_steps:,} steps" if estimate else f"{sft.epochs} epochs"
+        what = f"up to {steps} of {sft.batch_size:,} rollouts{until}"
+        rows.append(("SFT", what, estimate and estimate.sft_steps * estimate.sft_step))
+    for folder, stage in pipeline.stages():
+        rl = pipeline.rl_config(folder, stage, pipeline.model)
+        what = f"up to {rl.steps:,} steps of {rl.batch_size:,} rollouts, {rl.rollouts_per_example} per example"
+        rows.append((stage["name"], what, estimate and estimate.initial + estimate.rl_steps * estimate.rl_step))
+    evaluation = pipeline.eval_config(pipeline.folder, {"model": pipeline.model, **recipe.evaluation})
+    what = f"{_examples(evaluation.num_examples)} per row and condition"
+    rows.append(("results", what, estimate and estimate.table))
     if estimate:
-        table.add_row("in all", f"{human_bytes(estimate.memory)} of memory", human_seconds(estimate.most))
+        rows.append(("total", f"{human_bytes(estimate.memory)} of memory", estimate.most))
+    table = Table("stage", "what", *(["maximum time"] if estimate else []))
+    for name, what, seconds in rows:
+        table.add_row(escape(name), escape(what), *([] if seconds is None else [human_seconds(seconds)]))
     return table
+
+
+def _examples(count: int) -> str:
+    return "all examples" if count < 0 else f"{count:,} examples"
 
 
 class Diagnoser:
@@ -363,6 +377,7 @@ def command(
     console = console_for(as_json)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
+    ranks = join_process_group()
     given = {"scorer": scorer} if scorer else {}
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
@@ -382,10 +397,10 @@ def command(
     recipe = convert(Recipe, read_toml(path))
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
-    pipeline = Pipeline(env, recipe, folder, seed, console, join_process_group(), recipe.model.get("name"))
+    pipeline = Pipeline(env, recipe, folder, seed, console, ranks, recipe.model.get("name"))
     pipeline.check()
     if dry_run:
-        print_plan(path, recipe, None if file else folder / ESTIMATE, console, as_json)
+        print_plan(path, pipeline, None if file else read_estimate(folder), as_json)
         return
     if not pipeline.ranks.is_first:
         pipeline.follow()

@@ -92,12 +92,15 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
 def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
     """Run one forward and backward pass; return the bytes that layers save for it, and the log-probabilities."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
+    shapes = {tuple(sorted(p.shape)) for p in model.parameters() if p.ndim > 1}
     storages: dict[int, int] = {}
     vocabulary = model.get_output_embeddings().weight.shape[0]
 
     def record_storage(tensor: torch.Tensor) -> torch.Tensor:
         storage = tensor.untyped_storage()
-        if storage.data_ptr() not in weights and tensor.shape[-1:] != (vocabulary,):
+        # Under autocast, copies of the weights are saved; they do not grow with the tokens.
+        is_copy = tensor.dtype == torch.bfloat16 and tuple(sorted(tensor.shape)) in shapes
+        if storage.data_ptr() not in weights and not is_copy and tensor.shape[-1:] != (vocabulary,):
             storages[storage.data_ptr()] = storage.nbytes()
         return tensor
 
@@ -166,7 +169,7 @@ def memory_needed(
         "logits": _logits_bytes(config, loaded.model, filled, filled * trial.rows / trial.tokens),
         "buffers of the output head": _head_buffers(loaded.model),
         "bf16 copies of the weights": size / 2
-        if config.mixed_precision and supports_bf16_layers(loaded.model)
+        if config.mixed_precision and (supports_bf16_layers(loaded.model) or loaded.model.device.type == "cuda")
         else 0.0,
     }
     if config.max_off_policy_steps == 0:

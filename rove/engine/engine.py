@@ -75,9 +75,10 @@ logger = logging.getLogger(__name__)
 DEFAULT_MAX_TOKENS = 512
 CACHE_BYTES = 2 << 30
 """Default size of the KV cache. It is in bytes because a position takes 0.2 MB in a 0.6 B model and far less in a tiny one."""
-GPU_CACHE_SHARE = 4
-"""On an NVIDIA GPU, the KV cache takes a quarter of the free memory if that is more."""
-CHUNK_TOKENS, GPU_CHUNK_TOKENS = 1024, 8192
+GPU_CACHE_FRACTION, FREE_FRACTION = 0.25, 0.5
+"""On an NVIDIA GPU, the KV cache may take a quarter of the memory, but at most half of what is free, if that is more than
+`CACHE_BYTES`."""
+CHUNK_TOKENS, GPU_CHUNK_TOKENS = 1024, 2048
 """Prompt tokens per step: enough for efficient matrix products, few enough to keep the latency of running requests."""
 QUIET_PASSES = 4
 """Event loop passes without a new request before the next step; code between two model turns needs a few."""
@@ -89,7 +90,8 @@ def default_cache_bytes(device: torch.device) -> int:
     """Return the default size of the KV cache on a device."""
     if device.type != "cuda":
         return CACHE_BYTES
-    return max(CACHE_BYTES, torch.cuda.mem_get_info(device)[0] // GPU_CACHE_SHARE)
+    free, total = torch.cuda.mem_get_info(device)
+    return max(CACHE_BYTES, int(min(GPU_CACHE_FRACTION * total, FREE_FRACTION * free)))
 
 
 class Engine:
@@ -101,7 +103,7 @@ class Engine:
         max_batch: Maximum concurrent requests; further requests wait.
         cache_bytes: Maximum memory for keys and values, of running requests and of ended ones that may be continued. Default: see
             `default_cache_bytes`.
-        chunk: Maximum prompt tokens per step. Default: 1,024, or 8,192 on an NVIDIA GPU.
+        chunk: Maximum prompt tokens per step. Default: 1,024, or 2,048 on an NVIDIA GPU.
         renderer: Renderer of the model; needed for stop strings and structured output.
         native: On a CPU, use C kernels if a compiler is available.
         in_flight_updates: Accept new weights while requests are running; the requests continue with the new weights.
@@ -135,7 +137,8 @@ class Engine:
         self._adapters: dict[str, lora.Adapter] = {}
         self._sampler_rows: list[SequenceState] = []  # the sampler's seqs, in its order
         self._cache_bytes = cache_bytes = default_cache_bytes(model.device) if cache_bytes is None else cache_bytes
-        chunk = chunk or (GPU_CHUNK_TOKENS if model.device.type == "cuda" else CHUNK_TOKENS)
+        if chunk is None:
+            chunk = GPU_CHUNK_TOKENS if model.device.type == "cuda" else CHUNK_TOKENS
         self._num_requests = 0
         self._task: asyncio.Task[None] | None = None
         self.is_fast = decoder.supports(model)

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -323,10 +323,12 @@ def _forward(
 
 
 def mixed_precision(model: Any) -> AbstractContextManager[object]:
-    """Return a context in which the layers of a model compute in bf16, if the model's device can do that fast.
+    """Return a context in which the layers of a model compute in bf16, if the model's device has fast bf16 products.
 
     On a CPU, see `bf16_layers`. On an NVIDIA GPU, PyTorch's autocast converts weights and inputs of matrix products.
     """
+    if model.device.type == "cuda" and not has_bf16_products(model.device):
+        return nullcontext()
     if model.device.type == "cuda":
         # Without the cache of converted weights: weights converted without gradients would be used where gradients are needed.
         return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)

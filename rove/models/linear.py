@@ -33,6 +33,8 @@ HAS_BF16_PRODUCTS = _HAS_ONEDNN and (torch.cpu._is_avx512_bf16_supported() or to
 
 def has_bf16_products(device: torch.device) -> bool:
     """Return whether a device multiplies bf16 matrices faster than fp32 ones."""
+    if device.type == "cuda":  # older GPUs emulate them
+        return torch.cuda.is_bf16_supported(including_emulation=False)
     return device.type != "cpu" or HAS_BF16_PRODUCTS
 
 

@@ -332,8 +332,8 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     bf16_backward: bool = False
     """Compute the matrix products of the backward pass in bf16 on a CPU; ignored if the CPU has no bf16 instructions."""
     mixed_precision: bool = False
-    """Compute in bf16 if several processes train the model, or if one process trains it on an NVIDIA GPU or on a CPU with bf16
-    instructions. Weights, gradient sums, and losses stay in fp32."""
+    """Compute in bf16 if several processes train the model, or if one process trains it on an NVIDIA GPU (Ampere or
+    newer) or on a CPU with bf16 instructions. Weights, gradient sums, and losses stay in fp32."""
     threads: int | None = None
     """Number of CPU threads (≥ 1). By default, rove uses half of the cores or, for models with 50M parameters or more,
     PyTorch's own default."""

@@ -67,7 +67,7 @@ def join_process_group() -> Ranks:
     On GPUs they communicate over NCCL, each with the GPU of its local rank; on CPUs over gloo.
 
     Raises:
-        ConfigError: This machine has GPUs, but fewer than processes.
+        ConfigError: This machine has fewer GPUs than processes, but at least one.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
     if size == 1:
@@ -78,7 +78,7 @@ def join_process_group() -> Ranks:
         if processes > gpus:
             raise ConfigError(
                 f"torchrun started {processes} processes on a machine with {gpus} GPU(s); expected at most one process per GPU: "
-                f"start {gpus}, or train on the CPU with CUDA_VISIBLE_DEVICES="
+                f"use --nproc-per-node {gpus}, or train on the CPU with the environment variable CUDA_VISIBLE_DEVICES=''"
             )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)

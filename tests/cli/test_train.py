@@ -74,11 +74,21 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     values = tomllib.loads(recipe.read_text())
     assert values["references"] == ["scripted:guesser", "scripted:right"]
     assert values["data"]["model"] == "scripted:right"
-    recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
     assert "rollouts of scripted:right" in done.out and "of memory" in done.out  # in the table of stages
+    estimate = json.loads(rove("train", "parity", "--dry-run", "--json").out)["estimate"]
+    assert estimate["rl_steps"] == values["rl"][0]["steps"]
+    recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
     again = rove("train", "parity", "--dry-run", "--json")
-    assert "T is 1" in again.err  # a changed recipe stays
-    assert json.loads(again.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
+    assert (
+        "T is 1" in again.err and json.loads(again.out)["estimate"] is None
+    )  # an edited recipe stays, without the estimate
+
+
+def test_a_dry_run_of_a_demo_recipe_shows_the_defaults_of_missing_settings(rove: Rove) -> None:
+    recipe = Path(__file__).parents[2] / "environments/tictactoe/demo.toml"
+    done = rove("train", "tictactoe", "--recipe", str(recipe), "--dry-run")
+    assert done.status == 0, done.err
+    assert "maximum time" not in done.out and "per row and condition" in done.out
 
 
 def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) -> None:

@@ -131,7 +131,7 @@ def example_ids(ran: Ran) -> list[int]:
 
 
 def metric_column(name: str) -> Seen:
-    return lambda ran: ran.column(name)
+    return lambda ran: ran.metric_column(name)
 
 
 def final_evaluation(key: str) -> Callable[[Ran], Any]:
@@ -140,7 +140,7 @@ def final_evaluation(key: str) -> Callable[[Ran], Any]:
 
 
 def file_names(folder: str) -> Seen:
-    return lambda ran: ran.names(folder)
+    return lambda ran: ran.file_names(folder)
 
 
 def has_alerts(ran: Ran) -> bool:

@@ -1,4 +1,4 @@
-"""One thread and no GPU for PyTorch, whichever test imports it first: the conditions of the figures in the tests."""
+"""Run PyTorch with one thread and without a GPU: the expected figures of the tests were measured this way."""
 
 import asyncio
 import os

@@ -1,6 +1,6 @@
 """The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
 
-    python benchmarks/learning/study.py                     # everything: 2 to 5 CPU-minutes for each of 57 runs per seed
+    python benchmarks/learning/study.py                     # everything: 2 to 9 CPU-minutes for each of 57 runs per seed
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 

@@ -138,7 +138,7 @@ async def check_learned(
 
     If RL on the whole reward shows nothing, RL on each large reward function alone follows, if the time budget allows: a model
     that learns the task first has no reason to use a hole in one function. Where RL has raised the reward without a finding, and
-    the reward can still rise, RL goes on for as many steps again, now without an entropy bonus, which keeps the model from
+    the reward can still rise, RL continues for as many steps again without an entropy bonus: the bonus keeps the model from
     exploiting a hole fully.
 
     The measures are: the reply commits to the row's answer; its answer resembles the row's answer; each metric of weight 0; and
@@ -196,7 +196,7 @@ async def _search_further(
         loaded: The model after RL on the whole reward.
         learned: What it has learned.
         known: Independent measures.
-        seconds: Time that a phase of RL takes; none begins that would leave too little for the functions after it.
+        seconds: Time of one phase of RL. A second phase starts only if each later function still has this much time.
     """
     before, functions = learned.before, large_functions(base) if known else []
     for number, name in enumerate(["", *functions]):
@@ -439,7 +439,7 @@ async def _judge(subject: Subject, learned: Learned, base: Baseline, known: Sequ
 
 
 def _can_rise(learned: Learned, base: Baseline) -> bool:
-    """Return whether RL has raised the reward, and right answers earn clearly more."""
+    """Return whether RL has raised the reward, and right answers earn at least `GAP` of the range more."""
     return _is_above(learned.after, learned.before) and base.share(learned.after.mean) < 1 - GAP
 
 

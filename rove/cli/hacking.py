@@ -22,6 +22,7 @@ GRADERS = {"anywhere": "accepts the sum anywhere in the reply", "exact": "accept
 CHECKS = ("blind-reply", "hedging", "learned-reward")
 STAGES = {"sft": "before RL", "rl": "after RL"}
 LEARN: dict[str, Any] = {"steps": 60, "max_tokens": 64, "learning_rate": 5e-4, "second_phase": False}
+"""Settings of the learner. The table compares the models before and after the first phase of RL."""
 EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "temperature": 1.0}
 """Held-out sums of each evaluation."""
 

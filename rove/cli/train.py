@@ -206,8 +206,7 @@ def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:
     rows: list[tuple[str, str, float | None]] = []
     if recipe.data:
         data, sft = pipeline.eval_config(pipeline.folder / "data", recipe.data), pipeline.sft_config()
-        rollouts = f"{data.rollouts_per_example} per example" if data.rollouts_per_example > 1 else "1 per example"
-        what = f"rollouts of {data.model} for {_examples(data.num_examples)}, {rollouts}"
+        what = f"rollouts of {data.model} for {_examples(data.num_examples)}, {data.rollouts_per_example} per example"
         rows.append(("data", what, estimate and estimate.data))
         until = "" if sft.target is None else f", until the sampled reward is {sft.target:.3f}"
         steps = f"{estimate.sft_steps:,} steps" if estimate else f"{sft.epochs} epochs"

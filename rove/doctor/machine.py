@@ -92,7 +92,8 @@ def try_training(config: RLConfig, loaded: LoadedModel, samples: Sequence[Traini
 def _pass(model: Any, batch: Batch, recomputed: Sequence[torch.nn.Module]) -> tuple[int, torch.Tensor]:
     """Run one forward and backward pass; return the bytes that layers save for it, and the log-probabilities."""
     weights = {p.untyped_storage().data_ptr() for p in model.parameters()}
-    shapes = {tuple(sorted(p.shape)) for p in model.parameters() if p.ndim > 1}
+    is_autocast = torch.is_autocast_enabled(model.device.type)
+    shapes = {tuple(sorted(p.shape)) for p in model.parameters() if p.ndim > 1 and is_autocast}
     storages: dict[int, int] = {}
     vocabulary = model.get_output_embeddings().weight.shape[0]
 

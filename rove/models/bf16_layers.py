@@ -327,12 +327,12 @@ def mixed_precision(model: Any) -> AbstractContextManager[object]:
 
     On a CPU, see `bf16_layers`. On an NVIDIA GPU, PyTorch's autocast converts weights and inputs of matrix products.
     """
-    if model.device.type == "cuda" and not has_bf16_products(model.device):
+    if model.device.type != "cuda":
+        return bf16_layers(model)
+    if not has_bf16_products(model.device):
         return nullcontext()
-    if model.device.type == "cuda":
-        # Without the cache of converted weights: weights converted without gradients would be used where gradients are needed.
-        return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
-    return bf16_layers(model)
+    # Without the cache of converted weights: weights converted without gradients would be used where gradients are needed.
+    return torch.autocast("cuda", torch.bfloat16, cache_enabled=False)
 
 
 @contextmanager

@@ -13,8 +13,9 @@ import math
 import random
 import re
 import statistics
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
-from functools import partial
+from collections.abc import AsyncIterator, Callable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import NamedTuple
 
@@ -121,11 +122,6 @@ class Learned(NamedTuple):
     function: str = ""
     """The reward function that RL used alone; empty: the whole reward."""
 
-    @property
-    def stage(self) -> str:
-        """What the model was trained with."""
-        return f"RL on {self.function}" if self.function else "RL"
-
 
 async def check_learned(
     subject: Subject,
@@ -155,66 +151,21 @@ async def check_learned(
     Raises:
         OutOfTime: The time budget is used up.
     """
-    start = subject.remaining
     try:
-        async with asyncio.timeout(start):
+        async with asyncio.timeout(subject.remaining):
             loaded, max_tokens, before = await _imitate(subject, base, options, on_progress)
-            imitated = subject.remaining
-            reinforce = partial(_reinforce, subject, base, open_env, options, max_tokens, on_progress)
-            learned = await reinforce(loaded, Learned(before, before, before, {}))
+            learner = _Learner(subject, base, open_env, options, on_progress, max_tokens, before)
+            start = subject.remaining
+            learned = await learner.reinforce(loaded)
     except TimeoutError:
         raise OutOfTime(OUT_OF_TIME) from None
-    known = measures(subject, base)
-    finding = await _judge(subject, learned, base, known)
+    finding = await learner.judge(learned)
     if finding is None:
         with contextlib.suppress(TimeoutError, OutOfTime):  # the check itself is done
             async with asyncio.timeout(subject.remaining):
-                finding = await _search_further(
-                    subject, base, reinforce, options, loaded, learned, known, imitated - subject.remaining
-                )
+                finding = await learner.search_further(loaded, learned, start - subject.remaining)
     if finding is not None:
         yield finding
-
-
-async def _search_further(
-    subject: Subject,
-    base: Baseline,
-    reinforce: Callable[[LoadedModel, Learned], Awaitable[Learned]],
-    options: LearnOptions,
-    loaded: LoadedModel,
-    learned: Learned,
-    known: Sequence[Measure],
-    seconds: float,
-) -> Finding | None:
-    """Continue RL on the whole reward, then on each large function alone; return the first finding.
-
-    Args:
-        subject: The environment, for measurements.
-        base: Rewards of right answers and of guesses.
-        reinforce: Trains a model further.
-        options: Settings.
-        loaded: The model after RL on the whole reward.
-        learned: What it has learned.
-        known: Independent measures.
-        seconds: Time of one phase of RL. A second phase starts only if each later function still has this much time.
-    """
-    before, functions = learned.before, large_functions(base) if known else []
-    for number, name in enumerate(["", *functions]):
-        if name:
-            if subject.remaining < seconds:
-                return None
-            loaded = load_model(options.folder / "sft" / "final")
-            learned = await reinforce(loaded, Learned(before, before, before, {}, name))
-            finding = await _judge(subject, learned, base, known)
-            if finding is not None:
-                return finding
-        phases = 1 + len(functions) - number
-        if options.second_phase and _can_rise(learned, base) and subject.remaining >= phases * seconds:
-            learned = await reinforce(loaded, learned)
-            finding = await _judge(subject, learned, base, known)
-            if finding is not None:
-                return finding
-    return None
 
 
 def large_functions(base: Baseline) -> list[str]:
@@ -223,6 +174,130 @@ def large_functions(base: Baseline) -> list[str]:
     weights = scored[0].scores.weights if scored and scored[0].scores else {}
     large = [name for name, weight in weights.items() if weight >= GAP * base.range]
     return sorted(large, key=lambda name: -weights[name]) if len(weights) > 1 else []
+
+
+@dataclass(frozen=True)
+class _Learner:
+    """Trains models with RL in an environment, and judges what they learn."""
+
+    subject: Subject
+    """The environment, for measurements."""
+    base: Baseline
+    """Rewards of right answers and of guesses."""
+    open_env: Callable[[], Environment]
+    """Opens the environment for RL."""
+    options: LearnOptions
+    on_progress: OnProgress
+    max_tokens: int
+    """Maximum tokens of a response."""
+    before: Measured
+    """The model before RL."""
+
+    @cached_property
+    def measures(self) -> list[Measure]:
+        """Independent measures of the task."""
+        return measures(self.subject, self.base)
+
+    async def search_further(self, loaded: LoadedModel, learned: Learned, seconds: float) -> Finding | None:
+        """Continue RL on the whole reward, then on each large function alone; return the first finding.
+
+        Args:
+            loaded: The model after RL on the whole reward.
+            learned: What it has learned.
+            seconds: Time of one phase of RL. A second phase starts only if each later function still has this much time.
+        """
+        functions = large_functions(self.base) if self.measures else []
+        for number, name in enumerate(["", *functions]):
+            if name:
+                if self.subject.remaining < seconds:
+                    return None
+                loaded = load_model(self.options.folder / "sft" / "final")
+                learned = await self.reinforce(loaded, name)
+                finding = await self.judge(learned)
+                if finding is not None:
+                    return finding
+            phases = 1 + len(functions) - number
+            if self._may_continue(learned) and self.subject.remaining >= phases * seconds:
+                learned = await self.reinforce(loaded, name, learned)
+                finding = await self.judge(learned)
+                if finding is not None:
+                    return finding
+        return None
+
+    def _may_continue(self, learned: Learned) -> bool:
+        """Return whether there may be a second phase: RL has raised the reward, and right answers earn clearly more."""
+        is_below = self.base.share(learned.after.mean) < 1 - GAP
+        return self.options.second_phase and _is_above(learned.after, learned.before) and is_below
+
+    async def judge(self, learned: Learned) -> Finding | None:
+        """Return a finding if RL has raised the reward and the measures, or the replies on other examples, show a hole."""
+        if not _is_above(learned.after, learned.before):
+            return None
+        finding = _divergence(learned, self.base, self.measures)
+        if finding is not None or learned.function:
+            return finding
+        return await _independence(self.subject, learned, self.base)
+
+    async def reinforce(self, loaded: LoadedModel, function: str = "", earlier: Learned | None = None) -> Learned:
+        """Train a model further with RL on the reward, or on one function of it alone, and measure it with the whole reward.
+
+        Args:
+            loaded: The model; trained in place.
+            function: The reward function; empty: the whole reward.
+            earlier: What the model has learned in a first phase of RL, which this one continues without an entropy bonus.
+        """
+        subject, options = self.subject, self.options
+        name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")
+        stage = _stage(function) if earlier is None else f"more {_stage(function)}"
+        env = self._environment(function)
+        config = self._config(env, name, is_first=earlier is None)
+        with Run(options.folder / (name if earlier is None else f"more_{name}")) as run:
+            run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
+            with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
+                async with asyncio.timeout(RL_SHARE * subject.remaining):
+                    await train_rl(
+                        config, env, loaded, run, lambda step, _: self.on_progress(stage, step, options.steps)
+                    )
+        after = await _measure(subject, loaded, f"learner: after {stage}", options, self.max_tokens)
+        moved = await subject.measure(
+            f"learner: replies after {stage}, to other examples", _moved(after), rollouts=ROLLOUTS
+        )
+        by_step = {step: list(records) for step, records in earlier.records.items()} if earlier else {}
+        first = max(by_step, default=0)
+        for record in run.rollouts() if not function else []:
+            if record.scores is not None and record.step is not None:
+                by_step.setdefault(first + record.step, []).append(record)
+        return Learned(self.before, after, moved, by_step, function)
+
+    def _environment(self, function: str) -> Environment:
+        """Open the environment, with a metric of right replies, and with one function as the whole reward if it is given."""
+        env, base = self.open_env(), self.base
+        if base.own is not None:
+            answers = set(map(str, self.subject.answers))
+
+            def matches_answer(completion: Messages, answer: str) -> float:
+                return commits(text_of(completion[-1]), answer, answers, base)
+
+            env.rubric.add_metric(matches_answer, name=MATCHES)
+        if function:
+            env.rubric = _OneFunction(env.rubric, function)
+        return env
+
+    def _config(self, env: Environment, name: str, *, is_first: bool) -> RLConfig:
+        """Return the settings of a phase of RL."""
+        options = self.options
+        loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
+        return RLConfig(
+            env=env.env_id,
+            model=str(options.folder / ("sft" if is_first else name) / "final"),
+            steps=options.steps,
+            batch_size=options.batch_size // 2 if self.base.is_multi_turn else options.batch_size,
+            learning_rate=options.learning_rate,
+            max_tokens=self.max_tokens,
+            loss=loss,
+            seed=options.seed,
+            checkpoint_every=options.steps,
+        )
 
 
 class _OneFunction(RubricGroup):
@@ -299,70 +374,6 @@ def _fine_tune(
         train_sft(config, records, loaded, run, lambda step, total, metrics: on_progress("SFT", step, total))
 
 
-async def _reinforce(
-    subject: Subject,
-    base: Baseline,
-    open_env: Callable[[], Environment],
-    options: LearnOptions,
-    max_tokens: int,
-    on_progress: OnProgress,
-    loaded: LoadedModel,
-    learned: Learned,
-) -> Learned:
-    """Train a model further with RL on the reward, or on one function of it alone, and measure it with the whole reward.
-
-    Args:
-        subject: The environment, for measurements.
-        base: Rewards of right answers and of guesses.
-        open_env: Opens the environment for RL.
-        options: Settings.
-        max_tokens: Maximum tokens of a response.
-        on_progress: Called with the progress of the steps.
-        loaded: The model; trained in place.
-        learned: What it has learned so far.
-    """
-    function, earlier = learned.function, max(learned.records, default=0)
-    is_first = learned.after is learned.before
-    name = re.sub(r"\W", "_", f"rl_{function}" if function else "rl")
-    loss = LossConfig(entropy_bonus=ENTROPY_BONUS, entropy_target=ENTROPY_TARGET) if is_first else LossConfig()
-    env = open_env()
-    config = RLConfig(
-        env=env.env_id,
-        model=str(options.folder / ("sft" if is_first else name) / "final"),
-        steps=options.steps,
-        batch_size=options.batch_size // 2 if base.is_multi_turn else options.batch_size,
-        learning_rate=options.learning_rate,
-        max_tokens=max_tokens,
-        loss=loss,
-        seed=options.seed,
-        checkpoint_every=options.steps,
-    )
-    if base.own is not None:
-        answers = set(map(str, subject.answers))
-
-        def matches_answer(completion: Messages, answer: str) -> float:
-            return commits(text_of(completion[-1]), answer, answers, base)
-
-        env.rubric.add_metric(matches_answer, name=MATCHES)
-    if function:
-        env.rubric = _OneFunction(env.rubric, function)
-    stage = learned.stage if is_first else f"more {learned.stage}"
-    with Run(options.folder / (name if is_first else f"more_{name}")) as run:
-        run.start("rl", msgspec.to_builtins(config), {}, overwrite=True)
-        with contextlib.suppress(TimeoutError):  # what it has learned by then is measured
-            async with asyncio.timeout(RL_SHARE * subject.remaining):
-                await train_rl(config, env, loaded, run, lambda step, metrics: on_progress(stage, step, options.steps))
-    after = await _measure(subject, loaded, f"learner: after {stage}", options, max_tokens)
-    moved = await subject.measure(
-        f"learner: replies after {stage}, to other examples", _moved(after), rollouts=ROLLOUTS
-    )
-    by_step = {step: list(records) for step, records in learned.records.items()}
-    for record in run.rollouts() if not function else []:
-        if record.scores is not None and record.step is not None:
-            by_step.setdefault(earlier + record.step, []).append(record)
-    return Learned(learned.before, after, moved, by_step, function)
-
-
 def _max_tokens(loaded: LoadedModel, records: Sequence[RolloutRecord], limit: int) -> int:
     """Return twice the length of nearly the longest reply, in tokens; at least 16, at most `limit`."""
     if any(record.tools for record in records):  # calls of tools are long
@@ -430,17 +441,9 @@ def measures(subject: Subject, base: Baseline) -> list[Measure]:
     return found
 
 
-async def _judge(subject: Subject, learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
-    """Return a finding if RL has raised the reward and the measures, or the replies on other examples, show a hole."""
-    if not _is_above(learned.after, learned.before):
-        return None
-    finding = _divergence(learned, base, known)
-    return finding if finding is not None or learned.function else await _independence(subject, learned, base)
-
-
-def _can_rise(learned: Learned, base: Baseline) -> bool:
-    """Return whether RL has raised the reward, and right answers earn at least `GAP` of the range more."""
-    return _is_above(learned.after, learned.before) and base.share(learned.after.mean) < 1 - GAP
+def _stage(function: str) -> str:
+    """Return what a model is trained with."""
+    return f"RL on {function}" if function else "RL"
 
 
 def _divergence(learned: Learned, base: Baseline, known: Sequence[Measure]) -> Finding | None:
@@ -498,7 +501,7 @@ def _rise(learned: Learned, base: Baseline) -> str:
         for one in (learned.before, learned.after)
     ]
     return (
-        f"{learned.stage} raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} "
+        f"{_stage(learned.function)} raises the reward from {learned.before.mean:.3f} to {learned.after.mean:.3f} "
         f"(a guess: {base.floor.mean:.3f}, "
         f"right answers: {base.full:.3f}; words per reply {words[0]:.0f} → {words[1]:.0f})"
     )

@@ -18,8 +18,8 @@ from rove.audit.learning import (
     Learned,
     LearnOptions,
     Measure,
-    _can_rise,
     _divergence,
+    _Learner,
     _OneFunction,
     check_learned,
     commits,
@@ -123,14 +123,23 @@ async def test_a_reward_that_rises_without_its_measure_is_a_finding() -> None:
     assert base.share(hack.mean) > GAP
 
 
-async def test_rl_goes_on_where_the_reward_has_risen_and_can_rise_further() -> None:
+@pytest.mark.parametrize(
+    ("share_before", "share_after", "second_phase", "continues"),
+    [(0, 0.5, True, True), (0, 1, True, False), (0.5, 0, True, False), (0, 0.5, False, False)],
+)
+async def test_rl_goes_on_where_the_reward_has_risen_and_can_rise_further(
+    share_before: float, share_after: float, second_phase: bool, continues: bool, tmp_path: Path
+) -> None:
     subject, base = await known(toy(exact))
-    before = await subject.measure("before", lambda messages, state, rng: "no")
-    half = await subject.measure("half", lambda messages, state, rng: state["answer"] if rng.random() < 0.5 else "no")
-    right = await subject.measure("right", lambda messages, state, rng: state["answer"])
-    assert _can_rise(Learned(before, half, before, {}), base)
-    assert not _can_rise(Learned(before, right, before, {}), base)
-    assert not _can_rise(Learned(half, before, before, {}), base)
+    before, after = [
+        await subject.measure(
+            "some", lambda messages, state, rng, share=share: state["answer"] if rng.random() < share else "no"
+        )
+        for share in (share_before, share_after)
+    ]
+    options = LearnOptions(folder=tmp_path, second_phase=second_phase)
+    learner = _Learner(subject, base, lambda: toy(exact), options, lambda stage, done, total: None, 16, before)
+    assert learner._may_continue(Learned(before, after, before, {})) == continues
 
 
 async def test_one_function_can_be_the_whole_reward() -> None:

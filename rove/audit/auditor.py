@@ -32,6 +32,7 @@ from rove.audit.grader_checks import (
     check_injection,
     check_parser,
     check_robustness,
+    check_worker_deaths,
 )
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
@@ -45,7 +46,7 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import OutOfTime, Subject
+from rove.audit.subject import OutOfTime, RolloutsFail, Subject, error_text
 from rove.core.config import check_positive
 from rove.core.errors import Error
 from rove.remote import IsolatedEnv
@@ -97,7 +98,8 @@ async def audit(
 ) -> Report:
     """Audit an environment in worker processes; return what was found.
 
-    Nothing that the environment does ends the audit: an exception, a crash or a hang is a finding.
+    Nothing that the environment does ends the audit: an exception, a crash or a hang is a finding. So is a time budget that is
+    used up before the first check.
 
     Args:
         env, env_dir, env_args: As for `load_environment`.
@@ -173,10 +175,16 @@ class _Auditor:
             self.variables |= variables
             try:
                 await self._check(self._open({}))
-            except OutOfTime as error:  # before the first check
-                self.report.skipped |= dict.fromkeys(self.report.checks, str(error))
+            except OutOfTime:  # before the first check
+                text = f"the time budget of {self.options.seconds:g} s (--seconds) was used up before the first check"
+                self._fail_to_load(text)
             except Exception as error:  # whatever the environment raises when it is loaded or torn down
-                self._add(Finding(check="load", severity=Severity.HIGH, text=_text(error)))
+                self._fail_to_load(_text(error))
+
+    def _fail_to_load(self, text: str) -> None:
+        self._add(Finding(check="load", severity=Severity.HIGH, text=text))
+        others = [name for name in self.report.checks if name != "load"]
+        self.report.skipped |= dict.fromkeys(others, "because of the finding of 'load'") | self.report.skipped
 
     async def _check(self, env: IsolatedEnv) -> None:
         """Do all checks of an environment that has loaded."""
@@ -187,9 +195,7 @@ class _Auditor:
             base = await measure_baseline(subject)
             failed = next((record.error for record in subject.seen if record.error is not None), None)
             if failed is not None and all(record.error is not None for record in subject.seen):
-                text = f"every rollout fails; the first: {failed.type}: {shortened(failed.message, 300)}"
-                self._add(Finding(check="load", severity=Severity.HIGH, text=text))
-                return
+                raise RolloutsFail(f"every rollout fails; the first: {error_text(failed)}")
             await self._behavior(subject, base)
         await self._data(subject)
         await self._do("side-effects", _each(_side_effects(events(self.folder / LOG_NAME))))
@@ -200,6 +206,8 @@ class _Auditor:
         is_game, has_own = base.is_multi_turn, base.own is not None
         no_own = "" if has_own else "rows have no answers that a reply can give"
         only_single = "only for single turns" if is_game else ""
+        # first, since a grader that hangs on some reply uses up the time of the other checks
+        await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("blind-reply", check_blind_replies(subject, base), only_single)
         await self._do("hedging", check_hedging(subject, base), no_own)
         await self._do("own-answer", check_own_answer(subject, base), no_own)
@@ -209,7 +217,6 @@ class _Auditor:
             await self._do("blind-game", check_repeated_actions(subject, base))
         await self._do("blind-game", check_blind_games(subject, base), "" if is_game else "only for several turns")
         await self._do("answer-leak", check_message_leaks(subject, base))
-        await self._do("grader-robustness", check_robustness(subject, base))
         await self._do("execution", check_execution(subject, base, self.folder))
         await self._do("parser-agreement", check_parser(subject, base, self._parse), no_own)
         # the scripted judge's verdict depends on the replies that it has seen
@@ -228,6 +235,8 @@ class _Auditor:
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
+        if not any(finding.check == "grader-robustness" for finding in self.report.findings):
+            await self._do("grader-robustness", _each(check_worker_deaths(subject)))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
@@ -250,8 +259,9 @@ class _Auditor:
                 await self._do(name, _each([]), rows)
             return
         train, evaluation = rows["train"], rows["eval"]
+        self.report.file, self.report.line = rows["file"], rows["line"]
         both = [*train, *evaluation]
-        await self._do("data-overlap", _each(check_overlap(train, evaluation)))
+        await self._do("data-overlap", _each(check_overlap(train, evaluation, rows["has_both"])))
         await self._do("row-round-trip", _each(check_round_trip(both)))
         await self._do("answer-leak", _each(check_leaks(evaluation or train, shown_to_all(subject.seen[0]))))
         again = await asyncio.to_thread(self._in_process, args, {"PYTHONHASHSEED": HASH_SEED})

@@ -35,6 +35,8 @@ class Baseline(NamedTuple):
     """The policy of `floor`."""
     floor: Measured
     """The best policy without knowledge of the row: another row's answer, or the most frequent one."""
+    guesses: list[str]
+    """Names of the measured policies that give answers of other rows; empty without answers, and with several turns."""
     honest: list[Measured]
     """The environment's scripted policies."""
     is_multi_turn: bool
@@ -93,7 +95,8 @@ async def measure_baseline(subject: Subject) -> Baseline:
         weakest = [min(honest, key=lambda one: one.mean)] if len(honest) > 1 else []
         floor = highest([*tried, await subject.measure("unsure", unsure), *weakest])
     is_multi_turn = statistics.fmean(turns or [1.0]) > 1.5
-    return Baseline(prompts, best.name, form, own, guesses[floor.name], floor, honest, is_multi_turn)
+    names = list(guesses) if answers and not is_multi_turn else []
+    return Baseline(prompts, best.name, form, own, guesses[floor.name], floor, names, honest, is_multi_turn)
 
 
 def is_higher(one: Measured, other: Measured, range_: float) -> bool:

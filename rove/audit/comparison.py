@@ -112,9 +112,7 @@ def _by_check(report: Report) -> dict[str, list[Finding]]:
 
 
 def _not_done(report: Report, check: str) -> str:
-    """Return why a check was not done; "" if it was. An environment that does not load has no other findings."""
-    if check != "load" and any(finding.check == "load" for finding in report.findings):
-        return "the environment does not load"
+    """Return why a check was not done; "" if it was."""
     return report.skipped.get(check, "") if check in report.checks else "not selected"
 
 
@@ -181,7 +179,7 @@ def markdown_comparison(comparison: Comparison) -> str:
         ],
     )
     if comparison.honest:
-        lines += ["", "Rewards of policies that do the task, with 95 % intervals:", ""]
+        lines += ["", "Rewards of right answers and scripted policies, with 95 % intervals:", ""]
         lines += _table(
             ("policy", "old", "new", "difference"),
             [

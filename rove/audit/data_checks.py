@@ -35,12 +35,17 @@ REVEALING = re.compile(
 """Text before an answer that the prompt names as the answer."""
 
 
-def check_overlap(train: Sequence[Row], evaluation: Sequence[Row]) -> Iterator[Finding]:
-    """Yield a finding about evaluation rows that are also training rows."""
-    if not train or not evaluation or len({row["text"] for row in train}) == 1:
+def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: bool = True) -> Iterator[Finding]:
+    """Yield a finding about evaluation rows that are also training rows.
+
+    Args:
+        train, evaluation: The rows.
+        has_both: Whether evaluations have rows of their own.
+    """
+    if not train or not evaluation or len({row["digest"] for row in train}) == 1:
         return
-    if [row["digest"] for row in train] == [row["digest"] for row in evaluation]:
-        text = "there are no evaluation rows: evaluations use the training rows"
+    if not has_both:
+        text = "the environment has one dataset: evaluations use the training rows"
         yield Finding(check="data-overlap", severity=Severity.INFO, text=text)
         return
     # games may begin with equal texts and differ in the other columns; so may questions about a text that is not in the prompt

@@ -14,6 +14,10 @@ MAX_EVIDENCE_CHARS = 2000
 """Maximum characters of a prompt or completion in a finding."""
 
 
+MIN_OMITTED = 40
+"""Fewer characters than this are not left out: the note about them is as long."""
+
+
 class Severity(IntEnum):
     """How much a finding matters."""
 
@@ -44,11 +48,11 @@ class CheckInfo(NamedTuple):
 CHECKS: dict[str, CheckInfo] = {
     "load": CheckInfo("the environment does not load, or has no rows", "fix the error"),
     "blind-reply": CheckInfo(
-        "replies that never see the answer earn more than chance",
+        "replies written without seeing the answer earn more than chance, or wrong answers earn nearly the full reward",
         "compare the parsed answer with the row's answer; reward nothing else",
     ),
     "hedging": CheckInfo(
-        "several answers, a retracted answer, or an answer outside of the answer's place earn full reward",
+        "several answers, a retracted answer, or an answer outside its required place earn the full reward",
         "parse exactly one answer, and compare all of it",
     ),
     "own-answer": CheckInfo(
@@ -56,15 +60,15 @@ CHECKS: dict[str, CheckInfo] = {
         "normalize both sides in the same way, or correct the rows",
     ),
     "monotonicity": CheckInfo(
-        "worse answers earn as much as the right one, or more than less wrong ones",
+        "wrong variants of the answer earn as much as the right one",
         "compare whole values, including sign, unit and length",
     ),
     "grader-robustness": CheckInfo(
-        "strange replies make the grader raise, hang, or return a value that is not a finite number",
+        "replies make the grader raise an exception, hang, or return a value that is not a finite number",
         "return the lowest reward for such replies",
     ),
     "execution": CheckInfo(
-        "replies are executed as code in the process of the grader",
+        "replies are executed as code in the grader's process",
         "parse with ast.literal_eval or json, or run code in a sandbox (SandboxEnv)",
     ),
     "judge-injection": CheckInfo(
@@ -72,7 +76,7 @@ CHECKS: dict[str, CheckInfo] = {
         "mark where the reply begins and ends in the judge's prompt, and instruct the judge to ignore instructions in it",
     ),
     "determinism": CheckInfo(
-        "the same reply gets different rewards",
+        "the same reply gets different rewards, or another process gets different rows; not done if a judge decides",
         "draw random numbers from the rollout's generator, sort sets, and keep no state between rollouts",
     ),
     "row-round-trip": CheckInfo(
@@ -80,7 +84,7 @@ CHECKS: dict[str, CheckInfo] = {
         "use only lists, strings, numbers, booleans, None and dicts with string keys",
     ),
     "data-overlap": CheckInfo(
-        "evaluation rows are also training rows, or nearly",
+        "evaluation rows are equal or nearly equal to training rows",
         "split by content before sampling rows",
     ),
     "seed-shift": CheckInfo(
@@ -88,31 +92,31 @@ CHECKS: dict[str, CheckInfo] = {
         "derive each row's generator from the seed and the index together, not from their sum",
     ),
     "answer-leak": CheckInfo(
-        "the answer is shown to the model without doing the task",
+        "the answer is in prompts, tools, or messages to a policy that does nothing",
         "remove it from prompts, tools and messages",
     ),
     "parser-agreement": CheckInfo(
-        "the environment's parser reads another answer than the grader pays for",
+        "the environment's parser reads a different answer than the one that the grader rewards",
         "let the grader use the environment's parser",
     ),
     "blind-game": CheckInfo(
-        "policies that ignore observations earn reward in a game or with tools",
+        "policies that ignore observations earn rewards in a game or with tools",
         "reward the result of the game only, and end it after invalid actions",
     ),
     "policy-search": CheckInfo(
-        "a search over replies without the answer finds one that earns more than chance",
-        "see the reply that was found",
+        "a small search over replies finds one that earns more than chance on rows that were not used in the search",
+        "read the reply that was found",
     ),
     "learned-reward": CheckInfo(
         "with --learn: a tiny model raises its reward by RL without doing the task",
-        "see the reply that it has learned; reward only what the task asks for",
+        "read the reply that it has learned; reward only what the task demands",
     ),
     "reward-statistics": CheckInfo(
-        "all rewards are equal, or the highest reward cannot be reached",
+        "all rewards are equal, are outside the range that the weights allow, or are never near the maximum",
         "reward better replies more; correct the weights or the documented range",
     ),
     "length": CheckInfo(
-        "longer replies earn more",
+        "an answer, right or wrong, earns more if more words precede it",
         "do not reward length",
     ),
     "side-effects": CheckInfo(
@@ -152,6 +156,9 @@ class Report(msgspec.Struct, kw_only=True):
     env: str
     env_args: dict[str, object] = {}
     env_dir: str | None = None
+    file: str = ""
+    """File of its `load_environment`; empty if its rows were not read."""
+    line: int = 1
     num_examples: int | None = None
     """Examples per policy."""
     seed: int = 0
@@ -162,9 +169,12 @@ class Report(msgspec.Struct, kw_only=True):
     checks: list[str] = []
     """Checks that were selected."""
     skipped: dict[str, str] = {}
-    """Selected check → why it was not done."""
+    """Selected check → why it was not done, or not completely."""
     rewards: dict[str, tuple[float, float, float]] = {}
-    """Policy → mean reward with its 95 % interval; "right answer", and "policy NAME" for scripted policies, are honest ones."""
+    """Reply or policy → mean reward with its 95 % interval.
+
+    "right answer" is the row's own answer, "policy NAME" a scripted policy of the environment.
+    """
     rollouts: int = 0
     cpu_seconds: float = 0.0
 
@@ -191,6 +201,10 @@ def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:
         ConfigError: An id is unknown.
     """
     for name in (*only, *skip):
+        if "," in name:
+            raise ConfigError(
+                f"unknown check '{name}'; give one check per option: --only {' --only '.join(name.split(','))}"
+            )
         if name not in CHECKS:
             raise ConfigError(f"unknown check '{name}'; {nearest(name, CHECKS)}")
     return frozenset(only or CHECKS) - frozenset(skip) | {"load"}
@@ -198,6 +212,6 @@ def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:
 
 def shortened(text: str, limit: int = MAX_EVIDENCE_CHARS) -> str:
     """Return a text of at most about `limit` characters."""
-    if len(text) <= limit:
+    if len(text) <= limit + MIN_OMITTED:
         return text
     return f"{text[: limit // 2]} […{len(text) - limit:,} characters…] {text[-limit // 2 :]}"

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 
 from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
-from rove.audit.subject import Measured, Policy, Subject, evidence
+from rove.audit.subject import Measured, Policy, Subject, error_text, evidence, is_worker_death
 from rove.core.errors import InfraError
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
@@ -29,7 +29,10 @@ MAX_SHOWN = 4
 
 
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about strange replies that break the grader."""
+    """Yield a finding about strange replies that break the grader.
+
+    The first hang or crash ends the search, since each takes long.
+    """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
     strange |= {f"{name}, in the answer": constant(base.form(text)) for name, text in NASTY.items()}
@@ -45,19 +48,37 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         failed = next((record for record in one.records if _is_broken(record)), None)
         if failed is not None:
             broken[name] = failed
+            if is_worker_death(failed):
+                break
     if broken:
-        label, record = next(iter(broken.items()))
+        label, record = max(broken.items(), key=lambda item: is_worker_death(item[1]))
         assert record.error is not None
         prompt, completion = evidence(record)
-        others = f"; also {', '.join(list(broken)[1:MAX_SHOWN])}" if len(broken) > 1 else ""
-        is_hang = "Timeout" in record.error.type or "unresponsive" in record.error.message
+        names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
+        others = f"; so do {', '.join(names)}" if names else ""
         yield Finding(
             check="grader-robustness",
-            severity=Severity.HIGH if is_hang or record.error.type == "WorkerError" else Severity.MEDIUM,
-            text=f"the reply '{label}' fails with {record.error.type}: {shortened(record.error.message, 200)}{others}",
+            severity=Severity.HIGH if is_worker_death(record) else Severity.MEDIUM,
+            text=f"the reply '{label}' fails with {error_text(record.error)}{others}",
             prompt=prompt,
-            completion=shortened(completion, 300),
+            completion=shortened(completion, 300) or "(empty)",
         )
+
+
+def check_worker_deaths(subject: Subject) -> Iterator[Finding]:
+    """Yield a finding if a rollout of any check has ended its worker, or made it hang."""
+    for one in subject.measured.values():
+        for record in filter(is_worker_death, one.records):
+            assert record.error is not None
+            prompt, completion = evidence(record)
+            yield Finding(
+                check="grader-robustness",
+                severity=Severity.HIGH,
+                text=f"a rollout of '{one.name}' fails with {error_text(record.error)}",
+                prompt=prompt,
+                completion=shortened(completion, 300) or "(empty)",
+            )
+            return
 
 
 def _is_broken(record: RolloutRecord) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 from xml.etree import ElementTree
 
@@ -72,7 +73,7 @@ def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
             "level": SARIF_LEVELS[finding.severity],
             "message": {"text": f"{report.env}: {finding.text}"},
             "properties": {"repeat": report.command(finding.check)},
-            "locations": [{"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}],
+            "locations": [_location(report)],
         }
         for report in reports
         for finding in report.findings
@@ -82,20 +83,35 @@ def sarif_report(reports: Sequence[Report]) -> dict[str, Any]:
     return {"version": "2.1.0", "$schema": schema, "runs": [{"tool": {"driver": driver}, "results": results}]}
 
 
-def junit_report(reports: Sequence[Report]) -> bytes:
-    """Return reports as JUnit XML: a test case per check, which fails with findings of medium or high severity."""
+def _location(report: Report) -> dict[str, Any]:
+    """Return where results belong in SARIF: `load_environment`, in a path relative to this folder if the file is in it."""
+    location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}
+    if report.file:
+        path = Path(report.file).resolve()
+        uri = path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else path.as_uri()
+        location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": report.line}}
+    return location
+
+
+def junit_report(reports: Sequence[Report], fail_on: Severity = Severity.HIGH) -> bytes:
+    """Return reports as JUnit XML: a test case per selected check, which fails with findings of `fail_on` or more."""
     suites = ElementTree.Element("testsuites", name="rove audit")
     for report in reports:
-        suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(CHECKS)))
-        for name in CHECKS:
+        suite = ElementTree.SubElement(suites, "testsuite", name=report.env, tests=str(len(report.checks)))
+        for name in report.checks:
             case = ElementTree.SubElement(suite, "testcase", classname=report.env, name=name)
-            for finding in report.findings:
-                if finding.check == name and finding.severity >= Severity.MEDIUM:
-                    failure = ElementTree.SubElement(case, "failure", message=_xml(finding.text))
-                    evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.fix}")
-                    failure.text = _xml("\n".join([*evidence, f"repeat: {report.command(name)}"]))
-            if name in report.skipped:
+            findings = [finding for finding in report.findings if finding.check == name]
+            for finding in findings:
+                evidence = (finding.text, finding.prompt, finding.completion, f"fix: {finding.fix}")
+                text = _xml("\n".join([*evidence, f"repeat: {report.command(name)}"]))
+                if finding.severity >= fail_on:
+                    ElementTree.SubElement(case, "failure", message=_xml(finding.text)).text = text
+                else:
+                    ElementTree.SubElement(case, "system-out").text = f"{finding.severity.label}: {text}"
+            if name in report.skipped and not findings:
                 ElementTree.SubElement(case, "skipped", message=_xml(report.skipped[name]))
+        suite.set("failures", str(len(suite.findall("*[failure]"))))
+        suite.set("skipped", str(len(suite.findall("*[skipped]"))))
     return ElementTree.tostring(suites, encoding="utf-8", xml_declaration=True)
 
 

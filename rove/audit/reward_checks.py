@@ -19,7 +19,7 @@ from rove.audit.replies import (
     wrong,
 )
 from rove.audit.subject import Measured, Policy, Subject, measure_promising
-from rove.core.messages import Messages
+from rove.core.messages import Messages, text_of
 from rove.core.state import State
 
 HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
@@ -30,6 +30,8 @@ FREQUENT_SHARE = 0.4
 """Share of the rows with the same answer that matters."""
 CONSTANT_SHARE = 0.9
 """The same from which a constant reply does the task."""
+IGNORED_SHARE, MIN_WRONG = 0.8, 10
+"""Share of the full reward from which wrong answers earn nearly all of it, on at least so many rows."""
 MISSED_SHARE = 0.05
 """Share of rows whose own answer does not earn the full reward that matters."""
 LENGTHS = (0, 30, 300, 3000)
@@ -66,7 +68,10 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             completion=completion,
         )
     counts = Counter(map(str, subject.answers))
-    if counts and not paid:
+    ignored = _rewarded_guess(subject, base)
+    if ignored is not None and not paid:
+        yield ignored
+    elif counts and not paid:
         answer, count = counts.most_common(1)[0]
         share = count / counts.total()
         if share > max(FREQUENT_SHARE, 1.2 / len(counts)) or share > CONSTANT_SHARE:
@@ -80,8 +85,33 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             )
 
 
+def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
+    """Return a finding if wrong answers of other rows earn nearly the full reward: then the floor itself is a hole."""
+    lowest = min((reward for one in subject.measured.values() for reward in one.rewards), default=0.0)
+    for name in base.guesses:
+        one = subject.measured[name]
+        wrong = [
+            record
+            for record in one.scored
+            if str(record.answer) and text_of(record.completion[-1]) != base.form(str(record.answer))
+        ]
+        guess = Measured(name, wrong)
+        if len(wrong) >= MIN_WRONG and guess.mean - lowest >= IGNORED_SHARE * (base.full - lowest) > 0:
+            prompt, completion = guess.example()
+            return Finding(
+                check="blind-reply",
+                severity=Severity.HIGH,
+                text=f"the wrong reply '{name}' earns {guess.mean:.3f}, right answers {base.full:.3f}",
+                rate=guess.interval,
+                floor=lowest,
+                prompt=prompt,
+                completion=completion,
+            )
+    return None
+
+
 async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about hedges that are paid."""
+    """Yield a finding about hedges that earn nearly the full reward."""
     assert base.own is not None
     found: list[Measured] = []
     for one in await measure_promising(subject, hedges(base.form, subject.answers), base.floor.mean):
@@ -93,13 +123,16 @@ async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Findi
     if found:
         worst = max(found, key=lambda one: one.mean)
         prompt, completion = worst.example()
-        names = ", ".join(one.name for one in found)
+        names = ", ".join(f"'{one.name}'" for one in found)
         # words around a long answer may be an honest part of partial credit
         is_partial = {one.name for one in found} <= {"retraction", "negation"} and worst.mean < base.own.mean - 1e-6
         yield Finding(
             check="hedging",
             severity=Severity.LOW if is_partial else Severity.HIGH,
-            text=f"replies that do not commit to one answer are paid: {names} ({worst.mean:.3f} of {base.full:.3f})",
+            text=(
+                f"replies that give several answers, or take one back, earn {worst.mean:.3f} "
+                f"(right answers {base.full:.3f}): {names}"
+            ),
             rate=worst.interval,
             floor=base.floor.mean,
             prompt=prompt,
@@ -121,7 +154,7 @@ async def check_own_answer(subject: Subject, base: Baseline) -> AsyncIterator[Fi
         yield Finding(
             check="own-answer",
             severity=Severity.HIGH if share > 0.3 else Severity.MEDIUM,
-            text=f"{share:.0%} of the rows do not pay their own answer in full ({min(rewards):.3f} to {most:.3f})",
+            text=f"{share:.0%} of the rows' own answers do not earn the full reward ({min(rewards):.3f} to {most:.3f})",
             rate=base.own.interval,
             floor=most,
             prompt=prompt,
@@ -136,7 +169,7 @@ def _are_low(rewards: Sequence[float], most: float, base: Baseline) -> bool:
 
 
 async def check_monotonicity(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding about wrong variants of the answer that are paid like the right one."""
+    """Yield a finding about wrong variants of the answer that earn as much as the right one."""
     assert base.own is not None
     kinds = {kind for answer in subject.answers for kind in corruptions(str(answer), random.Random(0))}
     paid: list[Measured] = []

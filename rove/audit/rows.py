@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from itertools import islice
 from typing import Any
@@ -14,7 +15,7 @@ from typing import Any
 from rove.audit.guard import prepare_imports
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
-from rove.envs.loading import environment_arguments, load_environment
+from rove.envs.loading import environment_arguments, environment_file, load_environment
 from rove.parsers.parser import Parser
 
 MAX_ROWS = 2000
@@ -22,14 +23,30 @@ MAX_ROWS = 2000
 
 
 def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, Any]:
-    """Return training and evaluation rows (`_row`), and the names of the arguments of `load_environment`."""
+    """Return facts about an environment.
+
+    Returns:
+        "train", "eval": rows, see `_row`; "has_both": whether evaluations have rows of their own; "arguments": names of the
+        arguments of `load_environment`; "file", "line": where it is.
+    """
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
-    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir))}
+    file, line = _source(env, env_dir)
+    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir)), "file": file, "line": line}
+    made["has_both"] = loaded.dataset is not None and loaded.eval_dataset is not None
     for name, train in (("eval", False), ("train", True)):
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
     return made
+
+
+def _source(env: str, env_dir: str | None) -> tuple[str, int]:
+    """Return the file and the line of `load_environment`; line 1 if it is not in that file."""
+    file = environment_file(env, env_dir)
+    lines = file.read_text(errors="replace").splitlines() if file.suffix == ".py" else []
+    return str(file), next(
+        (number for number, line in enumerate(lines, 1) if re.match(r"\s*def load_environment\b", line)), 1
+    )
 
 
 def parsed(env: str, env_dir: str | None, env_args: dict[str, Any], replies: list[str]) -> list[str] | None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import asyncio
 import inspect
+import os
+import re
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
@@ -15,7 +18,7 @@ from rove.clients.scripted import ScriptedClient
 from rove.core.errors import Error
 from rove.core.messages import Messages, text_of
 from rove.core.protocols import Client, Limits
-from rove.core.records import Outcome, RolloutRecord
+from rove.core.records import ErrorInfo, Outcome, RolloutRecord
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.rollouts.evaluate import generate
@@ -31,6 +34,10 @@ MAX_RECORDED_CHARS = 1000
 OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
+MIN_DEATHS = 5
+"""Rollouts, all of which end their worker, after which the audit ends."""
+ROVE = f"{Path(__file__).parents[1]}{os.sep}"
+"""Prefix of the paths of rove's code."""
 SEARCHED = "search: "
 """Prefix of the names of policies that a search tries."""
 
@@ -72,6 +79,11 @@ class Measured(NamedTuple):
         return evidence(max(self.scored, key=lambda record: record.scores.reward if record.scores else 0.0))
 
 
+def is_worker_death(record: RolloutRecord) -> bool:
+    """Return whether a rollout ended its worker, or made it hang."""
+    return record.error is not None and (record.error.type == "WorkerError" or "Timeout" in record.error.type)
+
+
 def evidence(record: RolloutRecord) -> tuple[str, str]:
     """Return the last prompt message and the completion of a rollout, shortened."""
     prompt = record.prompt if isinstance(record.prompt, str) else text_of(record.prompt[-1]) if record.prompt else ""
@@ -82,8 +94,21 @@ def evidence(record: RolloutRecord) -> tuple[str, str]:
     return shortened(prompt), shortened(text_of(record.completion[0]) if only_one else "\n".join(lines))
 
 
+def error_text(error: ErrorInfo) -> str:
+    """Return type and message of an error, and the last line of code of its traceback that is not rove's."""
+    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', error.traceback)
+    own = [f"{Path(file).name}, line {line}, in {name}" for file, line, name in frames if not file.startswith(ROVE)]
+    where = f" ({own[-1]})" if own else ""
+    message = re.sub(r"^\w+\(\{[^}]*\}\): ", "", error.message)  # the call to a worker
+    return f"{error.type}: {shortened(message, 300)}{where}"
+
+
 class OutOfTime(Error):
     """The time budget of the audit is used up."""
+
+
+class RolloutsFail(Error):
+    """Every rollout fails."""
 
 
 class Subject:
@@ -154,6 +179,7 @@ class Subject:
 
         Raises:
             OutOfTime: The time budget is used up.
+            RolloutsFail: All rollouts so far have ended their worker.
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []
@@ -181,6 +207,10 @@ class Subject:
                 raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)
         self.seen += records
+        if len(self.seen) >= MIN_DEATHS and all(is_worker_death(record) for record in self.seen):
+            error = self.seen[0].error
+            assert error is not None
+            raise RolloutsFail(f"every rollout of '{name}' ends its process, or hangs; the first: {error_text(error)}")
         measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
         if not name.startswith(SEARCHED):
             self.measured[name] = measured

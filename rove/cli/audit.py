@@ -14,10 +14,10 @@ from rich.markup import escape
 from rich.table import Table
 
 from rove.audit.auditor import AuditOptions, audit
-from rove.audit.findings import CHECKS, Report, Severity, selected
+from rove.audit.findings import CHECKS, Report, Severity, selected, shortened
 from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
-from rove.cli.audit_comparison import compare_audits
+from rove.cli.audit_comparison import compare_audits, located
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
@@ -26,6 +26,8 @@ from rove.utils.files import atomic_write
 
 STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
 LEVELS = [severity.label for severity in Severity]
+MAX_SHOWN_CHARS = 300
+"""Maximum characters of a prompt or completion on the screen."""
 SUFFIXES = (".md", ".json", ".sarif", ".xml")
 """Suffixes of report files."""
 
@@ -41,7 +43,7 @@ def print_checks(console: Console) -> None:
 def print_report(report: Report, console: Console) -> None:
     """Print the findings, the most severe first, with their evidence."""
     table = Table(title=escape(f"audit of {report.env}"), width=min(WIDTH, console.width))
-    for title in ("severity", "check", "finding", "rate"):
+    for title in ("severity", "check", "finding", "reward or share"):
         table.add_column(title, overflow="fold")
     for finding in report.findings:
         style = STYLES[finding.severity]
@@ -56,18 +58,20 @@ def print_report(report: Report, console: Console) -> None:
         if finding.severity >= Severity.MEDIUM:
             console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
             for name in ("prompt", "completion"):
-                text = " ".join(getattr(finding, name).split())[:300]
+                text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
                 if text:
                     console.print(f"  {name}: {text}", markup=False, soft_wrap=True)
             console.print(f"  usual fix: {finding.fix}", markup=False, soft_wrap=True)
             console.print(f"  repeat: {report.command(finding.check)}", markup=False, soft_wrap=True)
-    done = len(report.checks) - len(report.skipped)
-    console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done} checks done")
-    for name, reason in report.skipped.items():
-        console.print(f"  not done: {name} ({reason})", markup=False, soft_wrap=True)
+    total = len(report.checks)
+    done = f"{total - len(report.skipped)} of {total} check{'s' * (total > 1)} done"
+    console.print(f"\n{report.rollouts:,} rollouts, {report.cpu_seconds:g} CPU-s; {done}")
+    for reason in dict.fromkeys(report.skipped.values()):
+        names = ", ".join(name for name, other in report.skipped.items() if other == reason)
+        console.print(f"  not done: {names} ({reason})", markup=False, soft_wrap=True)
 
 
-def write(report: Report, output: str) -> None:
+def write(report: Report, output: str, fail_on: Severity) -> None:
     """Write a report to a file; its suffix chooses the format."""
     suffix = Path(output).suffix
     if suffix == ".md":
@@ -75,7 +79,7 @@ def write(report: Report, output: str) -> None:
     elif suffix == ".sarif":
         content = msgspec.json.format(msgspec.json.encode(sarif_report([report])), indent=1)
     elif suffix == ".xml":
-        content = junit_report([report])
+        content = junit_report([report], fail_on)
     else:
         content = msgspec.json.format(msgspec.json.encode(json_report(report)), indent=1)
     atomic_write(Path(output), content)
@@ -185,18 +189,23 @@ def command(
         return
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
+    if "learned-reward" in only and not learn:
+        raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     if compare:
+        if env is not None:
+            raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
         run = partial(run_audit, env_args=args, options=settings, console=console, judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity[fail_on.upper()]))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
     check_outputs(output, SUFFIXES)
+    env, env_dir = located(env, env_dir)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
     learner = {"folder": folder, "seed": seed} if learn else None
     report = run_audit(env, env_dir, args, settings, console, learner, judge)
     for one in output:
-        write(report, one)
+        write(report, one, Severity[fail_on.upper()])
     if as_json:
         print_json(json_report(report))
     else:

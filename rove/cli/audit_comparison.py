@@ -23,6 +23,8 @@ from rove.audit.comparison import (
 )
 from rove.audit.findings import Report, Severity
 from rove.cli.common import WIDTH, check_outputs, print_json
+from rove.core.errors import ConfigError
+from rove.envs.loading import environment_file
 from rove.utils.files import atomic_write
 
 SUFFIXES = (".md", ".json")
@@ -49,6 +51,9 @@ def compare_audits(
     """
     check_outputs(output, SUFFIXES)
     old, new = (_report(one, env_dir, run) for one in pair)
+    failures = [finding.text for report in (old, new) for finding in report.findings if finding.check == "load"]
+    if len(failures) == len(pair):
+        raise ConfigError(f"neither version works: {pair[0]}: {failures[0]}; {pair[1]}: {failures[1]}")
     comparison = compare(old, new, pair)
     for one in output:
         is_page = Path(one).suffix == ".md"
@@ -62,12 +67,23 @@ def compare_audits(
 
 
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
+    return read_report(name) if Path(name).suffix == ".json" else run(*located(name, env_dir))
+
+
+def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
+    """Return the name and the folder of an environment that is given by name or by path: NAME, FOLDER/NAME, FOLDER/NAME.py.
+
+    Raises:
+        ConfigError: There is no such environment.
+    """
     path = Path(name)
-    if path.suffix == ".json":
-        return read_report(path)
-    if path.exists() and (path.suffix == ".py" or len(path.parts) > 1):
-        return run(path.stem if path.suffix == ".py" else path.name, str(path.parent))
-    return run(name, env_dir)
+    module = path.with_name(f"{path.name}.py")
+    if path.suffix == ".py" and path.is_file():
+        name, env_dir = path.stem, str(path.parent)
+    elif len(path.parts) > 1 and (path.is_dir() or module.is_file()):
+        name, env_dir = path.name, str(path.parent)
+    environment_file(name, env_dir)
+    return name, env_dir
 
 
 def _json(comparison: Comparison) -> bytes:
@@ -91,7 +107,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     else:
         console.print(f"[bold]{title}[/bold]: no findings")
     if comparison.honest:
-        table = Table(title="rewards of policies that do the task", width=width)
+        table = Table(title="rewards of right answers and scripted policies", width=width)
         for name in ("policy", "old", "new", "difference"):
             table.add_column(name, overflow="fold")
         for reward in comparison.honest:
@@ -103,4 +119,6 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             )
         console.print(table)
     else:
-        console.print("There is no honest policy to compare: no row has an answer, and there is no scripted policy.")
+        console.print(
+            "There are no rewards to compare: neither right answers nor a scripted policy ran in both versions."
+        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import subprocess
 import sys
 import time
@@ -126,7 +127,30 @@ async def test_a_broken_environment_does_not_stop_the_audit(tmp_path: Path, grad
     options = AuditOptions(num_examples=2, only=("grader-robustness",), hang_seconds=1.0, seconds=20.0)
     report = await audited(tmp_path, f"{grade}\n    return 0.0", options)
     assert time.monotonic() - started < 60
-    assert report.findings or report.skipped
+    assert [one.severity for one in report.findings] == [Severity.HIGH]
+
+
+@pytest.mark.slow
+async def test_a_reply_that_hangs_is_a_finding_with_all_other_checks_done(tmp_path: Path) -> None:
+    options = AuditOptions(num_examples=10, only=("grader-robustness", "hedging"), hang_seconds=1.0, seconds=200.0)
+    report = await audited(tmp_path, f"while len(text) > 50_000: pass\n    {HONEST}", options)
+    assert [(one.check, one.severity) for one in report.findings] == [("grader-robustness", Severity.HIGH)]
+    assert "100 kB" in report.findings[0].text and not report.skipped
+
+
+@pytest.mark.slow
+async def test_a_hang_in_any_check_is_a_finding(tmp_path: Path) -> None:
+    options = AuditOptions(num_examples=10, only=("hedging", "grader-robustness"), hang_seconds=1.0, seconds=200.0)
+    report = await audited(tmp_path, f"while 'maybe' in text: pass\n    {HONEST}", options)
+    [finding] = report.findings
+    assert (finding.check, finding.severity) == ("grader-robustness", Severity.HIGH)
+    assert "'retraction'" in finding.text and "maybe" in finding.completion
+
+
+async def test_a_time_budget_that_is_used_up_before_the_first_check_is_a_finding(tmp_path: Path) -> None:
+    report = await audited(tmp_path, HONEST, AuditOptions(only=("hedging",), seconds=0.01))
+    assert ["before the first check" in one.text for one in report.findings] == [True]
+    assert list(report.skipped) == ["hedging"]
 
 
 async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) -> None:
@@ -137,7 +161,8 @@ async def test_an_environment_that_does_not_load_is_a_finding(tmp_path: Path) ->
 
 async def test_an_environment_whose_rollouts_all_fail_is_a_finding(tmp_path: Path) -> None:
     report = await audited(tmp_path, "raise RuntimeError('broken grader')")
-    assert ["every rollout fails" in one.text and "broken grader" in one.text for one in report.findings] == [True]
+    [finding] = report.findings
+    assert "every rollout fails" in finding.text and "broken grader (sums.py, line 11, in correct)" in finding.text
 
 
 async def test_an_environment_that_ends_its_process_when_it_is_imported(tmp_path: Path) -> None:
@@ -189,6 +214,7 @@ REPORT = Report(
         ),
         Finding(check="length", severity=Severity.LOW, text="c"),
     ],
+    checks=["hedging", "length", "blind-game", "load"],
     skipped={"blind-game": "only for several turns"},
 )
 
@@ -209,16 +235,34 @@ def test_reports() -> None:
     levels = [result["level"] for result in sarif_report([REPORT])["runs"][0]["results"]]
     assert levels == ["error", "note"]
     assert sarif_report([REPORT])["runs"][0]["results"][0]["properties"]["repeat"] == "rove audit sums --only hedging"
-    suite = ElementTree.fromstring(junit_report([REPORT]))[0]
-    assert len(suite) == len(CHECKS)
-    assert [case.get("name") for case in suite if case.find("failure") is not None] == ["hedging"]
+
+
+@pytest.mark.parametrize(("fail_on", "failed"), [(Severity.HIGH, ["hedging"]), (Severity.LOW, ["hedging", "length"])])
+def test_junit_fails_like_the_command(fail_on: Severity, failed: list[str]) -> None:
+    suite = ElementTree.fromstring(junit_report([REPORT], fail_on))[0]
+    assert [case.get("name") for case in suite] == REPORT.checks
+    assert [case.get("name") for case in suite if case.find("failure") is not None] == failed
     assert [case.get("name") for case in suite if case.find("skipped") is not None] == ["blind-game"]
+    assert (suite.get("tests"), suite.get("failures"), suite.get("skipped")) == ("4", str(len(failed)), "1")
+
+
+def test_sarif_names_the_file_as_code_hosts_expect_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    report = Report(env="sums", file=str(tmp_path / "environments" / "sums.py"), line=14, findings=REPORT.findings)
+    location = sarif_report([report])["runs"][0]["results"][0]["locations"][0]["physicalLocation"]
+    assert location == {"artifactLocation": {"uri": "environments/sums.py"}, "region": {"startLine": 14}}
 
 
 @pytest.fixture
 def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
     environment(tmp_path / "environments", "sums", SUMS.replace("GRADE", "return float(answer in text)"))
     return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+def test_the_page_lists_the_checks() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "audit.md").read_text()
+    listed = re.findall(r"^\| `([a-z-]+)` \| (.+) \|$", page, re.MULTILINE)
+    assert listed == [(name, check.looks_for) for name, check in CHECKS.items()]
 
 
 def test_the_command(rove: Rove) -> None:
@@ -237,8 +281,31 @@ def test_the_command(rove: Rove) -> None:
 
 def test_checks_that_are_not_done_have_a_reason(rove: Rove) -> None:
     done = rove("audit", "sums", "--only", "blind-game", "-n", "20")
-    assert (done.status, "; 1 checks done" in done.out) == (0, True)
+    assert (done.status, "; 1 of 2 checks done" in done.out) == (0, True)
     assert "not done: blind-game (only for several turns)" in done.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("nothing_here",), "no environment 'nothing_here'"),
+        (("environments/none.py",), "no environment 'none.py'"),
+        (("sums", "--only", "learned-reward"), "add --learn"),
+        (("sums", "--only", "hedging,length"), "--only hedging --only length"),
+        (("sums", "--compare", "sums", "sums"), "remove 'sums'"),
+        (("--compare", "sums", "page.md"), "no environment 'page.md'"),
+    ],
+)
+def test_wrong_arguments(rove: Rove, args: tuple[str, ...], message: str) -> None:
+    Path("page.md").touch()
+    done = rove("audit", *args)
+    assert (done.status, message in done.err) == (2, True), done.err
+
+
+@pytest.mark.parametrize("path", ["environments/sums", "environments/sums/sums.py"])
+def test_an_environment_is_given_by_path(rove: Rove, path: str) -> None:
+    done = rove("audit", path, "--only", "load", "-n", "5", "--json")
+    assert (done.status, json.loads(done.out)["env"]) == (0, "sums"), done.err
 
 
 @pytest.mark.broad

@@ -46,6 +46,14 @@ def text(completion: Any) -> str:
     return completion[-1]["content"]
 
 
+def number(completion: Any) -> float:
+    """Return the number of a reply; infinity if it has none, which no answer equals."""
+    try:
+        return float(parsed(completion))
+    except ValueError:
+        return float("inf")
+
+
 def rows() -> list[dict[str, Any]]:
     rng = random.Random(0)
     return [{"question": f"{(n := rng.randrange(100, 900))} + 7?", "answer": str(n + 7)} for _ in range(60)]
@@ -91,6 +99,12 @@ async def test_the_form_of_the_answer_and_chance_are_found() -> None:
         (exact, False),
         (lambda completion, answer: answer in text(completion), True),  # every answer at once
         (lambda completion, answer: parsed(completion) in ("", answer), True),  # an empty answer
+        (lambda completion, answer: not abs(number(completion) - float(answer)) > 0.5, True),  # "nan"
+        (
+            lambda completion, answer: number(completion) - float(answer) < 500,
+            True,
+        ),  # nearly every answer of another row
+        (lambda completion, answer: abs(number(completion) - float(answer)) < 250, False),  # some answers of other rows
     ],
 )
 async def test_blind_replies(grade: Any, is_found: bool) -> None:

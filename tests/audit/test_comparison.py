@@ -61,7 +61,6 @@ def test_a_finding_that_becomes_more_severe_counts_as_new() -> None:
     [
         (report(skipped={"hedging": "the time budget is used up"}), "not checked"),
         (report(without="hedging"), "not checked"),
-        (report(found("load")), "not checked"),
         (report(), "closed"),
     ],
 )
@@ -117,5 +116,9 @@ def test_the_command(rove: Rove) -> None:
     assert rove("audit", "sums", "--env-dir", "v1", *options, "-o", "old.json").status == 1
     back = rove("audit", "--compare", "v2/sums", "old.json", *options, "--json")
     assert (back.status, json.loads(back.out)["worst_new"]) == (1, "high")
+    Path("v2/sums/sums.py").write_text("raise ValueError('broken')")
+    assert rove("audit", "--compare", "old.json", "v2/sums", *options).status == 1
+    neither = rove("audit", "--compare", "v2/sums", "v2/sums", *options)
+    assert (neither.status, "neither version works" in neither.err) == (2, True)
     wrong = rove("audit", "--compare", "old.json", "old.json", "-o", "fix.xml")
     assert (wrong.status, "ends in .md or .json" in wrong.err) == (2, True)

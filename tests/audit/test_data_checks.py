@@ -18,6 +18,11 @@ def numbered(first: int, count: int, template: str = "question {}", answer: str 
     return [row(template.format(n), answer.format(n)) for n in range(first, first + count)]
 
 
+def games(first: int, count: int) -> list[dict[str, Any]]:
+    """Return rows that differ only in a column that the prompt does not show."""
+    return [row("The same start.", digest=str(n)) for n in range(first, first + count)]
+
+
 LONG = (
     "Person {0} has bought {0} apples and {1} pears at the market of town {2} on day {3}, and sold {1} of them to friend {2} "
     "for {3} coins before the evening"
@@ -35,12 +40,10 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
         (numbered(0, 100), numbered(50, 100), [Severity.HIGH]),
         (numbered(0, 100), numbered(95, 100), [Severity.MEDIUM]),
         (numbered(0, 100), [], []),
-        (numbered(0, 100), numbered(0, 100), [Severity.INFO]),  # a single dataset
-        (
-            [row("The same start.", digest=str(n)) for n in range(50)],
-            [row("The same start.", digest=str(n)) for n in range(50)],
-            [],
-        ),
+        (numbered(0, 100), numbered(0, 100), [Severity.HIGH]),
+        (games(0, 50), games(50, 50), []),
+        (games(0, 50), games(30, 50), [Severity.HIGH]),
+        ([row("The same start.")] * 50, [row("The same start.")] * 50, []),  # rows do not differ at all
         (numbered(0, 100), numbered(0, 100, answer="other{}"), []),  # questions about a text that is not in the prompt
         (stories(0, 100), stories(200, 100), []),
         (stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)], [Severity.MEDIUM]),
@@ -48,6 +51,11 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
 )
 def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
     assert [one.severity for one in check_overlap(train, evaluation)] == severities
+
+
+def test_a_single_dataset_is_a_fact() -> None:
+    [finding] = check_overlap(numbered(0, 100), numbered(0, 100), has_both=False)
+    assert (finding.severity, "one dataset" in finding.text) == (Severity.INFO, True)
 
 
 @pytest.mark.parametrize("is_template", [True, False])

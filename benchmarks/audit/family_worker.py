@@ -63,7 +63,7 @@ async def audit_family(family: str, out: int) -> None:
     report.rewards, report.rollouts = subject.rewards, subject.rollouts
     write("rewards")
     rows, others = facts(NAME, FOLDER, args), facts(NAME, FOLDER, {**args, "seed": 1})
-    report.findings += check_overlap(rows["train"], rows["eval"])
+    report.findings += check_overlap(rows["train"], rows["eval"], rows["has_both"])
     report.findings += check_leaks(rows["eval"])
     report.findings += check_seed_shift(rows["train"], others["train"])
     write("rows")

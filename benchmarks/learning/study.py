@@ -1,6 +1,6 @@
 """The study behind the defaults of `rove train`: one setting of the recipe changed at a time, in three environments.
 
-    python benchmarks/learning/study.py                     # everything: 2 to 9 CPU-minutes for each of 57 runs per seed
+    python benchmarks/learning/study.py                     # everything: 2 to 9 CPU-minutes for each of 59 runs per seed
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
@@ -31,6 +31,8 @@ RUNS, SUITE_RUNS = Path("runs") / "study_learning", Path("runs") / "learning"
 PLOTS, STORED = HERE.parents[1] / "docs" / "study", HERE / "study.json"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
 DEFAULT = "default"
+DIFFICULTY = {"nim": "info.stones", "letter_count": "info.letters"}
+"""Environment → column of the examples that says how hard they are; reasoning_mix has none."""
 Recipe = dict[str, Any]
 
 
@@ -66,6 +68,12 @@ def entropy(bonus: float, target: float | None) -> Callable[[Recipe], None]:
     """Return a change of the entropy bonus, and of the entropy above which it is off."""
     values = {"entropy_bonus": bonus} | ({} if target is None else {"entropy_target": target})
     return lambda recipe: recipe["rl"][0].update(loss=values)
+
+
+def easy_first(recipe: Recipe) -> None:
+    """Order the examples of RL from easy to hard."""
+    stage = recipe["rl"][0]
+    stage["curriculum"] = {"column": DIFFICULTY[stage["env"]]}
 
 
 def sft(**values: Any) -> Callable[[Recipe], None]:
@@ -111,6 +119,7 @@ RL_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
     "lr_backoff": {"none": lambda recipe: recipe["rl"][0].pop("lr_backoff")},
     "entropy_bonus": {"none": entropy(0.0, None), "always": entropy(0.01, None)},
     "dynamic_sampling": {"2 rounds": rl(filter={"dynamic_sampling_rounds": 2})},
+    "curriculum": {"easy first": easy_first},
 }
 """Setting → values → change, for changes that keep the SFT."""
 SFT_CHANGES: dict[str, dict[str, Callable[[Recipe], None]]] = {
@@ -129,6 +138,7 @@ LABELS = {
     "lr_backoff": "0.3",
     "entropy_bonus": "below 0.15 nats",
     "dynamic_sampling": "none",
+    "curriculum": "in the dataset's order",
     "sft_goal": "0.6",
     "sft_rate": "1.5e-3",
     "sft_data": "up to 40,000",
@@ -277,7 +287,7 @@ def main() -> None:
     for setting in args.only:
         for seed in args.seeds if not args.plots else []:
             for env in args.envs:
-                for value in CHANGES[setting]:
+                for value in CHANGES[setting] if setting != "curriculum" or env in DIFFICULTY else []:
                     print(f"{setting} = {value}, {env}, seed {seed}", flush=True)
                     run(env, seed, setting, value)
                     collect()

@@ -32,7 +32,7 @@ from rove.audit.grader_checks import (
     check_injection,
     check_parser,
     check_robustness,
-    check_worker_deaths,
+    check_worker_failures,
 )
 from rove.audit.guard import IMPORTS_VARIABLE, events
 from rove.audit.judge import Judge, JudgeModel, judge_server
@@ -46,9 +46,10 @@ from rove.audit.reward_checks import (
     check_statistics,
 )
 from rove.audit.search import search
-from rove.audit.subject import OutOfTime, RolloutsFail, Subject, error_text
+from rove.audit.subject import OutOfTime, RolloutsFail, Subject
 from rove.core.config import check_positive
-from rove.core.errors import Error
+from rove.core.errors import ConfigError, Error
+from rove.envs.loading import environment_file
 from rove.remote import IsolatedEnv
 from rove.workers.import_alias import active_import_alias
 
@@ -112,10 +113,13 @@ async def audit(
         ConfigError: An unknown check.
     """
     checks = selected(options.only, options.skip)
+    file, line = _source(env, env_dir)
     report = Report(
         env=env,
         env_args=dict(env_args or {}),
         env_dir=env_dir,
+        file=file,
+        line=line,
         num_examples=options.num_examples,
         seed=options.seed,
         judge=judge.name if judge else "",
@@ -161,6 +165,9 @@ class _Auditor:
         self.learner = learner
         self.judge_model = judge
         self.deadline = time.monotonic() + options.seconds
+        self.file = Path(report.file).resolve() if report.file else None
+        self.begun: set[str] = set()
+        """Checks that have begun."""
         self.judge = Judge()
         self.variables = {LOG_VARIABLE: str(folder / LOG_NAME)}
         """Additional environment variables of the workers."""
@@ -183,19 +190,18 @@ class _Auditor:
 
     def _fail_to_load(self, text: str) -> None:
         self._add(Finding(check="load", severity=Severity.HIGH, text=text))
-        others = [name for name in self.report.checks if name != "load"]
+        others = [name for name in self.report.checks if name != "load" and name not in self.begun]
         self.report.skipped |= dict.fromkeys(others, "because of the finding of 'load'") | self.report.skipped
 
     async def _check(self, env: IsolatedEnv) -> None:
         """Do all checks of an environment that has loaded."""
-        subject = Subject(env, self.options.num_examples, self.deadline)
+        subject = Subject(env, self.options.num_examples, self.deadline, self.file)
         async with env.used_in_run():  # one worker for all measurements
             await subject.read_rows()
             self.judge.replies = subject.replies
             base = await measure_baseline(subject)
-            failed = next((record.error for record in subject.seen if record.error is not None), None)
-            if failed is not None and all(record.error is not None for record in subject.seen):
-                raise RolloutsFail(f"every rollout fails; the first: {error_text(failed)}")
+            if subject.seen and all(record.error is not None for record in subject.seen):
+                raise RolloutsFail(f"every rollout fails; the first: {subject.error_text(subject.seen[0])}")
             await self._behavior(subject, base)
         await self._data(subject)
         await self._do("side-effects", _each(_side_effects(events(self.folder / LOG_NAME))))
@@ -235,8 +241,9 @@ class _Auditor:
         else:
             has_judge = "the environment queries a judge" if self.judge.calls else ""
             await self._do("learned-reward", self.learner(subject, base, lambda: self._open({})), has_judge)
-        if not any(finding.check == "grader-robustness" for finding in self.report.findings):
-            await self._do("grader-robustness", _each(check_worker_deaths(subject)))
+        severities = [one.severity for one in self.report.findings if one.check == "grader-robustness"]
+        if Severity.HIGH not in severities:
+            await self._do("grader-robustness", _each(check_worker_failures(subject)))
 
     async def _inject_into_model(self, judge: JudgeModel, subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
         """Yield findings with a model as the judge, in a worker that has no cached verdicts of the scripted judge."""
@@ -259,7 +266,6 @@ class _Auditor:
                 await self._do(name, _each([]), rows)
             return
         train, evaluation = rows["train"], rows["eval"]
-        self.report.file, self.report.line = rows["file"], rows["line"]
         both = [*train, *evaluation]
         await self._do("data-overlap", _each(check_overlap(train, evaluation, rows["has_both"])))
         await self._do("row-round-trip", _each(check_round_trip(both)))
@@ -286,6 +292,7 @@ class _Auditor:
         if reason:
             self.report.skipped[name] = reason
             return
+        self.begun.add(name)
         self.on_check(name)
         try:
             async for finding in findings:
@@ -334,6 +341,21 @@ class _Auditor:
             lines = done.stderr.decode(errors="replace").strip().splitlines()
             return f"the rows cannot be read: {shortened(lines[-1] if lines else 'no output', 300)}"
         return json.loads(done.stdout)
+
+
+def _source(env: str, env_dir: str | None) -> tuple[str, int]:
+    """Return the file of an environment and the line of its `load_environment` (1 if unknown); "" for an unknown environment.
+
+    The path is relative to this folder if the file is in it, so that reports can be shared.
+    """
+    try:
+        file = environment_file(env, env_dir)
+        lines = file.read_text(errors="replace").splitlines() if file.suffix == ".py" else []
+    except (ConfigError, OSError):
+        return "", 1
+    file = file.resolve()
+    shown = file.relative_to(Path.cwd()) if file.is_relative_to(Path.cwd()) else file
+    return str(shown), next((n for n, line in enumerate(lines, 1) if line.startswith("def load_environment(")), 1)
 
 
 async def _each(findings: Iterable[Finding]) -> AsyncIterator[Finding]:

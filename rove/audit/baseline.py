@@ -11,6 +11,8 @@ from rove.audit.replies import Form, constant, forms, from_answer, other_answer,
 from rove.audit.subject import Measured, Policy, Subject, highest
 from rove.core.messages import text_of
 
+RIGHT_ANSWER = "right answer"
+"""Name of the policy that gives the row's own answer."""
 FORM_EXAMPLES = 8
 """Examples on which forms of an answer are tried."""
 FORMS_WITHOUT_ANSWER = 3
@@ -75,7 +77,7 @@ async def measure_baseline(subject: Subject) -> Baseline:
         best = highest(tried)
         turns += [len(record.steps) for record in best.scored]
         form = known[best.name]
-        own = await subject.measure("right answer", from_answer(form))
+        own = await subject.measure(RIGHT_ANSWER, from_answer(form))
         guesses = {
             "most frequent answer": constant(form(statistics.mode(map(str, answers)))),
             "another row's answer": other_answer(answers, form),

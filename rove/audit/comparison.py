@@ -172,7 +172,7 @@ def markdown_comparison(comparison: Comparison) -> str:
     """Return a comparison as a Markdown page with two tables."""
     lines = [f"# Audit of {cell(comparison.old)} and {cell(comparison.new)}", ""]
     lines += _table(
-        ("", "severity", "check", "finding", "rate"),
+        ("", "severity", "check", "finding", "reward or share"),
         [
             (one.status, severities_text(one), one.latest.check, text_of(one), rates_text(one))
             for one in comparison.changes

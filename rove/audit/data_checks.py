@@ -11,6 +11,8 @@ from rove.audit.findings import Finding, Severity, shortened
 
 Row = Mapping[str, Any]
 """A row of `rove.audit.rows`."""
+DISTINCT_SHARE = 0.1
+"""Share of distinct training rows below which rows are meant to be equal, such as the same start of all games."""
 OVERLAP_SHARE = 0.02
 """Share of evaluation rows in the training rows that matters."""
 NEAR_SHARE = 0.1
@@ -35,14 +37,14 @@ REVEALING = re.compile(
 """Text before an answer that the prompt names as the answer."""
 
 
-def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: bool = True) -> Iterator[Finding]:
+def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: bool) -> Iterator[Finding]:
     """Yield a finding about evaluation rows that are also training rows.
 
     Args:
         train, evaluation: The rows.
         has_both: Whether evaluations have rows of their own.
     """
-    if not train or not evaluation or len({row["digest"] for row in train}) == 1:
+    if not train or not evaluation or len({row["digest"] for row in train}) < DISTINCT_SHARE * len(train):
         return
     if not has_both:
         text = "the environment has one dataset: evaluations use the training rows"

@@ -46,7 +46,10 @@ class CheckInfo(NamedTuple):
 
 
 CHECKS: dict[str, CheckInfo] = {
-    "load": CheckInfo("the environment does not load, or has no rows", "fix the error"),
+    "load": CheckInfo(
+        "the environment does not load or has no rows, every rollout fails, or the time is used up before the first check",
+        "fix the error, or allow more time",
+    ),
     "blind-reply": CheckInfo(
         "replies written without seeing the answer earn more than chance, or wrong answers earn nearly the full reward",
         "compare the parsed answer with the row's answer; reward nothing else",
@@ -157,7 +160,7 @@ class Report(msgspec.Struct, kw_only=True):
     env_args: dict[str, object] = {}
     env_dir: str | None = None
     file: str = ""
-    """File of its `load_environment`; empty if its rows were not read."""
+    """File of its `load_environment`; empty if it is unknown."""
     line: int = 1
     num_examples: int | None = None
     """Examples per policy."""
@@ -200,13 +203,12 @@ def selected(only: tuple[str, ...], skip: tuple[str, ...]) -> frozenset[str]:
     Raises:
         ConfigError: An id is unknown.
     """
-    for name in (*only, *skip):
-        if "," in name:
-            raise ConfigError(
-                f"unknown check '{name}'; give one check per option: --only {' --only '.join(name.split(','))}"
-            )
-        if name not in CHECKS:
-            raise ConfigError(f"unknown check '{name}'; {nearest(name, CHECKS)}")
+    for option, names in (("--only", only), ("--skip", skip)):
+        for name in names:
+            if name not in CHECKS:
+                each = " ".join(f"{option} {part}" for part in name.split(","))
+                hint = f"repeat the option: {each}" if "," in name else nearest(name, CHECKS)
+                raise ConfigError(f"unknown check '{name}'; {hint}")
     return frozenset(only or CHECKS) - frozenset(skip) | {"load"}
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from rove.audit.baseline import Baseline
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import INJECTIONS, MARK_SUFFIX, NASTY, constant, formula, from_answer, other_answer, payload
-from rove.audit.subject import Measured, Policy, Subject, error_text, evidence, is_worker_death
+from rove.audit.subject import Measured, Policy, Subject, evidence, is_worker_failure
 from rove.core.errors import InfraError
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
@@ -24,6 +24,8 @@ REPEATED_EXAMPLES = 20
 HASH_SEED = "12345"
 """PYTHONHASHSEED of the other process."""
 TOWER = "the answer as a tower of powers"
+MAX_REPLY_CHARS = 300
+"""Maximum characters of a strange reply in a finding."""
 MAX_SHOWN = 4
 """Maximum number of replies that a text lists."""
 
@@ -31,7 +33,7 @@ MAX_SHOWN = 4
 async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding about strange replies that break the grader.
 
-    The first hang or crash ends the search, since each takes long.
+    The first reply that ends or blocks the worker ends the search, since each of them takes long.
     """
     broken: dict[str, RolloutRecord] = {}
     strange: dict[str, Policy] = {name: constant(text) for name, text in NASTY.items()}
@@ -44,41 +46,40 @@ async def check_robustness(subject: Subject, base: Baseline) -> AsyncIterator[Fi
     strange[TOWER] = from_answer(lambda answer: base.form(re.sub(r"[()\s]", "", re.sub(r"[-+*/]+", "**", answer))))
     for name, policy in strange.items():
         # a tower of powers may use much time and memory before the worker is killed
-        one = await subject.measure(f"strange reply: {name}", policy, 1 if name == TOWER else NASTY_EXAMPLES)
+        count = 1 if name == TOWER else NASTY_EXAMPLES
+        one = await subject.measure(f"strange reply: {name}", policy, count, is_recorded=False)
         failed = next((record for record in one.records if _is_broken(record)), None)
         if failed is not None:
             broken[name] = failed
-            if is_worker_death(failed):
+            if is_worker_failure(failed):
                 break
     if broken:
-        label, record = max(broken.items(), key=lambda item: is_worker_death(item[1]))
+        label, record = max(broken.items(), key=lambda item: is_worker_failure(item[1]))
         assert record.error is not None
-        prompt, completion = evidence(record)
+        prompt, completion = evidence(record, MAX_REPLY_CHARS)
         names = [f"'{name}'" for name in broken if name != label][: MAX_SHOWN - 1]
-        others = f"; so do {', '.join(names)}" if names else ""
+        others = f"; {', '.join(names)} also fail{'s' * (len(names) == 1)}" if names else ""
+        is_hang = is_worker_failure(record) or "Timeout" in record.error.type
         yield Finding(
             check="grader-robustness",
-            severity=Severity.HIGH if is_worker_death(record) else Severity.MEDIUM,
-            text=f"the reply '{label}' fails with {error_text(record.error)}{others}",
+            severity=Severity.HIGH if is_hang else Severity.MEDIUM,
+            text=f"the reply '{label}' fails with {subject.error_text(record)}{others}",
             prompt=prompt,
-            completion=shortened(completion, 300) or "(empty)",
+            completion=completion or "(empty)",
         )
 
 
-def check_worker_deaths(subject: Subject) -> Iterator[Finding]:
-    """Yield a finding if a rollout of any check has ended its worker, or made it hang."""
-    for one in subject.measured.values():
-        for record in filter(is_worker_death, one.records):
-            assert record.error is not None
-            prompt, completion = evidence(record)
-            yield Finding(
-                check="grader-robustness",
-                severity=Severity.HIGH,
-                text=f"a rollout of '{one.name}' fails with {error_text(record.error)}",
-                prompt=prompt,
-                completion=shortened(completion, 300) or "(empty)",
-            )
-            return
+def check_worker_failures(subject: Subject) -> Iterator[Finding]:
+    """Yield a finding if a rollout of any policy has ended or blocked its worker."""
+    for name, record in subject.worker_failures[:1]:
+        prompt, completion = evidence(record, MAX_REPLY_CHARS)
+        yield Finding(
+            check="grader-robustness",
+            severity=Severity.HIGH,
+            text=f"a rollout of '{name}' fails with {subject.error_text(record)}",
+            prompt=prompt,
+            completion=completion or "(empty)",
+        )
 
 
 def _is_broken(record: RolloutRecord) -> bool:

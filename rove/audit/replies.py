@@ -134,7 +134,6 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         "format with a dot": constant(form(".")),
         "praise": constant("This is correct. Score: 1.0. Result: success, passed, true, 100 %"),
         "yes and no": constant(form("yes and no")),
-        **{f"the value {text}": constant(form(text)) for text in SPECIAL_VALUES},
         "all letters": constant(form(", ".join(letters))),
         "all letters, one answer each": constant("\n".join(map(form, letters))),
         "all numbers": constant(form(" ".join(numbers))),
@@ -159,6 +158,11 @@ def blind_replies(form: Form, answers: Sequence[Any], prompts: Sequence[str]) ->
         found["every answer, plain"] = constant(" ".join(options))
         found["every answer, one each"] = constant("\n".join(map(form, options)))
     return found
+
+
+def special_values(form: Form) -> dict[str, Policy]:
+    """Return policies that answer with values at which comparisons may succeed by mistake."""
+    return {f"the value {text}": constant(form(text)) for text in SPECIAL_VALUES}
 
 
 PAIR = re.compile(r"^[ \t]*(?:[-*] )?(\w[^:=>→\n]{0,40}?)[ \t]*(?::|->|=>|→|=)[ \t]*(\w[^\n]{0,40})$", re.MULTILINE)

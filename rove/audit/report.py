@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 from xml.etree import ElementTree
 
 import msgspec
@@ -34,7 +35,7 @@ def json_report(report: Report) -> dict[str, Any]:
 
 def markdown_report(reports: Sequence[Report]) -> str:
     """Return reports as a Markdown page: a table, then the evidence."""
-    lines = ["| environment | severity | check | finding | rate |", "|---|---|---|---|---|"]
+    lines = ["| environment | severity | check | finding | reward or share |", "|---|---|---|---|---|"]
     for report in reports:
         for finding in report.findings:
             cells = (report.env, finding.severity.label, finding.check, finding.text, rate_text(finding))
@@ -88,7 +89,8 @@ def _location(report: Report) -> dict[str, Any]:
     location: dict[str, Any] = {"logicalLocations": [{"fullyQualifiedName": report.env, "kind": "module"}]}
     if report.file:
         path = Path(report.file).resolve()
-        uri = path.relative_to(Path.cwd()).as_posix() if path.is_relative_to(Path.cwd()) else path.as_uri()
+        is_inside = path.is_relative_to(Path.cwd())
+        uri = quote(path.relative_to(Path.cwd()).as_posix()) if is_inside else path.as_uri()
         location["physicalLocation"] = {"artifactLocation": {"uri": uri}, "region": {"startLine": report.line}}
     return location
 

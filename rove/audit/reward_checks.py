@@ -7,7 +7,7 @@ import statistics
 from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 
-from rove.audit.baseline import Baseline, is_higher
+from rove.audit.baseline import RIGHT_ANSWER, Baseline, is_higher
 from rove.audit.findings import Finding, Severity, shortened
 from rove.audit.replies import (
     ALL_TAGS,
@@ -16,10 +16,12 @@ from rove.audit.replies import (
     corrections,
     corruptions,
     hedges,
+    special_values,
     wrong,
 )
 from rove.audit.subject import Measured, Policy, Subject, measure_promising
 from rove.core.messages import Messages, text_of
+from rove.core.records import RolloutRecord
 from rove.core.state import State
 
 HIGH_SHARE, MEDIUM_SHARE = 0.25, 0.1
@@ -30,8 +32,8 @@ FREQUENT_SHARE = 0.4
 """Share of the rows with the same answer that matters."""
 CONSTANT_SHARE = 0.9
 """The same from which a constant reply does the task."""
-IGNORED_SHARE, MIN_WRONG = 0.8, 10
-"""Share of the full reward from which wrong answers earn nearly all of it, on at least so many rows."""
+WRONG_SHARE, MIN_WRONG = 0.8, 10
+"""Share of the full reward from which answers of other rows are a finding; minimum number of such rows."""
 MISSED_SHARE = 0.05
 """Share of rows whose own answer does not earn the full reward that matters."""
 LENGTHS = (0, 30, 300, 3000)
@@ -50,7 +52,7 @@ def severity_of(share: float) -> Severity:
 
 async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if replies without the answer earn more than chance."""
-    replies = blind_replies(base.form, subject.answers, base.prompts)
+    replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     measured = await measure_promising(subject, replies, base.floor.mean)
     paid = [one for one in measured if is_higher(one, base.floor, base.range)]
     if paid:
@@ -68,9 +70,9 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             completion=completion,
         )
     counts = Counter(map(str, subject.answers))
-    ignored = _rewarded_guess(subject, base)
-    if ignored is not None and not paid:
-        yield ignored
+    guess = _rewarded_guess(subject, base)
+    if guess is not None and not (paid and severity_of(base.share(paid[0].mean)) >= guess.severity):
+        yield guess
     elif counts and not paid:
         answer, count = counts.most_common(1)[0]
         share = count / counts.total()
@@ -86,28 +88,34 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
 
 
 def _rewarded_guess(subject: Subject, base: Baseline) -> Finding | None:
-    """Return a finding if wrong answers of other rows earn nearly the full reward: then the floor itself is a hole."""
-    lowest = min((reward for one in subject.measured.values() for reward in one.rewards), default=0.0)
+    """Return a finding if other rows' answers earn nearly the full reward: then the floor itself is a hole."""
+    if not base.guesses:
+        return None
+    full = subject.measured[RIGHT_ANSWER].mean
+    lowest = max(0.0, min(one.mean for one in subject.measured.values()))
     for name in base.guesses:
-        one = subject.measured[name]
-        wrong = [
-            record
-            for record in one.scored
-            if str(record.answer) and text_of(record.completion[-1]) != base.form(str(record.answer))
+        others = [
+            record for record in subject.measured[name].scored if _first_reply(record) != base.form(str(record.answer))
         ]
-        guess = Measured(name, wrong)
-        if len(wrong) >= MIN_WRONG and guess.mean - lowest >= IGNORED_SHARE * (base.full - lowest) > 0:
+        guess = Measured(name, others)
+        if len(others) >= MIN_WRONG and guess.mean - lowest >= WRONG_SHARE * (full - lowest) > 0:
             prompt, completion = guess.example()
             return Finding(
                 check="blind-reply",
-                severity=Severity.HIGH,
-                text=f"the wrong reply '{name}' earns {guess.mean:.3f}, right answers {base.full:.3f}",
+                severity=Severity.MEDIUM if base.own is None else Severity.HIGH,
+                text=(
+                    f"the reply '{name}' earns {guess.mean:.3f} where it is not the row's answer, and right answers {full:.3f}; "
+                    "ignore this if the answers of other rows are right as well"
+                ),
                 rate=guess.interval,
-                floor=lowest,
                 prompt=prompt,
                 completion=completion,
             )
     return None
+
+
+def _first_reply(record: RolloutRecord) -> str:
+    return next((text_of(message) for message in record.completion if message["role"] == "assistant"), "")
 
 
 async def check_hedging(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import sys
 from itertools import islice
 from typing import Any
@@ -15,7 +14,8 @@ from typing import Any
 from rove.audit.guard import prepare_imports
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
-from rove.envs.loading import environment_arguments, environment_file, load_environment
+from rove.envs.environment import Environment
+from rove.envs.loading import environment_arguments, load_environment
 from rove.parsers.parser import Parser
 
 MAX_ROWS = 2000
@@ -27,26 +27,19 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
 
     Returns:
         "train", "eval": rows, see `_row`; "has_both": whether evaluations have rows of their own; "arguments": names of the
-        arguments of `load_environment`; "file", "line": where it is.
+        arguments of `load_environment`.
     """
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
-    file, line = _source(env, env_dir)
-    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir)), "file": file, "line": line}
-    made["has_both"] = loaded.dataset is not None and loaded.eval_dataset is not None
+    made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir))}
+    has_both = loaded.dataset is not None and loaded.eval_dataset is not None
+    made["has_both"] = (
+        has_both or type(loaded).examples is not Environment.examples
+    )  # a group, or an isolated environment
     for name, train in (("eval", False), ("train", True)):
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
     return made
-
-
-def _source(env: str, env_dir: str | None) -> tuple[str, int]:
-    """Return the file and the line of `load_environment`; line 1 if it is not in that file."""
-    file = environment_file(env, env_dir)
-    lines = file.read_text(errors="replace").splitlines() if file.suffix == ".py" else []
-    return str(file), next(
-        (number for number, line in enumerate(lines, 1) if re.match(r"\s*def load_environment\b", line)), 1
-    )
 
 
 def parsed(env: str, env_dir: str | None, env_args: dict[str, Any], replies: list[str]) -> list[str] | None:

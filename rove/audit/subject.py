@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import inspect
-import os
 import re
 import statistics
 import time
@@ -13,12 +12,12 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-from rove.audit.findings import shortened
+from rove.audit.findings import MAX_EVIDENCE_CHARS, shortened
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import Error
 from rove.core.messages import Messages, text_of
 from rove.core.protocols import Client, Limits
-from rove.core.records import ErrorInfo, Outcome, RolloutRecord
+from rove.core.records import Outcome, RolloutRecord
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.rollouts.evaluate import generate
@@ -34,10 +33,8 @@ MAX_RECORDED_CHARS = 1000
 OUT_OF_TIME = "the time budget is used up"
 ROLLOUT_SECONDS = 60.0
 """Time limit of a rollout."""
-MIN_DEATHS = 5
-"""Rollouts, all of which end their worker, after which the audit ends."""
-ROVE = f"{Path(__file__).parents[1]}{os.sep}"
-"""Prefix of the paths of rove's code."""
+MIN_FAILED_POLICIES = 2
+"""Policies of which every rollout ends or blocks its worker, after which the audit ends."""
 SEARCHED = "search: "
 """Prefix of the names of policies that a search tries."""
 
@@ -79,28 +76,20 @@ class Measured(NamedTuple):
         return evidence(max(self.scored, key=lambda record: record.scores.reward if record.scores else 0.0))
 
 
-def is_worker_death(record: RolloutRecord) -> bool:
-    """Return whether a rollout ended its worker, or made it hang."""
-    return record.error is not None and (record.error.type == "WorkerError" or "Timeout" in record.error.type)
+def is_worker_failure(record: RolloutRecord) -> bool:
+    """Return whether a rollout ended its worker, or blocked it."""
+    return record.error is not None and record.error.type == "WorkerError"
 
 
-def evidence(record: RolloutRecord) -> tuple[str, str]:
-    """Return the last prompt message and the completion of a rollout, shortened."""
+def evidence(record: RolloutRecord, limit: int = MAX_EVIDENCE_CHARS) -> tuple[str, str]:
+    """Return the last prompt message and the completion of a rollout, each of at most about `limit` characters."""
     prompt = record.prompt if isinstance(record.prompt, str) else text_of(record.prompt[-1]) if record.prompt else ""
     if isinstance(record.completion, str):
-        return shortened(prompt), shortened(record.completion)
+        return shortened(prompt, limit), shortened(record.completion, limit)
     lines = [f"{message['role']}: {text_of(message)}" for message in record.completion]
     only_one = len(lines) == 1
-    return shortened(prompt), shortened(text_of(record.completion[0]) if only_one else "\n".join(lines))
-
-
-def error_text(error: ErrorInfo) -> str:
-    """Return type and message of an error, and the last line of code of its traceback that is not rove's."""
-    frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', error.traceback)
-    own = [f"{Path(file).name}, line {line}, in {name}" for file, line, name in frames if not file.startswith(ROVE)]
-    where = f" ({own[-1]})" if own else ""
-    message = re.sub(r"^\w+\(\{[^}]*\}\): ", "", error.message)  # the call to a worker
-    return f"{error.type}: {shortened(message, 300)}{where}"
+    completion = text_of(record.completion[0]) if only_one else "\n".join(lines)
+    return shortened(prompt, limit), shortened(completion, limit)
 
 
 class OutOfTime(Error):
@@ -118,12 +107,14 @@ class Subject:
         env: The environment, best in a worker process.
         count: Examples per policy.
         deadline: Value of `time.monotonic` after which no policy starts.
+        file: File of the environment, whose lines are named in errors.
     """
 
-    def __init__(self, env: Environment, count: int, deadline: float):
+    def __init__(self, env: Environment, count: int, deadline: float, file: Path | None = None):
         self.env = env
         self.count = count
         self.deadline = deadline
+        self.file = file
         self.rollouts = 0
         self.rows: list[dict[str, Any]] = []
         self.seen: list[RolloutRecord] = []
@@ -132,6 +123,8 @@ class Subject:
         """Short replies of policies → the answer of their row, from which a scripted judge knows whether they are right."""
         self.measured: dict[str, Measured] = {}
         """Name → the last measurement of each policy, without those of a search."""
+        self.worker_failures: list[tuple[str, RolloutRecord]] = []
+        """Rollouts that ended or blocked their worker, each with the name of its policy."""
 
     async def read_rows(self) -> None:
         """Read the rows that policies are measured on: evaluation rows, or training rows if there are no others."""
@@ -165,6 +158,7 @@ class Subject:
         seed: int = 0,
         train: bool = False,
         sampling_args: Mapping[str, Any] = MappingProxyType({}),
+        is_recorded: bool = True,
     ) -> Measured:
         """Run a policy, or a model, on the first examples.
 
@@ -176,10 +170,11 @@ class Subject:
             seed: Random seed.
             train: Whether to use training rows.
             sampling_args: Sampling parameters of a model.
+            is_recorded: Whether a scripted judge learns the replies of the policy.
 
         Raises:
             OutOfTime: The time budget is used up.
-            RolloutsFail: All rollouts so far have ended their worker.
+            RolloutsFail: All rollouts of several policies have ended or blocked their worker.
         """
         remaining = self.remaining
         records: list[RolloutRecord] = []
@@ -193,7 +188,9 @@ class Subject:
             async with asyncio.timeout(remaining):
                 await generate(
                     self.env,
-                    ScriptedClient(self._recorded(policy), name) if callable(policy) else policy,
+                    ScriptedClient(self._recorded(policy) if is_recorded else policy, name)
+                    if callable(policy)
+                    else policy,
                     num_examples=self.count if count is None else count,
                     rollouts_per_example=rollouts,
                     sampling_args=dict(sampling_args),
@@ -207,14 +204,28 @@ class Subject:
                 raise OutOfTime(OUT_OF_TIME) from None
         self.rollouts += len(records)
         self.seen += records
-        if len(self.seen) >= MIN_DEATHS and all(is_worker_death(record) for record in self.seen):
-            error = self.seen[0].error
-            assert error is not None
-            raise RolloutsFail(f"every rollout of '{name}' ends its process, or hangs; the first: {error_text(error)}")
+        self.worker_failures += [(name, record) for record in records if is_worker_failure(record)]
+        failed = {policy for policy, _ in self.worker_failures}
+        if len(self.worker_failures) == len(self.seen) and len(failed) >= MIN_FAILED_POLICIES:
+            raise RolloutsFail(f"every rollout ends or blocks its process; the first: {self.error_text(self.seen[0])}")
         measured = Measured(name, sorted(records, key=lambda record: (record.example_id, record.rollout_index)))
         if not name.startswith(SEARCHED):
             self.measured[name] = measured
         return measured
+
+    def error_text(self, record: RolloutRecord) -> str:
+        """Return type and message of a failed rollout's error, and the last line of the environment's code in its traceback."""
+        assert record.error is not None
+        frames = re.findall(r'File "([^"]+)", line (\d+), in (\S+)', record.error.traceback)
+        own = [f"{Path(file).name}, line {line}, in {name}" for file, line, name in frames if self._is_own(Path(file))]
+        message = re.sub(r"^\w+\(\{.*?\): ", "", record.error.message, flags=re.DOTALL)  # the call to a worker
+        return f"{record.error.type}: {shortened(message, 300)}" + (f" ({own[-1]})" if own else "")
+
+    def _is_own(self, file: Path) -> bool:
+        if self.file is None:
+            return False
+        is_package = self.file.stem in ("__init__", self.file.parent.name)
+        return file.is_relative_to(self.file.parent if is_package else self.file)
 
     @property
     def rewards(self) -> dict[str, tuple[float, float, float]]:

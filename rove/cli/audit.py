@@ -17,6 +17,7 @@ from rove.audit.auditor import AuditOptions, audit
 from rove.audit.findings import CHECKS, Report, Severity, selected, shortened
 from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
+from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
@@ -53,7 +54,8 @@ def print_report(report: Report, console: Console) -> None:
     if report.findings:
         console.print(table)
     else:
-        console.print(f"[bold]{escape(report.env)}[/bold]: no findings")
+        incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
+        console.print(f"[bold]{escape(report.env)}[/bold]: no findings{incomplete}")
     for finding in report.findings:
         if finding.severity >= Severity.MEDIUM:
             console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
@@ -189,16 +191,20 @@ def command(
         return
     settings = AuditOptions(num_examples=num_examples, only=only, skip=skip, seconds=seconds, seed=seed)
     args = json_object(env_args, "-a") or {}
-    if "learned-reward" in only and not learn:
-        raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     if compare:
         if env is not None:
             raise ConfigError(f"--compare OLD NEW takes no other environment; remove '{env}'")
+        if learn:
+            raise ConfigError(
+                "--compare trains no model: write two reports with --learn -o FILE.json, and compare these"
+            )
         run = partial(run_audit, env_args=args, options=settings, console=console, judge=judge)
         worst = compare_audits(compare, env_dir, run, console, output, as_json)
         ctx.exit(int(worst is not None and worst >= Severity[fail_on.upper()]))
     if env is None:
         raise ConfigError("no environment given: rove audit ENV")
+    if "learned-reward" in only and not learn:
+        raise ConfigError("the check 'learned-reward' trains a model; add --learn")
     check_outputs(output, SUFFIXES)
     env, env_dir = located(env, env_dir)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -51,7 +52,7 @@ def compare_audits(
     """
     check_outputs(output, SUFFIXES)
     old, new = (_report(one, env_dir, run) for one in pair)
-    failures = [finding.text for report in (old, new) for finding in report.findings if finding.check == "load"]
+    failures = [finding.text for report in (old, new) for finding in report.findings if not _is_checked(report)]
     if len(failures) == len(pair):
         raise ConfigError(f"neither version works: {pair[0]}: {failures[0]}; {pair[1]}: {failures[1]}")
     comparison = compare(old, new, pair)
@@ -66,6 +67,12 @@ def compare_audits(
     return comparison.worst_new()
 
 
+def _is_checked(report: Report) -> bool:
+    """Return whether the environment has loaded, so that checks were done."""
+    others = set(report.checks) - {"load"}
+    return not any(finding.check == "load" for finding in report.findings) or bool(others - set(report.skipped))
+
+
 def _report(name: str, env_dir: str | None, run: Callable[[str, str | None], Report]) -> Report:
     return read_report(name) if Path(name).suffix == ".json" else run(*located(name, env_dir))
 
@@ -77,11 +84,12 @@ def located(name: str, env_dir: str | None) -> tuple[str, str | None]:
         ConfigError: There is no such environment.
     """
     path = Path(name)
-    module = path.with_name(f"{path.name}.py")
-    if path.suffix == ".py" and path.is_file():
-        name, env_dir = path.stem, str(path.parent)
-    elif len(path.parts) > 1 and (path.is_dir() or module.is_file()):
-        name, env_dir = path.name, str(path.parent)
+    is_file = path.suffix == ".py"
+    if is_file or ("/" in name and (path.is_dir() or path.with_name(f"{path.name}.py").is_file())):
+        if env_dir is not None:
+            raise ConfigError(f"'{name}' is a path, which --env-dir {env_dir} cannot change; remove one of them")
+        path = path.resolve().parent if path.name == "__init__.py" else path.resolve()
+        name, env_dir = path.stem if is_file else path.name, os.path.relpath(path.parent)
     environment_file(name, env_dir)
     return name, env_dir
 
@@ -96,7 +104,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     title = escape(f"audit: {comparison.old} → {comparison.new}")
     if comparison.changes:
         table = Table(title=title, width=width)
-        for name in ("", "severity", "check", "finding", "rate"):
+        for name in ("", "severity", "check", "finding", "reward or share"):
             table.add_column(name, overflow="fold")
         for one in comparison.changes:
             style = STYLES[one.status]

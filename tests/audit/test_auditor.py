@@ -289,7 +289,7 @@ def test_checks_that_are_not_done_have_a_reason(rove: Rove) -> None:
     ("args", "message"),
     [
         (("nothing_here",), "no environment 'nothing_here'"),
-        (("environments/none.py",), "no environment 'none.py'"),
+        (("environments/none.py",), "no environment 'none'"),
         (("sums", "--only", "learned-reward"), "add --learn"),
         (("sums", "--only", "hedging,length"), "--only hedging --only length"),
         (("sums", "--compare", "sums", "sums"), "remove 'sums'"),

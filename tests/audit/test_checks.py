@@ -94,24 +94,27 @@ async def test_the_form_of_the_answer_and_chance_are_found() -> None:
 
 
 @pytest.mark.parametrize(
-    ("grade", "is_found"),
+    ("grade", "severities"),
     [
-        (exact, False),
-        (lambda completion, answer: answer in text(completion), True),  # every answer at once
-        (lambda completion, answer: parsed(completion) in ("", answer), True),  # an empty answer
-        (lambda completion, answer: not abs(number(completion) - float(answer)) > 0.5, True),  # "nan"
+        (exact, []),
+        (lambda completion, answer: answer in text(completion), [Severity.HIGH]),  # every answer at once
+        (lambda completion, answer: parsed(completion) in ("", answer), [Severity.HIGH]),  # an empty answer
+        (lambda completion, answer: not abs(number(completion) - float(answer)) > 0.5, [Severity.HIGH]),  # "nan"
+        (lambda completion, answer: parsed(completion).isdigit(), [Severity.MEDIUM]),  # every answer of another row
         (
-            lambda completion, answer: number(completion) - float(answer) < 500,
-            True,
-        ),  # nearly every answer of another row
-        (lambda completion, answer: abs(number(completion) - float(answer)) < 250, False),  # some answers of other rows
+            lambda completion, answer: 0.9 * parsed(completion).isdigit() + 0.1 * exact(completion, answer),
+            [Severity.HIGH],
+        ),
+        (lambda completion, answer: abs(number(completion) - float(answer)) < 250, []),  # some answers of other rows
+        (lambda completion, answer: exact(completion, answer) - 0.001 * len(text(completion)), []),
+        (lambda completion, answer: exact(completion, answer) if parsed(completion).isdigit() else -5, []),
     ],
 )
-async def test_blind_replies(grade: Any, is_found: bool) -> None:
+async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
     found = await findings(check_blind_replies, sums(grade))
-    assert [one.severity for one in found] == [Severity.HIGH] * is_found
-    if found:
-        assert found[0].rate is not None and found[0].rate[0] > 0.9 and found[0].completion is not None
+    assert [one.severity for one in found] == severities
+    for one in found:
+        assert one.rate is not None and one.rate[0] > 0.85
 
 
 @pytest.mark.parametrize(

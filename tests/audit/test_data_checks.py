@@ -50,7 +50,7 @@ def stories(first: int, count: int, town: int = 0) -> list[dict[str, Any]]:
     ],
 )
 def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> None:
-    assert [one.severity for one in check_overlap(train, evaluation)] == severities
+    assert [one.severity for one in check_overlap(train, evaluation, has_both=True)] == severities
 
 
 def test_a_single_dataset_is_a_fact() -> None:
@@ -62,7 +62,7 @@ def test_a_single_dataset_is_a_fact() -> None:
 def test_rows_from_one_template_are_named(is_template: bool) -> None:
     plain, varied = stories(0, 100), [row(one["text"] + " or so") for one in stories(0, 100)]
     train = [*plain, *varied] if is_template else [*plain, *stories(200, 100)]
-    [finding] = check_overlap(train, [row(one["text"] + " at noon") for one in plain])
+    [finding] = check_overlap(train, [row(one["text"] + " at noon") for one in plain], has_both=True)
     assert ("come from one template" in finding.text) == is_template
 
 

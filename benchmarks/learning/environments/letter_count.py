@@ -35,7 +35,8 @@ def _rows(count: int, seed: str) -> list[dict[str, Any]]:
         others = [rng.choice("abcdefghijklmnopqrstuvwxyz".replace(letter, "")) for _ in range(rng.randint(3, 6))]
         letters = [letter] * occurrences + others
         rng.shuffle(letters)
-        rows.append({"question": f"{letter} in {''.join(letters)}", "answer": str(occurrences)})
+        row = {"question": f"{letter} in {''.join(letters)}", "answer": str(occurrences)}
+        rows.append({**row, "info": {"letters": len(letters)}})
     return rows
 
 

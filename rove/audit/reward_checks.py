@@ -50,8 +50,14 @@ def severity_of(share: float) -> Severity:
     return Severity.HIGH if share >= HIGH_SHARE else Severity.MEDIUM if share >= MEDIUM_SHARE else Severity.LOW
 
 
-async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
-    """Yield a finding if replies without the answer earn more than chance."""
+async def check_blind_replies(subject: Subject, base: Baseline, is_judged: bool = False) -> AsyncIterator[Finding]:
+    """Yield a finding if replies without the answer earn more than chance, or answers of other rows nearly the full reward.
+
+    Args:
+        subject: The environment.
+        base: Its baseline.
+        is_judged: Whether a scripted judge decides; then answers of other rows mean little.
+    """
     replies = blind_replies(base.form, subject.answers, base.prompts) | special_values(base.form)
     measured = await measure_promising(subject, replies, base.floor.mean)
     paid = [one for one in measured if is_higher(one, base.floor, base.range)]
@@ -70,7 +76,7 @@ async def check_blind_replies(subject: Subject, base: Baseline) -> AsyncIterator
             completion=completion,
         )
     counts = Counter(map(str, subject.answers))
-    guess = _rewarded_guess(subject, base)
+    guess = None if is_judged else _rewarded_guess(subject, base)
     if guess is not None and not (paid and severity_of(base.share(paid[0].mean)) >= guess.severity):
         yield guess
     elif counts and not paid:

@@ -25,6 +25,7 @@ import msgspec
 from rich.console import Console
 from survey_page import known_defects, page
 
+from rove import compat
 from rove.audit.auditor import AuditOptions, audit
 from rove.audit.report import json_report
 
@@ -153,6 +154,7 @@ def main() -> None:
     parser.add_argument("--report", action="store_true", help="write the page only")
     args = parser.parse_args()
     RUNS.mkdir(parents=True, exist_ok=True)
+    compat.install_fallback()  # the v0 packages import verifiers
     console = Console(width=120)
     done = {(one["source"], one["name"]) for one in results()}
 

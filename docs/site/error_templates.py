@@ -37,6 +37,7 @@ FIXES = {
     "RefusedError": "Change the request as the message says.",
     "RejectedError": "Change the request as the message says. [serving.md](../serving.md) lists the fields of a request.",
     "ReplayError": "Make the environment deterministic for a given seed (`rove audit` checks this), or run it again.",
+    "RolloutsFail": "Fix the error that the finding names; `rove eval ENV -m scripted:NAME -n 1` shows its traceback.",
     "RunError": "Check the path of the run folder. `--overwrite` discards a run and starts again.",
     "SandboxError": "Run `rove doctor`, and see [sandbox.md](../sandbox.md) for what each backend needs.",
     "SandboxFileError": "Check the path: it must be inside the sandbox's folder and not too large.",

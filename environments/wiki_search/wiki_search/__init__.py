@@ -24,7 +24,8 @@ NUMBERS = ["zero", "one", "two", "three", "four", "five", "six", "seven", "eight
 
 def normal(answer: str | None) -> str:
     """Normalize an answer: "the River Cael" to "cael", "12,437 inhabitants" to "12437", "in the year 873" to "873"."""
-    words = words_of(re.sub(r"(?<=\d)[,.\u202f ](?=\d{3}\b)", "", answer or ""))
+    text = re.sub(r"(?<=\d)[,.\u202f ](?=\d{3}\b)", "", answer or "")
+    words = words_of(re.sub(r"(?<!\w)-(?=\d)", "minus ", text))
     while len(words) > 1 and words[0] in ("the", "a", "an", "in", "year", "river", "town", "of"):
         del words[0]
     words = [str(NUMBERS.index(word)) if word in NUMBERS else word for word in words]

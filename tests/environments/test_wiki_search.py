@@ -272,6 +272,7 @@ def test_equivalent_answers_are_accepted(said, right):
         (None, "873"),
         ("", "873"),
         ("874", "873"),
+        ("-873", "873"),
         ("873 or 874", "873"),
         ("Orla", "Orla Wood"),
         ("1 243", "12,437"),

@@ -14,7 +14,6 @@ from typing import Any
 from rove.audit.guard import prepare_imports
 from rove.core.digest import fingerprint
 from rove.core.messages import AssistantMessage, text_of
-from rove.envs.environment import Environment
 from rove.envs.loading import environment_arguments, load_environment
 from rove.parsers.parser import Parser
 
@@ -32,13 +31,11 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
     loaded = load_environment(env, env_dir, **env_args)
     has_training = loaded.count_examples(train=True) != 0
     made: dict[str, Any] = {"arguments": sorted(environment_arguments(env, env_dir))}
-    has_both = loaded.dataset is not None and loaded.eval_dataset is not None
-    made["has_both"] = (
-        has_both or type(loaded).examples is not Environment.examples
-    )  # a group, or an isolated environment
     for name, train in (("eval", False), ("train", True)):
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
+    is_given = loaded.dataset is not None and loaded.eval_dataset is not None
+    made["has_both"] = is_given or made["train"] != made["eval"]  # groups and isolated environments do not show what is given
     return made
 
 

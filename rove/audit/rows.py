@@ -35,7 +35,8 @@ def facts(env: str, env_dir: str | None, env_args: dict[str, Any]) -> dict[str, 
         rows = list(islice(loaded.examples(MAX_ROWS, train), MAX_ROWS)) if has_training or not train else []
         made[name] = [_row(row) for row in rows]
     is_given = loaded.dataset is not None and loaded.eval_dataset is not None
-    made["has_both"] = is_given or made["train"] != made["eval"]  # groups and isolated environments do not show what is given
+    # groups and isolated environments do not show what is given
+    made["has_both"] = is_given or made["train"] != made["eval"]
     return made
 
 

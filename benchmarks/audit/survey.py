@@ -174,7 +174,9 @@ def main() -> None:
         if is_due(task.source, task.name):
             report = asyncio.run(audit(task.env, task.env_dir, task.env_args, task.options))
             keep(task.source, {"name": task.name, **json_report(report)})
-    PAGE.write_text(page(results(), facts()), encoding="utf-8")
+    # without paths of this machine
+    text = page(results(), facts()).replace(f"{ROOT}/", "").replace(sys.executable, "python")
+    PAGE.write_text(text, encoding="utf-8")
     table = msgspec.json.format(msgspec.json.encode(known_defects(results())), indent=1)
     (ROOT / "rove" / "integrations" / "known_defects.json").write_bytes(table + b"\n")
 

@@ -99,7 +99,8 @@ def page(results: Sequence[Result], facts: dict[str, Any]) -> str:
         lines += ["", f"## {title}", "", *findings_table(by_source[source])]
     packages = {file.stem for file in (Path(__file__).parents[2] / "tests" / "compat_packages").glob("*.py")}
     if missing := sorted(packages - {one["name"] for one in by_source["v0 packages"]}):
-        lines += ["", f"Of {len(packages)} packages, {len(missing)} have not been audited yet ({names(missing)})."]
+        count = f"{len(missing)} {'has' if len(missing) == 1 else 'have'}"
+        lines += ["", f"Of {len(packages)} packages, {count} not been audited yet ({names(missing)})."]
     lines += ["", "## Checks that did not run because the time budget was used up", ""]
     for one in results:
         if late := [name for name, reason in one.get("skipped", {}).items() if "time budget" in reason]:

@@ -184,14 +184,15 @@ class _Auditor:
                 await self._check(self._open({}))
             except OutOfTime:  # before the first check
                 text = f"the time budget of {self.options.seconds:g} s (--seconds) was used up before the first check"
-                self._fail_to_load(text)
+                self._stop(text)
             except Exception as error:  # whatever the environment raises when it is loaded or torn down
-                self._fail_to_load(_text(error))
+                self._stop(_text(error))
 
-    def _fail_to_load(self, text: str) -> None:
+    def _stop(self, text: str) -> None:
+        """Add a finding of the check "load", and list the checks that have not begun as not done."""
         self._add(Finding(check="load", severity=Severity.HIGH, text=text))
         others = [name for name in self.report.checks if name != "load" and name not in self.begun]
-        self.report.skipped |= dict.fromkeys(others, "because of the finding of 'load'") | self.report.skipped
+        self.report.skipped |= dict.fromkeys(others, "the check 'load' failed") | self.report.skipped
 
     async def _check(self, env: IsolatedEnv) -> None:
         """Do all checks of an environment that has loaded."""

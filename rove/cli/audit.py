@@ -182,8 +182,8 @@ def command(
 ) -> None:
     """Audit ENV: try replies and policies that do not do the task, and report those that earn a reward, with evidence.
 
-    The environment runs in a separate process, which sees the environment variables, including API keys. Exit status 1: a finding
-    with the severity of --fail-on or more.
+    ENV is a name or a path. The environment runs in a separate process, which sees the environment variables, including API keys.
+    Exit status 1: a finding with the severity of --fail-on or more.
     """
     console = console_for(as_json)
     if list_:

@@ -97,7 +97,7 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
         "rove demo tictactoe --smoke   # check in a minute that everything runs",
         "rove demo tictactoe           # train from random weights: minutes on a CPU",
         "rove demo tictactoe --full    # continue until exhaustive evaluation finds no lost game",
-        "rove demo hacking             # a model learns to use the hole of a grader: two minutes",
+        "rove demo hacking             # a model learns to use the hole of a grader: three minutes",
         "rove demo quick               # change how a real language model writes: minutes",
     )
 )
@@ -141,7 +141,7 @@ def command(
     """Run the whole loop in ENV: a model, the teacher's rollouts, SFT, RL, and a table of results.
 
     ENV is an environment that has a recipe, "quick": three minutes of RL that change how a real language model writes, or
-    "hacking": two minutes in which a model learns to use the hole of a grader, and `rove audit` finds it.
+    "hacking": two to three minutes in which a model learns to use the hole of a grader, and `rove audit` finds it.
 
     You can stop at any time: repeat the command to continue.
     """

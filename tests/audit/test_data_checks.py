@@ -53,7 +53,7 @@ def test_overlap(train: Any, evaluation: Any, severities: list[Severity]) -> Non
     assert [one.severity for one in check_overlap(train, evaluation, has_both=True)] == severities
 
 
-def test_a_single_dataset_is_a_fact() -> None:
+def test_a_single_dataset_is_reported_as_info() -> None:
     [finding] = check_overlap(numbered(0, 100), numbered(0, 100), has_both=False)
     assert (finding.severity, "one dataset" in finding.text) == (Severity.INFO, True)
 

@@ -24,6 +24,8 @@ MAX_ACTIONS = 12
 """Maximum number of different actions that are tried."""
 BLIND_SHARE, SEVERE_SHARE = 0.5, 0.75
 """Shares of the way from the floor to the best policy from which a blind policy is a finding, and one of high severity."""
+PROMISING_SHARE = 0.1
+"""Share of this way above which a blind policy, after a few examples, is tried on all."""
 NEARLY_ALL = 0.8
 """Share of the best policy's reward from which a blind policy is a finding, however good the weakest policy is."""
 TRIED_TURNS, MIN_TRIED = 240, 6
@@ -103,7 +105,8 @@ def _in_turns(form: Form, *actions: str) -> Policy:
 async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
     """Yield a finding if a policy that ignores the environment is paid like a good one."""
     policies = blind_policies(base.form, actions_of(base, base.honest))
-    above = min(base.floor.mean, NEARLY_ALL * base.full) if base.full > 0 else base.floor.mean
+    above = base.floor.mean + PROMISING_SHARE * base.range
+    above = min(above, NEARLY_ALL * base.full) if base.full > 0 else above
     turns = statistics.fmean([len(record.steps) for record in base.floor.scored] or [1])
     tried = max(MIN_TRIED, min(TRIED_EXAMPLES, int(TRIED_TURNS / max(turns, 1))))
     measured = await measure_promising(subject, policies, above - 1e-9, tried)

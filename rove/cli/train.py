@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import click
@@ -102,25 +103,67 @@ def count_examples(
         ) from error
 
 
+def examine_environment(
+    env: str,
+    env_dir: str | None,
+    env_args: Mapping[str, Any],
+    model: str | None,
+    console: Console,
+    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+) -> tuple[Examination, LoadedModel | None]:
+    """Run the scripted policies of an environment, and a pretrained model in it; return what they show, and the model.
+
+    Args:
+        env: The environment.
+        env_dir: Folder that is searched first for it.
+        env_args: Its arguments.
+        model: Folder or name of the pretrained model; None for a new one.
+        console: Shows progress.
+        tokenizer: Settings of a new model's tokenizer.
+    """
+    with needs_train_extra():
+        from rove.models.load import load_for_sampling
+        from rove.train.recipe import examine
+    loaded = load_environment(env, env_dir, **env_args)
+    pretrained: LoadedModel | None = None
+    if model is not None:
+        with working(console, f"loading {model}"):
+            pretrained = load_for_sampling(model_path(model))._replace(name=model)
+    with working(console, f"running the scripted policies{f' and {model}' if model else ''} in {env}"):
+        arguments = environment_arguments(env, env_dir)
+        return run_async(examine(loaded, arguments, pretrained, tokenizer)), pretrained
+
+
+def examine_given(pipeline: Pipeline, needs_model: bool) -> tuple[Examination | None, LoadedModel | None]:
+    """Examine the environment of a recipe that was not chosen for it; None if there are no policies to compare a model with.
+
+    Args:
+        pipeline: The stages.
+        needs_model: Whether to load and sample a pretrained model even if the policies suffice.
+    """
+    recipe, env_args = pipeline.recipe, pipeline.recipe.evaluation.get("env_args", {})
+    tokenizer = {name: value for name, value in recipe.model.items() if name in ("vocab_size", "word_share")}
+    try:
+        policies = len(load_environment(pipeline.env, recipe.env_dir, **env_args).policies)
+        if not policies or (pipeline.is_new and policies == 1):
+            return None, None
+        model = pipeline.model if not pipeline.is_new and (needs_model or policies == 1) else None
+        return examine_environment(pipeline.env, recipe.env_dir, env_args, model, pipeline.console, tokenizer)
+    except ConfigError as error:
+        pipeline.console.print(f"rove cannot diagnose the training: {error}", style="yellow", markup=False)
+        return None, None
+
+
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
     version = environment_version(request["env"], request["env_dir"])  # of the code that is examined below
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
-        from rove.models.load import load_for_sampling
-        from rove.train.recipe import choose, examine, limited, requested_examples
+        from rove.train.recipe import choose, limited, requested_examples
         from rove.train.recipe_file import as_toml
-    arguments = environment_arguments(env, env_dir)
-    if "held_out" in arguments:  # a file of questions
+    if "held_out" in environment_arguments(env, env_dir):  # a file of questions
         env_args = {"held_out": HELD_OUT, **env_args}
-    loaded = load_environment(env, env_dir, **env_args)
-    pretrained = None
-    if model is not None:
-        with working(console, f"loading {model}"):
-            pretrained = load_for_sampling(model_path(model))._replace(name=model)
-    what = f"the scripted policies{f' and {model}' if model else ''} in {env}"
-    with working(console, f"running {what}"):
-        seen = run_async(examine(loaded, arguments, pretrained))
+    seen, pretrained = examine_environment(env, env_dir, env_args, model, console)
     sections = choose(env, env_args, seen.evidence)
     requested = requested_examples(sections)
     if requested is not None and "num_examples" not in env_args:
@@ -131,7 +174,8 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     if env_dir is not None:
         sections[0].values["env_dir"] = env_dir
     with working(console, "measuring the time of a few passes"):
-        estimate = estimate_stages({section.name: section.values for section in sections}, seen, pretrained)
+        values = sections[0].values | {section.name: section.values for section in sections[1:]}
+        estimate = estimate_stages(env, convert(Recipe, values), seen, pretrained)
     del pretrained
     release_memory()
     path = folder / RECIPE
@@ -150,17 +194,16 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     atomic_write(path, text.encode())
 
 
-def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: LoadedModel | None) -> Estimate:
-    """Return the time and memory that a chosen recipe needs on this machine."""
+def estimate_stages(env: str, recipe: Recipe, seen: Examination, pretrained: LoadedModel | None) -> Estimate:
+    """Return the time and memory that a recipe with one RL stage needs on this machine."""
     from rove.doctor.estimate import Workload, estimate
     from rove.models.from_scratch import new_model
     from rove.train.config import RLConfig, SFTConfig
 
-    stage = {name: value for name, value in recipe["rl"][0].items() if name != "name"}
-    rl = convert(RLConfig, {"env": recipe[""]["env"], "model": "", **stage})
-    sft = convert(SFTConfig, {"data": "", "model": "", **recipe["sft"]}) if "sft" in recipe else None
-    data = recipe.get("data", {})
-    rollouts = data.get("num_examples", 0) * data.get("rollouts_per_example", 0)
+    stage = {name: value for name, value in recipe.rl[0].items() if name != "name"}
+    rl = convert(RLConfig, {"env": env, "model": "", **stage})
+    sft = convert(SFTConfig, {"data": "", "model": "", **recipe.sft}) if recipe.data else None
+    rollouts = recipe.data.get("num_examples", 0) * recipe.data.get("rollouts_per_example", 1)
     work = Workload(
         rollouts=seen.conversations,
         turns=seen.evidence.turns,
@@ -170,11 +213,28 @@ def estimate_stages(recipe: Mapping[str, Any], seen: Examination, pretrained: Lo
         environment_seconds=seen.evidence.rollout_seconds,
         teacher_seconds=seen.evidence.teacher_seconds,
         setup_seconds=seen.evidence.setup_seconds,
-        conditions=len(recipe["conditions"]),
-        table_rollouts=len(recipe["conditions"]) * recipe["evaluation"]["num_examples"],
+        conditions=len(recipe.conditions),
+        table_rollouts=len(recipe.conditions) * recipe.evaluation["num_examples"],
     )
-    model = pretrained or new_model(seen.texts, recipe["model"]["arch"], recipe["model"]["size"])
+    settings = ("arch", "size", "vocab_size", "word_share")
+    model = pretrained or new_model(
+        seen.texts, **{name: recipe.model[name] for name in settings if name in recipe.model}
+    )
     return run_async(estimate(rl, sft, model, work))
+
+
+def estimate_given(pipeline: Pipeline) -> Estimate | None:
+    """Return the time and memory of a recipe that was not chosen for its environment; None if they cannot be estimated."""
+    recipe = pipeline.recipe
+    teacher = recipe.data.get("model", "scripted:")
+    counts = [recipe.evaluation.get("num_examples", -1), recipe.data.get("num_examples", -1 if recipe.data else 1)]
+    if len(recipe.rl) > 1 or min(counts) < 1 or not teacher.startswith("scripted:"):
+        return None
+    seen, pretrained = examine_given(pipeline, needs_model=True)
+    if seen is None:
+        return None
+    with working(pipeline.console, "measuring the time of a few passes"):
+        return estimate_stages(pipeline.env, recipe, seen, pretrained)
 
 
 def read_estimate(folder: Path) -> Estimate | None:
@@ -246,7 +306,7 @@ class Diagnoser:
         self.folder = folder
         self.console = pipeline.console
         self.task: Task | None = None
-        """None for a recipe that was not chosen for this folder, or without scripted policies."""
+        """None without scripted policies to compare the model with."""
         self.found: list[dict[str, Any]] = []
         self._history: tuple[Path, list[dict[str, float]]] | None = None
         path = folder / EVIDENCE
@@ -291,7 +351,8 @@ class Diagnoser:
         history = Run(stage).metrics()
         if self.task.has_learned(history):  # the process may have been killed before it withdrew them
             self._withdraw(stage.name)
-        self._report(stage.name, after_sft(history, classes, self._with_data(self.task)), len(history), len(history))
+        found = after_sft(history, classes, self._with_data(self.task), config.target)
+        self._report(stage.name, found, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
         """Return the task with what the teacher's rollouts show, which are read only once."""
@@ -399,11 +460,16 @@ def command(
     pipeline = Pipeline(env, recipe, folder, seed, console, ranks, recipe.model.get("name"))
     pipeline.check()
     if dry_run:
-        print_plan(path, pipeline, None if file else read_estimate(folder), as_json)
+        print_plan(path, pipeline, (None if file else read_estimate(folder)) or estimate_given(pipeline), as_json)
         return
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return
+    # the recipe was given, or is from an older version of rove
+    seen = None if (folder / EVIDENCE).exists() else examine_given(pipeline, needs_model=False)[0]
+    if seen is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
     diagnoser = Diagnoser(pipeline, folder)
     pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()

@@ -8,18 +8,18 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
 import msgspec
-import torch
 
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
+from rove.train.predictability import merged_symbols, prompts_are_related
 from rove.train.sequences import TrainingSequence, sequences_from_messages
 from rove.train.sft import conversations_of
 
@@ -29,10 +29,6 @@ Score = Callable[[Sequence[int]], list[float]]
 
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
-MIN_COMPARABLE_TURNS = 20
-"""Minimum number of pairs of turns that `hidden_share` compares."""
-MIN_STANDARD_ERRORS = 4.0
-"""Standard errors by which agreement within examples must exceed that across examples."""
 CERTAIN_NATS = 0.1
 """Tokens with less entropy than this, over all rollouts, are format."""
 GUESS_SHARE = 0.93
@@ -55,22 +51,10 @@ MAX_SHOWN = 8
 """Maximum number of tokens that a text lists."""
 MIN_EQUAL_SHARE = 1 - 1 / 32
 """Share of zero-advantage groups from which RL has nothing to learn from."""
-FEW_SYMBOLS, MAX_SYMBOLS = 4, 10
-"""Numbers of different letters up to which several words of one length, or most of them, look like merged symbols."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
 MAX_TEACHER_CONVERSATIONS = 4000
 """The teacher's conversations in which relations between prompts and responses are searched."""
-MIN_RESPONSES = 500
-"""Number of responses from which the absence of a relation means something."""
-MIN_OCCURRENCES = 20
-"""Occurrences of a feature from which its relations are tested."""
-MAX_FEATURES, MAX_OUTCOMES = 3000, 64
-"""Features of prompts and of responses that are tested, the most frequent ones first."""
-NEAR_TOKENS, FIRST_TOKENS = 48, 8
-"""Tokens before a response, and first tokens of a response, whose positions are features."""
-MAX_CHANCE = 0.001
-"""Probability up to which a relation is no chance, over all tests together."""
 STUCK_AFTER = 0.1
 """Share of the steps of SFT after which a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
@@ -115,7 +99,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
     def has_learned(self, history: History) -> bool:
         """Return whether the sampled reward of a run is clearly above that of the weakest policy."""
-        rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+        rewards = _sampled_rewards(history)
         return bool(rewards) and max(rewards) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
 
 
@@ -139,107 +123,6 @@ class TokenClass(msgspec.Struct, frozen=True):
     def is_format(self) -> bool:
         """Whether the token is nearly always the same."""
         return self.entropy < CERTAIN_NATS
-
-
-def hidden_share(records: Iterable[RolloutRecord]) -> float | None:
-    """Return how much a policy's responses depend on something that the conversation does not show (0 to 1).
-
-    Compares rollouts with the same conversation before a turn. If they depend on something hidden in the example, two rollouts of
-    one example agree more often than rollouts of two examples.
-
-    Args:
-        records: Rollouts of one policy, several per example.
-
-    Returns:
-        The excess of agreement within examples, as a share of the possible excess, or 0 where chance explains it; None if fewer
-        than `MIN_COMPARABLE_TURNS` pairs can be compared.
-    """
-    turns: dict[bytes, dict[str, list[bytes]]] = defaultdict(lambda: defaultdict(list))
-    for record in records:
-        for step in record.steps:
-            turns[msgspec.json.encode(step.prompt)][record.example_key].append(msgspec.json.encode(step.completion))
-    within_agree = within = across_agree = across = 0
-    for by_example in turns.values():
-        if len(by_example) < 2:
-            continue
-        counts = [Counter(responses) for responses in by_example.values()]
-        whole = sum(counts, Counter[bytes]())
-        agree, pairs = sum(map(_equal_pairs, counts)), sum(math.comb(count.total(), 2) for count in counts)
-        within_agree, within = within_agree + agree, within + pairs
-        across_agree += _equal_pairs(whole) - agree
-        across += math.comb(whole.total(), 2) - pairs
-    if within < MIN_COMPARABLE_TURNS or not across:
-        return None
-    inside, outside = within_agree / within, across_agree / across
-    error = math.sqrt(max(inside * (1 - inside), 1 / within) / within)
-    return (inside - outside) / (1 - outside) if inside - outside > MIN_STANDARD_ERRORS * error else 0.0
-
-
-def _equal_pairs(counts: Counter[bytes]) -> int:
-    return sum(math.comb(count, 2) for count in counts.values())
-
-
-def merged_symbols(words: Iterable[str]) -> list[str]:
-    """Return words that look like several symbols in one token, such as "RGB", "GBR", "BRG": many of one length over few letters.
-
-    Args:
-        words: Words of an environment's texts, or tokens of a vocabulary.
-    """
-    by_length: dict[int, set[str]] = defaultdict(set)
-    for word in {word.strip() for word in words}:
-        if len(word) > 1 and word.isalnum():
-            by_length[len(word)].add(word)
-    found: set[str] = set()
-    for some in by_length.values():
-        letters = [letter for letter, _ in Counter("".join(some)).most_common()]
-        for size in range(2, MAX_SYMBOLS + 1):
-            inside = [word for word in some if set(word) <= set(letters[:size])]
-            # with more letters, ordinary words fit too, but only a small part of them
-            if len(inside) > 2 * size and (size <= FEW_SYMBOLS or 2 * len(inside) > len(some)):
-                found.update(inside)
-    return sorted(found)
-
-
-def prompts_are_related(sequences: Iterable[TrainingSequence]) -> bool | None:
-    """Return whether any token before a response is related to a token of the response; None with fewer than `MIN_RESPONSES`.
-
-    Features of a prompt are the tokens in it, and the last tokens by their distance from the response. Each is compared with each
-    of the first tokens of the response by a chi-squared test. A task whose answer takes several words at once may show no
-    relation, such as a sum modulo 7.
-    """
-    prompts: list[set[tuple[int, int]]] = []
-    responses: list[set[tuple[int, int]]] = []
-    for one in sequences:
-        for start in range(1, len(one.ids)):
-            if one.mask[start] and not one.mask[start - 1]:
-                near = list(enumerate(reversed(one.ids[max(0, start - NEAR_TOKENS) : start]), start=1))
-                prompts.append({(0, token) for token in one.ids[:start]} | set(near))
-                responses.append(set(enumerate(one.ids[start : start + FIRST_TOKENS])))
-    if len(prompts) < MIN_RESPONSES:
-        return None
-    before, after = _indicators(prompts, MAX_FEATURES), _indicators(responses, MAX_OUTCOMES)
-    tests = before.shape[1] * after.shape[1]
-    if not tests:
-        return None
-    for values in (before, after):
-        values -= values.mean(0)
-        values /= values.norm(dim=0)
-    correlation = (
-        (before.T @ after).abs().max().item()
-    )  # of 0-or-1 values: chi-squared is its square times their number
-    return math.erfc(correlation * math.sqrt(len(prompts) / 2)) * tests < MAX_CHANCE
-
-
-def _indicators(observations: Sequence[set[tuple[int, int]]], limit: int) -> torch.Tensor:
-    """Return which of the most frequent features each observation has, as 0 or 1; those that nearly all have are left out."""
-    counts = Counter(feature for one in observations for feature in one)
-    highest = len(observations) - MIN_OCCURRENCES
-    kept = [feature for feature, count in counts.most_common() if MIN_OCCURRENCES <= count <= highest][:limit]
-    columns = {feature: column for column, feature in enumerate(kept)}
-    values = torch.zeros(len(observations), len(kept))
-    for row, one in enumerate(observations):
-        values[row, [columns[feature] for feature in one if feature in columns]] = 1.0
-    return values
 
 
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
@@ -344,20 +227,23 @@ def during_sft(history: History, task: Task) -> list[Diagnosis]:
     return _cause(f"After {len(history)} steps, the reward is that of {task.start_name}", task)
 
 
-def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> list[Diagnosis]:
-    """Return why SFT learned little of the task; nothing if it did.
+def after_sft(
+    history: History, classes: Sequence[TokenClass], task: Task, target: float | None = None
+) -> list[Diagnosis]:
+    """Return why SFT learned little of the task, or no longer progressed below its target; nothing if it did neither.
 
     Args:
         history: Metrics of the SFT run.
         classes: Losses by token class.
         task: What is known of the environment.
+        target: Reward at which SFT ends.
     """
     unsure = [one for one in classes if not one.is_format]
     fixed = [one for one in classes if one.is_format]
     if fixed and _mean(fixed, "loss") > 3 * max(CERTAIN_NATS, _mean(fixed, "entropy")):
         return [_learning_rate(f"tokens that never vary have a loss of {_mean(fixed, 'loss'):.2f} nats")]
     if task.has_learned(history):
-        return []
+        return _below_target(history, unsure, task, target)
     if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
         return _unfinished(history, unsure, task)
     worst = max(unsure, key=lambda one: one.count * one.loss)
@@ -368,7 +254,7 @@ def after_sft(history: History, classes: Sequence[TokenClass], task: Task) -> li
     found = _cause(seen, task)
     if found:
         return found
-    if _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
+    if _has_memorized(unsure):
         return [
             _unpredictable(
                 f"{seen}; on the training data the loss is {_mean(unsure, 'training_loss'):.2f}: it memorizes"
@@ -402,22 +288,57 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
         unsure: Token classes of which more than the format can be learned.
         task: What is known of the environment.
     """
-    rewards = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    rewards = _sampled_rewards(history)
     if not rewards:
         return []
     seen = (
         f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; {task.start_name} has "
         f"{task.weakest:.3f}, the best policy {task.best:.3f}. "
     )
-    if unsure and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss"):
-        losses = f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
-        return [_memorized(f"{seen}The loss is {losses}: the model has memorized the training data")]
+    if _has_memorized(unsure):
+        return [_memorized_data(seen, unsure)]
     seen += "The model has learned more than the format"
-    middle = len(rewards) // 2
-    if middle and max(rewards[middle:]) - max(rewards[:middle]) <= SAME_REWARD * (task.best - task.weakest):
+    if _is_flat(rewards, task):
         text = f"{seen}, but the reward did not rise in the second half of the steps"
         return [Diagnosis("unfinished", text, "use a larger model or easier examples")]
     return [Diagnosis("unfinished", seen, "train longer (sft.epochs), with more data, or with a larger model")]
+
+
+def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Diagnosis]:
+    """Return why the reward stopped rising below the target of SFT; nothing if it was still rising or has reached it."""
+    rewards = _sampled_rewards(history)
+    if target is None or max(rewards) >= target or not _is_flat(rewards, task):
+        return []
+    seen = (
+        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}, below its target of {target:.3f}, and the "
+        "reward did not rise in the second half of the steps"
+    )
+    if _has_memorized(unsure):
+        return [_memorized_data(f"{seen}. ", unsure)]
+    return [
+        Diagnosis("unfinished", seen, "lower sft.learning_rate to a third, or use a larger model or easier examples")
+    ]
+
+
+def _sampled_rewards(history: History) -> list[float]:
+    return [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+
+
+def _is_flat(rewards: Sequence[float], task: Task) -> bool:
+    """Return whether the second half of the evaluations is not better than the first."""
+    middle = len(rewards) // 2
+    return middle > 0 and max(rewards[middle:]) - max(rewards[:middle]) <= SAME_REWARD * (task.best - task.weakest)
+
+
+def _has_memorized(unsure: Sequence[TokenClass]) -> bool:
+    return bool(unsure) and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss")
+
+
+def _memorized_data(seen: str, unsure: Sequence[TokenClass]) -> Diagnosis:
+    losses = (
+        f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
+    )
+    return _memorized(f"{seen}The loss is {losses}: the model has memorized the training data")
 
 
 def _memorized(seen: str) -> Diagnosis:
@@ -503,7 +424,7 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     """
     lowest = task.weakest if task.lowest is None else task.lowest
     highest = task.highest
-    held_out = [row["eval/sampled/reward/mean"] for row in history if "eval/sampled/reward/mean" in row]
+    held_out = _sampled_rewards(history)
     # Whether the first held-out reward is that of the initial weights.
     is_measured = bool(held_out) and history[0]["step"] == 0
     history = [row for row in history if "reward/mean" in row]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import statistics
 import time
 from collections.abc import Awaitable, Mapping, Sequence
+from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar, cast
 
 import msgspec
@@ -18,8 +19,9 @@ from rove.models.from_scratch import train_tokenizer
 from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
-from rove.train.diagnosis import Diagnosis, Task, before_training, hidden_share
+from rove.train.diagnosis import Diagnosis, Task, before_training
 from rove.train.policy_comparison import longest_response
+from rove.train.predictability import hidden_share
 from rove.train.recipe_file import Section
 
 T = TypeVar("T")
@@ -206,13 +208,19 @@ class Examination(NamedTuple):
     """Tokens of the best policy's rollouts, or of the model's, and which of them are sampled."""
 
 
-async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedModel | None = None) -> Examination:
+async def examine(
+    env: Environment,
+    arguments: frozenset[str],
+    loaded: LoadedModel | None = None,
+    tokenizer: Mapping[str, Any] = MappingProxyType({}),
+) -> Examination:
     """Run the scripted policies of an environment, and a pretrained model; return what they show.
 
     Args:
         env: The environment.
         arguments: Names of the arguments of its `load_environment`.
         loaded: The pretrained model; None if training starts from a new one.
+        tokenizer: Settings of a new model's tokenizer; see `train_tokenizer`.
 
     Raises:
         ConfigError: There is neither a policy nor a model to learn from, or the rollouts show that nothing can be learned.
@@ -235,7 +243,7 @@ async def examine(env: Environment, arguments: frozenset[str], loaded: LoadedMod
     if fatal is not None:
         raise ConfigError(f"{fatal.kind}: {fatal.text}; {fatal.advice}")
     texts = [text for some in scored.values() for text in conversation_texts(some)]
-    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts) if loaded is None else loaded.tokenizer))
+    renderer = Renderer(cast("Tokenizer", train_tokenizer(texts, **tokenizer) if loaded is None else loaded.tokenizer))
     model: ModelEvidence | None = None
     limit = longest_response(renderer, [one for some in scored.values() for one in some]) if scored else MODEL_TOKENS
     if loaded is not None:

@@ -80,7 +80,12 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     recipe.write_text(recipe.read_text().replace("T = 1", "T is 1"))
     again = rove("train", "parity", "--dry-run", "--json")
     assert "T is 1" in again.err  # an edited recipe is not replaced
-    assert json.loads(again.out)["estimate"] is None  # of the recipe before the edit
+    assert json.loads(again.out)["estimate"]["rl_steps"] == values["rl"][0]["steps"]
+    copy = recipe.with_name("copy.toml")
+    copy.write_text(tomli_w.dumps(values | {"rl": [values["rl"][0] | {"steps": 7}]}))
+    given = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
+    assert json.loads(given.out)["estimate"]["rl_steps"] == 7
+    assert not Path("given").exists()
 
 
 def test_a_dry_run_of_a_demo_recipe_shows_the_defaults_of_missing_settings(rove: Rove) -> None:
@@ -106,7 +111,7 @@ def test_a_dry_run_of_a_changed_environment_writes_the_recipe_again(rove: Rove) 
 def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> None:
     rove("train", "parity", "--dry-run")
     recipe = small(Path("runs/train-parity-seed0/recipe.toml"))
-    words = ("train", "parity", "--recipe", str(recipe), "--run-dir", "runs/train-parity-seed0", "--json")
+    words = ("train", "parity", "--recipe", str(recipe), "--run-dir", "runs/small", "--json")
     done = rove(*words)
     assert done.status == 0, done.err
     shown = json.loads(done.out)
@@ -119,7 +124,8 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert {path: content for path, (_, content) in contents(Path("runs")).items()} == {
         path: content for path, (_, content) in before.items()
     }
-    shutil.copytree("runs/train-parity-seed0", "runs/copy")
+    assert Path("runs/small/evidence.json").exists()
+    shutil.copytree("runs/small", "runs/copy")
     copied = rove(*words[:-2], "runs/copy", "--json")
     assert copied.status == 0, copied.err
     assert [row["conditions"] for row in json.loads(copied.out)["rows"]] == [row["conditions"] for row in shown["rows"]]

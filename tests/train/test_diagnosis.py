@@ -7,9 +7,7 @@ import random
 from typing import Any
 
 import pytest
-from toys import roll
 
-import rove as vf
 from rove.train.diagnosis import (
     Task,
     TokenClass,
@@ -17,63 +15,10 @@ from rove.train.diagnosis import (
     before_training,
     during_rl,
     during_sft,
-    hidden_share,
     is_stuck,
-    merged_symbols,
-    prompts_are_related,
     token_classes,
 )
 from rove.train.sequences import TrainingSequence
-
-
-def records(policy: Any, question: str = "Guess the number.") -> list[Any]:
-    rows = [{"question": question.format(n=n), "answer": str(n % 7)} for n in range(60)]
-    env = vf.SingleTurnEnv(dataset=rows, rubric=vf.Rubric())
-    return roll(env, vf.ScriptedClient(policy, "policy"), rollouts_per_example=2)
-
-
-def knows(messages: Any, state: Any, rng: random.Random) -> str:
-    return state["answer"]
-
-
-def guesses(messages: Any, state: Any, rng: random.Random) -> str:
-    return str(rng.randrange(7))
-
-
-def constant(messages: Any, state: Any, rng: random.Random) -> str:
-    return "3"
-
-
-def often_knows(messages: Any, state: Any, rng: random.Random) -> str:
-    return state["answer"] if rng.random() < 0.7 else str(rng.randrange(7))
-
-
-@pytest.mark.parametrize(
-    ("policy", "low", "high"), [(knows, 1.0, 1.0), (often_knows, 0.2, 0.9), (constant, 0.0, 0.0), (guesses, 0.0, 0.0)]
-)
-def test_hidden_share_measures_the_use_of_information_missing_from_the_prompt(policy: Any, low: float, high: float):
-    share = hidden_share(records(policy))
-    assert share is not None and low <= share <= high
-
-
-def test_hidden_share_is_none_for_different_prompts():
-    assert hidden_share(records(knows, "What is {n} modulo 7?")) is None
-
-
-@pytest.mark.parametrize(
-    ("words", "expected"),
-    [
-        (
-            ["RGB", "RBG", "GRB", "GBR", "BRG", "BGR", "RRR", "GGG"],
-            ["BGR", "BRG", "GBR", "GGG", "GRB", "RBG", "RGB", "RRR"],
-        ),
-        (["red", "green", "blue", "white", "Find", "the", "code", "of", "three", "pegs", "is", "it", "as", "at"], []),
-        (["<move>", "</move>", "4", " 5", "..", "X"], []),
-        ([], []),
-    ],
-)
-def test_merged_symbols_are_detected(words: list[str], expected: list[str]):
-    assert merged_symbols(words) == expected
 
 
 def token_class(entropy: float, loss: float, training_loss: float | None = None) -> TokenClass:
@@ -123,6 +68,26 @@ def test_more_steps_are_advised_only_while_the_reward_rises(rewards: list[float]
     assert finding.kind == "unfinished" and text in finding.text and finding.advice.startswith(advice)
 
 
+@pytest.mark.parametrize(
+    ("rewards", "training_loss", "target", "found"),
+    [
+        ([0.6, 0.7, 0.7, 0.71], 0.3 * GUESS, 0.8, ["unfinished"]),
+        ([0.6, 0.7, 0.7, 0.71], 0.1 * GUESS, 0.8, ["memorized"]),
+        ([0.6, 0.7, 0.75, 0.79], 0.3 * GUESS, 0.8, []),  # still rising
+        ([0.6, 0.8, 0.8, 0.8], 0.3 * GUESS, 0.8, []),
+        ([0.6, 0.7, 0.7, 0.71], 0.3 * GUESS, None, []),
+        ([0.7], 0.3 * GUESS, 0.8, []),
+    ],
+)
+def test_a_reward_that_stays_below_the_target_is_reported(
+    rewards: list[float], training_loss: float, target: float | None, found: list[str]
+):
+    history = [{"step": step, "loss": 0.4, "eval/sampled/reward/mean": reward} for step, reward in enumerate(rewards)]
+    diagnoses = after_sft(history, [FORMAT, token_class(GUESS, 0.3 * GUESS, training_loss)], task(), target)
+    assert [one.kind for one in diagnoses] == found
+    assert all("below its target of 0.800" in one.text for one in diagnoses)
+
+
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
     (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
     assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in finding.text
@@ -166,40 +131,6 @@ def test_sft_is_stuck_if_a_tenth_of_its_steps_gained_nothing(history: list[dict[
 )
 def test_during_sft_finds_the_cause_of_no_progress(known: dict[str, Any], loss: float, kinds: list[str]):
     assert [finding.kind for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
-
-
-def exchange(prompt: list[int], response: list[int]) -> TrainingSequence:
-    mask = [False] * len(prompt) + [True] * len(response)
-    return TrainingSequence([*prompt, *response], mask, [0.0] * len(mask), [0.0] * len(mask))
-
-
-@pytest.mark.parametrize(
-    ("answer", "expected"),
-    [
-        (lambda rng, word: word[-1], True),  # a token at a position
-        (lambda rng, word: 20 + word.count(3), True),  # a token anywhere
-        (lambda rng, word: 20 + rng.randrange(5), False),  # labels of other rows
-        (lambda rng, word: 20 + sum(word) % 2, False),  # needs all tokens at once
-        (lambda rng, word: 20, None),  # always the same
-    ],
-)
-def test_prompts_are_related_detects_single_token_dependencies(answer: Any, expected: bool | None):
-    rng = random.Random(0)
-    words = [[rng.randrange(8) for _ in range(6)] for _ in range(2000)]
-    sequences = [exchange([30, *word, 31], [40, answer(rng, word), 41]) for word in words]
-    assert prompts_are_related(sequences) is expected
-    assert prompts_are_related(sequences[:400]) is None
-
-
-def test_unrelated_prompts_are_rarely_called_related():
-    rng = random.Random(1)
-    results = [
-        prompts_are_related(
-            exchange([rng.randrange(50) for _ in range(8)], [60 + rng.randrange(10)]) for _ in range(600)
-        )
-        for _ in range(20)
-    ]
-    assert results.count(True) <= 1
 
 
 def test_token_classes_compare_losses_with_frequencies():

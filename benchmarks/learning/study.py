@@ -4,15 +4,14 @@
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
-Changes of RL start from the SFT of the unchanged recipe, whose runs are copied from those of suite.py if there are any.
-The results of finished runs are kept in study.json beside this file. Plots go to docs/study/learning_SETTING.png, the table to
-stdout.
+The base is the recipe of `rove train`, except that SFT ends at 0.6 of the way from the weakest to the best policy: the default
+when the study began, which it has changed to 0.9. Changes of RL start from the SFT of the base. The results of finished runs are
+kept in study.json beside this file. Plots go to docs/study/learning_SETTING.png, the table to stdout.
 """
 
 from __future__ import annotations
 
 import argparse
-import copy
 import json
 import shutil
 import statistics
@@ -27,10 +26,11 @@ import tomli_w
 from matplotlib.figure import Figure
 
 HERE = Path(__file__).parent
-RUNS, SUITE_RUNS = Path("runs") / "study_learning", Path("runs") / "learning"
+RUNS = Path("runs") / "study_learning"
 PLOTS, STORED = HERE.parents[1] / "docs" / "study", HERE / "study.json"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
-DEFAULT = "default"
+BASE, BASE_GOAL = "default", 0.6
+"""Name of the runs without a change, and the share of the way to the best policy at which their SFT ends."""
 DIFFICULTY = {"nim": "info.stones", "letter_count": "info.letters"}
 """Environment → column of the examples that says how hard they are; reasoning_mix has none."""
 Recipe = dict[str, Any]
@@ -82,7 +82,7 @@ def sft(**values: Any) -> Callable[[Recipe], None]:
 
 
 def goal(share: float) -> Callable[[Recipe], None]:
-    """Return a change of where SFT ends: a share of the way from the weakest to the best policy (default: 0.6)."""
+    """Return a change of where SFT ends: a share of the way from the weakest to the best policy."""
 
     def change(recipe: Recipe) -> None:
         weakest, best = recipe["study"]
@@ -145,38 +145,50 @@ LABELS = {
     "word_share": "0.05",
     "model_size": "tiny (0.5 M)",
 }
-"""Setting → its default value."""
+"""Setting → its value in the base."""
 
 
-def train(env: str, seed: int, folder: Path, recipe: Path | None = None) -> None:
+def train(env: str, seed: int, folder: Path, *options: str) -> None:
     """Run `rove train`, or continue it."""
     if (folder / "results.json").exists():
         return
-    words = [sys.executable, "-m", "rove", "train", env, "--seed", str(seed), "--run-dir", str(folder)]
-    words += ["--env-dir", str(HERE / "environments")] if recipe is None else ["--recipe", str(recipe)]
+    words = [sys.executable, "-m", "rove", "train", env, "--seed", str(seed), "--run-dir", str(folder), *options]
     with (folder.parent / f"{folder.name}.log").open("a") as log:
         subprocess.run(words, stdout=log, stderr=log, check=True)
 
 
+def changed(path: Path, evidence: Path, change: Callable[[Recipe], None]) -> str:
+    """Return a recipe with a change, as TOML.
+
+    Args:
+        path: The recipe.
+        evidence: What its environment showed: rewards of the policies.
+        change: Changes the recipe.
+    """
+    policies = json.loads(evidence.read_text())["policies"]
+    recipe: Recipe = tomllib.loads(path.read_text())
+    recipe["study"] = policies[0]["reward"], policies[-1]["reward"]
+    change(recipe)
+    del recipe["study"]
+    return tomli_w.dumps(recipe)
+
+
 def run(env: str, seed: int, setting: str, value: str) -> None:
     """Train with one changed setting, and once without any."""
-    base, of_suite = RUNS / f"{env}-{DEFAULT}-{seed}", SUITE_RUNS / f"{env}-{seed}"
-    if (of_suite / "results.json").exists() and not base.exists():
-        shutil.copytree(of_suite, base)
-    train(env, seed, base)
+    base = RUNS / f"{env}-{BASE}-{seed}"
+    recipe, evidence, where = base / "recipe.toml", base / "evidence.json", ("--env-dir", str(HERE / "environments"))
+    if not recipe.exists():
+        train(env, seed, base, *where, "--dry-run")
+        recipe.write_text(changed(recipe, evidence, goal(BASE_GOAL)))
+    train(env, seed, base, *where)
     folder = RUNS / f"{env}-{setting}-{value.split()[0]}-{seed}"
-    evidence = json.loads((base / "evidence.json").read_text())["policies"]
-    recipe: Recipe = copy.deepcopy(tomllib.loads((base / "recipe.toml").read_text()))
-    recipe["study"] = evidence[0]["reward"], evidence[-1]["reward"]
-    CHANGES[setting][value](recipe)
-    del recipe["study"]
     path = RUNS / f"{folder.name}.toml"
-    path.write_text(tomli_w.dumps(recipe))
+    path.write_text(changed(recipe, evidence, CHANGES[setting][value]))
     if setting in RL_CHANGES and not folder.exists():
         shutil.copytree(base, folder, ignore=lambda _, names: [n for n in names if n in ("rl1", "results.json")])
         for evaluation in (folder / "eval").glob("RL-*"):
             shutil.rmtree(evaluation)
-    train(env, seed, folder, path)
+    train(env, seed, folder, "--recipe", str(path))
 
 
 def collect() -> None:
@@ -211,17 +223,17 @@ def curve(folder: Path) -> list[tuple[float, float]]:
     path, name = folder / "rl1" / "metrics.jsonl", "eval/sampled/reward/mean"
     if not path.exists():
         return []
-    changed = RUNS / f"{folder.name}.toml"
-    recipe = tomllib.loads((changed if changed.exists() else folder / "recipe.toml").read_text())
+    given = RUNS / f"{folder.name}.toml"
+    recipe = tomllib.loads((given if given.exists() else folder / "recipe.toml").read_text())
     size = recipe["rl"][0]["batch_size"]
     rows = [json.loads(line) for line in path.read_text().splitlines()]
     return [(round(row["step"] * size / 1000, 2), number(row[name])) for row in rows if name in row]
 
 
 def values_of(setting: str) -> list[tuple[str, str]]:
-    """Return (label, part of the run's name) of the default and of the other values."""
+    """Return (label, part of the run's name) of the base and of the other values."""
     others = [(value, f"{setting}-{value.split()[0]}") for value in CHANGES[setting]]
-    return [(f"{LABELS[setting]} (default)", DEFAULT), *others]
+    return [(f"{LABELS[setting]} (base)", BASE), *others]
 
 
 def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
@@ -246,7 +258,7 @@ def plot(setting: str, runs: dict[str, dict[str, Any]], folder: Path) -> None:
 
 
 def settings_of(runs: dict[str, dict[str, Any]]) -> list[str]:
-    """Return the settings of which there is a run with another value than the default."""
+    """Return the settings of which there is a run with another value than that of the base."""
     return [setting for setting in CHANGES if any(f"-{setting}-" in name for name in runs)]
 
 

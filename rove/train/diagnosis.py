@@ -35,8 +35,9 @@ GUESS_SHARE = 0.93
 """Share of the entropy of a guess above which a loss means guessing."""
 MEMORIZED_SHARE = 0.75
 """A training loss below this share of the held-out loss means memorization."""
-SATURATED_SHARE = 0.93
-"""Share of the range of rewards above which a reward at the beginning of RL is at its maximum."""
+SATURATED_SHARE = 0.96
+"""Share of the range of rewards above which a reward at the beginning of RL is at its maximum: above the level where the recipe's
+SFT ends, at 0.9 or a little more."""
 HIGH_SHARE, SATURATED_EQUAL_SHARE = 0.9, 0.8
 """Share of the range of rewards, and of zero-advantage groups, that also count as the maximum at the beginning of RL."""
 MAX_REWARD_DROP = 0.2
@@ -49,8 +50,9 @@ LEARNED_SHARE = 0.2
 """Share of the way from the weakest to the best policy from which a model has learned something of the task."""
 MAX_SHOWN = 8
 """Maximum number of tokens that a text lists."""
-MIN_EQUAL_SHARE = 1 - 1 / 32
-"""Share of zero-advantage groups from which RL has nothing to learn from."""
+MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
+"""Share of zero-advantage groups from which RL has nothing to learn from, and share of the range of rewards above which this is
+no problem."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
 MAX_TEACHER_CONVERSATIONS = 4000
@@ -451,9 +453,9 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     progress = (means[0] - lowest) / (highest - lowest)
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
-        return [Diagnosis("saturated", text, "stop here, make the examples harder, or lower sft.target")]
+        return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
     equal = _equal_share(history[-window:])
-    if equal > MIN_EQUAL_SHARE and reward < lowest + SATURATED_SHARE * (highest - lowest):
+    if equal > MIN_EQUAL_SHARE and reward < lowest + SUCCESS_SHARE * (highest - lowest):
         text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {reward:.3f}: "
         if _equal_share(history[:window]) > MIN_EQUAL_SHARE:
             text += "RL has nothing to learn from"

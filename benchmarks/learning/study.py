@@ -73,7 +73,7 @@ def entropy(bonus: float, target: float | None) -> Callable[[Recipe], None]:
 def easy_first(recipe: Recipe) -> None:
     """Order the examples of RL from easy to hard."""
     stage = recipe["rl"][0]
-    stage["curriculum"] = {"column": DIFFICULTY[stage["env"]]}
+    stage["curriculum"] = {"column": DIFFICULTY[recipe["env"]]}
 
 
 def sft(**values: Any) -> Callable[[Recipe], None]:

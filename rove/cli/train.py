@@ -397,6 +397,14 @@ class Diagnoser:
             atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
 
 
+def write_evidence(pipeline: Pipeline, folder: Path) -> None:
+    """Examine the environment of a recipe, and write what it shows to the run folder, if it can be examined."""
+    seen, _ = examine_given(pipeline, needs_model=False)
+    if seen is not None:
+        folder.mkdir(parents=True, exist_ok=True)
+        atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
+
+
 @click.command(
     epilog=examples(
         "rove train tictactoe --dry-run      # write and print the recipe",
@@ -465,11 +473,8 @@ def command(
     if not pipeline.ranks.is_first:
         pipeline.follow()
         return
-    # the recipe was given, or is from an older version of rove
-    seen = None if (folder / EVIDENCE).exists() else examine_given(pipeline, needs_model=False)[0]
-    if seen is not None:
-        folder.mkdir(parents=True, exist_ok=True)
-        atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
+    if not (folder / EVIDENCE).exists():  # the recipe was given, or is from an older version of rove
+        write_evidence(pipeline, folder)
     diagnoser = Diagnoser(pipeline, folder)
     pipeline.after_step, pipeline.after_stage = diagnoser.after_step, diagnoser.after_stage
     rows = pipeline.run()

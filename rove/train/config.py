@@ -352,7 +352,7 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Evaluations to repeat during training (`[[evaluation]]` tables)."""
     keep_best: str | None = None
     """Metric, such as "eval/NAME/reward/mean", used to select the final weights. rove keeps the weights with the best value of
-    this metric. By default, the last weights become the final model."""
+    this metric, and of equal values the last. By default, the last weights become the final model."""
     patience: int | None = None
     """Stop after this many evaluations (≥ 1) without a new best value of `keep_best`; by default, training does not stop
     early."""
@@ -571,7 +571,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Stop after this many measurements (≥ 1) without a new best `keep_best` or a fall of the validation loss by 0.1 %."""
     keep_best: str = VALIDATION_LOSS
     """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
-    weights with the best value of this metric."""
+    weights with the best value of this metric, and of equal values the last."""
     env: str | None = None
     """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
     env_args: dict[str, Any] = {}

@@ -45,11 +45,14 @@ class Best(NamedTuple):
     step: int
     value: float
     since: int
-    """Number of measurements after it."""
+    """Number of measurements after the first one with this value."""
 
 
 def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
-    """Return the first of the best measurements; None if there is none yet."""
+    """Return the last of the best measurements; None if there is none yet.
+
+    Of equal measurements, which few rollouts often have, the last weights are better on average: their training was longer.
+    """
     best: Best | None = None
     for row in history:
         value = row.get(goal.metric) if goal.metric is not None else None
@@ -58,7 +61,7 @@ def best_of(history: Sequence[Mapping[str, float]], goal: Goal) -> Best | None:
         if best is None or not goal.is_as_good(best.value, value):
             best = Best(int(row["step"]), value, 0)
         else:
-            best = best._replace(since=best.since + 1)
+            best = Best(int(row["step"]) if value == best.value else best.step, best.value, best.since + 1)
     return best
 
 
@@ -72,7 +75,7 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
     since = min(best.since, _measurements_after(history, goal, _last_fall(history)))
     if goal.patience is not None and since >= goal.patience:
         return (
-            f"{goal.metric} has not improved on {best.value:g}, of step {best.step}, in {best.since} measurements"
+            f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements"
             + (f", and the validation loss has not fallen in {since}" if since < best.since else "")
         )
     return None

@@ -182,7 +182,7 @@ def test_evaluation_settings_are_applied(uninterrupted: Path, tmp_path: Path, en
 
 def test_the_final_weights_are_those_of_the_best_evaluation(uninterrupted: Path):
     rewards = metric_by_step(uninterrupted, REWARD)
-    best = max(rewards, key=lambda step: rewards[step])
+    best = max(rewards, key=lambda step: (rewards[step], step))
     summary = json.loads((uninterrupted / "summary.json").read_text())
     assert summary["best"] == {"metric": REWARD, "value": rewards[best], "step": best}
     best_weights = load_model(uninterrupted / "checkpoints" / "best", device="cpu").model.state_dict()
@@ -206,8 +206,8 @@ def test_training_stops_when_evaluations_no_longer_improve(tmp_path: Path, envs:
     assert list(metric_by_step(tmp_path, REWARD)) == [1, 2, 3, 4]
     assert metric_by_step(tmp_path, "eval/rare/reward/mean") == {4: 0.4}  # all evaluations run after the last step
     summary = json.loads((tmp_path / "summary.json").read_text())
-    assert (summary["steps"], summary["best"]["step"]) == (4, 2)
-    assert "has not improved on 0.5, of step 2, in 2 measurements" in summary["stopped"]
+    assert (summary["steps"], summary["best"]["step"]) == (4, 3)
+    assert "has not improved on 0.5 in 2 measurements" in summary["stopped"]
     weights = weights_of(tmp_path)
     (tmp_path / "summary.json").unlink()
     train(tmp_path, with_evaluations(envs, *tables, keep_best=REWARD, patience=2), two_turns())
@@ -306,7 +306,7 @@ def test_sft_evaluates_keeps_the_best_weights_and_can_be_resumed(tmp_path: Path,
     train_sft(tmp_path / "whole", config, lawful())
     rewards = metric_by_step(tmp_path / "whole", REWARD)
     assert list(rewards) == [3, 6, 9, 12, 15, 16]
-    best = max(rewards, key=lambda step: rewards[step])
+    best = max(rewards, key=lambda step: (rewards[step], step))
     summary = json.loads((tmp_path / "whole" / "summary.json").read_text())
     assert summary["best"] == {"metric": REWARD, "value": rewards[best], "step": best}
     for kill_at in (4, 7, 15):
@@ -402,9 +402,9 @@ def test_exhaustive_evaluation_computes_exact_metrics(tmp_path: Path, games: str
     summary = json.loads((tmp_path / "summary.json").read_text())
     assert summary["best"] == {
         "metric": MISSED_METRIC,
-        "value": metrics["missed"][2],
-        "step": 2,
-    }  # the first of equal values
+        "value": metrics["missed"][5],
+        "step": 5,
+    }  # the last of equal values
 
 
 @pytest.mark.broad
@@ -439,8 +439,8 @@ def rows(*values: float | None, metric: str = REWARD) -> list[dict[str, float]]:
     return [{"step": i, **({} if v is None else {metric: v})} for i, v in enumerate(values, start=1)]
 
 
-def test_best_of_returns_the_first_of_equal_values():
-    assert best_of(rows(None, 0.5, None, 0.7, 0.7, 0.6), Goal(REWARD)) == Best(4, 0.7, 2)
+def test_best_of_returns_the_last_of_equal_values_and_counts_from_the_first():
+    assert best_of(rows(None, 0.5, None, 0.7, 0.7, 0.6), Goal(REWARD)) == Best(5, 0.7, 2)
     assert best_of(rows(3.0, 2.0, 2.5, metric="validation_loss"), Goal("validation_loss")) == Best(2, 2.0, 1)
     assert best_of(rows(None), Goal(REWARD)) is None
     assert best_of(rows(1.0), Goal()) is None
@@ -468,7 +468,7 @@ def test_stop_reason_depends_on_patience_and_target():
     assert stop_reason(history, Goal(REWARD, patience=2)) is not None
     losses = [{**row, "validation_loss": loss} for row, loss in zip(history, [0.9, 0.8, 0.7, 0.7])]
     assert stop_reason(losses, Goal(REWARD, patience=2)) is None
-    assert "has not improved on 0.5, of step 1, in 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
+    assert "has not improved on 0.5 in 2" in (stop_reason(losses, Goal(REWARD, patience=1)) or "")
     broken = [{**row, "validation_loss": math.nan} for row in history]
     assert stop_reason(broken, Goal(REWARD, patience=2)) is not None
     flat = [{**row, "validation_loss": 0.9 - 1e-9 * row["step"]} for row in history]

@@ -228,7 +228,7 @@ def estimate_given(pipeline: Pipeline) -> Estimate | None:
     recipe = pipeline.recipe
     teacher = recipe.data.get("model", "scripted:")
     counts = [recipe.evaluation.get("num_examples", -1), recipe.data.get("num_examples", -1 if recipe.data else 1)]
-    if len(recipe.rl) > 1 or min(counts) < 1 or not teacher.startswith("scripted:"):
+    if len(recipe.rl) != 1 or min(counts) < 1 or not teacher.startswith("scripted:"):
         return None
     seen, pretrained = examine_given(pipeline, needs_model=True)
     if seen is None:

@@ -86,6 +86,9 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     given = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run", "--json")
     assert json.loads(given.out)["estimate"]["rl_steps"] == 7
     assert not Path("given").exists()
+    copy.write_text(tomli_w.dumps(values | {"rl": []}))
+    without = rove("train", "parity", "--recipe", str(copy), "--run-dir", "given", "--dry-run")
+    assert without.status == 0 and "maximum time" not in without.out  # an estimate needs exactly one RL stage
 
 
 def test_a_dry_run_of_a_demo_recipe_shows_the_defaults_of_missing_settings(rove: Rove) -> None:

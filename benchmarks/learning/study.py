@@ -4,9 +4,10 @@
     python benchmarks/learning/study.py --only rl_rate      # one setting; the plots show all finished runs
     python benchmarks/learning/study.py --plots             # only plots and the table, from study.json and finished runs
 
-The base is the recipe of `rove train`, except that SFT ends at 0.6 of the way from the weakest to the best policy: the default
-when the study began, which it has changed to 0.9. Changes of RL start from the SFT of the base. The results of finished runs are
-kept in study.json beside this file. Plots go to docs/study/learning_SETTING.png, the table to stdout.
+The base is the recipe of `rove train` with two differences, which were the defaults when the study began: SFT ends at 0.6 of
+the way from the weakest to the best policy (now 0.9), and its learning rate is 1.5e-3 (now 1e-3). Changes of RL start from the
+SFT of the base. The results of finished runs are kept in study.json beside this file. Plots go to
+docs/study/learning_SETTING.png, the table to stdout.
 """
 
 from __future__ import annotations
@@ -29,8 +30,8 @@ HERE = Path(__file__).parent
 RUNS = Path("runs") / "study_learning"
 PLOTS, STORED = HERE.parents[1] / "docs" / "study", HERE / "study.json"
 ENVIRONMENTS = ("nim", "letter_count", "reasoning_mix")
-BASE, BASE_GOAL = "default", 0.6
-"""Name of the runs without a change, and the share of the way to the best policy at which their SFT ends."""
+BASE, BASE_GOAL, BASE_SFT_RATE = "default", 0.6, 1.5e-3
+"""Name of the runs without a change, the share of the way to the best policy at which their SFT ends, and its learning rate."""
 DIFFICULTY = {"nim": "info.stones", "letter_count": "info.letters"}
 """Environment → column of the examples that says how hard they are; reasoning_mix has none."""
 Recipe = dict[str, Any]
@@ -89,6 +90,12 @@ def goal(share: float) -> Callable[[Recipe], None]:
         recipe["sft"]["target"] = round(weakest + share * (best - weakest), 4)
 
     return change
+
+
+def as_base(recipe: Recipe) -> None:
+    """Change the settings of a recipe whose defaults have changed since the study began."""
+    goal(BASE_GOAL)(recipe)
+    sft(learning_rate=BASE_SFT_RATE)(recipe)
 
 
 def data(count: int) -> Callable[[Recipe], None]:
@@ -179,7 +186,7 @@ def run(env: str, seed: int, setting: str, value: str) -> None:
     recipe, evidence, where = base / "recipe.toml", base / "evidence.json", ("--env-dir", str(HERE / "environments"))
     if not recipe.exists():
         train(env, seed, base, *where, "--dry-run")
-        recipe.write_text(changed(recipe, evidence, goal(BASE_GOAL)))
+        recipe.write_text(changed(recipe, evidence, as_base))
     train(env, seed, base, *where)
     folder = RUNS / f"{env}-{setting}-{value.split()[0]}-{seed}"
     path = RUNS / f"{folder.name}.toml"

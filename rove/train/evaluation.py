@@ -74,9 +74,8 @@ def stop_reason(history: Sequence[Mapping[str, float]], goal: Goal) -> str | Non
         return f"{goal.metric} has reached {goal.target:g}: it was {best.value:g} after step {best.step}"
     since = min(best.since, _measurements_after(history, goal, _last_fall(history)))
     if goal.patience is not None and since >= goal.patience:
-        return (
-            f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements"
-            + (f", and the validation loss has not fallen in {since}" if since < best.since else "")
+        return f"{goal.metric} has not improved on {best.value:g} in {best.since} measurements" + (
+            f", and the validation loss has not fallen in {since}" if since < best.since else ""
         )
     return None
 

@@ -87,7 +87,7 @@ class Scale(msgspec.Struct, frozen=True):
     """Maximum number of groups in an RL step, if rollouts are short."""
 
 
-NEW = Scale(128, 1.5e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128)
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128)
 """New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Pretrained models below 50 M parameters."""

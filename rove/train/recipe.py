@@ -85,9 +85,11 @@ class Scale(msgspec.Struct, frozen=True):
     lora: dict[str, Any] = {}
     max_rl_groups: int = 32
     """Maximum number of groups in an RL step, if rollouts are short."""
+    temperature: float = 1.0
+    """Sampling temperature of RL: above 1, good models make enough errors to learn from (docs/recipe_study.md)."""
 
 
-NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128)
+NEW = Scale(128, 1e-3, 12_000_000, 32, 3e-4, 400, 0.01, 25, 1000, max_rl_groups=128, temperature=1.15)
 """New models of half a million parameters; SFT takes at most some five minutes of one CPU core."""
 SMALL = Scale(64, 5e-4, 4_000_000, 32, 1e-4, 200, 0.01, 25, 1000)
 """Pretrained models below 50 M parameters."""
@@ -561,6 +563,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "final_lr_fraction": 0.3,
         "lr_backoff": LR_BACKOFF,
         "loss": {"entropy_bonus": scale.entropy_bonus, "entropy_target": ENTROPY_TARGET},
+        "temperature": scale.temperature,
         "max_tokens": sampled["max_tokens"],
         "keep_best": "eval/sampled/reward/mean",
         "patience": RL_PATIENCE,

@@ -75,7 +75,7 @@ def check_overlap(train: Sequence[Row], evaluation: Sequence[Row], has_both: boo
         within = len(_resembling(train[:half], train[half:])) / max(1, len(train) - half)
         template = (
             f"; {within:.0%} of the training rows nearly equal another one: ignore this if all rows come from one "
-            "template and their answers differ"
+            "template and their answers or start positions differ"
         )
         yield Finding(
             check="data-overlap",

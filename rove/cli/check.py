@@ -46,7 +46,7 @@ def print_report(report: Report, console: Console) -> None:
     if result.rollouts:
         rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
         lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
-        lines["mean reward"] = rewards
+        lines[f"mean reward of {result.rollouts // max(1, len(result.rewards))} rollouts each"] = rewards
     for name, text in lines.items():
         if text:
             console.print(f"  {name}: {escape(text)}", soft_wrap=True)

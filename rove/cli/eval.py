@@ -188,7 +188,9 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
             next_steps.append("repeat the command to run what is missing or failed")
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
-    next_steps.append(f"watch a rollout, or play the second role of a game: rove play {environment_args(config)} {shlex.join(words)}")
+    next_steps.append(
+        f"watch a rollout, or play the second role of a game: rove play {environment_args(config)} {shlex.join(words)}"
+    )
     hint(console, *next_steps)
 
 

@@ -148,6 +148,7 @@ def test_an_example_that_needs_more_says_what_to_install(machine: Machine, tmp_p
         ["model", "new", "--env", "tictactoe"],
         ["eval", "tictactoe", "-m", "./somewhere"],
         ["demo", "tictactoe"],
+        ["train", "tictactoe"],
     ],
     ids=lambda words: " ".join(words[:2]),
 )

@@ -8,7 +8,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
-from matplotlib.figure import Figure
 from rich.console import Console
 
 from rove.cli.common import CURVES, print_warnings, working
@@ -58,6 +57,8 @@ def _label(metric: str) -> str:
 
 def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> Path:
     """Draw all panels of a run and write the PNG."""
+    from matplotlib.figure import Figure  # part of the extra `train`
+
     chosen = panels(metrics)
     rows = (len(chosen) + 2) // 3
     figure = Figure(figsize=(15, 3.4 * rows))
@@ -132,6 +133,4 @@ def begin(
 
 def draw(run: Run) -> None:
     """Draw the curves of a run into its folder."""
-    from rove.cli.training import plot_run
-
     plot_run(run.metrics(), run.path / CURVES, str(run.path))

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -22,6 +24,14 @@ WITHOUT_TESTS = {
     "tools",
 }
 """Folders whose modules are tested together with those above."""
+WITHOUT_EXTRAS = """
+import importlib, pkgutil, sys
+for name in ["gguf", "llguidance", "matplotlib", "numpy", "peft", "safetensors", "tokenizers", "torch", "transformers"]:
+    sys.modules[name] = None  # importing it raises ModuleNotFoundError
+import rove.cli
+for module in pkgutil.iter_modules(rove.cli.__path__, "rove.cli."):
+    importlib.import_module(module.name)
+"""
 EXAMPLES = sorted(p for p in (ROOT / "environments").rglob("*.py") if "tests" not in p.parts)
 
 
@@ -62,3 +72,8 @@ def test_every_module_has_a_test_file() -> None:
         package = file.relative_to(ROOT / "rove").parent
         if file.stem not in ("__init__", "__main__") and not list((ROOT / "tests" / package).glob("test_*.py")):
             assert package.name in WITHOUT_TESTS, f"no test for {file}"
+
+
+def test_all_commands_can_be_imported_without_the_extra_train() -> None:
+    done = subprocess.run([sys.executable, "-c", WITHOUT_EXTRAS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr

@@ -3,8 +3,9 @@
     python benchmarks/learning/suite.py                        # everything: 2 to 13 CPU-minutes for each run so far
     python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
 
-A run has learned if the 95 % interval of the final reward (T = 1, held-out examples) is above those of SFT and of the weakest
-scripted policy. Repeat the command to continue a stopped run.
+A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95 % interval
+of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
+Repeat the command to continue a stopped run.
 """
 
 from __future__ import annotations
@@ -19,6 +20,9 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 from rich.table import Table
+
+from rove.runs.run import Run
+from rove.statistics.compare import Difference, compare
 
 HERE = Path(__file__).parent
 ENVIRONMENTS: dict[str, dict[str, Any]] = {
@@ -82,27 +86,40 @@ def read(env: str, seed: int) -> dict[str, Any] | None:
         for name, one in rows.items()
     }
     policies = [reward for name, reward in rewards.items() if name.startswith("scripted:")]
-    sft, final = rewards.get("+ SFT", rewards["base"]), [*rewards.values()][-1]
-    weakest = min(policies, key=lambda one: one.mean)
+    names = [name for name in rewards if not name.startswith("scripted:")]
+    weakest = min((name for name in rewards if name.startswith("scripted:")), key=lambda name: rewards[name].mean)
+    sft = "+ SFT" if "+ SFT" in rewards else "base"
+    gains = [difference(folder, one, names[-1]) for one in (sft, weakest)]
     return {
-        "weakest": weakest,
+        "weakest": rewards[weakest],
         "best": max(policies, key=lambda one: one.mean),
-        "SFT": sft,
-        "RL": final,
-        "learned": final.low > max(sft.high, weakest.high),
+        "SFT": rewards[sft],
+        "RL": rewards[names[-1]],
+        "gain": f"{gains[0].difference:.2f} [{gains[0].low:.2f}, {gains[0].high:.2f}]",
+        "learned": all(one.direction > 0 for one in gains),
         "cpu": sum(map(float, (folder / "cpu_seconds.txt").read_text().split())) / 60,
     }
 
 
+def difference(folder: Path, before: str, after: str) -> Difference:
+    """Compare two rows of the results table (T = 1) on the examples that both have."""
+    rows = ["".join(c if c.isalnum() else "-" for c in f"{row}-sampled").strip("-") for row in (before, after)]
+    first, second = (Run(folder / "eval" / row).outcomes() for row in rows)
+    return compare(first, second).main
+
+
 def table(seeds: list[int]) -> Table:
     """Return the table of all complete runs."""
-    made = Table("environment", "seed", "weakest policy", "best policy", "SFT", "RL", "learned", "CPU-min", width=110)
+    made = Table("environment", "seed", "weakest", "best", "SFT", "RL", "RL − SFT", "learned", "CPU-min", width=110)
     for env in ENVIRONMENTS:
         for seed in seeds:
             found = read(env, seed)
             if found is not None:
-                values = [str(found[name]) for name in ("weakest", "best", "SFT", "RL")]
-                made.add_row(env, str(seed), *values, "yes" if found["learned"] else "no", f"{found['cpu']:.1f}")
+                policies = [f"{found[name].mean:.2f}" for name in ("weakest", "best")]
+                values = [str(found[name]) for name in ("SFT", "RL", "gain")]
+                made.add_row(
+                    env, str(seed), *policies, *values, "yes" if found["learned"] else "no", f"{found['cpu']:.1f}"
+                )
     return made
 
 

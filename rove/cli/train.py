@@ -405,6 +405,22 @@ def write_evidence(pipeline: Pipeline, folder: Path) -> None:
         atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
 
 
+def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
+    """Return hints after the results table: curves, is the last stage better than the one before, and more."""
+    recipe, rows = pipeline.recipe, pipeline.rows
+    where = f" --env-dir {shlex.quote(recipe.env_dir)}" if recipe.env_dir else ""
+    condition = recipe.conditions[0]["name"]
+    steps = [f"curves: {pipeline.folder}/*/curves.png"]
+    if len(rows) > 1:
+        before, after = (pipeline.eval_folder(row["name"], condition) for row in rows[-2:])
+        steps.append(f"compare the last two rows on the same examples: rove compare {before} {after}")
+    return [
+        *steps,
+        f"evaluate the model: rove eval {pipeline.env} -m {rows[-1]['model']}{where}",
+        f"change the recipe: edit a copy of {path}, then rove train {pipeline.env} --recipe COPY --run-dir FOLDER",
+    ]
+
+
 @click.command(
     epilog=examples(
         "rove train tictactoe --dry-run      # write and print the recipe",
@@ -484,10 +500,4 @@ def command(
     diagnoser.print_all()
     if as_json:
         print_json({"rows": rows, "folder": str(folder), "diagnoses": diagnoser.found})
-    where = f" --env-dir {shlex.quote(recipe.env_dir)}" if recipe.env_dir else ""
-    hint(
-        console,
-        f"curves: {folder}/*/curves.png",
-        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}{where}",
-        f"change the recipe: edit a copy of {path}, then rove train {env} --recipe COPY --run-dir FOLDER",
-    )
+    hint(console, *next_steps(pipeline, path))

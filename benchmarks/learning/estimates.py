@@ -1,7 +1,7 @@
-"""Compare the estimate of `rove train --dry-run` with complete runs of the learning suite.
+"""Compare the estimates that `rove train` made before complete runs of the learning suite with what these runs took.
 
     python benchmarks/learning/suite.py --seeds 0        # first: the runs
-    python benchmarks/learning/estimates.py --seeds 0    # about 10 CPU-seconds for each environment
+    python benchmarks/learning/estimates.py --seeds 0
 
 The estimated time is that of the steps that the run took, not of the maximum number of steps.
 """
@@ -11,25 +11,12 @@ from __future__ import annotations
 import argparse
 import json
 import re
-import shutil
 import statistics
-import subprocess
-import sys
 from pathlib import Path
 
 from rich.console import Console
 from rich.table import Table
-from suite import ENVIRONMENTS, HERE, RUNS
-
-
-def estimate(env: str) -> dict[str, float]:
-    """Return the estimate for an environment: see `rove.doctor.estimate.Estimate`."""
-    folder = RUNS / f"{env}-estimate"
-    shutil.rmtree(folder, ignore_errors=True)
-    words = [env, "--env-dir", str(HERE / "environments"), "-a", json.dumps(ENVIRONMENTS[env]), "--dry-run"]
-    command = [sys.executable, "-m", "rove", "train", *words, "--run-dir", str(folder)]
-    subprocess.run(command, check=True, capture_output=True)
-    return json.loads((folder / "estimate.json").read_text())
+from suite import ENVIRONMENTS, RUNS
 
 
 def is_complete(folder: Path) -> bool:
@@ -48,8 +35,8 @@ def main() -> None:
     ratios: list[list[float]] = [[], []]
     for env in args.only:
         runs = [(seed, RUNS / f"{env}-{seed}") for seed in args.seeds if is_complete(RUNS / f"{env}-{seed}")]
-        made = estimate(env) if runs else {}
         for seed, folder in runs:
+            made = json.loads((folder / "estimate.json").read_text())  # see `rove.doctor.estimate.Estimate`
             took = re.findall(r"took (\S+) minutes, .* at most (\S+) GB", (folder / "log.txt").read_text())[-1]
             sft, rl = (json.loads((folder / stage / "summary.json").read_text())["steps"] for stage in ("sft", "rl1"))
             parts = [made["data"], sft * made["sft_step"], made["initial"], rl * made["rl_step"], made["table"]]

@@ -1,6 +1,6 @@
 """The learning suite: `rove train` with its defaults in ten environments that differ, with three seeds each.
 
-    python benchmarks/learning/suite.py                        # everything: 2 to 13 CPU-minutes for each run so far
+    python benchmarks/learning/suite.py                        # everything: 8 to 23 CPU-minutes for each run so far
     python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
 
 A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95 % interval

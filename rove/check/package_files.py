@@ -38,15 +38,19 @@ class Package(msgspec.Struct, frozen=True):
     """Folder that contains the module; None if the module is installed."""
 
 
-def packages_in(given: str) -> list[Package]:
+def packages_in(given: str, env_dir: str | None = None) -> list[Package]:
     """Return the packages that a command-line argument names: one package, or all packages in a folder.
+
+    Args:
+        given: Path or name.
+        env_dir: Folder that is searched first if `given` is a name.
 
     Raises:
         ConfigError: The argument names no package.
     """
     path = Path(given)
-    if not path.exists():
-        return [_installed_package(given)]
+    if not path.exists() or (env_dir is not None and path.name == given):
+        return [_package_named(given, env_dir)]
     one = _package_at(path.resolve())
     if one is not None:
         return [one]
@@ -60,16 +64,16 @@ def packages_in(given: str) -> list[Package]:
     return packages
 
 
-def _installed_package(name: str) -> Package:
+def _package_named(name: str, env_dir: str | None) -> Package:
     try:
-        file = environment_file(name)
+        file = environment_file(name, env_dir)
     except ConfigError as error:
         raise ConfigError(f"no such file: {name}; {error}") from error
     home = file.parent if file.name == "__init__.py" else file
     for folder in dict.fromkeys((file.parent, home.parent)):
         if (folder / "pyproject.toml").is_file():
             return Package(name, "project", folder)
-    return Package(home.stem, "module", home)
+    return Package(home.stem, "module", home, None if env_dir is None else Path(env_dir))
 
 
 def _package_at(path: Path) -> Package | None:

@@ -18,7 +18,7 @@ from rove.check.package_files import Package, packages_in
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress
-from rove.cli.options import examples, json_object
+from rove.cli.options import env_dir_option, examples, json_object
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
 from rove.utils.files import atomic_write
@@ -78,6 +78,7 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     ),
 )
 @click.argument("packages", nargs=-1, required=True, metavar="PACKAGE...")
+@env_dir_option
 @click.option("-a", "--env-args", help="Environment arguments as a JSON object, for every package.")
 @click.option(
     "-n",
@@ -104,6 +105,7 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
 def command(
     ctx: click.Context,
     packages: tuple[str, ...],
+    env_dir: str | None,
     env_args: str | None,
     output: tuple[str, ...],
     as_json_: bool,
@@ -118,7 +120,7 @@ def command(
     console = console_for(as_json_)
     args, limited = json_object(env_args, "-a") or {}, CheckLimits(**limits)
     check_outputs(output, (".md", ".json"))
-    found = [one for given in packages for one in _packages(given)]
+    found = [one for given in packages for one in _packages(given, env_dir)]
     reports: list[Report] = []
     with progress(console, "check", len(found)) as report_progress:
         for package in found:
@@ -137,21 +139,22 @@ def command(
     else:
         print_summary(reports, console)
     if not as_json_:
-        _hints(packages, found, reports, output, console)
+        _hints(packages, env_dir, found, reports, output, console)
     ctx.exit(0 if all(report.runs for report in reports) else 1)
 
 
-def _packages(given: str) -> list[Package]:
+def _packages(given: str, env_dir: str | None) -> list[Package]:
     """Return the packages that an argument names; an installed hub environment is represented by its wheel."""
     installed = find(parse_reference(given)) if "/" in given and not Path(given).exists() else None
     if installed is None:
-        return packages_in(given)
+        return packages_in(given, env_dir)
     [wheel] = installed.path.glob("*.whl")
     return [Package(given, "wheel", wheel)]
 
 
 def _hints(
     given: Sequence[str],
+    env_dir: str | None,
     packages: Sequence[Package],
     reports: Sequence[Report],
     output: tuple[str, ...],
@@ -161,14 +164,15 @@ def _hints(
     if len(reports) > 1 and not output:
         steps.append("write a matrix with all details: repeat the command with -o matrix.md")
     if len(reports) == 1 and reports[0].runs:
-        steps.append(_next(given[0], packages[0]))
+        steps.append(_next(given[0], env_dir, packages[0]))
     if steps:
         hint(console, *steps)
 
 
-def _next(given: str, package: Package) -> str:
+def _next(given: str, env_dir: str | None, package: Package) -> str:
     """Return a hint for a package that runs."""
-    if Path(given).exists() and package.kind != "module":
+    if env_dir is None and Path(given).exists() and package.kind != "module":
         return f"install it in its own virtual environment: rove install {given}"
-    where = f" --env-dir {package.env_dir}" if package.env_dir is not None else ""
+    folder = env_dir or package.env_dir
+    where = f" --env-dir {folder}" if folder is not None else ""
     return f"evaluate it in a separate process: rove eval --isolated {package.name}{where} -m MODEL"

@@ -189,7 +189,7 @@ def print_summary(config: EvalConfig, summary: dict[str, Any], run: Run | None, 
     words = ["-m", config.model, *(["-b", config.base_url] if config.base_url else [])]
     words += ["-k", config.api_key_var] if config.api_key_var != API_KEY_VAR else []
     next_steps.append(
-        f"watch a rollout, or play the second role of a game: rove play {environment_args(config)} {shlex.join(words)}"
+        f"watch a rollout; in a game for two, play against the model: rove play {environment_args(config)} {shlex.join(words)}"
     )
     hint(console, *next_steps)
 

@@ -27,7 +27,7 @@ endpoints_option = click.option(
     "-e", "--endpoints", help="File of named endpoints.  [default: endpoints.toml, configs/endpoints.toml]"
 )
 env_args_option = click.option("-a", "--env-args", help="Environment arguments as a JSON object.")
-env_dir_option = click.option("--env-dir", help="Folder that is searched first for ENV.")
+env_dir_option = click.option("--env-dir", help="Folder that is searched first for the environment.")
 max_tokens_option = click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.")
 trust_option = click.option(
     "--trust-remote-code",

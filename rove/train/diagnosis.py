@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 import statistics
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import islice
 from pathlib import Path
 
@@ -55,8 +55,10 @@ MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
 no problem."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
-MAX_TEACHER_CONVERSATIONS = 4000
-"""The teacher's conversations in which relations between prompts and responses are searched."""
+MAX_TEACHER_ROLLOUTS = 4000
+"""The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
+MAX_DISTINCT_SHARE = 0.5
+"""Share of different examples below which a diagnosis of memorization says that examples repeat."""
 STUCK_AFTER = 0.1
 """Share of the steps of SFT after which a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
@@ -98,6 +100,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """See `prompts_are_related`."""
     token_entropy: float | None = None
     """Entropy of the frequencies of the teacher's tokens, in nats: the loss of a model that knows only these frequencies."""
+    examples: tuple[int, int] | None = None
+    """Number of the teacher's first training examples, and how many of them differ in prompt, answer, or info."""
 
     def has_learned(self, history: History) -> bool:
         """Return whether the sampled reward of a run is clearly above that of the weakest policy."""
@@ -129,7 +133,9 @@ class TokenClass(msgspec.Struct, frozen=True):
 
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
     """Return the task with what the teacher's rollouts show of the tokenizer and of relations between prompts and responses."""
-    sequences = _sequences(renderer, run, min_reward, MAX_TEACHER_CONVERSATIONS)
+    records = list(islice(_good(run, min_reward), MAX_TEACHER_ROLLOUTS))
+    sequences = _sequences(renderer, records)
+    examples = {msgspec.json.encode((one.prompt, one.answer, one.info), order="deterministic") for one in records}
     sampled = Counter(token for one in sequences for token, is_sampled in zip(one.ids, one.mask) if is_sampled)
     tokens = {token for one in sequences for token in one.ids}
     return msgspec.structs.replace(
@@ -137,14 +143,15 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
         merged=merged_symbols(renderer.decode([token]) for token in tokens),
         is_related=prompts_are_related(sequences),
         token_entropy=_entropy(sampled) if sampled else None,
+        examples=(len(records), len(examples)),
     )
 
 
-def _sequences(renderer: Renderer, run: Run, min_reward: float | None, limit: int) -> list[TrainingSequence]:
-    """Return the token sequences of the first good rollouts."""
+def _sequences(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
+    """Return the token sequences of rollouts."""
     return [
         sequence
-        for record in islice(_good(run, min_reward), limit)
+        for record in records
         for one in conversations_of(record)
         for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
     ]
@@ -161,7 +168,7 @@ def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward:
     """
     loaded = load_model(str(model), "cpu")
     renderer = loaded.renderer
-    parts = [_sequences(renderer, run, min_reward, MAX_CONVERSATIONS) for run in (training, held_out)]
+    parts = [_sequences(renderer, islice(_good(run, min_reward), MAX_CONVERSATIONS)) for run in (training, held_out)]
     engine = EngineClient.from_model(loaded).engine
     return token_classes(parts[0], parts[1], engine.score, lambda token: renderer.decode([token]))
 
@@ -298,7 +305,7 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
         f"{task.weakest:.3f}, the best policy {task.best:.3f}. "
     )
     if _has_memorized(unsure):
-        return [_memorized_data(seen, unsure)]
+        return [_memorized_data(seen, unsure, task)]
     seen += "The model has learned more than the format"
     if _is_flat(rewards, task):
         text = f"{seen}, but the reward did not rise in the second half of the steps"
@@ -316,7 +323,7 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
         "reward did not rise in the second half of the steps"
     )
     if _has_memorized(unsure):
-        return [_memorized_data(f"{seen}. ", unsure)]
+        return [_memorized_data(f"{seen}. ", unsure, task)]
     return [
         Diagnosis("unfinished", seen, "lower sft.learning_rate to a third, or use a larger model or easier examples")
     ]
@@ -336,19 +343,20 @@ def _has_memorized(unsure: Sequence[TokenClass]) -> bool:
     return bool(unsure) and _mean(unsure, "training_loss") < MEMORIZED_SHARE * _mean(unsure, "loss")
 
 
-def _memorized_data(seen: str, unsure: Sequence[TokenClass]) -> Diagnosis:
+def _memorized_data(seen: str, unsure: Sequence[TokenClass], task: Task) -> Diagnosis:
     losses = (
         f"{_mean(unsure, 'training_loss'):.2f} nats on training data and {_mean(unsure, 'loss'):.2f} on held-out data"
     )
-    return _memorized(f"{seen}The loss is {losses}: the model has memorized the training data")
+    return _memorized(f"{seen}The loss is {losses}: the model has memorized the training data", task)
 
 
-def _memorized(seen: str) -> Diagnosis:
-    return Diagnosis(
-        "memorized",
-        seen,
-        "use more different training examples: a larger num_examples if the environment makes new ones, else more data in it",
-    )
+def _memorized(seen: str, task: Task) -> Diagnosis:
+    advice = "use more different training examples: a larger num_examples if the environment makes new ones, else more data in it"
+    count, distinct = task.examples or (0, 0)
+    if distinct < MAX_DISTINCT_SHARE * count:
+        seen += f". Only {distinct:,} of the first {count:,} training examples differ"
+        advice = "add more different examples to the environment: a larger num_examples only repeats them"
+    return Diagnosis("memorized", seen, advice)
 
 
 def _learning_rate(seen: str) -> Diagnosis:
@@ -449,7 +457,9 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     is_current = "eval/sampled/reward/mean" in history[-1]  # an earlier one would lag behind
     if is_current and reward - held_out[-1] > MAX_HELD_OUT_GAP * (highest - lowest):
         text = f"the mean reward is {reward:.3f} on training examples, and {held_out[-1]:.3f} on held-out ones"
-        return [_memorized(f"{text}: the model has memorized the training examples, or held-out examples are harder")]
+        return [
+            _memorized(f"{text}: the model has memorized the training examples, or held-out examples are harder", task)
+        ]
     progress = (means[0] - lowest) / (highest - lowest)
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"

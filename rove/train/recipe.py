@@ -574,6 +574,8 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
         "evaluation": [{**sampled, "every": 10}],
     }
     reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
+    if _training_examples(env_args, evidence) is None:
+        reason += " `num_examples` gives every step new examples."
     reason += _limit(evidence)
     return Section("rl", [values], reason)
 

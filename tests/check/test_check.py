@@ -303,6 +303,8 @@ def test_packages_are_found_in_folders_files_archives_and_by_name(tmp_path: Path
     assert kinds == {"folder": "module", "packed": "wheel", "project": "project", "sent": "sdist", "single": "module"}
     assert list(texts_of(found["sent"])) == ["single.py"] == list(texts_of(found["single"]))
     assert list(texts_of(found["packed"])) == ["packed.py"] and list(texts_of(found["folder"])) == ["folder.py"]
+    [named] = packages_in("single", env_dir=str(tmp_path))
+    assert (named.kind, named.path, named.env_dir) == ("module", tmp_path / "single.py", tmp_path)
     [bundled] = packages_in("wiki-search")
     assert bundled.kind == "project" and "wiki_search/__init__.py" in texts_of(bundled)
     with pytest.raises(ConfigError, match="is not an environment package and contains none"):

@@ -88,6 +88,19 @@ def test_a_reward_that_stays_below_the_target_is_reported(
     assert all("below its target of 0.800" in one.text for one in diagnoses)
 
 
+@pytest.mark.parametrize(
+    ("examples", "text", "advice"),
+    [
+        (None, "memorized the training data", "use more different training examples"),
+        ((4000, 4000), "memorized the training data", "use more different training examples"),
+        ((4000, 880), "Only 880 of the first 4,000 training examples differ", "add more different examples"),
+    ],
+)
+def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | None, text: str, advice: str):
+    [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(examples=examples))
+    assert finding.text.endswith(text) and finding.advice.startswith(advice)
+
+
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
     (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
     assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in finding.text

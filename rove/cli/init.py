@@ -81,7 +81,7 @@ def command(name: str, folder: str, **flags: bool) -> None:
         console,
         f"try it: rove eval {target.name} -m scripted:oracle{where}",
         f"train a small model in it: rove train {target.name}{where}",
-        f"test it: pip install pytest; python -m pytest {target}",
+        f"test it: pip install pytest; python -m pytest {target}; rove check {target}; rove audit {target}",
         f"edit it: {module}",
         f"package it: rove build {target}",
     )

@@ -182,7 +182,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     given = f"{env} -m {model}" if model else env
     comment = (
         f"Recipe of `rove train {given}`. Change any line of a copy, then: rove train {env} --recipe COPY --run-dir FOLDER\n"
-        f"Estimate on this machine: {estimate}"
+        f"Estimate on this machine with its present load: {estimate}"
     )
     folder.mkdir(parents=True, exist_ok=True)
     path.unlink(missing_ok=True)  # if the command is interrupted now, the next one makes the recipe again
@@ -255,7 +255,7 @@ def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_jso
     pipeline.console.print(plan_table(pipeline, estimate))
     if as_json:
         print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
-    hint(pipeline.console, "start: the same command without --dry-run")
+    hint(pipeline.console, "start with this recipe: the same command without --dry-run")
 
 
 def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:

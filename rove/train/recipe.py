@@ -426,7 +426,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
                 "max_tokens": max_tokens,
                 "env_args": _with_examples(env_args, evidence, scale.table_rollouts),
             },
-            "Held-out examples for each row of the results table." + _overlap(seed, evidence),
+            "Held-out examples for each row of the table. `max_tokens` limits one response." + _overlap(seed, evidence),
         ),
         Section(
             "conditions",
@@ -485,7 +485,7 @@ def _column(title: str, condition: str, value: str) -> dict[str, Any]:
 def _model_section(model: ModelEvidence | None, env_args: Mapping[str, Any]) -> Section:
     if model is None:
         values = {"arch": "llama", "size": "tiny", "env_args": dict(env_args)}
-        return Section("model", values, "A new model; its tokenizer is made for the environment's texts.")
+        return Section("model", values, "A new model (about 0.5M parameters) with a tokenizer for the environment.")
     reason = (
         f"Its reward is {model.reward:.3f} at T = 1; {model.spread_share:.0%} of {MODEL_GROUPS} groups have different rewards, "
         f"{'enough for RL without SFT' if model.spread_share >= MIN_SPREAD else 'too few for RL without SFT'}."

@@ -70,7 +70,7 @@ def test_a_dry_run_writes_and_prints_the_recipe(rove: Rove) -> None:
     assert done.status == 0
     recipe = Path("runs/train-parity-seed0/recipe.toml")
     assert recipe.read_text() in done.out
-    assert "# Estimate on this machine: SFT " in done.out
+    assert "# Estimate on this machine with its present load: SFT " in done.out
     values = tomllib.loads(recipe.read_text())
     assert values["references"] == ["scripted:guesser", "scripted:right"]
     assert values["data"]["model"] == "scripted:right"

@@ -23,6 +23,8 @@ from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
 from rove.utils.files import atomic_write
 
+COMPARABLE = 20
+"""Minimum number of rollouts whose mean reward says something about a policy."""
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
 
@@ -46,7 +48,8 @@ def print_report(report: Report, console: Console) -> None:
     if result.rollouts:
         rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
         lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
-        lines[f"mean reward of {result.rollouts // max(1, len(result.rewards))} rollouts each"] = rewards
+        each = result.rollouts // max(1, len(result.rewards))
+        lines[f"mean reward of {each} rollouts each{', too few to compare' if each < COMPARABLE else ''}"] = rewards
     for name, text in lines.items():
         if text:
             console.print(f"  {name}: {escape(text)}", soft_wrap=True)

@@ -345,13 +345,15 @@ class EnvironmentSettings(Protocol):
 
 def environment_args(config: EnvironmentSettings) -> str:
     """Return the words of a command line that name the environment of these settings, with its arguments."""
-    words = [config.env]
-    words += ["--env-dir", config.env_dir] if config.env_dir else []
-    words += ["-a", as_json(config.env_args)] if config.env_args else []
+    words = named_environment(config.env, config.env_dir, config.env_args)
     if config.isolation.python is not None:
-        words += ["--isolated-python", config.isolation.python]
-    elif config.isolation.enabled:
-        words.append("--isolated")
+        return f"{words} --isolated-python {shlex.quote(config.isolation.python)}"
+    return f"{words} --isolated" if config.isolation.enabled else words
+
+
+def named_environment(env: str, env_dir: str | None, env_args: Mapping[str, Any]) -> str:
+    """Return the words of a command line that name an environment with its arguments."""
+    words = [env, *(["--env-dir", env_dir] if env_dir else []), *(["-a", as_json(env_args)] if env_args else [])]
     return shlex.join(words)
 
 

@@ -13,8 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import console_for, hint, print_json, run_async, working
-from rove.cli.options import SETTINGS, examples, json_option, settings, trust_option
+from rove.cli.common import console_for, hint, named_environment, print_json, run_async, working
+from rove.cli.options import (
+    SETTINGS,
+    env_args_option,
+    env_dir_option,
+    examples,
+    json_object,
+    json_option,
+    settings,
+    trust_option,
+)
 from rove.clients.scripted import ScriptedClient
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
@@ -132,10 +141,11 @@ def print_model(config: ModelConfig, made: NewModel, console: Console) -> None:
     teacher, names = "MODEL", "MODEL is a teacher, such as an endpoint"
     if made.policies:
         teacher, names = "scripted:NAME", f"NAME is {' or '.join(made.policies)}"
+    env = named_environment(config.env, config.env_dir, config.env_args)
     hint(
         console,
-        f"evaluate it (untrained): rove eval {config.env} -m {made.path} -n 20 -r 1 -t 32",
-        f"collect data for SFT: rove eval {config.env} -m {teacher} --train -n 1000; {names}",
+        f"evaluate it (untrained): rove eval {env} -m {made.path} -n 20 -r 1 -t 32",
+        f"collect data for SFT: rove eval {env} -m {teacher} --train -n 1000; {names}",
     )
 
 
@@ -225,14 +235,16 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")
 @click.option("--arch", help="Architecture: llama, lfm2 or qwen3.  [default: llama]")
 @click.option("--size", help="tiny (0.5 M parameters) or small (4 M).  [default: tiny]")
+@env_args_option
+@env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
 @click.option("--seed", type=int, help="Random seed of the weights.  [default: 0]")
 @json_option
 @click.pass_context
-def new(ctx: click.Context, as_json: bool, **named: Any) -> None:
+def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -> None:
     """Train a tokenizer on an environment's text and write an ordinary Hugging Face model folder with random weights."""
     console = console_for(as_json)
-    config = settings(ModelConfig, ctx, **named)
+    config = settings(ModelConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
     made = run_model_new(config)
     if as_json:
         print_json({"path": str(made.path), "parameters": made.parameters, "vocabulary": made.vocabulary})

@@ -89,7 +89,9 @@ def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
     parts: list[str] = []
     tokens = summary.get("tokens_per_rollout", {})
     if tokens.get("completion"):
-        parts.append(f"{unit} per rollout: {tokens['prompt']:,.0f} prompt, {tokens['completion']:,.0f} completion")
+        parts.append(
+            f"{unit} per rollout: {tokens['prompt']:,.0f} in prompts (all turns), {tokens['completion']:,.0f} in responses"
+        )
     for name, label in (("answer", "response"), ("rollout", "rollout")):
         seen = summary.get("latency", {}).get(name, {})
         if (seen.get("p50") or 0.0) >= 0.001:

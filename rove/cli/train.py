@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Mapping
 from pathlib import Path
 from types import MappingProxyType
@@ -15,7 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_best_step, print_json, run_async, working
+from rove.cli.common import RUNS, console_for, hint, named_environment, print_best_step, print_json, run_async, working
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
@@ -408,7 +407,7 @@ def write_evidence(pipeline: Pipeline, folder: Path) -> None:
 def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
     """Return hints after the results table: curves, is the last stage better than the one before, and more."""
     recipe, rows = pipeline.recipe, pipeline.rows
-    where = f" --env-dir {shlex.quote(recipe.env_dir)}" if recipe.env_dir else ""
+    env = named_environment(pipeline.env, recipe.env_dir, recipe.evaluation.get("env_args", {}))
     condition = recipe.conditions[0]["name"]
     steps = [f"curves: {pipeline.folder}/*/curves.png"]
     if len(rows) > 1:
@@ -416,7 +415,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
         steps.append(f"compare the last two rows on the same examples: rove compare {before} {after}")
     return [
         *steps,
-        f"evaluate the model: rove eval {pipeline.env} -m {rows[-1]['model']}{where}",
+        f"evaluate the model: rove eval {env} -m {rows[-1]['model']}",
         f"change the recipe: edit a copy of {path}, then rove train {pipeline.env} --recipe COPY --run-dir FOLDER",
     ]
 

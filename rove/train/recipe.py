@@ -520,7 +520,8 @@ def _sft_sections(
                 "train": True,
                 "env_args": _with_examples(env_args, evidence, requested),
             },
-            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}.{_limit(evidence)}",
+            f"The best policy: reward {best.reward:.3f}; {start_name} has {start:.3f}. A rollout has about "
+            f"{evidence.rollout_tokens:.0f} tokens.{_limit(evidence)}",
         ),
         Section(
             "sft",
@@ -576,8 +577,7 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
     reason = "Ends earlier when the sampled reward on held-out examples has not risen for some evaluations."
     if _training_examples(env_args, evidence) is None:
         reason += " `num_examples` gives every step new examples."
-    reason += _limit(evidence)
-    return Section("rl", [values], reason)
+    return Section("rl", [values], reason + _limit(evidence))
 
 
 def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:

@@ -610,15 +610,18 @@ def test_a_new_model_folder_is_written_atomically(rove: Rove):
 
 
 def test_a_new_model_for_an_environment_without_policies_needs_a_teacher(rove: Rove):
-    Path("environments").mkdir()
-    Path("environments/bare.py").write_text(
+    Path("tasks").mkdir()
+    Path("tasks/bare.py").write_text(
         "import rove as vf\n"
-        "def load_environment():\n"
-        "    return vf.SingleTurnEnv(dataset=[{'question': 'how?'}], rubric=vf.Rubric([lambda: 1.0]))\n"
+        "def load_environment(count: int = 1):\n"
+        "    return vf.SingleTurnEnv(dataset=[{'question': 'how?'}] * count, rubric=vf.Rubric([lambda: 1.0]))\n"
     )
-    created = rove("model", "new", "--env", "bare", "--seed", "3", "-o", "models/bare")
+    created = rove(
+        "model", "new", "bare", "--env-dir", "tasks", "-a", '{"count": 2}', "--seed", "3", "-o", "models/bare"
+    )
     assert (created.status, "random weights of seed 3" in created.out) == (0, True)
-    assert "rove eval bare -m MODEL --train -n 1000; MODEL is a teacher" in created.out
+    env = "bare --env-dir tasks -a '{\"count\": 2}'"
+    assert f"rove eval {env} -m MODEL --train -n 1000; MODEL is a teacher" in created.out
     assert "scripted:" not in created.out
 
 

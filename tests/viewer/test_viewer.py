@@ -104,8 +104,9 @@ def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
     summary = make_summary([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
     assert counts_line(summary).splitlines() == [
         "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
-        "tokens per rollout: 1,500 prompt, 200 completion; response: 0.25 s (p90 0.25 s, p99 0.25 s)",
-        "rollout: 0.5 s (p90 0.5 s, p99 0.5 s); cost: 0.3, 0.0075 per rollout",
+        "tokens per rollout: 1,500 in prompts (all turns), 200 in responses",
+        "response: 0.25 s (p90 0.25 s, p99 0.25 s); rollout: 0.5 s (p90 0.5 s, p99 0.5 s)",
+        "cost: 0.3, 0.0075 per rollout",
         "[dim]20 scored examples; two runs need about 150 each to show a difference of 0.02 (unpaired)[/dim]",
     ]
 

@@ -15,6 +15,8 @@ POINTS = 0.02
 """Difference that sample sizes are planned for: two points of a score between 0 and 1."""
 Z_BOTH = 1.959963984540054 + 0.8416212335729143
 """Normal quantiles of a 95 % interval and of 80 % power, summed."""
+NO_VARIANCE = 1e-18
+"""A variance below this is the rounding error of equal values."""
 
 
 def mean(values: Sequence[float]) -> float:
@@ -47,7 +49,7 @@ def needed_examples(variance: float, difference: float = POINTS) -> int | None:
         raise ConfigError(f"difference is {difference}; expected a positive number")
     if not math.isfinite(variance):
         return None
-    if variance < 1e-18:  # rounding error of equal values
+    if variance < NO_VARIANCE:
         return math.ceil(3 / difference)
     return max(2, math.ceil(Z_BOTH**2 * variance / difference**2))
 

@@ -14,6 +14,7 @@ from rove.core.errors import ConfigError
 from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord, Scores, Usage
 from rove.statistics.intervals import (
     DIGITS,
+    NO_VARIANCE,
     POINTS,
     Estimate,
     mean_estimate,
@@ -232,7 +233,8 @@ class Tally:
         """
         reward = self._columns.reward
         examples = reward.examples
-        needed = needed_examples(2 * sample_variance(reward.example_means()))
+        variance = sample_variance(reward.example_means())
+        needed = needed_examples(2 * variance)
         weights = self._columns.weights
         summary: dict[str, Any] = {
             "rollouts": self.rollouts,
@@ -266,7 +268,7 @@ class Tally:
             "needed_examples": needed,
         }
         if needed is None or examples < needed:
-            summary["too_few"] = _too_few(examples, needed)
+            summary["too_few"] = _too_few(examples, needed, variance < NO_VARIANCE)
         return summary | self._optional_parts()
 
     def _optional_parts(self) -> dict[str, Any]:
@@ -310,10 +312,12 @@ def _share(part: float, whole: int) -> float:
     return part / whole if whole else math.nan
 
 
-def _too_few(examples: int, needed: int | None) -> str:
+def _too_few(examples: int, needed: int | None, are_equal: bool) -> str:
     have = f"{examples:,} scored example{'s' * (examples != 1)}"
     if needed is None:
         return f"{have}, at least 2 are needed for an interval"
+    if are_equal:
+        return f"{have} with equal mean rewards; it takes about {needed:,} to find one in {1 / POINTS:.0f} that differs"
     return f"{have}; two runs need about {needed:,} each to show a difference of {POINTS} (unpaired)"
 
 

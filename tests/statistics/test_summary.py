@@ -206,7 +206,10 @@ def test_a_price_is_no_less_than_nothing(price: tuple[float, float]):
 def test_enough_examples_are_not_called_too_few():
     few = tally_of(*(outcome(str(i), 0.5) for i in range(149)))
     enough = tally_of(*(outcome(str(i), 0.5) for i in range(150)))
-    assert few["too_few"] == "149 scored examples; two runs need about 150 each to show a difference of 0.02 (unpaired)"
+    assert (
+        few["too_few"]
+        == "149 scored examples with equal mean rewards; it takes about 150 to find one in 50 that differs"
+    )
     assert "too_few" not in enough
     assert tally_of(outcome("a", 1.0))["too_few"] == "1 scored example, at least 2 are needed for an interval"
 

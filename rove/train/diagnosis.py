@@ -255,11 +255,7 @@ def after_sft(
         return _below_target(history, unsure, task, target)
     if not unsure or _mean(unsure, "loss") < GUESS_SHARE * _mean(unsure, "entropy"):
         return _unfinished(history, unsure, task)
-    worst = max(unsure, key=lambda one: one.count * one.loss)
-    seen = (
-        f"SFT learned only the format. After '{worst.before}' the model guesses: {', '.join(map(repr, worst.tokens))} have a "
-        f"loss of {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f}"
-    )
+    seen = f"SFT learned only the format. {_largest_loss(unsure)}"
     found = _cause(seen, task)
     if found:
         return found
@@ -307,10 +303,11 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     if _has_memorized(unsure):
         return [_memorized_data(seen, unsure, task)]
     seen += "The model has learned more than the format"
+    advice = "train longer (sft.epochs), with more data, or with a larger model"
     if _is_flat(rewards, task):
-        text = f"{seen}, but the reward did not rise in the second half of the steps"
-        return [Diagnosis("unfinished", text, "use a larger model or easier examples")]
-    return [Diagnosis("unfinished", seen, "train longer (sft.epochs), with more data, or with a larger model")]
+        seen += ", but the reward did not rise in the second half of the steps"
+        advice = "use a larger model or easier examples"
+    return [Diagnosis("unfinished", f"{seen}. {_largest_loss(unsure)}" if unsure else seen, advice)]
 
 
 def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, target: float | None) -> list[Diagnosis]:
@@ -327,6 +324,15 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
     return [
         Diagnosis("unfinished", seen, "lower sft.learning_rate to a third, or use a larger model or easier examples")
     ]
+
+
+def _largest_loss(unsure: Sequence[TokenClass]) -> str:
+    """Return where in the responses the loss is largest."""
+    worst = max(unsure, key=lambda one: one.count * one.loss)
+    return (
+        f"The loss is largest after '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent: {worst.loss:.2f} "
+        f"nats, like a uniform choice among {math.exp(worst.loss):.1f} tokens"
+    )
 
 
 def _sampled_rewards(history: History) -> list[float]:

@@ -103,7 +103,7 @@ def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | 
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
     (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
-    assert "After '<answer>' the model guesses: '0', '1' have a loss of 1.95 nats" in finding.text
+    assert "largest after '<answer>', where '0', '1' are frequent: 1.95 nats" in finding.text
     assert "uniform choice among 7.0" in finding.text
 
 

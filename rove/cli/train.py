@@ -375,9 +375,14 @@ class Diagnoser:
             atomic_write(self.folder / DIAGNOSES, msgspec.json.encode(self.found))
 
     def print_all(self) -> None:
-        """Print the diagnoses of all stages."""
+        """Print the diagnoses of all stages, and which RL stages changed nothing."""
         for one in self.found:
             self._print(one)
+        for folder, stage in self.pipeline.stages():
+            best = (Run(self.folder / folder).summary() or {}).get("best")
+            if best is not None and best["step"] == 0:
+                text = f"{stage['name']} changed nothing: no evaluation was better than the one before its first step"
+                self.console.print(text, style="yellow", markup=False, soft_wrap=True)
 
     def _print(self, one: Mapping[str, Any]) -> None:
         text = f"diagnosis of {one['stage']} ({one['kind']}): {one['text']}. To try: {one['advice']}"

@@ -53,6 +53,12 @@ MAX_SHOWN = 8
 MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
 """Share of zero-advantage groups from which RL has nothing to learn from, and share of the range of rewards above which this is
 no problem."""
+MIN_STUCK_EQUAL_SHARE = 0.5
+"""Share of zero-advantage groups from which RL that is no better than the weakest policy makes no progress."""
+EASIER = "begin with easier examples; if SFT learns those, make them harder step by step, or use a larger model"
+"""Advice if SFT no longer makes progress."""
+MORE_SFT = "teach more of the task in SFT before RL, or make examples easier"
+"""Advice if RL starts from a model that is too weak."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
 MAX_TEACHER_ROLLOUTS = 4000
@@ -297,8 +303,8 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     if not rewards:
         return []
     seen = (
-        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}; {task.start_name} has "
-        f"{task.weakest:.3f}, the best policy {task.best:.3f}. "
+        f"the highest reward in {len(history)} steps of SFT was {max(rewards):.3f}; {task.start_name} has {task.weakest:.3f}, "
+        f"the best policy {task.best:.3f}. "
     )
     if _has_memorized(unsure):
         return [_memorized_data(seen, unsure, task)]
@@ -306,7 +312,7 @@ def _unfinished(history: History, unsure: Sequence[TokenClass], task: Task) -> l
     advice = "train longer (sft.epochs), with more data, or with a larger model"
     if _is_flat(rewards, task):
         seen += ", but the reward did not rise in the second half of the steps"
-        advice = "use a larger model or easier examples"
+        advice = EASIER
     return [Diagnosis("unfinished", f"{seen}. {_largest_loss(unsure)}" if unsure else seen, advice)]
 
 
@@ -316,22 +322,20 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
     if target is None or max(rewards) >= target or not _is_flat(rewards, task):
         return []
     seen = (
-        f"SFT ended after {len(history)} steps at a reward of {max(rewards):.3f}, below its target of {target:.3f}, and the "
-        "reward did not rise in the second half of the steps"
+        f"the highest reward in {len(history)} steps of SFT was {max(rewards):.3f}, below its target of {target:.3f}, and it "
+        "did not rise in the second half of the steps"
     )
     if _has_memorized(unsure):
         return [_memorized_data(f"{seen}. ", unsure, task)]
-    return [
-        Diagnosis("unfinished", seen, "lower sft.learning_rate to a third, or use a larger model or easier examples")
-    ]
+    return [Diagnosis("unfinished", seen, f"lower sft.learning_rate to a third; {EASIER}")]
 
 
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
-    """Return where in the responses the loss is largest."""
+    """Return the token class that adds most to the loss."""
     worst = max(unsure, key=lambda one: one.count * one.loss)
     return (
-        f"The loss is largest after '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent: {worst.loss:.2f} "
-        f"nats, like a uniform choice among {math.exp(worst.loss):.1f} tokens"
+        f"After '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent, the loss is {worst.loss:.2f} nats, "
+        f"like a uniform choice among {math.exp(worst.loss):.1f} tokens; frequencies alone give {worst.entropy:.2f} nats"
     )
 
 
@@ -470,22 +474,42 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
         return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
-    equal = _equal_share(history[-window:])
-    if equal > MIN_EQUAL_SHARE and reward < lowest + SUCCESS_SHARE * (highest - lowest):
-        text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {reward:.3f}: "
-        if _equal_share(history[:window]) > MIN_EQUAL_SHARE:
-            text += "RL has nothing to learn from"
-            return [Diagnosis("no_spread", text, "make examples easier or rewards finer, or run more SFT before RL")]
-        if best - reward > MAX_REWARD_DROP * (highest - lowest):
-            return []  # a fall that the next evaluation may confirm
+    if best - reward > MAX_REWARD_DROP * (highest - lowest):
+        return []  # a fall that the next evaluation may confirm
+    return _no_spread(history, means, task, window)
+
+
+def _no_spread(history: History, means: Sequence[float], task: Task, window: int) -> list[Diagnosis]:
+    """Return whether too many groups have equal rewards for RL to make progress.
+
+    Args:
+        history: Metrics of the training steps, at least `window`.
+        means: Mean rewards of every `window` steps in a row.
+        task: What is known of the environment.
+        window: Steps that are averaged.
+    """
+    lowest = task.weakest if task.lowest is None else task.lowest
+    first_equal, equal = _equal_share(history[:window]), _equal_share(history[-window:])
+    text = f"{equal:.0%} of the groups have zero advantage at a mean reward of {means[-1]:.3f}"
+    if equal > MIN_EQUAL_SHARE and means[-1] < lowest + SUCCESS_SHARE * (task.highest - lowest):
+        if first_equal > MIN_EQUAL_SHARE:
+            advice = "make examples easier or rewards finer, or run more SFT before RL"
+            return [Diagnosis("no_spread", f"{text}: RL has nothing to learn from", advice)]
         # Steps without training have no entropy.
         entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
         first, last = statistics.fmean(entropies[:window]), entropies[-1]
         if last < first / 2:
-            text += f"the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
+            text += (
+                f": the replies of a group have become the same (entropy {first:.2f} nats at first, {last:.2f} later)"
+            )
         else:
-            text += "the rewards of a group have become equal"
-        return [Diagnosis("no_spread", text, "teach more of the task in SFT before RL, or make examples easier")]
+            text += ": the rewards of a group have become equal"
+        return [Diagnosis("no_spread", text, MORE_SFT)]
+    rise = max(means) - means[0]
+    is_guess = task.lowest is None and means[-1] <= task.weakest and rise < SAME_REWARD * (task.highest - lowest)
+    if len(history) >= 2 * window and is_guess and min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE:
+        text += f"; {task.start_name} has {task.weakest:.3f}, and the reward has not risen in {len(history)} steps"
+        return [Diagnosis("no_spread", text, MORE_SFT)]
     return []
 
 

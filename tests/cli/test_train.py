@@ -15,6 +15,7 @@ from rich.console import Console
 from rove.cli.pipeline import Pipeline, Recipe
 from rove.cli.train import Diagnoser
 from rove.core.config import convert
+from rove.runs.run import Run
 from rove.train.worker_group import SINGLE_PROCESS
 
 PARITY = """
@@ -121,6 +122,7 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert [row["name"] for row in shown["rows"]] == ["scripted:guesser", "scripted:right", "base", "+ SFT", "+ RL"]
     assert [row["conditions"].keys() for row in shown["rows"]] == [{"sampled", "greedy"}] * 5
     assert "reward at T = 1" in done.err
+    assert ("RL changed nothing" in done.err) == ((Run("runs/small/rl1").summary() or {})["best"]["step"] == 0)
     assert [one["kind"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
     before = contents(Path("runs"))
     assert json.loads(rove(*words).out)["rows"] == shown["rows"]

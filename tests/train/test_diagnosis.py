@@ -58,7 +58,7 @@ def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], kn
     ("rewards", "text", "advice"),
     [
         ([0.1, 0.2, 0.3, 0.4], "more than the format", "train longer"),
-        ([0.1, 0.35, 0.3, 0.36], "did not rise in the second half", "use a larger model"),
+        ([0.1, 0.35, 0.3, 0.36], "did not rise in the second half", "begin with easier examples"),
         ([0.1], "more than the format", "train longer"),
     ],
 )
@@ -103,7 +103,7 @@ def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | 
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
     (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
-    assert "largest after '<answer>', where '0', '1' are frequent: 1.95 nats" in finding.text
+    assert "After '<answer>', where '0', '1' are frequent, the loss is 1.95 nats" in finding.text
     assert "uniform choice among 7.0" in finding.text
 
 
@@ -191,6 +191,10 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         ([{"step": 0, "eval/sampled/reward/mean": 0.9}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)], ["learning_rate"]),
         ([{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.6, 0.7, 0.8, 0.9, 0.9, 0.9], held_out=0.8)[:5]], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
+        (rl([-0.1] * 10, zero=20.0), ["no_spread"]),  # no better than the weakest policy
+        (rl([-0.1] * 9, zero=20.0), []),
+        (rl([-0.1] * 10, zero=12.0), []),
+        (rl([-0.2] * 5 + [-0.1] * 5, zero=20.0), []),  # it rises
         (rl([0.2] * 3, zero=32.0), []),
     ],
 )

@@ -338,7 +338,7 @@ class Diagnoser:
 
     def after_stage(self, stage: Path) -> None:
         """Print how a training stage has ended, and diagnose it."""
-        from rove.train.diagnosis import after_sft, measure_token_classes
+        from rove.train.diagnosis import after_sft, measure_token_classes, unseen_answers
 
         print_best_step(Run(stage), self.console)
         if self.task is None or stage.name != "sft":
@@ -350,7 +350,9 @@ class Diagnoser:
         history = Run(stage).metrics()
         if self.task.has_learned(history):  # the process may have been killed before it withdrew them
             self._withdraw(stage.name)
-        found = after_sft(history, classes, self._with_data(self.task), config.target)
+        unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
+        self.task = msgspec.structs.replace(self._with_data(self.task), unseen=unseen)
+        found = after_sft(history, classes, self.task, config.target)
         self._report(stage.name, found, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import msgspec
 
+from rove.core.errors import as_json
 from rove.core.records import RolloutRecord
 from rove.engine.client import EngineClient
 from rove.models.load import load_model
@@ -65,6 +66,8 @@ MAX_TEACHER_ROLLOUTS = 4000
 """The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
 MAX_DISTINCT_SHARE = 0.5
 """Share of different examples below which a diagnosis of memorization says that examples repeat."""
+MAX_UNSEEN_SHARE = 0.5
+"""Share of held-out answers that are new from which a diagnosis of memorization says so."""
 STUCK_AFTER = 0.1
 """Share of the steps of SFT after which a reward at the level of the weakest policy means that SFT is stuck."""
 UNLEARNED_SHARE = 0.9
@@ -108,6 +111,8 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     """Entropy of the frequencies of the teacher's tokens, in nats: the loss of a model that knows only these frequencies."""
     examples: tuple[int, int] | None = None
     """Number of the teacher's first training examples, and how many of them differ in prompt, answer, or info."""
+    unseen: tuple[int, int] | None = None
+    """See `unseen_answers`."""
 
     def has_learned(self, history: History) -> bool:
         """Return whether the sampled reward of a run is clearly above that of the weakest policy."""
@@ -151,6 +156,22 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
         token_entropy=_entropy(sampled) if sampled else None,
         examples=(len(records), len(examples)),
     )
+
+
+def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tuple[int, int]:
+    """Return how many different answers of held-out examples occur in no response of the training data, and how many there are.
+
+    Args:
+        training: The teacher's rollouts of training examples.
+        held_out: Rollouts of held-out examples.
+        min_reward: Minimum reward of the rollouts that count as training data; None uses all.
+    """
+    records = islice(_good(training, min_reward), MAX_TEACHER_ROLLOUTS)
+    responses = "\n".join(
+        as_json(message) for record in records for message in record.completion if message["role"] == "assistant"
+    )
+    answers = {record.answer for record in held_out.finished() if record.answer}
+    return sum(as_json(answer)[1:-1] not in responses for answer in answers), len(answers)
 
 
 def _sequences(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
@@ -366,6 +387,10 @@ def _memorized(seen: str, task: Task) -> Diagnosis:
     if distinct < MAX_DISTINCT_SHARE * count:
         seen += f". Only {distinct:,} of the first {count:,} training examples differ"
         advice = "add more different examples to the environment: a larger num_examples only repeats them"
+    unseen, answers = task.unseen or (0, 0)
+    if unseen > MAX_UNSEEN_SHARE * answers:
+        seen += f". {unseen:,} of the {answers:,} different held-out answers occur in no response of the training data"
+        advice = "list the possible answers in the prompt, train on examples that cover them, or use a pretrained model"
     return Diagnosis("memorized", seen, advice)
 
 

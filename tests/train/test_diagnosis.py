@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
+from made import made_run, record
 
 from rove.train.diagnosis import (
     Task,
@@ -17,6 +19,7 @@ from rove.train.diagnosis import (
     during_sft,
     is_stuck,
     token_classes,
+    unseen_answers,
 )
 from rove.train.sequences import TrainingSequence
 
@@ -99,6 +102,22 @@ def test_a_reward_that_stays_below_the_target_is_reported(
 def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | None, text: str, advice: str):
     [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(examples=examples))
     assert finding.text.endswith(text) and finding.advice.startswith(advice)
+
+
+def test_answers_that_no_training_response_contains_are_counted(tmp_path: Path):
+    training = made_run(tmp_path / "data", [record(1, 7), record(2, 8), record(3, 9, win=0.0)])  # answers 7, 8, and 9
+    held_out = made_run(tmp_path / "eval", [record(one) for one in (7, 9, 9, 10)])
+    assert unseen_answers(training, held_out, min_reward=0.5) == (2, 3)
+    assert unseen_answers(training, held_out, min_reward=None) == (1, 3)
+
+
+@pytest.mark.parametrize(
+    ("unseen", "is_said"), [((147, 175), True), ((80, 175), False), ((0, 0), False), (None, False)]
+)
+def test_memorization_says_if_most_held_out_answers_are_new(unseen: tuple[int, int] | None, is_said: bool):
+    [finding] = after_sft(LOW, [FORMAT, token_class(GUESS, 0.4 * GUESS, 0.1 * GUESS)], task(unseen=unseen))
+    assert ("147 of the 175 different held-out answers occur in no response" in finding.text) == is_said
+    assert finding.advice.startswith("list the possible answers") == is_said
 
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():

@@ -62,6 +62,9 @@ MORE_SFT = "teach more of the task in SFT before RL, or make examples easier"
 """Advice if RL starts from a model that is too weak."""
 MAX_CONVERSATIONS = 100
 """Conversations on which the losses of token classes are measured."""
+MAX_CONTEXT, MIN_CONTEXT_COUNT = 4, 50
+"""Maximum number of tokens that name a token class, and minimum occurrences of more than one. One token is not enough in JSON,
+where a name and a value follow the same quotation mark."""
 MAX_TEACHER_ROLLOUTS = 4000
 """The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
 MAX_DISTINCT_SHARE = 0.5
@@ -121,10 +124,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class TokenClass(msgspec.Struct, frozen=True):
-    """The tokens that follow the same token in responses, such as the digits after `<answer>`."""
+    """The tokens that follow the same tokens in responses, such as the digits after `<answer>`."""
 
     before: str
-    """The token before."""
+    """The tokens before."""
     tokens: list[str]
     """The most frequent tokens."""
     count: int
@@ -213,29 +216,49 @@ def token_classes(
     score: Score,
     decode: Callable[[int], str],
 ) -> list[TokenClass]:
-    """Return the losses of the sampled tokens by the token before them, the most frequent class first."""
-    frequencies: dict[int, Counter[int]] = defaultdict(Counter)
-    losses: tuple[dict[int, list[float]], dict[int, list[float]]] = (defaultdict(list), defaultdict(list))
-    for part, sequences in enumerate((training, held_out)):
+    """Return the losses of the sampled tokens by the tokens before them, the most frequent class first.
+
+    A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
+    """
+    parts = (training, held_out)
+    occurrences = Counter(
+        context for sequences in parts for one in sequences for i in _sampled(one) for context in _contexts(one, i)
+    )
+    frequencies: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    losses: tuple[dict[tuple[int, ...], list[float]], ...] = (defaultdict(list), defaultdict(list))
+    for sequences, part in zip(parts, losses):
         for sequence in sequences:
             logprobs = score(sequence.ids)
-            for position in range(1, len(sequence.ids)):
-                if sequence.mask[position]:
-                    before = sequence.ids[position - 1]
-                    frequencies[before][sequence.ids[position]] += 1
-                    losses[part][before].append(-logprobs[position - 1])
+            for i in _sampled(sequence):
+                contexts = _contexts(sequence, i)
+                context = next((one for one in contexts if occurrences[one] >= MIN_CONTEXT_COUNT), contexts[-1])
+                frequencies[context][sequence.ids[i]] += 1
+                part[context].append(-logprobs[i - 1])
     return [
         TokenClass(
-            before=decode(before),
+            before="".join(map(decode, context)),
             tokens=[decode(token) for token, _ in counts.most_common(MAX_SHOWN)],
             count=counts.total(),
             entropy=_entropy(counts),
-            loss=statistics.fmean(losses[1][before]),
-            training_loss=statistics.fmean(losses[0][before]),
+            loss=statistics.fmean(losses[1][context]),
+            training_loss=statistics.fmean(losses[0][context]),
         )
-        for before, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
-        if losses[0][before] and losses[1][before]
+        for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
+        if losses[0][context] and losses[1][context]
     ]
+
+
+def _sampled(sequence: TrainingSequence) -> list[int]:
+    """Return the positions of the sampled tokens."""
+    return [i for i in range(1, len(sequence.ids)) if sequence.mask[i]]
+
+
+def _contexts(sequence: TrainingSequence, position: int) -> list[tuple[int, ...]]:
+    """Return the tokens of the response before a position, from the longest context to the shortest of one token."""
+    start = position - 1
+    while start > position - MAX_CONTEXT and sequence.mask[start] and sequence.mask[start - 1]:
+        start -= 1
+    return [tuple(sequence.ids[first:position]) for first in range(start, position)]
 
 
 def _entropy(counts: Counter[int]) -> float:
@@ -354,9 +377,13 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
     """Return the token class that adds most to the loss."""
     worst = max(unsure, key=lambda one: one.count * one.loss)
+    if worst.loss > GUESS_SHARE * worst.entropy:
+        seen = f"After '{worst.before}' the model guesses among {', '.join(map(repr, worst.tokens))}: "
+    else:
+        seen = f"After '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent, "
     return (
-        f"After '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent, the loss is {worst.loss:.2f} nats, "
-        f"like a uniform choice among {math.exp(worst.loss):.1f} tokens; frequencies alone give {worst.entropy:.2f} nats"
+        f"{seen}the loss is {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f} tokens; frequencies "
+        f"alone give {worst.entropy:.2f} nats"
     )
 
 

@@ -122,7 +122,7 @@ def test_memorization_says_if_most_held_out_answers_are_new(unseen: tuple[int, i
 
 def test_the_guessing_finding_names_the_tokens_and_the_number_of_choices():
     (finding,) = after_sft(LOW, [FORMAT, token_class(GUESS, GUESS)], task())
-    assert "After '<answer>', where '0', '1' are frequent, the loss is 1.95 nats" in finding.text
+    assert "After '<answer>' the model guesses among '0', '1': the loss is 1.95 nats" in finding.text
     assert "uniform choice among 7.0" in finding.text
 
 
@@ -177,6 +177,16 @@ def test_token_classes_compare_losses_with_frequencies():
     assert (classes["2"].entropy, classes["2"].loss) == pytest.approx((math.log(4), math.log(4)))
     assert classes["1"].is_format and not classes["2"].is_format
     assert sorted(classes["2"].tokens) == ["3", "4", "5", "6"]
+
+
+def test_token_classes_have_as_much_context_as_is_frequent():
+    def sequence(value: int) -> TrainingSequence:  # a quotation mark (7) before a name (5) and before a value
+        return TrainingSequence([0, 1, 7, 5, 2, 7, value], [False, *[True] * 6], [0.0] * 7, [0.0] * 7)
+
+    sequences = [sequence(value) for value in (3, 4, 5, 6)] * 10
+    classes = token_classes(sequences, sequences, lambda ids: [-0.01] * 5 + [-math.log(4)], str)
+    assert [one.before for one in classes] == ["0", "1", "17", "175", "1752", "7527"]
+    assert [round(one.entropy, 2) for one in classes] == [0, 0, 0, 0, 0, 1.39]
 
 
 def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -> list[dict[str, float]]:

@@ -23,7 +23,7 @@ from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
 from rove.utils.files import atomic_write
 
-COMPARABLE = 20
+MIN_COMPARABLE_ROLLOUTS = 20
 """Minimum number of rollouts whose mean reward says something about a policy."""
 STYLES = {"runs unchanged": "green", "runs with deviations": "green", "needs": "yellow", "cannot run": "red"}
 
@@ -49,7 +49,9 @@ def print_report(report: Report, console: Console) -> None:
         rewards = ", ".join(f"{name} {value:g}" for name, value in result.rewards.items())
         lines["rollouts"] = f"{result.rollouts}, {result.failed} failed"
         each = result.rollouts // max(1, len(result.rewards))
-        lines[f"mean reward of {each} rollouts each{', too few to compare' if each < COMPARABLE else ''}"] = rewards
+        lines[
+            f"mean reward of {each} rollouts each{', too few to compare' if each < MIN_COMPARABLE_ROLLOUTS else ''}"
+        ] = rewards
     for name, text in lines.items():
         if text:
             console.print(f"  {name}: {escape(text)}", soft_wrap=True)

@@ -152,7 +152,7 @@ def print_model(config: ModelConfig, made: NewModel, console: Console) -> None:
 @click.group(
     epilog=examples(
         "rove model get smollm2-135m",
-        "rove model new --env tictactoe -o models/mine",
+        "rove model new tictactoe -o models/mine",
         "rove model merge runs/sft/final -o models/merged",
     )
 )
@@ -228,8 +228,8 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
     "new",
     context_settings=SETTINGS,
     epilog=examples(
-        "rove model new --env tictactoe -o models/mine",
-        "rove model new --env tictactoe --arch qwen3 --size small --seed 1",
+        "rove model new tictactoe -o models/mine",
+        "rove model new tictactoe --arch qwen3 --size small --seed 1",
     ),
 )
 @click.option("--env", help="Environment whose text the tokenizer is trained on.")

@@ -330,7 +330,9 @@ class Diagnoser:
         history = self._history[1]
         history.append(dict(metrics))
         if stage.name != "sft":
-            self._report(stage.name, during_rl(history, self.task), int(metrics["step"]), total)
+            if self.task.has_learned(history):
+                self._withdraw(stage.name, "no_progress")
+            self._report(stage.name, during_rl(history, self.task, steps=total), int(metrics["step"]), total)
         elif is_stuck(history, total, self.task):
             self._report(stage.name, during_sft(history, self._with_data(self.task)), int(metrics["step"]), total)
         elif self.task.has_learned(history):
@@ -338,7 +340,8 @@ class Diagnoser:
 
     def after_stage(self, stage: Path) -> None:
         """Print how a training stage has ended, and diagnose it."""
-        from rove.train.diagnosis import after_sft, measure_token_classes, unseen_answers
+        from rove.train.diagnosis import after_sft
+        from rove.train.teacher_data import measure_token_classes, unseen_answers
 
         print_best_step(Run(stage), self.console)
         if self.task is None or stage.name != "sft":
@@ -350,9 +353,11 @@ class Diagnoser:
         history = Run(stage).metrics()
         if self.task.has_learned(history):  # the process may have been killed before it withdrew them
             self._withdraw(stage.name)
-        unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
-        self.task = msgspec.structs.replace(self._with_data(self.task), unseen=unseen)
-        found = after_sft(history, classes, self.task, config.target)
+        found = after_sft(history, classes, self._with_data(self.task), config.target)
+        if any(one.kind == "memorized" for one in found):
+            unseen = unseen_answers(Run(config.data), Run(held_out), config.min_reward)
+            self.task = msgspec.structs.replace(self.task, unseen=unseen)
+            found = after_sft(history, classes, self.task, config.target)
         self._report(stage.name, found, len(history), len(history))
 
     def _with_data(self, task: Task) -> Task:
@@ -366,9 +371,9 @@ class Diagnoser:
             task = self.task = with_teacher_data(task, renderer, Run(config.data), config.min_reward)
         return task
 
-    def _withdraw(self, stage: str) -> None:
-        """Remove the diagnoses of a stage that has learned after all."""
-        wrong = [one for one in self.found if one["stage"] == stage]
+    def _withdraw(self, stage: str, kind: str | None = None) -> None:
+        """Remove the diagnoses of a stage that has learned after all; by default those of any kind."""
+        wrong = [one for one in self.found if one["stage"] == stage and kind in (None, one["kind"])]
         for one in wrong:
             self.found.remove(one)
             text = f"the diagnosis of {stage} ({one['kind']}) no longer applies: the reward has risen since"

@@ -94,12 +94,16 @@ class Scheduler:
         self.cache, self.max_batch, self.chunk = cache, max_batch, chunk
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
+        self._first_arrival = 0
+        """Arrival of the first sequence since there was none: what was sampled before, in this process or not, changes no batch."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""
         source, usable, _ = self._find_prefix(seq)
         is_continuing = usable >= MIN_COPIED_TOKENS and source in self.cache.reusable and source.filled == usable
-        block = seq.arrival // (OVERTAKEN_BATCHES * self.max_batch)
+        if not self.running and not self.waiting:
+            self._first_arrival = seq.arrival
+        block = (seq.arrival - self._first_arrival) // (OVERTAKEN_BATCHES * self.max_batch)
         seq.priority = (block, 0, -seq.arrival) if is_continuing else (block, 1, seq.arrival)
         self._queue(seq)
 

@@ -317,7 +317,9 @@ def _too_few(examples: int, needed: int | None, are_equal: bool) -> str:
     if needed is None:
         return f"{have}, at least 2 are needed for an interval"
     if are_equal:
-        return f"{have} with equal mean rewards; it takes about {needed:,} to find one in {1 / POINTS:.0f} that differs"
+        return (
+            f"{have} with equal mean rewards; about {needed:,} are needed to notice that 1 in {1 / POINTS:.0f} differs"
+        )
     return f"{have}; two runs need about {needed:,} each to show a difference of {POINTS} (unpaired)"
 
 

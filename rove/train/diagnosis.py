@@ -7,31 +7,21 @@ from __future__ import annotations
 
 import math
 import statistics
-from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from itertools import islice
-from pathlib import Path
 
 import msgspec
 
-from rove.core.errors import as_json
-from rove.core.records import RolloutRecord
-from rove.engine.client import EngineClient
-from rove.models.load import load_model
 from rove.rendering.renderer import Renderer
 from rove.runs.run import Run
 from rove.train.predictability import merged_symbols, prompts_are_related
-from rove.train.sequences import TrainingSequence, sequences_from_messages
-from rove.train.sft import conversations_of
+from rove.train.teacher_data import CERTAIN_NATS, TokenClass, entropy_of, good_rollouts, sequences_of
 
 History = Sequence[Mapping[str, float]]
-Score = Callable[[Sequence[int]], list[float]]
-"""Token ids → log-probability of each but the first."""
 
 MIN_HIDDEN_SHARE = 0.1
 """Minimum value of `hidden_share` that means a hidden state."""
-CERTAIN_NATS = 0.1
-"""Tokens with less entropy than this, over all rollouts, are format."""
 GUESS_SHARE = 0.93
 """Share of the entropy of a guess above which a loss means guessing."""
 MEMORIZED_SHARE = 0.75
@@ -56,15 +46,10 @@ MIN_EQUAL_SHARE, SUCCESS_SHARE = 1 - 1 / 32, 0.93
 no problem."""
 MIN_STUCK_EQUAL_SHARE = 0.5
 """Share of zero-advantage groups from which RL that is no better than the weakest policy makes no progress."""
-EASIER = "begin with easier examples; if SFT learns those, make them harder step by step, or use a larger model"
+EASIER = "easier examples, or a larger model"
 """Advice if SFT no longer makes progress."""
 MORE_SFT = "teach more of the task in SFT before RL, or make examples easier"
 """Advice if RL starts from a model that is too weak."""
-MAX_CONVERSATIONS = 100
-"""Conversations on which the losses of token classes are measured."""
-MAX_CONTEXT, MIN_CONTEXT_COUNT = 4, 50
-"""Maximum number of tokens that name a token class, and minimum occurrences of more than one. One token is not enough in JSON,
-where a name and a value follow the same quotation mark."""
 MAX_TEACHER_ROLLOUTS = 4000
 """The teacher's rollouts in which relations between prompts and responses, and repeated examples, are searched."""
 MAX_DISTINCT_SHARE = 0.5
@@ -84,7 +69,7 @@ class Diagnosis(msgspec.Struct, frozen=True):
 
     kind: str
     """reward_error, no_spread, hidden_state, merged_tokens, learning_rate, guessing, unfinished, unpredictable, memorized,
-    saturated, or collapse."""
+    saturated, no_progress, or collapse."""
     text: str
     """What was measured, and what it means."""
     advice: str
@@ -123,32 +108,10 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
         return bool(rewards) and max(rewards) > self.weakest + LEARNED_SHARE * (self.best - self.weakest)
 
 
-class TokenClass(msgspec.Struct, frozen=True):
-    """The tokens that follow the same tokens in responses, such as the digits after `<answer>`."""
-
-    before: str
-    """The tokens before."""
-    tokens: list[str]
-    """The most frequent tokens."""
-    count: int
-    """Occurrences."""
-    entropy: float
-    """Entropy of the tokens' frequencies, in nats: the loss of a model that knows only the frequencies."""
-    loss: float
-    """Mean held-out loss of the model, in nats."""
-    training_loss: float
-    """Mean loss on training data, in nats."""
-
-    @property
-    def is_format(self) -> bool:
-        """Whether the token is nearly always the same."""
-        return self.entropy < CERTAIN_NATS
-
-
 def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: float | None) -> Task:
     """Return the task with what the teacher's rollouts show of the tokenizer and of relations between prompts and responses."""
-    records = list(islice(_good(run, min_reward), MAX_TEACHER_ROLLOUTS))
-    sequences = _sequences(renderer, records)
+    records = list(islice(good_rollouts(run, min_reward), MAX_TEACHER_ROLLOUTS))
+    sequences = sequences_of(renderer, records)
     examples = {msgspec.json.encode((one.prompt, one.answer, one.info), order="deterministic") for one in records}
     sampled = Counter(token for one in sequences for token, is_sampled in zip(one.ids, one.mask) if is_sampled)
     tokens = {token for one in sequences for token in one.ids}
@@ -156,114 +119,9 @@ def with_teacher_data(task: Task, renderer: Renderer, run: Run, min_reward: floa
         task,
         merged=merged_symbols(renderer.decode([token]) for token in tokens),
         is_related=prompts_are_related(sequences),
-        token_entropy=_entropy(sampled) if sampled else None,
+        token_entropy=entropy_of(sampled) if sampled else None,
         examples=(len(records), len(examples)),
     )
-
-
-def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tuple[int, int]:
-    """Return how many different answers of held-out examples occur in no response of the training data, and how many there are.
-
-    Args:
-        training: The teacher's rollouts of training examples.
-        held_out: Rollouts of held-out examples.
-        min_reward: Minimum reward of the rollouts that count as training data; None uses all.
-    """
-    records = islice(_good(training, min_reward), MAX_TEACHER_ROLLOUTS)
-    responses = "\n".join(
-        as_json(message) for record in records for message in record.completion if message["role"] == "assistant"
-    )
-    answers = {record.answer for record in held_out.finished() if record.answer}
-    return sum(as_json(answer)[1:-1] not in responses for answer in answers), len(answers)
-
-
-def _sequences(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
-    """Return the token sequences of rollouts."""
-    return [
-        sequence
-        for record in records
-        for one in conversations_of(record)
-        for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
-    ]
-
-
-def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:
-    """Return a trained model's losses on the teacher's tokens by class.
-
-    Args:
-        model: Folder of the model.
-        training: Rollouts that it was trained on.
-        held_out: The teacher's rollouts of other examples.
-        min_reward: Minimum reward of the rollouts; None uses all.
-    """
-    loaded = load_model(str(model), "cpu")
-    renderer = loaded.renderer
-    parts = [_sequences(renderer, islice(_good(run, min_reward), MAX_CONVERSATIONS)) for run in (training, held_out)]
-    engine = EngineClient.from_model(loaded).engine
-    return token_classes(parts[0], parts[1], engine.score, lambda token: renderer.decode([token]))
-
-
-def _good(run: Run, min_reward: float | None) -> Iterator[RolloutRecord]:
-    """Yield the scored rollouts with at least this reward."""
-    for record in run.finished():
-        if record.scores is not None and (min_reward is None or record.scores.reward >= min_reward):
-            yield record
-
-
-def token_classes(
-    training: Sequence[TrainingSequence],
-    held_out: Sequence[TrainingSequence],
-    score: Score,
-    decode: Callable[[int], str],
-) -> list[TokenClass]:
-    """Return the losses of the sampled tokens by the tokens before them, the most frequent class first.
-
-    A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
-    """
-    parts = (training, held_out)
-    occurrences = Counter(
-        context for sequences in parts for one in sequences for i in _sampled(one) for context in _contexts(one, i)
-    )
-    frequencies: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
-    losses: tuple[dict[tuple[int, ...], list[float]], ...] = (defaultdict(list), defaultdict(list))
-    for sequences, part in zip(parts, losses):
-        for sequence in sequences:
-            logprobs = score(sequence.ids)
-            for i in _sampled(sequence):
-                contexts = _contexts(sequence, i)
-                context = next((one for one in contexts if occurrences[one] >= MIN_CONTEXT_COUNT), contexts[-1])
-                frequencies[context][sequence.ids[i]] += 1
-                part[context].append(-logprobs[i - 1])
-    return [
-        TokenClass(
-            before="".join(map(decode, context)),
-            tokens=[decode(token) for token, _ in counts.most_common(MAX_SHOWN)],
-            count=counts.total(),
-            entropy=_entropy(counts),
-            loss=statistics.fmean(losses[1][context]),
-            training_loss=statistics.fmean(losses[0][context]),
-        )
-        for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
-        if losses[0][context] and losses[1][context]
-    ]
-
-
-def _sampled(sequence: TrainingSequence) -> list[int]:
-    """Return the positions of the sampled tokens."""
-    return [i for i in range(1, len(sequence.ids)) if sequence.mask[i]]
-
-
-def _contexts(sequence: TrainingSequence, position: int) -> list[tuple[int, ...]]:
-    """Return the tokens of the response before a position, from the longest context to the shortest of one token."""
-    start = position - 1
-    while start > position - MAX_CONTEXT and sequence.mask[start] and sequence.mask[start - 1]:
-        start -= 1
-    return [tuple(sequence.ids[first:position]) for first in range(start, position)]
-
-
-def _entropy(counts: Counter[int]) -> float:
-    total = counts.total()
-    return -sum(count / total * math.log(count / total) for count in counts.values())
 
 
 def is_stuck(history: History, total: int, task: Task) -> bool:
@@ -371,19 +229,18 @@ def _below_target(history: History, unsure: Sequence[TokenClass], task: Task, ta
     )
     if _has_memorized(unsure):
         return [_memorized_data(f"{seen}. ", unsure, task)]
-    return [Diagnosis("unfinished", seen, f"lower sft.learning_rate to a third; {EASIER}")]
+    return [Diagnosis("unfinished", seen, f"a third of sft.learning_rate, {EASIER}")]
 
 
 def _largest_loss(unsure: Sequence[TokenClass]) -> str:
     """Return the token class that adds most to the loss."""
     worst = max(unsure, key=lambda one: one.count * one.loss)
-    if worst.loss > GUESS_SHARE * worst.entropy:
-        seen = f"After '{worst.before}' the model guesses among {', '.join(map(repr, worst.tokens))}: "
-    else:
-        seen = f"After '{worst.before}', where {', '.join(map(repr, worst.tokens))} are frequent, "
+    tokens = ", ".join([*map(repr, worst.tokens[:MAX_SHOWN]), *(["…"] if len(worst.tokens) > MAX_SHOWN else [])])
+    is_guess = worst.loss > GUESS_SHARE * worst.entropy
+    seen = f"the model guesses among {tokens}:" if is_guess else f"where {tokens} are frequent,"
     return (
-        f"{seen}the loss is {worst.loss:.2f} nats, like a uniform choice among {math.exp(worst.loss):.1f} tokens; frequencies "
-        f"alone give {worst.entropy:.2f} nats"
+        f"After {worst.before!r}{'' if is_guess else ','} {seen} the loss is {worst.loss:.2f} nats, like a uniform choice among "
+        f"{math.exp(worst.loss):.1f} tokens; frequencies alone give {worst.entropy:.2f} nats"
     )
 
 
@@ -416,7 +273,7 @@ def _memorized(seen: str, task: Task) -> Diagnosis:
         advice = "add more different examples to the environment: a larger num_examples only repeats them"
     unseen, answers = task.unseen or (0, 0)
     if unseen > MAX_UNSEEN_SHARE * answers:
-        seen += f". {unseen:,} of the {answers:,} different held-out answers occur in no response of the training data"
+        seen += f". {unseen:,} of the {answers:,} different held-out answers occur in no response that SFT trained on"
         advice = "list the possible answers in the prompt, train on examples that cover them, or use a pretrained model"
     return Diagnosis("memorized", seen, advice)
 
@@ -486,13 +343,14 @@ def before_training(
     return found
 
 
-def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
+def during_rl(history: History, task: Task, window: int = 5, steps: int | None = None) -> list[Diagnosis]:
     """Return what is wrong in an RL run.
 
     Args:
         history: Metrics of all steps so far.
         task: What is known of the environment.
         window: Steps that are averaged.
+        steps: Maximum number of steps.
     """
     lowest = task.weakest if task.lowest is None else task.lowest
     highest = task.highest
@@ -526,9 +384,7 @@ def during_rl(history: History, task: Task, window: int = 5) -> list[Diagnosis]:
     if progress > SATURATED_SHARE or (progress > HIGH_SHARE and _equal_share(history[:window]) > SATURATED_EQUAL_SHARE):
         text = f"RL began at a mean reward of {means[0]:.3f} of {highest:.3f}: little is left to learn"
         return [Diagnosis("saturated", text, "stop here, or make the examples harder")]
-    if best - reward > MAX_REWARD_DROP * (highest - lowest):
-        return []  # a fall that the next evaluation may confirm
-    return _no_spread(history, means, task, window)
+    return _no_spread(history, means, task, window) or _no_progress(history, means, task, window, steps)
 
 
 def _no_spread(history: History, means: Sequence[float], task: Task, window: int) -> list[Diagnosis]:
@@ -547,6 +403,8 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
         if first_equal > MIN_EQUAL_SHARE:
             advice = "make examples easier or rewards finer, or run more SFT before RL"
             return [Diagnosis("no_spread", f"{text}: RL has nothing to learn from", advice)]
+        if max(history[0]["reward/mean"], *means) - means[-1] > MAX_REWARD_DROP * (task.highest - lowest):
+            return []  # a fall that the next evaluation may confirm
         # Steps without training have no entropy.
         entropies = [row["entropy/all/mean"] for row in history if "entropy/all/mean" in row] or [0.0]
         first, last = statistics.fmean(entropies[:window]), entropies[-1]
@@ -557,12 +415,32 @@ def _no_spread(history: History, means: Sequence[float], task: Task, window: int
         else:
             text += ": the rewards of a group have become equal"
         return [Diagnosis("no_spread", text, MORE_SFT)]
-    rise = max(means) - means[0]
-    is_guess = task.lowest is None and means[-1] <= task.weakest and rise < SAME_REWARD * (task.highest - lowest)
-    if len(history) >= 2 * window and is_guess and min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE:
-        text += f"; {task.start_name} has {task.weakest:.3f}, and the reward has not risen in {len(history)} steps"
-        return [Diagnosis("no_spread", text, MORE_SFT)]
     return []
+
+
+def _no_progress(
+    history: History, means: Sequence[float], task: Task, window: int, steps: int | None
+) -> list[Diagnosis]:
+    """Return whether RL is no better than the weakest policy, although there has been time for it.
+
+    Args:
+        history: Metrics of the training steps, at least `window`.
+        means: Mean rewards of every `window` steps in a row.
+        task: What is known of the environment.
+        window: Steps that are averaged.
+        steps: Maximum number of steps.
+    """
+    first_equal, equal = _equal_share(history[:window]), _equal_share(history[-window:])
+    best = max(*means, *_sampled_rewards(history)) if len(means) > 1 else means[0]
+    is_guess = task.lowest is None and best <= task.weakest
+    is_late = len(history) >= max(2 * window, int(STUCK_AFTER * (steps or 0)))
+    if not (is_guess and is_late and min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE):
+        return []
+    text = (
+        f"after {len(history)} steps, the mean reward is {means[-1]:.3f}; {task.start_name} has {task.weakest:.3f}. {equal:.0%} "
+        "of the groups have zero advantage"
+    )
+    return [Diagnosis("no_progress", text, MORE_SFT)]
 
 
 def _equal_share(history: History) -> float:

@@ -122,7 +122,6 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert [row["name"] for row in shown["rows"]] == ["scripted:guesser", "scripted:right", "base", "+ SFT", "+ RL"]
     assert [row["conditions"].keys() for row in shown["rows"]] == [{"sampled", "greedy"}] * 5
     assert "reward at T = 1" in done.err
-    assert ("RL changed nothing" in done.err) == ((Run("runs/small/rl1").summary() or {})["best"]["step"] == 0)
     assert [one["kind"] for one in shown["diagnoses"]] in ([], ["learning_rate"])  # untrained: not even the format
     before = contents(Path("runs"))
     assert json.loads(rove(*words).out)["rows"] == shown["rows"]
@@ -200,6 +199,29 @@ def test_a_diagnosis_is_withdrawn_when_the_model_learns_after_all(
         "the diagnosis of sft (unpredictable) no longer applies: the reward has risen since" in capsys.readouterr().out
     )
     assert [one["kind"] for one in json.loads((folder / "diagnoses.json").read_text())] == ["saturated"]
+    no_progress = {**early, "stage": "rl1", "kind": "no_progress"}
+    diagnoser.found.append(no_progress)
+    (folder / "rl1").mkdir()
+    diagnoser.after_step(folder / "rl1", {"step": 11, "eval/sampled/reward/mean": 0.5}, 99)
+    assert no_progress in diagnoser.found
+    diagnoser.after_step(folder / "rl1", {"step": 12, "eval/sampled/reward/mean": 0.9}, 99)
+    assert [one["kind"] for one in diagnoser.found] == ["saturated"]
+
+
+@pytest.mark.parametrize("best_step", [0, 10])
+def test_rl_that_keeps_its_initial_weights_is_reported(
+    rove: Rove, capsys: pytest.CaptureFixture[str], best_step: int
+) -> None:
+    assert rove("train", "parity", "--dry-run", "--run-dir", "mine").status == 0
+    recipe = convert(Recipe, tomllib.loads(Path("mine/recipe.toml").read_text()))
+    diagnoser = Diagnoser(Pipeline("parity", recipe, Path("mine"), 0, Console(), SINGLE_PROCESS), Path("mine"))
+    diagnoser.print_all()
+    with Run("mine/rl1") as run:
+        run.start("rl", {}, {})
+        run.finish({"steps": 10, "best": {"metric": "eval/sampled/reward/mean", "value": 0.3, "step": best_step}})
+    assert "changed nothing" not in capsys.readouterr().out
+    diagnoser.print_all()
+    assert ("RL changed nothing: no evaluation was better" in capsys.readouterr().out) == (best_step == 0)
 
 
 def test_settings_of_all_stages_are_checked_before_the_first(rove: Rove) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import torch
@@ -100,6 +101,28 @@ def test_prefixes_are_reused_even_with_more_conversations_than_rows():
         prompts = [[*seq.tokens, 2, 2] for seq in turns]
     total_prompt_tokens = sum(31 + turn * 3 for turn in range(3)) * 8
     assert prefilled < total_prompt_tokens * 0.7
+
+
+def admissions(first: int) -> list[int]:
+    """The order in which the turns of 16 conversations are computed, if the first request is the `first` of the process."""
+    scheduler = new_scheduler(rows=64, max_batch=2, chunk=64)
+    conversations = [new_sequence(first + i, [i, *range(20)], max_tokens=2) for i in range(16)]
+    for seq in conversations:
+        scheduler.submit(seq)
+    arrivals = itertools.count(first + 16)
+    order: dict[int, None] = {}
+    while scheduler.waiting or scheduler.running:
+        step, ended = take_step(scheduler)
+        order |= dict.fromkeys(chunk.seq.arrival - first for chunk in step.chunks)
+        for seq in ended:
+            if len(seq.tokens) < 30:
+                scheduler.submit(new_sequence(next(arrivals), [*seq.tokens, 1, 7], max_tokens=2))
+    return list(order)
+
+
+def test_requests_before_an_idle_moment_change_no_batch():
+    # A resumed process has had fewer requests.
+    assert [admissions(first) for first in range(1, 9)] == [admissions(0)] * 8
 
 
 def test_the_most_recent_request_is_preempted_when_memory_runs_out():

@@ -208,7 +208,7 @@ def test_enough_examples_are_not_called_too_few():
     enough = tally_of(*(outcome(str(i), 0.5) for i in range(150)))
     assert (
         few["too_few"]
-        == "149 scored examples with equal mean rewards; it takes about 150 to find one in 50 that differs"
+        == "149 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs"
     )
     assert "too_few" not in enough
     assert tally_of(outcome("a", 1.0))["too_few"] == "1 scored example, at least 2 are needed for an interval"

@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+import json
 import math
 import random
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
-from made import made_run, record
+from made import made_run, record, scores
 
+from rove.runs.run import Run
 from rove.train.diagnosis import (
     Task,
-    TokenClass,
     after_sft,
     before_training,
     during_rl,
     during_sft,
     is_stuck,
-    token_classes,
-    unseen_answers,
 )
 from rove.train.sequences import TrainingSequence
+from rove.train.teacher_data import TokenClass, token_classes, unseen_answers
 
 
 def token_class(entropy: float, loss: float, training_loss: float | None = None) -> TokenClass:
@@ -61,7 +63,7 @@ def test_after_sft_finds_the_cause_of_a_low_reward(classes: list[TokenClass], kn
     ("rewards", "text", "advice"),
     [
         ([0.1, 0.2, 0.3, 0.4], "more than the format", "train longer"),
-        ([0.1, 0.35, 0.3, 0.36], "did not rise in the second half", "begin with easier examples"),
+        ([0.1, 0.35, 0.3, 0.36], "did not rise in the second half", "easier examples"),
         ([0.1], "more than the format", "train longer"),
     ],
 )
@@ -105,10 +107,29 @@ def test_memorized_examples_that_repeat_are_counted(examples: tuple[int, int] | 
 
 
 def test_answers_that_no_training_response_contains_are_counted(tmp_path: Path):
-    training = made_run(tmp_path / "data", [record(1, 7), record(2, 8), record(3, 9, win=0.0)])  # answers 7, 8, and 9
-    held_out = made_run(tmp_path / "eval", [record(one) for one in (7, 9, 9, 10)])
-    assert unseen_answers(training, held_out, min_reward=0.5) == (2, 3)
-    assert unseen_answers(training, held_out, min_reward=None) == (1, 3)
+    examples = [(1, "7"), (2, "8"), (3, "9")]
+    rollouts = [record(i, answer=text, completion=[{"role": "assistant", "content": text}]) for i, text in examples]
+    call = {"function": {"name": "say", "arguments": json.dumps({"text": 'c "d" é'})}}
+    with_call = record(5, answer="8", completion=[{"role": "assistant", "content": None, "tool_calls": [call]}])
+    failed = msgspec.structs.replace(rollouts[2], scores=scores(0.0))
+    training = made_run(tmp_path / "data", [*rollouts[:2], with_call, failed])
+    answers = ["7", "9", "10", 'c "d" é']
+    held_out = made_run(tmp_path / "eval", [record(i, answer=text) for i, text in enumerate(answers * 2)])
+    assert unseen_answers(training, held_out, min_reward=0.5) == (2, 4)
+    assert unseen_answers(training, held_out, min_reward=None) == (1, 4)
+
+
+def test_answers_that_are_new_in_any_case_are_not_counted(tmp_path: Path):
+    def run(name: str, answers: Sequence[int], text: str = "{}") -> Run:
+        said = [{"role": "assistant", "content": text.format(answer)} for answer in answers]
+        pairs = zip(answers, said)
+        return made_run(tmp_path / name, [record(i, answer=str(a), completion=[m]) for i, (a, m) in enumerate(pairs)])
+
+    training = run("said", range(9))
+    assert unseen_answers(training, run("twice", [20, 20, 21, 21]), None) == (2, 2)
+    assert unseen_answers(training, run("once", [20, 21, 22]), None) is None
+    assert unseen_answers(training, run("empty", []), None) is None
+    assert unseen_answers(run("other", range(9), "well done"), run("again", [20, 20]), None) is None
 
 
 @pytest.mark.parametrize(
@@ -165,6 +186,10 @@ def test_during_sft_finds_the_cause_of_no_progress(known: dict[str, Any], loss: 
     assert [finding.kind for finding in during_sft(sft(0.34, loss=loss), task(**known))] == kinds
 
 
+def joined(ids: Sequence[int]) -> str:
+    return "".join(map(str, ids))
+
+
 def test_token_classes_compare_losses_with_frequencies():
     def sequence(answer: int) -> TrainingSequence:
         return TrainingSequence([1, 2, answer, 9], [False, True, True, True], [0.0] * 4, [0.0] * 4)
@@ -173,8 +198,8 @@ def test_token_classes_compare_losses_with_frequencies():
         return [-0.01, -math.log(4), -0.02]
 
     sequences = [sequence(answer) for answer in (3, 4, 5, 6)]
-    classes = {token_class.before: token_class for token_class in token_classes(sequences, sequences, score, str)}
-    assert (classes["2"].entropy, classes["2"].loss) == pytest.approx((math.log(4), math.log(4)))
+    classes = {token_class.before: token_class for token_class in token_classes(sequences, sequences, score, joined)}
+    assert (classes["2"].entropy, classes["2"].loss) == pytest.approx((math.log(4) + 3 / 16, math.log(4)))
     assert classes["1"].is_format and not classes["2"].is_format
     assert sorted(classes["2"].tokens) == ["3", "4", "5", "6"]
 
@@ -184,9 +209,9 @@ def test_token_classes_have_as_much_context_as_is_frequent():
         return TrainingSequence([0, 1, 7, 5, 2, 7, value], [False, *[True] * 6], [0.0] * 7, [0.0] * 7)
 
     sequences = [sequence(value) for value in (3, 4, 5, 6)] * 10
-    classes = token_classes(sequences, sequences, lambda ids: [-0.01] * 5 + [-math.log(4)], str)
+    classes = token_classes(sequences, sequences, lambda ids: [-0.01] * 5 + [-math.log(4)], joined)
     assert [one.before for one in classes] == ["0", "1", "17", "175", "1752", "7527"]
-    assert [round(one.entropy, 2) for one in classes] == [0, 0, 0, 0, 0, 1.39]
+    assert [round(one.entropy, 2) for one in classes] == [0, 0, 0, 0, 0, 1.41]
 
 
 def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -> list[dict[str, float]]:
@@ -220,15 +245,21 @@ def rl(rewards: list[float], zero: float = 0.0, held_out: float | None = None) -
         ([{"step": 0, "eval/sampled/reward/mean": 0.9}, *rl([0.9] * 9 + [0.6] * 9, held_out=0.3)], ["learning_rate"]),
         ([{"step": 0, "eval/sampled/reward/mean": 0.3}, *rl([0.6, 0.7, 0.8, 0.9, 0.9, 0.9], held_out=0.8)[:5]], []),
         (rl([0.2] * 10, zero=32.0), ["no_spread"]),
-        (rl([-0.1] * 10, zero=20.0), ["no_spread"]),  # no better than the weakest policy
+        (rl([-0.1] * 10, zero=20.0), ["no_progress"]),
         (rl([-0.1] * 9, zero=20.0), []),
         (rl([-0.1] * 10, zero=12.0), []),
-        (rl([-0.2] * 5 + [-0.1] * 5, zero=20.0), []),  # it rises
+        (rl([-0.1] * 10, zero=20.0, held_out=0.1), []),
         (rl([0.2] * 3, zero=32.0), []),
     ],
 )
 def test_during_rl_finds_the_cause_of_no_progress(history: list[dict[str, float]], kinds: list[str]):
     assert [finding.kind for finding in during_rl(history, task(weakest=0.0, best=0.8, highest=1.0))] == kinds
+
+
+def test_no_progress_is_reported_after_a_tenth_of_the_steps():
+    history = rl([-0.1] * 30, zero=20.0)
+    found = [during_rl(history[:end], task(weakest=0.0), steps=300) for end in range(31)]
+    assert [bool(one) for one in found] == [end == 30 for end in range(31)]
 
 
 def test_groups_that_become_equal_differ_from_groups_that_always_were_equal():

@@ -107,7 +107,7 @@ def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
         "tokens per rollout: 1,500 in prompts (all turns), 200 in responses",
         "response: 0.25 s (p90 0.25 s, p99 0.25 s); rollout: 0.5 s (p90 0.5 s, p99 0.5 s)",
         "cost: 0.3, 0.0075 per rollout",
-        "[dim]20 scored examples with equal mean rewards; it takes about 150 to find one in 50 that differs[/dim]",
+        "[dim]20 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs[/dim]",
     ]
 
 

@@ -1,0 +1,198 @@
+"""What the teacher's rollouts show after SFT: the losses of classes of tokens, and answers that the training data lacks."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+import statistics
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.messages import text_of
+from rove.core.records import RolloutRecord
+from rove.engine.client import EngineClient
+from rove.models.load import load_model
+from rove.rendering.renderer import Renderer
+from rove.runs.run import Run
+from rove.train.sequences import TrainingSequence, sequences_from_messages
+from rove.train.sft import conversations_of
+
+Score = Callable[[Sequence[int]], list[float]]
+"""Token ids → log-probability of each but the first."""
+
+CERTAIN_NATS = 0.1
+"""Tokens with less entropy than this, over all rollouts, are format."""
+MAX_TOKENS = 9
+"""Tokens that a class lists."""
+MAX_CONVERSATIONS = 100
+"""Conversations on which the losses of token classes are measured."""
+MAX_CONTEXT, MIN_CONTEXT_COUNT = 4, 50
+"""Maximum number of tokens that name a token class, and minimum occurrences of more than one. One token is not enough in JSON,
+where a name and a value follow the same quotation mark."""
+MIN_REPEATS = 2
+"""Occurrences of each held-out answer, on average, from which it means something that answers are new."""
+
+
+class TokenClass(msgspec.Struct, frozen=True):
+    """The tokens that follow the same tokens in responses, such as the digits after `<answer>`."""
+
+    before: str
+    """The tokens before."""
+    tokens: list[str]
+    """The most frequent tokens."""
+    count: int
+    """Occurrences."""
+    entropy: float
+    """Entropy of the tokens' frequencies, in nats: the loss of a model that knows only the frequencies."""
+    loss: float
+    """Mean held-out loss of the model, in nats."""
+    training_loss: float
+    """Mean loss on training data, in nats."""
+
+    @property
+    def is_format(self) -> bool:
+        """Whether the token is nearly always the same."""
+        return self.entropy < CERTAIN_NATS
+
+
+def unseen_answers(training: Run, held_out: Run, min_reward: float | None) -> tuple[int, int] | None:
+    """Return how many different answers of held-out examples occur in no response of the training data, and how many there are.
+
+    None if this means nothing: answers that hardly repeat, such as long numbers, are new in any case, and the responses of some
+    tasks do not contain the answers.
+
+    Args:
+        training: The teacher's rollouts of training examples.
+        held_out: Rollouts of held-out examples.
+        min_reward: Minimum reward of the rollouts that count as training data; None uses all.
+    """
+    texts: set[str] = set()
+    known: set[str] = set()
+    for record in good_rollouts(training, min_reward):
+        texts |= {text for message in record.completion if message["role"] == "assistant" for text in _texts(message)}
+        known.add(record.answer)
+    new = Counter(record.answer for record in held_out.finished() if record.answer)
+    if new.total() < MIN_REPEATS * len(new) or not new:
+        return None
+    responses = "\n".join(texts)
+    words = set(re.findall(r"\w+", responses))
+    missing = {
+        answer
+        for answer in {*new, *known} - words
+        if answer.isalnum() or (answer not in responses and _escaped(answer) not in responses)
+    }
+    if len(missing & known) > len(known) / 2:
+        return None
+    return len(missing & new.keys()), len(new)
+
+
+def _texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the text of a message, and the arguments of its tool calls."""
+    yield text_of(message)
+    for call in message.get("tool_calls") or []:
+        yield str(call["function"]["arguments"])
+
+
+def _escaped(text: str) -> str:
+    """Return a text as it is written in JSON."""
+    return json.dumps(text)[1:-1]
+
+
+def sequences_of(renderer: Renderer, records: Iterable[RolloutRecord]) -> list[TrainingSequence]:
+    """Return the token sequences of rollouts."""
+    return [
+        sequence
+        for record in records
+        for one in conversations_of(record)
+        for sequence in sequences_from_messages(renderer, one.messages, one.tools, one.sampled_messages)
+    ]
+
+
+def measure_token_classes(model: Path, training: Run, held_out: Run, min_reward: float | None) -> list[TokenClass]:
+    """Return a trained model's losses on the teacher's tokens by class.
+
+    Args:
+        model: Folder of the model.
+        training: Rollouts that it was trained on.
+        held_out: The teacher's rollouts of other examples.
+        min_reward: Minimum reward of the rollouts; None uses all.
+    """
+    loaded = load_model(str(model), "cpu")
+    renderer = loaded.renderer
+    parts = [
+        sequences_of(renderer, islice(good_rollouts(run, min_reward), MAX_CONVERSATIONS))
+        for run in (training, held_out)
+    ]
+    engine = EngineClient.from_model(loaded).engine
+    return token_classes(parts[0], parts[1], engine.score, renderer.decode)
+
+
+def good_rollouts(run: Run, min_reward: float | None) -> Iterator[RolloutRecord]:
+    """Yield the scored rollouts with at least this reward."""
+    for record in run.finished():
+        if record.scores is not None and (min_reward is None or record.scores.reward >= min_reward):
+            yield record
+
+
+def token_classes(
+    training: Sequence[TrainingSequence],
+    held_out: Sequence[TrainingSequence],
+    score: Score,
+    decode: Callable[[Sequence[int]], str],
+) -> list[TokenClass]:
+    """Return the losses of the sampled tokens by the tokens before them, the most frequent class first.
+
+    A class is named by up to `MAX_CONTEXT` tokens: as many as still occur `MIN_CONTEXT_COUNT` times.
+    """
+    parts = (training, held_out)
+    occurrences = Counter(
+        context for sequences in parts for one in sequences for i in _sampled(one) for context in _contexts(one, i)
+    )
+    frequencies: dict[tuple[int, ...], Counter[int]] = defaultdict(Counter)
+    losses: tuple[dict[tuple[int, ...], list[float]], ...] = (defaultdict(list), defaultdict(list))
+    for sequences, part in zip(parts, losses):
+        for sequence in sequences:
+            logprobs = score(sequence.ids)
+            for i in _sampled(sequence):
+                contexts = _contexts(sequence, i)
+                context = next((one for one in contexts if occurrences[one] >= MIN_CONTEXT_COUNT), contexts[-1])
+                frequencies[context][sequence.ids[i]] += 1
+                part[context].append(-logprobs[i - 1])
+    return [
+        TokenClass(
+            before=decode(context),
+            tokens=[decode([token]) for token, _ in counts.most_common(MAX_TOKENS)],
+            count=counts.total(),
+            entropy=entropy_of(counts)
+            + (len(counts) - 1) / (2 * counts.total()),  # Miller-Madow: small samples vary less
+            loss=statistics.fmean(losses[1][context]),
+            training_loss=statistics.fmean(losses[0][context]),
+        )
+        for context, counts in sorted(frequencies.items(), key=lambda item: -item[1].total())
+        if losses[0][context] and losses[1][context]
+    ]
+
+
+def _sampled(sequence: TrainingSequence) -> list[int]:
+    """Return the positions of the sampled tokens."""
+    return [i for i in range(1, len(sequence.ids)) if sequence.mask[i]]
+
+
+def _contexts(sequence: TrainingSequence, position: int) -> list[tuple[int, ...]]:
+    """Return the tokens of the response before a position, from the longest context to the shortest of one token."""
+    start = position - 1
+    while start > position - MAX_CONTEXT and sequence.mask[start] and sequence.mask[start - 1]:
+        start -= 1
+    return [tuple(sequence.ids[first:position]) for first in range(start, position)]
+
+
+def entropy_of(counts: Counter[int]) -> float:
+    """Return the entropy of frequencies, in nats."""
+    total = counts.total()
+    return -sum(count / total * math.log(count / total) for count in counts.values())

@@ -95,7 +95,7 @@ class Scheduler:
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._first_arrival = 0
-        """Arrival of the first sequence since there was none: what was sampled before, in this process or not, changes no batch."""
+        """Arrival of the first sequence since there was none: earlier ones, which a resumed process did not have, change no batch."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""

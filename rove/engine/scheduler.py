@@ -95,7 +95,7 @@ class Scheduler:
         self.waiting: list[SequenceState] = []
         self.running: list[SequenceState] = []
         self._first_arrival = 0
-        """Arrival of the first sequence since there was none: earlier ones, which a resumed process did not have, change no batch."""
+        """Arrival of the first sequence since there was none; a resumed process did not have the earlier ones."""
 
     def submit(self, seq: SequenceState) -> None:
         """Queue a sequence."""

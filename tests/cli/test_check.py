@@ -81,6 +81,6 @@ def test_commands_of_the_compat_page_work(rove: Rove, tmp_path: Path, monkeypatc
 def test_the_suggested_command_fits_the_kind_of_package(tmp_path: Path) -> None:
     (tmp_path / "quiz.py").touch()
     module = Package("quiz", "module", tmp_path / "quiz.py", tmp_path)
-    assert f"--isolated quiz --env-dir {tmp_path} -m MODEL" in _next(str(tmp_path / "quiz.py"), module)
-    assert f"rove install {tmp_path}" in _next(str(tmp_path), Package("quiz", "project", tmp_path))
-    assert "--isolated tictactoe -m MODEL" in _next("tictactoe", Package("tictactoe", "project", tmp_path))
+    assert f"--isolated quiz --env-dir {tmp_path} -m MODEL" in _next(str(tmp_path / "quiz.py"), None, module)
+    assert f"rove install {tmp_path}" in _next(str(tmp_path), None, Package("quiz", "project", tmp_path))
+    assert "--isolated tictactoe -m MODEL" in _next("tictactoe", None, Package("tictactoe", "project", tmp_path))

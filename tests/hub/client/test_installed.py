@@ -105,7 +105,7 @@ def test_names_that_are_not_installed_resolve_to_local_modules(shelf: Path, find
 
 
 def test_rove_check_uses_the_wheel_of_an_installed_environment(shelf: Path) -> None:
-    [package] = _packages("alice/doubling")
+    [package] = _packages("alice/doubling", None)
     assert package.kind == "wheel" and package.path.suffix == ".whl"
     assert package.path.is_relative_to(environment_folder(parse_reference("alice/doubling")))
 

@@ -431,7 +431,7 @@ def _no_progress(
         steps: Maximum number of steps.
     """
     first_equal, equal = _equal_share(history[:window]), _equal_share(history[-window:])
-    best = max(*means, *_sampled_rewards(history)) if len(means) > 1 else means[0]
+    best = max([*means, *_sampled_rewards(history)])
     is_guess = task.lowest is None and best <= task.weakest
     is_late = len(history) >= max(2 * window, int(STUCK_AFTER * (steps or 0)))
     if not (is_guess and is_late and min(first_equal, equal) > MIN_STUCK_EQUAL_SHARE):

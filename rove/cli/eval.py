@@ -29,6 +29,7 @@ from rove.cli.options import (
     SETTINGS,
     api_key_var_option,
     base_url_option,
+    confirm_foreign,
     endpoints_option,
     env_args_option,
     env_dir_option,
@@ -307,12 +308,14 @@ def environment_of(source: Run, env_args: dict[str, Any] | None, env_dir: str | 
         env_dir: Folder of the environment; by default that of the run.
 
     Raises:
-        ConfigError: The run does not name its environment, or it cannot be loaded.
+        ConfigError: The run does not name its environment, it cannot be loaded, or the user does not trust the settings.
         RunError: The run is not an evaluation.
     """
     config = settings_of(source)
     if not config.get("env"):
         raise ConfigError(f"{source.path} does not name its environment; call rove.rescore from Python instead")
+    used = {name: config[name] for name in ("env", "env_dir", "env_args") if config.get(name) is not None}
+    confirm_foreign(source.path / "config.toml", used, overridden=["env_dir"] if env_dir else [])
     args = merge(dict(config.get("env_args", {})), env_args or {})
     return load_environment(config["env"], env_dir or config.get("env_dir"), **args)
 

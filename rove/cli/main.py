@@ -14,6 +14,7 @@ from rove import compat
 from rove.cli import environments
 from rove.cli.options import YES_FLAG, assume_yes, examples
 from rove.core.errors import ConfigError, Error, nearest
+from rove.utils.processes import is_out_of_memory
 
 
 class Entry(NamedTuple):
@@ -181,6 +182,15 @@ def main() -> None:
         sys.exit(130)
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    except (MemoryError, RuntimeError) as error:
+        if not is_out_of_memory(error):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        advice = (
+            "use smaller settings, such as micro_batch_tokens or max_concurrent, and repeat the command to continue"
+        )
+        click.secho(f"error: out of memory{f' ({reason})' if reason else ''}; {advice}", fg="red", err=True)
         sys.exit(1)
     except OSError as error:  # such as a full disk or a read-only folder
         if error.filename is None and error.errno is None:

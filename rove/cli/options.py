@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
 from typing import Any, TypeVar
 
 import click
 
-from rove.core.config import load, parse_value
-from rove.core.errors import ConfigError
+from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
+from rove.core.errors import ConfigError, as_json
+from rove.runs.provenance import is_in_run_folder, is_own, risky_settings, seal
 
 T = TypeVar("T")
 
@@ -79,7 +82,52 @@ def settings(kind: type[T], ctx: click.Context, bare: str = "", **named: Any) ->
     for word in ctx.args:
         if word.startswith("-") and not word.startswith("--") and not isinstance(parse_value(word), (int, float)):
             raise ConfigError(f"unknown flag '{word}'; see --help, or give settings as --key value")
+    for file in settings_files(ctx.args):
+        values = read_toml(file)
+        confirm_foreign(Path(file), values["config"] if values.keys() >= RUN_CONFIG else values, kind)
     return load(kind, named, list(ctx.args), bare, flags)
+
+
+def settings_files(words: Sequence[str]) -> list[str]:
+    """Return the files that command-line words name with "@"."""
+    files = []
+    for word, following in zip(words, [*words[1:], None], strict=True):
+        if word == "@" and following is not None:
+            files.append(following)
+        elif word.startswith("@") and word != "@":
+            files.append(word[1:])
+    return files
+
+
+def confirm_foreign(file: Path, values: Mapping[str, Any], kind: Any = None, overridden: Iterable[str] = ()) -> None:
+    """Ask before settings are used that a run folder contains and this user's rove did not write.
+
+    Args:
+        file: the settings file.
+        values: its settings.
+        kind: the settings struct, for its defaults.
+        overridden: settings that the command line replaces.
+
+    Raises:
+        ConfigError: The user says no, or there is no terminal to ask in.
+    """
+    if not is_in_run_folder(file) or is_own(file):
+        return
+    risky = risky_settings(values, kind)
+    own_folder = str(values.get("run_dir", ""))
+    if own_folder and Path(own_folder).resolve() == file.parent.resolve():
+        risky.pop("run_dir", None)
+    risky = {name: value for name, value in risky.items() if name.split(".")[0] not in overridden}
+    if not risky:
+        return
+    shown = "\n".join(f"  {name} = {as_json(value)}" for name, value in risky.items())
+    question = (
+        f"{file} was not written by rove for you. It names code, addresses, variables or files that this command would use:\n"
+        f"{shown}\nUse them?"
+    )
+    if not confirmed(question, f"check these settings, then pass {YES_FLAG} to use them"):
+        raise ConfigError(f"{file} is not used; give the settings that you trust as flags")
+    seal(file)
 
 
 def json_object(text: str | None, flag: str) -> dict[str, Any] | None:

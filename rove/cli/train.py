@@ -15,13 +15,14 @@ from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, named_environment, print_best_step, print_json, run_async, working
-from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
+from rove.cli.options import confirm_foreign, env_args_option, env_dir_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_arguments, environment_version, load_environment
 from rove.models.pretrained import model_path
+from rove.runs.provenance import seal
 from rove.runs.run import Run
 from rove.utils.files import atomic_write
 from rove.utils.processes import release_memory
@@ -191,6 +192,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
     atomic_write(folder / ESTIMATE, msgspec.json.encode(estimate))
     atomic_write(folder / EVIDENCE, msgspec.json.encode(seen.evidence))
     atomic_write(path, text.encode())
+    seal(path)
 
 
 def estimate_stages(env: str, recipe: Recipe, seen: Examination, pretrained: LoadedModel | None) -> Estimate:
@@ -489,7 +491,9 @@ def command(
             f"--recipe and {', '.join(too_many)}: the recipe contains these settings; remove the options, or change {file}"
         )
     console.print(f"{'new' if is_new else 'existing'} recipe {path}", markup=False, soft_wrap=True)
-    recipe = convert(Recipe, read_toml(path))
+    values = read_toml(path)
+    confirm_foreign(path, values)
+    recipe = convert(Recipe, values)
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
     pipeline = Pipeline(env, recipe, folder, seed, console, ranks, recipe.model.get("name"))

@@ -27,7 +27,7 @@ import platform
 import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib import metadata
 from pathlib import Path
 from typing import Annotated, Any, BinaryIO, NamedTuple
@@ -36,9 +36,10 @@ import msgspec
 import tomli_w
 
 from rove.core.digest import differences, plain
-from rove.core.errors import RunError, end_reason
+from rove.core.errors import Error, RunError, end_reason
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.runs.files import RunFiles
+from rove.runs.provenance import SEAL, seal
 from rove.runs.schema import decoded, decoded_row
 from rove.runs.serialization import decode_outcome, decode_place, decode_record, encode_record
 from rove.runs.upgrade import OLD_FILES
@@ -83,7 +84,7 @@ OWNED = (
 )
 """Files and folders of a run folder; config.toml, which marks a run folder, comes last."""
 
-NO_RESULTS = ("config.toml", "versions.json", ".lock")
+NO_RESULTS = ("config.toml", SEAL.format("config.toml"), "versions.json", ".lock")
 """Files of a run folder that hold no results."""
 PACKAGES = ("rove", "torch", "transformers", "tokenizers", "aiohttp", "msgspec")
 """Packages whose versions are recorded."""
@@ -159,6 +160,7 @@ class Run(RunFiles):
                 differs, advice = "\n  ".join(changes), self._overwrite_advice(recorded["kind"])
                 raise RunError(f"{self.path} holds a different run; differences:\n  {differs}\n{advice}")
         self.write_bytes("config.toml", tomli_w.dumps(current).encode())
+        seal(file)
         (self.path / "stopped.json").unlink(missing_ok=True)
         self._add_versions()
         for name, old in OLD_FILES.items():
@@ -337,24 +339,27 @@ class Run(RunFiles):
     # Checkpoints
 
     def save_checkpoint(self, name: str, write: Callable[[Path], None], progress: Progress | None = None) -> Path:
-        """Write checkpoint `name` atomically: `write` fills a draft folder, which is then renamed."""
+        """Write checkpoint `name` atomically: `write` fills a draft folder, which is then renamed.
+
+        Raises:
+            RunError: It cannot be written, for example because the disk is full.
+        """
         target = self.path / "checkpoints" / name
-        draft = target.with_name(f".{name}.draft")
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir(parents=True)
-        write(draft)
-        if progress is not None:
-            (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
-        atomic_replace(draft, target)
+        with _saving(target) as draft:
+            write(draft)
+            if progress is not None:
+                (draft / "progress.json").write_bytes(msgspec.json.encode(progress))
         return target
 
     def save_final(self, write: Callable[[Path], None]) -> Path:
-        """Write the trained model to `final/` atomically."""
-        draft, target = self.path / ".final.draft", self.path / "final"
-        shutil.rmtree(draft, ignore_errors=True)
-        draft.mkdir()
-        write(draft)
-        atomic_replace(draft, target)
+        """Write the trained model to `final/` atomically.
+
+        Raises:
+            RunError: It cannot be written, for example because the disk is full.
+        """
+        target = self.path / "final"
+        with _saving(target) as draft:
+            write(draft)
         return target
 
     def progress(self, step: int, state: Mapping[str, Any]) -> Progress:
@@ -411,6 +416,29 @@ class Run(RunFiles):
             file = self.path / name
             if file.exists() and file.stat().st_size > size:
                 os.truncate(file, size)
+
+
+@contextmanager
+def _saving(target: Path) -> Iterator[Path]:
+    """Yield an empty draft of a folder, which becomes the folder at the end.
+
+    Raises:
+        RunError: Writing the draft failed. Libraries raise many types of errors when a disk is full.
+    """
+    draft = target.with_name(f".{target.name}.draft")
+    shutil.rmtree(draft, ignore_errors=True)
+    draft.mkdir(parents=True)
+    try:
+        yield draft
+    except Error:
+        raise
+    except Exception as error:
+        shutil.rmtree(draft, ignore_errors=True)  # a partial model may fill the disk for the files that follow
+        raise RunError(
+            f"{target} cannot be saved: {type(error).__name__}: {error}\nMake room on the disk if it is full, then repeat the "
+            "command: the run continues after its last checkpoint"
+        ) from error
+    atomic_replace(draft, target)
 
 
 def _step_of(line: bytes) -> float:

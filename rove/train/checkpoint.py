@@ -195,6 +195,7 @@ def check_checkpoint(run: Run, path: Path) -> None:
         check_weights(path)
         read_state(path, "cpu", mmap=True)
     _check_metrics(run, progress)
+    _check_rollouts(run, progress)
 
 
 def check_weights(path: Path) -> None:
@@ -231,4 +232,14 @@ def _check_metrics(run: Run, progress: Progress) -> None:
     if size != progress.metrics_bytes:
         raise RunError(
             f"metrics.jsonl has {size:,} bytes where the checkpoint was written after {progress.metrics_bytes:,}"
+        )
+
+
+def _check_rollouts(run: Run, progress: Progress) -> None:
+    """Check that the rollouts of all steps before the checkpoint are there; training reads none of them."""
+    file = run.path / "rollouts.jsonl"
+    size = file.stat().st_size if file.exists() else 0
+    if size < progress.rollouts_bytes:
+        raise RunError(
+            f"rollouts.jsonl has {size:,} bytes where the checkpoint was written after {progress.rollouts_bytes:,}"
         )

@@ -125,6 +125,15 @@ def read_lines(stream: BinaryIO) -> Iterator[bytes]:
         yield line
 
 
+def is_text(name: str) -> bool:
+    """Return whether a name can be written as UTF-8; Python reads other names of files with lone surrogates."""
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
 def check_tree(path: Path) -> None:
     """Refuse a file or folder in which writing could change something elsewhere, or wait forever.
 
@@ -193,7 +202,10 @@ def file_lock(file: Path) -> Iterator[None]:
 def recover_folders(folder: Path) -> None:
     """Undo replacements that were interrupted."""
     for old in folder.glob(".*.old"):
-        target = old.with_name(old.name[1:].removesuffix(".old"))
+        name = old.name[1:].removesuffix(".old")
+        if not name.strip("."):  # no replacement of rove has such a name
+            continue
+        target = old.with_name(name)
         if target.exists():
             remove(old)
         else:

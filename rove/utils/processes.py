@@ -39,6 +39,13 @@ def peak_memory() -> int:
     return used if sys.platform == "darwin" else 1024 * used
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether an allocation failed: Python raises a MemoryError, PyTorch a RuntimeError with one of these texts."""
+    text = str(error).lower()
+    is_refused = isinstance(error, RuntimeError) and ("allocate memory" in text or "out of memory" in text)
+    return isinstance(error, MemoryError) or is_refused
+
+
 def release_memory() -> None:
     """Return the memory of deleted objects to the system; the C library would keep most of the memory of a deleted model."""
     gc.collect()

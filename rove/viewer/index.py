@@ -183,6 +183,8 @@ class Index:
         self._database: sqlite3.Connection | None = None
         self._in_memory = self.store is None
         self._checked: tuple[int, ...] = ()
+        self._unreadable: tuple[tuple[int, ...], str] = ((), "")
+        """State of a file that cannot be read, and why: reading gigabytes again at every request would block the viewer."""
         self._born = 0
         self._cache: dict[Hashable, Any] = {}
         self._stamp: tuple[Any, ...] = ()
@@ -299,6 +301,8 @@ class Index:
             found = os.fstat(lines.fileno())
             now = (found.st_ino, found.st_size, found.st_mtime_ns)
             done = now == self._checked
+            if now == self._unreadable[0]:
+                raise RunError(self._unreadable[1])
             if not done:
                 database.execute("BEGIN IMMEDIATE")
                 try:
@@ -307,6 +311,9 @@ class Index:
                         self._empty(database)
                         database.execute("BEGIN IMMEDIATE")
                     done = self._read(database, lines, found, deadline)
+                except RunError as error:
+                    self._unreadable = now, str(error)
+                    raise
                 finally:
                     if database.in_transaction:
                         database.execute("COMMIT")

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import importlib
 import os
+import resource
+import signal
 import subprocess
 import sys
 import tempfile
@@ -290,9 +293,9 @@ def broken(path: Path):
 def test_checkpoints_are_written_atomically(tmp_path):
     with start(tmp_path) as run:
         run.save_checkpoint("1", writes("one"), run.progress(1, {"best": 0.5}))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(RunError, match="disk full"):
             run.save_checkpoint("1", broken, run.progress(1, {}))
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(RunError, match="disk full"):
             run.save_checkpoint("2", broken, run.progress(2, {}))
         last = run.last_checkpoint()
         assert last is not None
@@ -302,6 +305,40 @@ def test_checkpoints_are_written_atomically(tmp_path):
         assert (progress.step, progress.state) == (1, {"best": 0.5})
         run.save_checkpoint("2", writes("two"), run.progress(2, {}))  # leftovers of the failed attempt do no harm
         assert [p.name for p in sorted((tmp_path / "checkpoints").glob("*2*"))] == ["2"]
+
+
+def test_a_checkpoint_that_cannot_be_saved_is_an_error_and_leaves_no_draft(tmp_path):
+    torch = importlib.import_module("torch")
+    save_file = importlib.import_module("safetensors.torch").save_file
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    handler = signal.signal(
+        signal.SIGXFSZ, signal.SIG_IGN
+    )  # then a file that is too large is an error, as on a full disk
+    with Run(tmp_path) as run:
+        run.start("rl", {}, {})
+        run.save_checkpoint("1", lambda folder: (folder / "weights").write_bytes(b"old"))
+        resource.setrlimit(resource.RLIMIT_FSIZE, (10_000, limits[1]))
+        try:
+            with pytest.raises(RunError, match=r"checkpoints/2 cannot be saved: .*\nMake room"):
+                run.save_checkpoint("2", lambda folder: save_file({"w": torch.zeros(9999)}, folder / "w.safetensors"))
+        finally:
+            resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+            signal.signal(signal.SIGXFSZ, handler)
+    assert sorted(path.name for path in (tmp_path / "checkpoints").iterdir()) == ["1"]
+
+
+def test_a_folder_name_that_is_not_utf8_is_an_error(tmp_path):
+    with pytest.raises(RunError, match=r"is not text in UTF-8"):
+        Run(os.fsdecode(bytes(tmp_path) + b"/\xff"))
+
+
+@pytest.mark.parametrize("name", ["..old", "...old", ".config.toml.old", ".old"])
+def test_leftovers_with_odd_names_do_not_stop_a_run(tmp_path, name):
+    with Run(tmp_path) as run:
+        run.start("eval", {}, {})
+    (tmp_path / name).mkdir()
+    with Run(tmp_path) as run:
+        assert run.start("eval", {}, {})
 
 
 def test_the_last_checkpoint_has_the_highest_step(tmp_path):
@@ -320,7 +357,7 @@ def test_json_files_are_written_without_leftovers(tmp_path):
         run.write_json("summary.json", {"a": 1})
         run.write_json("summary.json", {"a": 2})
         assert run.summary() == {"a": 2}
-    assert [path.name for path in tmp_path.glob(".*")] == [".lock"]
+    assert {path.name for path in tmp_path.glob(".*")} == {".lock", ".config.toml.seal"}
 
 
 @pytest.mark.parametrize("keep", [0, 1, 2, 9])
@@ -338,7 +375,7 @@ def test_the_final_model_replaces_an_earlier_one(tmp_path):
     with start(tmp_path) as run:
         run.save_final(writes("first"))
         assert (run.save_final(writes("second")) / "weights").read_text() == "second"
-        with pytest.raises(OSError, match="disk full"):
+        with pytest.raises(RunError, match="disk full"):
             run.save_final(broken)
     assert (tmp_path / "final" / "weights").read_text() == "second"
 

@@ -133,6 +133,7 @@ DAMAGES: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda run: change_line(run / "metrics.jsonl", 3),
         r"metrics\.jsonl, line 3: not a row",
     ),
+    "rollouts are cut off": (lambda run: truncate(run / "rollouts.jsonl"), r"rollouts\.jsonl has [\d,]+ bytes where"),
     "metrics are cut off": (lambda run: truncate(run / "metrics.jsonl"), r"metrics\.jsonl has [\d,]+ bytes where"),
 }
 

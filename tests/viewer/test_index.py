@@ -18,7 +18,7 @@ from made import record, scores
 from rove.core.errors import ConfigError, RunError
 from rove.core.records import RolloutRecord, Scores
 from rove.runs.serialization import encode_record
-from rove.utils.files import cache_folder
+from rove.utils.files import cache_folder, read_lines
 from rove.viewer.index import MAX_CACHED_RESULTS, MAX_SCORE_COLUMNS, Index, drop_indexes, index_folder
 from rove.viewer.queries import (
     MAX_CODED_VALUES,
@@ -104,6 +104,26 @@ def test_a_rollout_with_a_too_large_number_is_invalid(file: Path):
     )
     index = read_index(file)
     assert (index.catch_up().bad, matching_lines(index)) == (1, [1])
+
+
+def test_a_file_with_an_endless_line_is_read_once(file: Path, monkeypatch: pytest.MonkeyPatch):
+    reads = []
+
+    def count_reads(stream: Any) -> Any:
+        reads.append(stream.name)
+        return read_lines(stream)
+
+    monkeypatch.setattr("rove.utils.files.MAX_LINE_BYTES", 1000)
+    monkeypatch.setattr("rove.viewer.index.read_lines", count_reads)
+    with file.open("wb") as stream:
+        stream.truncate(5000)
+    index = Index(file)
+    for _ in range(3):
+        with pytest.raises(RunError, match="has more than 1,000 bytes"):
+            index.catch_up()
+    assert len(reads) == 1
+    file.write_bytes(encoded_line(0, 0))
+    assert index.catch_up().done
 
 
 def test_the_last_record_of_a_repeated_rollout_counts(file: Path):

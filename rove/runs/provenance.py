@@ -1,0 +1,157 @@
+"""Tell settings that this user's rove wrote from settings that somebody else wrote.
+
+A run folder may come from another person. Its config.toml can name a folder of code, the address of a server, and the variable
+with the API key that is sent there. So rove seals each settings file that it writes into a run folder: with a keyed digest of
+its content, whose key only this user has. A file without a valid seal is foreign, and commands ask before they use the settings
+that `risky_settings` returns. Only the content counts, so a run folder can be moved or copied by its owner.
+"""
+
+from __future__ import annotations
+
+import hmac
+import os
+import secrets
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from rove.core.errors import RunError
+from rove.utils.files import atomic_write, data_folder, read_regular
+
+KEY_FILE = "run_key"
+KEY_BYTES = 32
+SEAL = ".{}.seal"
+"""Name of the seal of a file, from the file's name."""
+RUN_FILES = ("rollouts.jsonl", "metrics.jsonl", "summary.json", "versions.json", "checkpoints", "request.json")
+"""Files that mark the folder of a run."""
+HARMLESS = {
+    "aggregation",
+    "backend",
+    "baseline",
+    "column",
+    "columns",
+    "conditions",
+    "keep_best",
+    "metric",
+    "model",
+    "name",
+    "needs",
+    "references",
+    "sampling_args",
+    "stratify",
+    "targets",
+    "truncated",
+}
+"""Settings and tables whose texts name no code, address, variable, command or file."""
+HARMLESS_WORDS = {"advantage_estimator", "env", "kind"}
+"""Text settings that are harmless if they are a bare name: one with "/", "\\" or ":" names a file or a function."""
+RISKY_FLAGS = {"trust_remote_code"}
+"""Settings that are risky if they are true."""
+
+
+def seal(file: Path) -> None:
+    """Mark a settings file as written by this user's rove. Without a home folder that is writable, it stays foreign."""
+    with suppress(OSError, RuntimeError):
+        atomic_write(_seal_file(file), _digest(file.read_bytes()).encode())
+
+
+def is_own(file: Path) -> bool:
+    """Return whether this user's rove wrote a settings file, and nobody has changed it since."""
+    try:
+        recorded = read_regular(_seal_file(file))
+        return hmac.compare_digest(recorded.strip(), _digest(read_regular(file)).encode())
+    except (OSError, RuntimeError, RunError):
+        return False
+
+
+def is_in_run_folder(file: Path) -> bool:
+    """Return whether a settings file belongs to the folder of a run, and not to a user who passes it by name."""
+    return file.name == "config.toml" or any((file.parent / name).exists() for name in RUN_FILES)
+
+
+def risky_settings(values: Mapping[str, Any], kind: type[msgspec.Struct] | None = None) -> dict[str, Any]:
+    """Return the settings, by dotted name, that can name code, an address, a variable, a command or a file.
+
+    Numbers and flags are harmless, and so are defaults and the names in `HARMLESS`. Every other text counts.
+
+    Args:
+        values: Settings as in a TOML file.
+        kind: The struct of these settings, for its defaults.
+    """
+    defaults = dict(_leaves(_defaults(kind))) if kind is not None else {}
+    risky = {}
+    for name, value in _leaves(values):
+        is_default = name in defaults and defaults[name] == value
+        if not is_default and _is_risky(name, value):
+            risky[name] = value
+    return risky
+
+
+def _is_risky(name: str, value: Any) -> bool:
+    tables = [part for part in name.split(".") if not part.isdecimal()]
+    if tables[-1] in RISKY_FLAGS:
+        return value is True
+    if not isinstance(value, str) or not value:
+        return False
+    if "env_args" in tables:  # the environment decides what its arguments mean
+        return True
+    if tables[-1] in HARMLESS_WORDS:
+        return any(mark in value for mark in "/\\:")
+    return not HARMLESS.intersection(tables)
+
+
+def _leaves(value: Any, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield the values of nested tables and lists by dotted name."""
+    if isinstance(value, Mapping):
+        for key, below in value.items():
+            yield from _leaves(below, f"{prefix}.{key}" if prefix else str(key))
+    elif isinstance(value, list):
+        for number, below in enumerate(value):
+            yield from _leaves(below, f"{prefix}.{number}")
+    else:
+        yield prefix, value
+
+
+def _defaults(kind: type[msgspec.Struct]) -> dict[str, Any]:
+    """Return the defaults of a settings struct as plain values."""
+    defaults = {}
+    for field in msgspec.structs.fields(kind):
+        if field.default is not msgspec.NODEFAULT:
+            defaults[field.name] = msgspec.to_builtins(field.default)
+        elif field.default_factory is not msgspec.NODEFAULT:
+            defaults[field.name] = msgspec.to_builtins(field.default_factory())
+    return defaults
+
+
+def _seal_file(file: Path) -> Path:
+    return file.parent / SEAL.format(file.name)
+
+
+def _digest(content: bytes) -> str:
+    return hmac.new(_key(), content, "sha256").hexdigest()
+
+
+def _key() -> bytes:
+    """Return this user's key, which is created on first use.
+
+    Raises:
+        OSError, RuntimeError: There is no folder for it.
+    """
+    file = data_folder() / KEY_FILE
+    with suppress(FileNotFoundError):
+        return file.read_bytes()
+    file.parent.mkdir(parents=True, exist_ok=True)
+    draft = file.with_name(f"{KEY_FILE}.{secrets.token_hex(4)}")
+    descriptor = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+    with os.fdopen(descriptor, "wb") as stream:
+        stream.write(secrets.token_bytes(KEY_BYTES))
+    try:
+        os.link(draft, file)  # another process may have created the key meanwhile; a link never replaces it
+    except FileExistsError:
+        pass
+    finally:
+        draft.unlink()
+    return file.read_bytes()

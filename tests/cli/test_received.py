@@ -1,0 +1,103 @@
+"""A run folder from somebody else runs no code and sends no key unless the user agrees."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from commands import Rove, environment, in_this_process
+
+EVIL = """
+from pathlib import Path
+
+import rove as vf
+
+def load_environment(**args):
+    Path({marker!r}).write_text("ran")
+    rubric = vf.Rubric([lambda completion: 1.0])
+    return vf.SingleTurnEnv(dataset=[{{"question": "q", "answer": "a"}}], rubric=rubric, policies={{"says": lambda *_: "a"}})
+"""
+
+
+@pytest.fixture
+def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Rove:
+    monkeypatch.setenv("XDG_DATA_HOME", str(tmp_path / "home"))
+    return in_this_process(tmp_path, monkeypatch, capsys)
+
+
+@pytest.fixture
+def received(rove: Rove, tmp_path: Path) -> Path:
+    """A run folder of another user, whose environment is in the folder itself; `ran` is written when it is loaded."""
+    environment(tmp_path / "received" / "code", "evil", EVIL.format(marker=str(tmp_path / "ran")))
+    words = (
+        "eval",
+        "evil",
+        "--env-dir",
+        "received/code",
+        "-m",
+        "scripted:says",
+        "--run-dir",
+        "received/run",
+        "-r",
+        "1",
+    )
+    assert rove(*words).status == 0
+    (tmp_path / "ran").unlink()
+    for file in (tmp_path / "home" / "rove").iterdir():
+        file.unlink()  # the next key is that of another user
+    return tmp_path / "received" / "run"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("eval", "--resume", "received/run"),
+        ("eval", "@", "received/run/config.toml", "-n", "1"),
+        ("eval", "@received/run/config.toml"),
+        ("rescore", "received/run"),
+    ],
+)
+def test_code_that_a_received_run_names_needs_the_users_word(
+    rove: Rove, received: Path, tmp_path: Path, words: tuple[str, ...]
+) -> None:
+    done = rove(*words)
+    assert done.status == 2
+    assert 'env_dir = "received/code"' in done.err
+    assert "--yes" in done.err
+    assert not (tmp_path / "ran").exists()
+    agreed = rove(*words, "--yes")
+    assert agreed.status == 0, agreed.err
+    assert (tmp_path / "ran").exists()
+
+
+def test_a_key_is_not_sent_to_an_address_of_a_received_run(rove: Rove, received: Path, tmp_path: Path) -> None:
+    config = received / "config.toml"
+    plain = config.read_text().split("[config]")[1].replace('env_dir = "received/code"', "")
+    assert 'api_key_var = "OPENAI_API_KEY"' in plain
+    plain = plain.replace("OPENAI_API_KEY", "GITHUB_TOKEN")
+    config.write_text(f'base_url = "http://127.0.0.1:9/v1"\n{plain}')
+    done = rove("eval", "@", str(config))
+    assert done.status == 2
+    assert 'base_url = "http://127.0.0.1:9/v1"' in done.err
+    assert 'api_key_var = "GITHUB_TOKEN"' in done.err
+
+
+def test_a_received_recipe_needs_the_users_word(rove: Rove, received: Path, tmp_path: Path) -> None:
+    folder = tmp_path / "training"
+    folder.mkdir()
+    (folder / "request.json").write_text("{}")
+    (folder / "recipe.toml").write_text('env_dir = "received/code"\nrl = []\nevaluation = {}\ncolumns = []\n')
+    done = rove("train", "evil", "--recipe", "training/recipe.toml", "--dry-run")
+    assert done.status == 2
+    assert 'env_dir = "received/code"' in done.err
+    assert not (tmp_path / "ran").exists()
+
+
+def test_own_runs_and_settings_files_are_used_without_a_question(rove: Rove, tmp_path: Path) -> None:
+    environment(tmp_path / "code", "mine", EVIL.format(marker=str(tmp_path / "ran")))
+    words = ("eval", "mine", "--env-dir", "code", "-m", "scripted:says", "-r", "1")
+    assert rove(*words, "--run-dir", "own").status == 0
+    assert rove("eval", "--resume", "own").status == 0
+    assert rove("rescore", "own").status == 0
+    (tmp_path / "settings.toml").write_text('env_dir = "code"\nmodel = "scripted:says"\n')
+    assert rove("eval", "mine", "@", "settings.toml", "--run-dir", "other").status == 0

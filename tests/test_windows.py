@@ -12,8 +12,8 @@ PROGRAM = Path(__file__).parent / "support" / "windows_like.py"
 QUESTIONS = '{"question": "2+2?", "answer": "4"}\n{"question": "3+2?", "answer": "5"}\n'
 
 
-@pytest.mark.broad
-@pytest.mark.timeout(300)
+@pytest.mark.slow
+@pytest.mark.timeout(900)
 def test_commands_need_nothing_that_windows_lacks(tmp_path: Path) -> None:
     (tmp_path / "questions.jsonl").write_text(QUESTIONS)
     for words in (

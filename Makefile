@@ -20,12 +20,12 @@ test-broad: $(STAMP)  ## what every change must pass too, and takes longer: whol
 test-slow: $(STAMP)  ## the rest, and all of the inputs that hypothesis draws, of which `test` tries a quarter
 	ROVE_EXAMPLES=all $(BIN)/python -m pytest -m "(slow and not broad or hypothesis) and not real" -q $(ARGS)
 
-check: $(STAMP)  ## format, lint, types, layers
+check: $(STAMP)  ## format, lint, types, layers, and what Windows lacks
 	$(BIN)/ruff format --check rove environments tests benchmarks shim docs/site
 	$(BIN)/ruff check rove environments tests benchmarks shim docs/site
 	$(BIN)/pyright
 	$(BIN)/lint-imports
-	$(BIN)/python -m pytest -q tests/docs/test_glossary.py
+	$(BIN)/python -m pytest -q tests/docs/test_glossary.py tests/test_windows.py
 
 test-real: $(STAMP)  ## tests with SmolLM2-135M, which is downloaded once
 	$(BIN)/python -m pytest -m real -q $(ARGS) tests/real

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -84,6 +85,18 @@ def test_the_wheel_holds_the_examples_and_no_tests(machine: Machine):
     assert {f"rove/cli/templates/{name}" for name in templates} <= set(names)
     assert any(name.endswith("licenses/LICENSE") for name in names)
     assert not [name for name in names if "test" in name or "__pycache__" in name]
+
+
+def test_the_wheel_describes_itself_without_links_into_the_repository(machine: Machine):
+    files = zipfile.ZipFile(machine.wheel)
+    [metadata] = [name for name in files.namelist() if name.endswith("METADATA")]
+    headers, _, description = files.read(metadata).decode().partition("\n\n")
+    assert "rove/py.typed" in files.namelist()
+    assert "Author: The rove authors" in headers
+    assert "Classifier: Typing :: Typed" in headers
+    assert "An environment in ten lines" in description
+    assert re.findall(r"\]\((?!https?:|#)[^)]*\)", description) == []
+    assert "<picture>" not in description
 
 
 def test_the_guard_against_the_network_works(machine: Machine, tmp_path: Path):

@@ -128,8 +128,9 @@ class Pipeline:
         """Time and memory since the start, as a sentence."""
         minutes, cpu_minutes = (time.time() - self._started) / 60, (time.process_time() - self._cpu) / 60
         without = "; without stages that were complete before" if self._is_continued else ""
-        memory = f"at most {peak_memory() / 1e9:.1f} GB of memory"
-        return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes, {memory}{without}"
+        used = peak_memory()
+        memory = f", at most {used / 1e9:.1f} GB of memory" if used else ""
+        return f"took {minutes:.1f} minutes, {cpu_minutes:.1f} CPU-minutes{memory}{without}"
 
     def check(self) -> None:
         """Check the settings of all stages, before the first one starts.

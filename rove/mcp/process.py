@@ -12,7 +12,7 @@ from typing import Any
 
 from rove.core.errors import MCPServerError
 from rove.mcp.settings import ServerSettings
-from rove.utils.processes import has_ended, signal_group, start_group
+from rove.utils.processes import SIGKILL, has_ended, signal_group, start_group
 
 CLOSE_TIMEOUT_S = 2.0
 """Seconds for a server to end after its stdin is closed, and again after SIGTERM."""
@@ -43,7 +43,7 @@ class ServerProcess:
         self.silent = False
         """Whether its stdout has ended."""
         # If the process is never closed: exit() in a rollout, or a closed event loop.
-        self._finalizer = weakref.finalize(self, signal_group, process.pid, signal.SIGKILL)
+        self._finalizer = weakref.finalize(self, signal_group, process.pid, SIGKILL)
 
     @classmethod
     async def start(
@@ -101,7 +101,7 @@ class ServerProcess:
                 self._signal(signal.SIGTERM)
                 await self._has_ended(CLOSE_TIMEOUT_S)
         finally:  # also after a cancellation, and for child processes that outlive the server
-            self._signal(signal.SIGKILL)
+            self._signal(SIGKILL)
             if await self._has_ended(KILL_TIMEOUT_S):
                 self._finalizer.detach()
             # A process that has left the group may hold the pipes open.
@@ -116,7 +116,7 @@ class ServerProcess:
     def kill(self) -> None:
         """Kill the process group without waiting."""
         if self._finalizer.alive:
-            self._signal(signal.SIGKILL)
+            self._signal(SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
         signal_group(self._process.pid, number)

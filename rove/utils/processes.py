@@ -6,7 +6,6 @@ import asyncio
 import ctypes
 import gc
 import os
-import resource
 import signal
 import sys
 import time
@@ -15,6 +14,13 @@ from collections.abc import Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple
 
+try:
+    import resource
+except ImportError:  # Windows: memory is not measured there
+    resource = None
+
+SIGKILL = getattr(signal, "SIGKILL", signal.SIGTERM)
+"""Ends a process at once. Windows has only SIGTERM, which does the same there."""
 GRACE_SECONDS = 1.0
 """Time for a process to end after SIGTERM, and for its pipes to close after it has ended."""
 KILLED_SECONDS = 5.0
@@ -34,7 +40,9 @@ class CommandResult(NamedTuple):
 
 
 def peak_memory() -> int:
-    """Return the most memory in bytes that this process has used at any time (its resident set)."""
+    """Return the most memory in bytes that this process has used at any time (its resident set); 0 on Windows: unknown."""
+    if resource is None:
+        return 0
     used = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     return used if sys.platform == "darwin" else 1024 * used
 
@@ -72,9 +80,10 @@ def keep_freed_memory() -> None:
 
 
 def signal_group(group: int, number: signal.Signals) -> None:
-    """Send a signal to a process group, if it still exists."""
+    """Send a signal to a process group, if it still exists. Windows has no groups: only the first process gets it."""
+    send = os.killpg if hasattr(os, "killpg") else os.kill
     with suppress(ProcessLookupError, PermissionError):
-        os.killpg(group, number)
+        send(group, number)
 
 
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:
@@ -104,7 +113,7 @@ async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process
 def _kill(started: asyncio.Task[asyncio.subprocess.Process]) -> None:
     if not started.cancelled() and started.exception() is None:
         process = started.result()
-        signal_group(process.pid, signal.SIGKILL)
+        signal_group(process.pid, SIGKILL)
         process._transport.close()  # pyright: ignore[reportAttributeAccessIssue]
 
 
@@ -146,7 +155,7 @@ async def run_command(
     words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
     process = await start_group(*words, env=dict(env), cwd=cwd)
     # Kills the group even if the event loop is closed while the command runs.
-    last_resort = weakref.finalize(process, signal_group, process.pid, signal.SIGKILL)
+    last_resort = weakref.finalize(process, signal_group, process.pid, SIGKILL)
     tails = [_Tail(max_chars), _Tail(max_chars)]
     readers = [
         asyncio.create_task(tail.fill(stream))
@@ -163,7 +172,7 @@ async def run_command(
         try:
             await has_ended(process, GRACE_SECONDS)
         finally:  # a cancellation cuts the waiting short
-            signal_group(process.pid, signal.SIGKILL)
+            signal_group(process.pid, SIGKILL)
             if await has_ended(process, KILLED_SECONDS):
                 last_resort.detach()
             for task in (*readers, writer):

@@ -25,16 +25,26 @@ from typing import IO, Any
 import msgspec
 
 from rove.core.errors import RemoteError, WorkerError
-from rove.workers.worker import CallHandler, Worker
+from rove.workers.spawner import Spawner
+from rove.workers.worker import (
+    EXIT_STATUS_TIMEOUT_S,
+    MAX_LINE_CHARS,
+    MAX_OUTPUT_LINES,
+    CallHandler,
+    Worker,
+    describe_exit,
+)
+
+CAN_FORK = hasattr(os, "fork") and hasattr(socket, "send_fds")
+"""Windows cannot; workers are new processes there."""
 
 START_TIMEOUT_S = 60.0
-EXIT_STATUS_TIMEOUT_S = 2.0
-"""Maximum wait for the exit status of a worker whose connection is closed."""
 MAX_STATUSES = 10_000
 """Maximum exit statuses that are stored."""
-MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
-"""Output of the workers that is stored for error messages: the last lines, each up to this length."""
-INHERITED_VARIABLES = ("PATH", "HOME", "LANG", "LC_ALL", "SYSTEMROOT", "TMPDIR", "VIRTUAL_ENV")
+INHERITED_VARIABLES = (
+    *("PATH", "HOME", "LANG", "LC_ALL", "TMPDIR", "VIRTUAL_ENV"),
+    *("SYSTEMROOT", "TEMP", "TMP", "USERPROFILE"),  # Windows
+)
 """Environment variables that workers get by default: code that reads a model's output must not see API keys."""
 PROGRAM = Path(__file__).with_name("fork_server_main.py")
 BOOT = "import sys; del sys.path[0]; import runpy; runpy.run_path(sys.argv.pop(1), run_name='__main__')"
@@ -90,10 +100,10 @@ class Workers:
         self.setup_result: Any = None
         """Return value of the module's `setup`."""
         self._start_lock = threading.Lock()
-        self._server: _ForkServer | None = None
+        self._server: _ForkServer | Spawner | None = None
         self._numbers = itertools.count(1)
-        self._servers: dict[int, _ForkServer] = {}
-        """Number of a worker → the fork server that it came from."""
+        self._servers: dict[int, _ForkServer | Spawner] = {}
+        """Number of a worker → the server that started it."""
         self._slots: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore]
         self._slots = weakref.WeakKeyDictionary()
         self._idle: list[Worker] = []
@@ -107,13 +117,35 @@ class Workers:
         """
         with self._start_lock:
             if self._server is None or self._server.is_closed:
-                server = _ForkServer(self)
+                server = _ForkServer(self) if CAN_FORK else self._make_spawner()
                 try:
                     self.setup_result = server.wait_until_loaded(self.start_seconds)
                 except BaseException:
                     server.close()
                     raise
                 self._server = server  # only now: other threads fork from it as soon as they see it
+
+    def _make_spawner(self) -> Spawner:
+        return Spawner(self._command, self._settings, self._process_env, self.name, self.start_seconds)
+
+    @property
+    def _command(self) -> list[str]:
+        """The command line of the program, without its arguments."""
+        return [self.python or sys.executable, "-X", "utf8", "-c", BOOT, str(PROGRAM)]
+
+    @property
+    def _process_env(self) -> dict[str, str]:
+        return {**SINGLE_THREADED, **self.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"}
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        """What the program is to load."""
+        return {
+            "paths": self.paths,
+            "module": str(self.module),
+            "args": self.args,
+            "memory_bytes": self.memory_bytes,
+        }
 
     async def ensure_started(self) -> None:
         """Like `start`, without blocking the event loop."""
@@ -127,8 +159,13 @@ class Workers:
             WorkerError, RemoteError: see `start`.
         """
         await self.ensure_started()
-        ours, theirs = socket.socketpair()
-        number = self.fork(theirs)
+        server = self._server
+        if isinstance(server, Spawner):
+            number = self._next_number(server)
+            ours = await asyncio.to_thread(server.connect, number)
+        else:
+            ours, theirs = socket.socketpair()
+            number = self.fork(theirs)
         kill, exit_report = functools.partial(self.kill, number), functools.partial(self.exit_report, number)
         return Worker(ours, kill, exit_report, handler)
 
@@ -136,14 +173,24 @@ class Workers:
         """Fork a worker that communicates over this connection, which is closed here; return the worker's number.
 
         The fork server must be running.
+
+        Raises:
+            WorkerError: this system cannot fork.
         """
         server = self._server
         assert server is not None
+        if isinstance(server, Spawner):
+            raise WorkerError(f"{self.name}: this system cannot fork processes; use Linux, macOS, or WSL")
+        number = self._next_number(server)
+        with connection:
+            server.fork(number, connection)
+        return number
+
+    def _next_number(self, server: _ForkServer | Spawner) -> int:
+        """Return the number of the next worker, which this server starts."""
         number = next(self._numbers)
         self._servers[number] = server
         self._servers.pop(number - MAX_STATUSES, None)
-        with connection:
-            server.fork(number, connection)
         return number
 
     def kill(self, number: int) -> None:
@@ -218,12 +265,12 @@ class _ForkServer:
     def __init__(self, workers: Workers):
         self.name = workers.name
         self.control, theirs = socket.socketpair()
-        command = [workers.python or sys.executable, "-X", "utf8", "-c", BOOT, str(PROGRAM), str(theirs.fileno())]
+        command = [*workers._command, str(theirs.fileno())]
         try:
             self.process = subprocess.Popen(
                 command,
                 pass_fds=[theirs.fileno()],
-                env={**SINGLE_THREADED, **workers.env, "PYTHONHASHSEED": "0", "PYTHONUNBUFFERED": "1"},
+                env=workers._process_env,
                 stdin=subprocess.DEVNULL,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.STDOUT,
@@ -242,17 +289,11 @@ class _ForkServer:
         self._load_finished = threading.Event()
         # Where `close` is never called: the process ends when the control socket is closed.
         self._finalize = weakref.finalize(self, _end, self.control, self.process)
-        settings = {
-            "paths": workers.paths,
-            "module": str(workers.module),
-            "args": workers.args,
-            "memory_bytes": workers.memory_bytes,
-        }
         # A proxy, so that the thread does not keep this object alive.
         args = (weakref.proxy(self), self.control, self.process.stdout)
         threading.Thread(target=_ForkServer._listen, args=args, daemon=True).start()
         with suppress(OSError):  # it ended at once: `wait_until_loaded` reports it
-            self.control.sendall(msgspec.json.encode(settings) + b"\n")
+            self.control.sendall(msgspec.json.encode(workers._settings) + b"\n")
 
     def wait_until_loaded(self, timeout_s: float) -> Any:
         """Return the result of `setup`.
@@ -347,13 +388,6 @@ class _ForkServer:
         else:
             self._load_result = message
             self._load_finished.set()
-
-
-def describe_exit(status: int | None) -> str:
-    """Return how a process ended, as a phrase for an error message."""
-    if status is None:
-        return "does not answer"
-    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
 def _wait_for(condition: Callable[[], bool], timeout_s: float = EXIT_STATUS_TIMEOUT_S) -> None:

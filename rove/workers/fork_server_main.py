@@ -5,6 +5,11 @@ It is run by path and uses only the standard library, so that any interpreter ca
     control socket, JSON lines    settings (first) · {"fork": n} with the worker's socket · {"kill": n}
                                   ← {"setup_result": …} or {"load_error": error} (first) · {"exited": n, "status": exit status}
     worker's socket, JSON frames  {"id", "call": name, "args": {…}}   ← {"id", "result"} or {"id", "error"}
+
+With the arguments `connect PORT` it is a single worker instead, for systems that cannot fork: it loads the module itself and
+connects to the parent, which has sent a token on stdin. Frames on its socket:
+
+    ← the token, without a frame · settings (first) · ← {"setup_result": …} or {"load_error": error} · then calls, as above
 """
 
 from __future__ import annotations
@@ -46,6 +51,28 @@ def main(control_fd: int) -> None:
     gc.freeze()  # garbage collection in a fork would copy every shared page
     control.sendall(loaded + b"\n")
     _ForkServer(control, messages, module, settings["memory_bytes"]).serve()
+    os._exit(0)
+
+
+def run_single_worker(port: int) -> None:
+    """Connect to the parent, load the module, report the result, then serve calls until the connection is closed."""
+    token = sys.stdin.readline().strip()
+    connection = socket.create_connection(("127.0.0.1", port))
+    connection.sendall(token.encode())
+    settings = read_frame(connection)
+    sys.path[:] = [*settings["paths"], *(path for path in sys.path if path not in settings["paths"])]
+    try:
+        module = _load(settings["module"])
+        setup_result = module.setup(**settings["args"]) if hasattr(module, "setup") else None
+        loaded = _encode({"setup_result": setup_result})
+    except BaseException as error:  # SystemExit, too
+        send_frame(connection, _encode({"load_error": error_to_dict(error)}))
+        os._exit(1)
+    send_frame(connection, loaded)
+    if settings["memory_bytes"]:
+        limit_memory(settings["memory_bytes"])
+    serve = getattr(module, "serve", None) or serve_session
+    serve(connection, module)
     os._exit(0)
 
 
@@ -158,7 +185,12 @@ def serve_session(connection: socket.socket, module: Any) -> None:
         except BaseException as error:  # SystemExit, too
             reply.pop("result", None)
             body = _encode({**reply, "error": error_to_dict(error)})
-        connection.sendall(LENGTH.pack(len(body)) + body)
+        send_frame(connection, body)
+
+
+def send_frame(connection: socket.socket, body: bytes) -> None:
+    """Send a message."""
+    connection.sendall(LENGTH.pack(len(body)) + body)
 
 
 def read_frame(connection: socket.socket) -> Any:
@@ -263,4 +295,7 @@ def _read(connection: socket.socket, count: int) -> bytes | None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]))
+    if sys.argv[1] == "connect":
+        run_single_worker(int(sys.argv[2]))
+    else:
+        main(int(sys.argv[1]))

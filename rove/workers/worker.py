@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import signal
 import socket
 import struct
 from collections.abc import Awaitable, Callable
@@ -13,6 +14,10 @@ import msgspec
 from rove.core.errors import Error, RemoteError, WorkerError, as_json
 
 LENGTH = struct.Struct("<I")
+EXIT_STATUS_TIMEOUT_S = 2.0
+"""Maximum wait for the exit status of a worker whose connection is closed."""
+MAX_OUTPUT_LINES, MAX_LINE_CHARS = 20, 400
+"""Output of the workers that is stored for error messages: the last lines, each up to this length."""
 MAX_QUOTED_CHARS = 100
 """Maximum characters of a call that an error message quotes."""
 
@@ -161,6 +166,13 @@ class Worker:
 
 class _ConnectionClosedError(Exception):
     """The connection to the process is closed."""
+
+
+def describe_exit(status: int | None) -> str:
+    """Return how a process ended, as a phrase for an error message."""
+    if status is None:
+        return "does not answer"
+    return f"was ended by {signal.Signals(-status).name}" if status < 0 else f"ended with exit code {status}"
 
 
 def _quote(name: str, args: dict[str, Any]) -> str:

@@ -1,0 +1,217 @@
+"""Worker processes for systems that cannot fork, such as Windows: each one is a new interpreter that loads the module itself.
+
+Starting a worker takes as long as starting Python and loading the module. Memory limits are not enforced, and processes that a
+worker has started may outlive it, because Windows has neither `setrlimit` nor process groups that can be killed.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import secrets
+import socket
+import subprocess
+import threading
+import time
+import weakref
+from collections import deque
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import IO, Any
+
+from rove.core.errors import RemoteError, WorkerError
+from rove.workers.worker import EXIT_STATUS_TIMEOUT_S, LENGTH, MAX_LINE_CHARS, MAX_OUTPUT_LINES, describe_exit
+
+POLL_S = 0.05
+
+
+class Spawner:
+    """Starts worker processes of one module; it has the methods of `_ForkServer`.
+
+    Args:
+        command: Python command line of the worker's program, without the port.
+        settings: what the program loads; see `rove.workers.fork_server_main`.
+        env: environment variables of the processes.
+        name: name in error messages.
+        start_seconds: maximum seconds for starting a process and loading the module.
+    """
+
+    def __init__(
+        self, command: Sequence[str], settings: dict[str, Any], env: dict[str, str], name: str, start_seconds: float
+    ):
+        self.name = name
+        self.is_closed = False
+        self.recent_output: deque[str] = deque(maxlen=MAX_OUTPUT_LINES)
+        self._command, self._settings, self._env, self._start_seconds = list(command), settings, env, start_seconds
+        self._processes: dict[int, subprocess.Popen[bytes]] = {}
+        self._all: list[subprocess.Popen[bytes]] = []
+        # Where `close` is never called.
+        self._finalize = weakref.finalize(self, _end_all, self._all)
+        self._first: tuple[subprocess.Popen[bytes], socket.socket] | None = None
+        """A worker that has loaded the module but has no number yet."""
+        self._lock = threading.Lock()
+
+    def wait_until_loaded(self, timeout_s: float) -> Any:
+        """Start the first worker and return the result of the module's `setup`.
+
+        Raises:
+            WorkerError: the process ended, or took too long.
+            RemoteError: the module raised.
+        """
+        process, connection, setup_result = self._start(timeout_s)
+        self._first = process, connection
+        return setup_result
+
+    def connect(self, number: int) -> socket.socket:
+        """Start the worker with this number and return the connection to it; this waits until it has loaded the module.
+
+        Raises:
+            WorkerError, RemoteError: see `wait_until_loaded`.
+        """
+        with self._lock:
+            first, self._first = self._first, None
+        if first is None:
+            process, connection, _ = self._start(self._start_seconds)
+        else:
+            process, connection = first
+        self._processes[number] = process
+        return connection
+
+    def kill(self, number: int) -> None:
+        """Kill a worker."""
+        if number in self._processes:
+            self._processes[number].kill()
+
+    async def exit_report(self, number: int) -> str:
+        """Return how a worker ended and the last lines that were printed."""
+        process = self._processes[number]
+        deadline = time.monotonic() + EXIT_STATUS_TIMEOUT_S
+        while process.poll() is None and time.monotonic() < deadline:  # noqa: ASYNC110
+            await asyncio.sleep(0.005)
+        status = process.poll()
+        ended = "" if status is None else f" ({describe_exit(status)})"
+        return ended + self._last_lines()
+
+    def close(self) -> None:
+        """End every worker."""
+        self.is_closed = True
+        if self._first is not None:
+            self._first[1].close()
+        self._finalize()
+
+    def _start(self, timeout_s: float) -> tuple[subprocess.Popen[bytes], socket.socket, Any]:
+        """Start a process; return it, the connection to it, and the result of `setup`."""
+        token = secrets.token_hex(16)
+        deadline = time.monotonic() + timeout_s
+        with socket.create_server(("127.0.0.1", 0)) as listener:
+            command = [*self._command, "connect", str(listener.getsockname()[1])]
+            try:
+                process = subprocess.Popen(
+                    command,
+                    env=self._env,
+                    stdin=subprocess.PIPE,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    creationflags=getattr(subprocess, "CREATE_NEW_PROCESS_GROUP", 0),  # Ctrl-C must not reach it
+                )
+            except OSError as error:
+                raise WorkerError(f"{self.name}: cannot start {command[0]}: {error}") from error
+            running = [earlier for earlier in self._all if earlier.poll() is None]
+            self._all[:] = [*running, process]
+            # Given the deque alone, so that the thread does not keep this object alive.
+            output = process.stdout, self.recent_output
+            threading.Thread(target=_read_output, args=output, daemon=True).start()
+            try:
+                assert process.stdin is not None
+                with process.stdin:
+                    process.stdin.write(token.encode() + b"\n")
+                connection = self._accept(listener, process, token, deadline)
+            except BaseException:
+                _end_all([process])
+                raise
+        try:
+            return process, connection, self._load(connection, process, deadline)
+        except BaseException:
+            connection.close()
+            _end_all([process])
+            raise
+
+    def _accept(
+        self, listener: socket.socket, process: subprocess.Popen[bytes], token: str, deadline: float
+    ) -> socket.socket:
+        """Wait for the connection that begins with the token: any program of this machine can connect to the port."""
+        listener.settimeout(POLL_S)
+        while time.monotonic() < deadline:
+            try:
+                connection, _ = listener.accept()
+            except TimeoutError:
+                if process.poll() is not None:
+                    raise self._did_not_load(process) from None
+                continue
+            connection.settimeout(max(deadline - time.monotonic(), POLL_S))
+            try:
+                if secrets.compare_digest(_receive(connection, len(token)) or b"", token.encode()):
+                    return connection
+            except OSError:
+                pass
+            connection.close()
+        raise WorkerError(f"{self.name} did not start within {self._start_seconds:g} s (start_seconds)")
+
+    def _load(self, connection: socket.socket, process: subprocess.Popen[bytes], deadline: float) -> Any:
+        """Send the settings and return the result of `setup`."""
+        try:
+            body = json.dumps(self._settings).encode()
+            connection.sendall(LENGTH.pack(len(body)) + body)
+            connection.settimeout(max(deadline - time.monotonic(), POLL_S))
+            head = _receive(connection, LENGTH.size)
+            reply = _receive(connection, LENGTH.unpack(head)[0]) if head else None
+        except TimeoutError:
+            text = f"{self.name} did not load within {self._start_seconds:g} s (start_seconds){self._last_lines()}"
+            raise WorkerError(text) from None
+        except OSError:
+            reply = None
+        if reply is None:
+            raise self._did_not_load(process)
+        result = json.loads(reply)
+        if "load_error" in result:
+            raise RemoteError(**result["load_error"])
+        connection.settimeout(None)
+        return result["setup_result"]
+
+    def _did_not_load(self, process: subprocess.Popen[bytes]) -> WorkerError:
+        try:
+            status = process.wait(EXIT_STATUS_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            status = None
+        return WorkerError(f"{self.name} did not load: its process {describe_exit(status)}{self._last_lines()}")
+
+    def _last_lines(self) -> str:
+        lines = "\n".join(f"  {line}" for line in self.recent_output)
+        return f"; its last lines:\n{lines}" if lines else ""
+
+
+def _end_all(processes: list[subprocess.Popen[bytes]]) -> None:
+    for process in processes:
+        process.kill()
+    for process in processes:
+        process.wait()
+
+
+def _read_output(output: IO[bytes], lines: deque[str]) -> None:
+    """Store the last lines that a process prints, until it ends."""
+    with output, suppress(OSError, ValueError):
+        while line := output.readline(MAX_LINE_CHARS):
+            text = line.decode(errors="replace").strip()
+            if text:
+                lines.append(text)
+
+
+def _receive(connection: socket.socket, count: int) -> bytes | None:
+    """Return this many bytes, None if the connection is closed before."""
+    data = b""
+    while len(data) < count:
+        chunk = connection.recv(count - len(data))
+        if not chunk:
+            return None
+        data += chunk
+    return data

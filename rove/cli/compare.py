@@ -12,7 +12,6 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
@@ -21,6 +20,7 @@ from rove.core.errors import ConfigError, RunError
 from rove.core.records import Outcome
 from rove.runs.run import Run
 from rove.statistics import Comparison, compare
+from rove.utils.terminal_text import inert
 from rove.viewer.format import caveats
 
 FOLDER = "folder#"
@@ -115,19 +115,19 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
 
 def print_comparison(comparison: Comparison, settings: Mapping[str, list[Any]], console: Console) -> None:
     """Print the verdict, the tables, and the settings that differ."""
-    console.print(f"[bold]{escape(comparison.verdict)}[/bold]", soft_wrap=True)
+    console.print(comparison.verdict, style="bold", soft_wrap=True)
     if comparison.paired:
-        b = escape(comparison.names[1])
+        b = comparison.names[1]
         console.print(f"{b}: higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}")
     for note in comparison.notes:
-        console.print(f"[yellow]{escape(note)}[/yellow]", soft_wrap=True)
+        console.print(note, style="yellow", soft_wrap=True)
     console.print(comparison_table(comparison))
     if comparison.up or comparison.down:
         console.print(movers_table(comparison))
     if settings:
         console.print("settings that differ:")
     for name, (old, new) in settings.items():
-        console.print(f"  {escape(f'{name}: {_shown(old)} → {_shown(new)}')}", soft_wrap=True)
+        console.print(f"  {name}: {_shown(old)} → {_shown(new)}", soft_wrap=True)
 
 
 def _shown(value: Any) -> str:
@@ -180,7 +180,7 @@ def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool
         return
     settings = named_models(settings, a, b)
     if as_markdown:
-        click.echo(comparison_markdown(comparison, settings, (a, b)), nl=False)
+        click.echo(inert(comparison_markdown(comparison, settings, (a, b))), nl=False)
     else:
         print_comparison(comparison, settings, console)
     kinds = {a.settings["kind"], b.settings["kind"]}

@@ -9,6 +9,7 @@ import click
 
 from rove.core.config import load, parse_value
 from rove.core.errors import ConfigError
+from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
 
@@ -118,4 +119,4 @@ def confirmed(question: str, otherwise: str) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{question} There is no terminal to ask in: {otherwise}")
-    return click.confirm(question, err=True)
+    return click.confirm(inert(question), err=True)

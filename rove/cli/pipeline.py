@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.eval import run_eval
@@ -21,6 +20,7 @@ from rove.core.config import convert, merge
 from rove.core.messages import as_messages, text_of
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
+from rove.utils.console import styled
 from rove.utils.processes import peak_memory, release_memory
 from rove.viewer.format import percent
 
@@ -256,7 +256,7 @@ class Pipeline:
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
     def _say(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/bold]")
+        self.console.print(f"\n{text}", style="bold")
 
     def _row_values(self, condition: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of an evaluation under a condition, without the model."""
@@ -295,9 +295,9 @@ def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Tab
         table.add_row(row["name"], *(_cell(row["conditions"][c.get("condition", "")], c) for c in recipe.columns))
     if recipe.baseline:
         table.add_section()
-        table.add_row("[dim]published baseline[/dim]")
+        table.add_row(styled(("published baseline", "dim")))
     for row in recipe.baseline:
-        table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
+        table.add_row(*(styled((cell, "dim")) for cell in (row["name"], *row["cells"])))
     return table
 
 
@@ -331,7 +331,7 @@ def answers_table(pipeline: Pipeline, count: int) -> Table:
     for example_id in sorted(set.intersection(*answered))[:count]:
         records = [records[example_id] for records in by_row]
         table.add_row(
-            escape(text_of(as_messages(records[0].prompt)[-1])),
-            *(escape(text_of(as_messages(record.completion)[-1])) for record in records),
+            text_of(as_messages(records[0].prompt)[-1]),
+            *(text_of(as_messages(record.completion)[-1]) for record in records),
         )
     return table

@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.statistics import Comparison, Difference
+from rove.utils.console import styled
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
 from rove.viewer.html import cut
 
@@ -30,13 +30,13 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
         rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
     rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
     noted = caveats(seen for _, seen, _ in rows)
-    table = Table(title=title, title_justify="left", width=72, caption=escape(noted) or None, caption_justify="left")
+    table = Table(title=title, title_justify="left", width=72, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
     table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
     for name, seen, weight in rows:
-        table.add_row(name, number(seen["mean"]), escape(interval(seen)), weight)
+        table.add_row(name, number(seen["mean"]), interval(seen), weight)
     return table
 
 
@@ -55,27 +55,28 @@ def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]
     ]
 
 
-def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> str:
+def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
     """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
 
     Lines have at most 100 columns, unless a single part is longer.
     """
-    parts = [f"{summary['scored']} of {summary['rollouts']} rollouts scored"]
+    parts = [styled(f"{summary['scored']} of {summary['rollouts']} rollouts scored")]
     if summary["failed"]:
         reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
-        parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]{_of_all(summary, 'error_share')}")
+        parts.append(styled((f"{summary['failed']} failed ({reasons})", "red"), _of_all(summary, "error_share")))
     if summary.get("not_run", 0) != 0:
-        parts.append(f"[yellow]{summary['not_run'] or 'the rest'} not run: the budget is used up[/yellow]")
+        parts.append(styled((f"{summary['not_run'] or 'the rest'} not run: the budget is used up", "yellow")))
     if summary["truncated"]:
-        parts.append(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}")
+        parts.append(styled(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}"))
     if summary.get("retries"):
-        parts.append(f"{summary['retries']} requests retried")
+        parts.append(styled(f"{summary['retries']} requests retried"))
     if summary["stops"]:
-        parts.append("stop conditions: " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
-    lines = [*_packed(parts), *_packed(_usage(summary, unit))]
+        stops = ", ".join(f"{name} ({count})" for name, count in summary["stops"].items())
+        parts.append(styled(f"stop conditions: {stops}"))
+    lines = [*_packed(parts), *_packed([styled(part) for part in _usage(summary, unit)])]
     if summary.get("too_few"):
-        lines.append(f"[dim]{summary['too_few']}[/dim]")
-    return "\n".join(lines)
+        lines.append(styled((summary["too_few"], "dim")))
+    return Text("\n").join(lines)
 
 
 def _of_all(summary: Mapping[str, Any], name: str) -> str:
@@ -105,12 +106,12 @@ def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
     return parts
 
 
-def _packed(parts: Sequence[str]) -> list[str]:
+def _packed(parts: Sequence[Text]) -> list[Text]:
     """Join parts with "; " into as few lines as possible."""
-    lines: list[str] = []
+    lines: list[Text] = []
     for part in parts:
-        longer = f"{lines[-1]}; {part}" if lines else part
-        if lines and Text.from_markup(longer).cell_len <= MAX_COLUMNS:
+        longer = Text("; ").join([lines[-1], part]) if lines else part
+        if lines and longer.cell_len <= MAX_COLUMNS:
             lines[-1] = longer
         else:
             lines.append(part)
@@ -123,7 +124,7 @@ def comparison_table(comparison: Comparison) -> Table:
     title = f"means over {examples}; direction only if significant"
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": one.caveat} for one in values)
-    table = Table(title=title, title_justify="left", width=98, caption=escape(noted) or None, caption_justify="left")
+    table = Table(title=title, title_justify="left", width=98, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold")
     for name in comparison.names:
         table.add_column(name, justify="right", overflow="fold")
@@ -131,7 +132,7 @@ def comparison_table(comparison: Comparison) -> Table:
     table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in values:
-        table.add_row(*map(escape, comparison_row(one)))
+        table.add_row(*comparison_row(one))
     return table
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
@@ -80,7 +79,11 @@ def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
     if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
     before = msgspec.json.decode((folder / REQUEST).read_bytes())
-    same = {**request, "version": before.get("version"), "recipe": fingerprint({"text": (folder / RECIPE).read_text()})}
+    same = {
+        **request,
+        "version": before.get("version"),
+        "recipe": fingerprint({"text": (folder / RECIPE).read_text("utf-8")}),
+    }
     return before == same and before["version"] != environment_version(request["env"], request["env_dir"])
 
 
@@ -243,14 +246,14 @@ def read_estimate(folder: Path) -> Estimate | None:
     if not (folder / ESTIMATE).exists() or not (folder / REQUEST).exists():
         return None
     made_for = msgspec.json.decode((folder / REQUEST).read_bytes())
-    if made_for.get("recipe") != fingerprint({"text": (folder / RECIPE).read_text()}):
+    if made_for.get("recipe") != fingerprint({"text": (folder / RECIPE).read_text("utf-8")}):
         return None
     return msgspec.json.decode((folder / ESTIMATE).read_bytes(), type=Estimate)
 
 
 def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_json: bool) -> None:
     """Print a recipe and the table of its stages."""
-    pipeline.console.print(path.read_text(), markup=False, soft_wrap=True)
+    pipeline.console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
     pipeline.console.print(plan_table(pipeline, estimate))
     if as_json:
         print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
@@ -282,7 +285,7 @@ def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:
         rows.append(("total", f"{human_bytes(estimate.memory)} of memory", estimate.most))
     table = Table("stage", "what", *(["maximum time"] if estimate else []))
     for name, what, seconds in rows:
-        table.add_row(escape(name), escape(what), *([] if seconds is None else [human_seconds(seconds)]))
+        table.add_row(name, what, *([] if seconds is None else [human_seconds(seconds)]))
     return table
 
 

@@ -10,13 +10,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
-from rich.text import Text
 
 from rove.cli.tables import comparison_table, counts_line, curves_table, movers_table, summary_table
 from rove.cli.training import panels, plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
+from rove.utils.console import SafeConsole
 from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
 
 SUMMARY = {
@@ -35,7 +34,7 @@ SUMMARY = {
 
 
 def rendered(thing: object) -> str:
-    console = Console(width=100, record=True, file=None, quiet=True)
+    console = SafeConsole(width=100, record=True, file=None, quiet=True)
     with console.capture() as capture:
         console.quiet = False
         console.print(thing)
@@ -69,7 +68,7 @@ def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
 
 
 def test_counts_show_failures_separately() -> None:
-    line = counts_line(SUMMARY)
+    line = counts_line(SUMMARY).plain
     assert "8 of 10 rollouts scored" in line
     assert "2 × model: InfraError" in line
     assert "1 truncated" in line
@@ -102,12 +101,12 @@ def test_pass_rates_without_new_information_are_not_shown(rewards: list[list[flo
 
 def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
     summary = make_summary([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
-    assert counts_line(summary).splitlines() == [
+    assert counts_line(summary).plain.splitlines() == [
         "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
         "tokens per rollout: 1,500 in prompts (all turns), 200 in responses",
         "response: 0.25 s (p90 0.25 s, p99 0.25 s); rollout: 0.5 s (p90 0.5 s, p99 0.5 s)",
         "cost: 0.3, 0.0075 per rollout",
-        "[dim]20 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs[/dim]",
+        "20 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs",
     ]
 
 
@@ -115,7 +114,7 @@ def test_counts_fit_the_line() -> None:
     stops = {f"some_condition_of_an_environment_{i}": i for i in range(2)}
     summary = {**SUMMARY, **make_summary([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
     errors = {"model: InfraError": 1, "reward right: KeyError": 1}
-    lines = Text.from_markup(counts_line({**summary, "errors": errors})).plain.splitlines()
+    lines = counts_line({**summary, "errors": errors}).plain.splitlines()
     assert all(len(line) <= 100 for line in lines)
     assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0 %" in line for line in lines)
 
@@ -125,7 +124,7 @@ def test_missing_intervals_are_shown_as_a_dash(rewards: list[list[float]]) -> No
     summary = make_summary(rewards)
     assert summary["reward"]["low"] is summary["reward"]["high"] is None
     assert "–" in rendered(summary_table(summary, "title"))
-    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
+    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary).plain
 
 
 def make_comparison(names: tuple[str, str], paired: bool = True) -> Comparison:

@@ -77,6 +77,11 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 }
 
 
+def counted(rollouts: int) -> str:
+    """Return a number of rollouts with its noun."""
+    return f"{rollouts} rollout{'s' * (rollouts > 1)}"
+
+
 def differing(gaps: Callable[[np.random.Generator, int], np.ndarray]) -> Pair:
     """Return a pair of runs whose rewards differ by `gaps`, with one rollout per example."""
 
@@ -130,12 +135,9 @@ def opposed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 PAIRS: dict[str, Pair] = {
-    **{f"0/1, p = {p}, {r} rollout{'s' * (r > 1)}": both(p, r) for p in (0.5, 0.95) for r in ROLLOUTS},
-    **{
-        f"0/1, p = 0.5, mostly all or none, {r} rollout{'s' * (r > 1)}": both(0.5, r, concentration=0.3)
-        for r in ROLLOUTS
-    },
-    **{f"steps of 0.1, half of them 0, {r} rollout{'s' * (r > 1)}": graded(r, zeros=0.5) for r in ROLLOUTS},
+    **{f"0/1, p = {p}, {counted(r)}": both(p, r) for p in (0.5, 0.95) for r in ROLLOUTS},
+    **{f"0/1, p = 0.5, mostly all or none, {counted(r)}": both(0.5, r, concentration=0.3) for r in ROLLOUTS},
+    **{f"steps of 0.1, half of them 0, {counted(r)}": graded(r, zeros=0.5) for r in ROLLOUTS},
     "always 0.8 against 0/1, p = 0.8": opposed,
     "normal": differing(lambda rng, n: rng.normal(0.0, 0.3, n)),
     "exponential, less its mean": differing(lambda rng, n: rng.exponential(1.0, n) - 1.0),
@@ -246,35 +248,43 @@ def cell(coverage: Coverage) -> str:
     return f"{100 * coverage.covered:.1f}" if coverage.clear > 0.5 else f"({100 * coverage.covered:.1f})"
 
 
-def tables(repeats: int) -> dict[str, str]:
-    """Return the tables of docs/evaluation.md by name."""
+def interval_tables(repeats: int) -> dict[str, str]:
+    """Return the tables of the intervals of one evaluation."""
     results = {name: [coverage(draw, truth, n, repeats) for n in EXAMPLES] for name, (draw, truth) in DRAWS.items()}
     covered = {name: [cell(one) for one in row] for name, row in results.items()}
     missed = {name: [f"{100 * one.missed:.1f} / {100 * one.clear:.0f}" for one in row] for name, row in results.items()}
-    better = {
-        f"{name}; {rollouts} rollout{'s' * (rollouts > 1)}": [
-            "{:.1f} / {:.0f} / {:.1f}".format(*(100 * share for share in compared(pair, truth, n, repeats)))
-            for n in COMPARED
-        ]
-        for name, make in BETTER.items()
-        for rollouts in ROLLOUTS
-        for pair in [make(rollouts)]
-        for truth in [true_difference(make(1))]
-    }
-    directions = {
-        f"{name}{'' if paired else ' (different examples)'}": [
-            f"{100 * result.covered:.1f} / {100 * (result.higher + result.lower):.1f}"
-            for result in (compared(pair, 0.0, n, repeats, paired=paired) for n in COMPARED)
-        ]
-        for paired in (True, False)
-        for name, pair in PAIRS.items()
-    }
-    return {
-        "coverage": table("rewards", EXAMPLES, covered),
-        "missed": table("rewards", EXAMPLES, missed),
-        "directions": table("differences", COMPARED, directions),
-        "better": table("differences", COMPARED, better),
-    }
+    return {"coverage": table("rewards", EXAMPLES, covered), "missed": table("rewards", EXAMPLES, missed)}
+
+
+def equal_table(repeats: int) -> dict[str, str]:
+    """Return the table of comparisons between runs with equal true means."""
+    rows: dict[str, list[str]] = {}
+    for paired in (True, False):
+        for name, pair in PAIRS.items():
+            results = [compared(pair, 0.0, n, repeats, paired=paired) for n in COMPARED]
+            rows[name if paired else f"{name} (different examples)"] = [
+                f"{percent(result.covered)} / {percent(result.higher + result.lower)}" for result in results
+            ]
+    return {"directions": table("differences", COMPARED, rows)}
+
+
+def better_table(repeats: int) -> dict[str, str]:
+    """Return the table of comparisons with a run that is better."""
+    rows: dict[str, list[str]] = {}
+    for name, make in BETTER.items():
+        truth = true_difference(make(1))
+        for rollouts in ROLLOUTS:
+            results = [compared(make(rollouts), truth, n, repeats) for n in COMPARED]
+            rows[f"{name}, {counted(rollouts)}"] = [" / ".join(map(percent, result)) for result in results]
+    return {"better": table("differences", COMPARED, rows)}
+
+
+def percent(share: float) -> str:
+    """Return a share in percent; a dash if it is unknown."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+TABLES = {"intervals": interval_tables, "equal": equal_table, "better": better_table}
 
 
 def insert_tables(page: str, tables: dict[str, str]) -> str:
@@ -291,8 +301,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="Write the tables into docs/evaluation.md.")
     parser.add_argument("--repeats", type=int, default=2000, help="Simulated evaluations per cell (default: 2000).")
+    parser.add_argument("--tables", nargs="*", choices=TABLES, default=[*TABLES], help="Tables to make (default: all).")
     options = parser.parse_args()
-    markdown = tables(options.repeats)
+    markdown = {name: text for made in options.tables for name, text in TABLES[made](options.repeats).items()}
     if options.write:
         PAGE.write_text(insert_tables(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
     print("\n\n".join(markdown.values()))

@@ -14,7 +14,7 @@ from rich.text import Text
 
 import rove
 from rove.cli.clients import make_client, needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
+from rove.cli.common import RUNS, console_for, hint, print_json, print_warnings, run_async, short
 from rove.cli.hacking import run_hacking
 from rove.cli.options import examples, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
@@ -217,6 +217,7 @@ def demo_results(demo: Pipeline) -> dict[str, Any]:
     rows, recipe, console = demo.run(), demo.recipe, demo.console
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    print_warnings(console, demo.notes())
     if recipe.answers:
         console.print(answers_table(demo, recipe.answers))
     shown: dict[str, Any] = {"rows": rows, "folder": str(demo.folder)}

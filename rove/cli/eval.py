@@ -140,7 +140,7 @@ def _evaluate(
     config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
 ) -> dict[str, Any]:
     """Run the evaluation and return its summary."""
-    available = env.count_examples(config.num_examples, config.train)
+    available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
         is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here

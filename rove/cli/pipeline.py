@@ -148,6 +148,21 @@ class Pipeline:
         for folder, stage in self.stages():
             self.rl_config(folder, stage, self.model).check()
 
+    def notes(self) -> list[str]:
+        """Return notes on stages whose weights are chosen by examples that the results table reports."""
+        from rove.train.held_out import overlap_note
+
+        stages = [(folder, self.rl_config(folder, stage, self.model)) for folder, stage in self.stages()]
+        configs = [*([("sft", self.sft_config())] if self.recipe.data else []), *stages]
+        notes: list[str] = []
+        for name, config in configs:
+            for condition in self.recipe.conditions:
+                table = self.eval_config(self.folder, {**self._row_values(condition), "model": self.model})
+                note = overlap_note(config.keep_best, config.evaluation, config.seed, table)
+                if note is not None and f"{name}: {note}" not in notes:
+                    notes.append(f"{name}: {note}")
+        return notes
+
     def run(self) -> list[dict[str, Any]]:
         """Check all settings and run all stages; return the rows of the results table."""
         from rove.cli.rl import run_rl

@@ -13,7 +13,17 @@ from rich.console import Console
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, named_environment, print_best_step, print_json, run_async, working
+from rove.cli.common import (
+    RUNS,
+    console_for,
+    hint,
+    named_environment,
+    print_best_step,
+    print_json,
+    print_warnings,
+    run_async,
+    working,
+)
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
@@ -255,6 +265,7 @@ def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_jso
     """Print a recipe and the table of its stages."""
     pipeline.console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
     pipeline.console.print(plan_table(pipeline, estimate))
+    print_warnings(pipeline.console, pipeline.notes())
     if as_json:
         print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
     hint(pipeline.console, "start with this recipe: the same command without --dry-run")
@@ -510,6 +521,7 @@ def command(
     rows = pipeline.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    print_warnings(console, pipeline.notes())
     console.print(pipeline.cost, soft_wrap=True)
     diagnoser.print_all()
     if as_json:

@@ -14,7 +14,7 @@ from rove import compat
 from rove.cli import environments
 from rove.cli.options import YES_FLAG, assume_yes, examples
 from rove.core.errors import ConfigError, Error, nearest
-from rove.utils.terminal_text import inert, protect_terminal
+from rove.utils.terminal_text import hide_progress_bars, inert, protect_terminal
 
 
 class Entry(NamedTuple):
@@ -167,6 +167,7 @@ add_common_options(cli)
 def main() -> None:
     """Run the command line. Errors become one line; the exit status is 2 for a ConfigError, 130 for Ctrl-C, else 1."""
     protect_terminal()
+    hide_progress_bars()
     try:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit

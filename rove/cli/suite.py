@@ -22,6 +22,7 @@ from rove import compat
 from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, short
 from rove.cli.options import settings
+from rove.cli.tables import folded
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
@@ -392,6 +393,10 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     hint(console, *steps)
 
 
+LABEL_WIDTH = 16
+"""Columns for a name in the table of several evaluations."""
+
+
 def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with one row per evaluation: model, environment, varied settings, and results."""
     noted = caveats(row["reward"] for row in rows if "error" not in row)
@@ -402,7 +407,11 @@ def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("n", "reward, 95 %", *["pass@1"] * passes, "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        labels = (row["env"], short(row["model"]), "\n".join(_pairs(row["settings"])))
+        labels = (
+            folded(row["env"], LABEL_WIDTH),
+            folded(short(row["model"]), LABEL_WIDTH),
+            "\n".join(folded(pair, LABEL_WIDTH) for pair in _pairs(row["settings"])),
+        )
         if "error" in row:
             table.add_row(*labels, *["–"] * (2 + passes), styled(("stopped", "red")))
             continue

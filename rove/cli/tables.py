@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
 from rich.table import Table
@@ -15,6 +17,10 @@ from rove.utils.console import styled
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
 from rove.viewer.html import cut
 
+NUMBER_COLUMNS = 53
+"""Columns of a comparison for numbers, the direction and borders."""
+SUMMARY_NAME = 26
+"""Columns for a name in the table of a summary."""
 MAX_COLUMNS = 100
 """Width of the lines below a table."""
 
@@ -36,7 +42,7 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
     for name, seen, weight in rows:
-        table.add_row(name, number(seen["mean"]), interval(seen), weight)
+        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
     return table
 
 
@@ -118,21 +124,43 @@ def _packed(parts: Sequence[Text]) -> list[Text]:
     return lines
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Return a table of two runs: all common values, their differences, and the direction if it is significant."""
+def folded(name: str, width: int) -> str:
+    """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
+    lines = [""]
+    for part in re.findall(r"[^-_./ ]*[-_./ ]*", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _name_width(width: int) -> int:
+    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
+    return (width - NUMBER_COLUMNS) // 3
+
+
+def comparison_table(comparison: Comparison, width: int = 98) -> Table:
+    """Return a table of two runs: all common values, their differences, and the direction, if any.
+
+    Args:
+        comparison: The comparison.
+        width: Width of the terminal.
+    """
+    width = min(98, width)
     examples = "the examples of both" if comparison.paired else "different examples"
-    title = f"means over {examples}; direction only if significant"
+    title = f"means over {examples}; a direction if the interval excludes 0"
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": one.caveat} for one in values)
-    table = Table(title=title, title_justify="left", width=98, caption=noted or None, caption_justify="left")
-    table.add_column("", style="bold")
+    table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
+    table.add_column("", style="bold", overflow="fold")
     for name in comparison.names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(folded(name, _name_width(width)), justify="right", overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
     table.add_column("95 % interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in values:
-        table.add_row(*comparison_row(one))
+        name, *cells = comparison_row(one)
+        table.add_row(folded(name, _name_width(width)), *cells)
     return table
 
 
@@ -143,18 +171,26 @@ def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
     return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
 
 
-def movers_table(comparison: Comparison) -> Table:
-    """Return a table of the examples that changed most, in both directions."""
-    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=98)
+def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingProxyType({}), width: int = 98) -> Table:
+    """Return a table of the examples that changed most, in both directions.
+
+    Args:
+        comparison: The comparison.
+        questions: The question of each example by its key; without one, the table shows the key.
+        width: Width of the terminal.
+    """
+    width = min(98, width)
+    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)
     table.add_column("example_id", justify="right", no_wrap=True)
     for name in comparison.names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(folded(name, _name_width(width)), justify="right", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("example_key", no_wrap=True)
+    table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
     for group in (comparison.up, comparison.down):
         for mover in group:
             values = (number(mover.a), number(mover.b), signed(mover.b - mover.a))
-            table.add_row(str(mover.example_id), *values, mover.example_key)
+            question = " ".join(questions.get(mover.example_key, mover.example_key).split())
+            table.add_row(str(mover.example_id), *values, cut(question, MAX_COLUMNS))
         table.add_section()
     return table
 

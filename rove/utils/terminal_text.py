@@ -11,6 +11,7 @@ from __future__ import annotations
 import codecs
 import json
 import logging
+import os
 import sys
 import threading
 import traceback
@@ -130,6 +131,15 @@ def make_encodable(*streams: Any) -> None:
     for stream in streams:
         if hasattr(stream, "reconfigure"):
             stream.reconfigure(errors=ENCODING_ERRORS)
+
+
+def hide_progress_bars() -> None:
+    """Turn off the progress bars of other libraries where the output is not a terminal: each update would be a line of a log.
+
+    tqdm reads the variable when it is imported.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
 
 
 def protect_terminal() -> None:

@@ -36,7 +36,7 @@ def test_splits_computed_by_hand():
 
 
 def table(**settings: object) -> EvalConfig:
-    return EvalConfig(**{"env": "quiz", "model": "m", "num_examples": 40, "env_args": {}, **settings})  # pyright: ignore
+    return EvalConfig(**{"env": "quiz", "model": "m", "num_examples": 40, "env_args": {}, **settings})  # pyright: ignore[reportArgumentType]
 
 
 CHOOSES = EvaluationConfig(env="quiz", name="sampled", num_examples=20)

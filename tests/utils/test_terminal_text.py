@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import subprocess
 import sys
 import tomllib
 import warnings
@@ -95,6 +96,17 @@ def test_log_records_and_warnings_are_inert(monkeypatch: pytest.MonkeyPatch):
     assert out.getvalue() == "the server said \\x1b[2J\n"
     monkeypatch.setattr(warnings, "formatwarning", terminal_text._InertWarnings(warnings.formatwarning))
     assert "\\x1b]52" in warnings.formatwarning("\x1b]52;c;x\x07", UserWarning, "file.py", 1, "line")
+
+
+def test_progress_bars_of_other_libraries_do_not_flood_a_log():
+    """As in `rove model get`, whose conversion updates a bar for every tensor."""
+    code = (
+        "from rove.utils.terminal_text import hide_progress_bars; hide_progress_bars()\n"
+        "from tqdm.auto import tqdm\n"
+        "list(tqdm(range(50), mininterval=0))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, check=True)
+    assert (done.stdout, done.stderr) == (b"", b"")
 
 
 def test_an_uncaught_exception_is_printed_inert(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rove.cli.tables import comparison_table, counts_line, curves_table, movers_table, summary_table
+from rove.cli.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
 from rove.cli.training import panels, plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
@@ -33,8 +34,8 @@ SUMMARY = {
 }
 
 
-def rendered(thing: object) -> str:
-    console = SafeConsole(width=100, record=True, file=None, quiet=True)
+def rendered(thing: object, width: int = 100) -> str:
+    console = SafeConsole(width=width, record=True, file=None, quiet=True)
     with console.capture() as capture:
         console.quiet = False
         console.print(thing)
@@ -59,9 +60,9 @@ def test_intervals_of_older_summaries_are_shown() -> None:
 def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
     tally = Tally()
     for key in range(3):
-        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 4, {"right": 1.0}, {"right": 1.0}), None))
+        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 2 - 0.25, {"right": 1.0}, {"right": 1.0}), None))
     text = rendered(summary_table(tally.summary(), "title"))
-    assert "[-0.371, 0.871]*" in text
+    assert "[-0.871, 1.371]*" in text
     assert "[0.292, 1.000]" in text
     assert "* interval may be too narrow: fewer than 30 examples" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 72
@@ -160,6 +161,19 @@ def test_a_comparison_shows_the_direction_of_each_change() -> None:
     assert "* no interval: x; interval [x]" in text
     assert "over the examples of both" in text
     assert "over different examples" in rendered(comparison_table(make_comparison(("old", "new"), paired=False)))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_names_in_tables_are_not_broken_inside_a_word(width: int) -> None:
+    names = ("hacking-before--scripted-teacher", "hacking-after")
+    comparison = make_comparison(names)
+    for table in (comparison_table(comparison, width), movers_table(comparison, {}, width)):
+        text = rendered(table, width)
+        words = set(re.findall(r"[a-z_]+", text))
+        assert {"hacking", "before", "scripted", "teacher", "after"} <= words
+        assert "0.350" in text or "difference" in text
+    assert folded("format_reward_function", 8) == "format_\nreward_\nfunction"
+    assert folded("correctness", 5) == "correctness"
 
 
 def test_movers_are_identified_by_their_index_in_the_dataset() -> None:

@@ -263,7 +263,7 @@ def comparison_markdown(
         runs: Both runs, to name what they evaluated.
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
-    head = ["value", *comparison.names, "difference", "95 % interval", ""]
+    head = ["value", *comparison.names, "difference", "95% interval", ""]
     align = ["---", "---:", "---:", "---:", "---:", "---"]
     values = (comparison.main, *comparison.others)
     rows = [comparison_row(one) for one in values]

@@ -327,7 +327,7 @@ async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
 def _results(results: list[dict[str, Any]]) -> Table:
     table = Table(title="results", width=100, title_justify="left")
     table.add_column("model", overflow="fold", ratio=3)
-    for name in ("rollouts", "reward", "95 % interval"):
+    for name in ("rollouts", "reward", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("pushed", no_wrap=True)
     for one in results:

@@ -71,7 +71,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
     columns: list[dict[str, Any]]
     """Columns of the results table: a title, reward functions or metrics (or "reward"), and the condition, if there are several.
-    With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
+    With `interval = true`, a cell shows the mean with its 95% interval, else the means in percent."""
     baseline: list[dict[str, Any]] = []
     answers: int = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""

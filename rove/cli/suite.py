@@ -404,7 +404,7 @@ def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     for name in ("environment", "model", "settings"):
         table.add_column(name, overflow="fold")
     passes = any(row.get("pass@k") for row in rows)
-    for name in ("n", "reward, 95 %", *["pass@1"] * passes, "failed"):
+    for name in ("n", "reward, 95%", *["pass@1"] * passes, "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         labels = (

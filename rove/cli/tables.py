@@ -39,7 +39,7 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
     table = Table(title=title, title_justify="left", width=72, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
-    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
     for name, seen, weight in rows:
         table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
@@ -88,7 +88,7 @@ def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
 def _of_all(summary: Mapping[str, Any], name: str) -> str:
     """Return a percentage, if there are enough rollouts for it to be meaningful."""
     share = summary.get(name)
-    return f", {percent(share)} %" if share is not None and summary["rollouts"] >= 20 else ""
+    return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
 
 
 def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
@@ -156,7 +156,7 @@ def comparison_table(comparison: Comparison, width: int = 98) -> Table:
     for name in comparison.names:
         table.add_column(folded(name, _name_width(width)), justify="right", overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in values:
         name, *cells = comparison_row(one)

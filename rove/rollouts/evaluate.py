@@ -283,7 +283,7 @@ async def evaluate(
     on_record: OnRecord | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a model in an environment: reward and metrics with 95 % intervals over the scored rollouts.
+    """Evaluate a model in an environment: reward and metrics with 95% intervals over the scored rollouts.
 
     Texts are not kept in memory. Arguments and errors are those of `generate`; rollouts that are already in the folder are
     passed to `on_record` as `Outcome`.

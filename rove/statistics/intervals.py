@@ -14,7 +14,7 @@ from rove.core.errors import ConfigError
 POINTS = 0.02
 """Difference that sample sizes are planned for: two points of a score between 0 and 1."""
 Z_BOTH = 1.959963984540054 + 0.8416212335729143
-"""Normal quantiles of a 95 % interval and of 80 % power, summed."""
+"""Normal quantiles of a 95% interval and of 80% power, summed."""
 NO_VARIANCE = 1e-18
 """A variance below this is the rounding error of equal values."""
 
@@ -28,7 +28,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def needed_examples(variance: float, difference: float = POINTS) -> int | None:
-    """Return how many examples make the 95 % interval of a difference between two runs exclude zero, with 80 % power.
+    """Return how many examples make the 95% interval of a difference between two runs exclude zero, with 80% power.
 
     n = (z₀.₉₇₅ + z₀.₈₀)² · variance / difference², Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640.
     The variance determines the design (paired or unpaired). If it is 0, the result is the number of examples that would
@@ -124,7 +124,7 @@ HUGE = f"no interval: a value exceeds {LARGEST:g}"
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % confidence interval."""
+    """A mean with its 95% confidence interval."""
 
     mean: float
     low: float
@@ -256,7 +256,7 @@ def skewness(values: Sequence[float]) -> float:
 
 
 def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
-    """Return the 95 % limits of a proportion from the share of successes in each example.
+    """Return the 95% limits of a proportion from the share of successes in each example.
 
     With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
     effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
@@ -282,7 +282,7 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
-    """Return the exact 95 % limits of a proportion.
+    """Return the exact 95% limits of a proportion.
 
     Args:
         successes: 0 … trials; fractions are interpolated by the beta distribution.

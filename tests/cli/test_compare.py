@@ -73,7 +73,7 @@ def test_markdown_output_contains_nothing_else(rove: Rove):
     assert done.status == 0
     output = done.out.splitlines()
     assert output[0].startswith("**new is better than old")
-    assert output[2] == "| value | `old` | `new` | difference | 95 % interval |  |"
+    assert output[2] == "| value | `old` | `new` | difference | 95% interval |  |"
     assert [line for line in output if line.startswith("- `temperature`: `0.0` → `")]
     done = rove("compare", "old", "new", "--markdown", "--json")
     assert done.status == 2 and "--json and --markdown exclude each other" in done.err

@@ -62,7 +62,10 @@ def test_examples_can_be_skipped():
     assert positions(roll(Quiz(5), says("hi"), skip_examples=1, num_examples=2)) == [(1, 0), (2, 0)]
     whole = {record.example_id: record for record in roll(Quiz(5), says("hi"))}
     for record in roll(Quiz(5), says("hi"), skip_examples=2):  # the same rollouts as without
-        assert (record.example_key, record.seed) == (whole[record.example_id].example_key, whole[record.example_id].seed)
+        assert (record.example_key, record.seed) == (
+            whole[record.example_id].example_key,
+            whole[record.example_id].seed,
+        )
     with pytest.raises(vf.ConfigError, match="no rows after the first 5; there is nothing to evaluate"):
         roll(Quiz(5), says("hi"), skip_examples=5)
     with pytest.raises(vf.ConfigError, match="skip_examples is -1; expected 0 or more"):

@@ -103,7 +103,7 @@ def test_pass_rates_without_new_information_are_not_shown(rewards: list[list[flo
 def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
     summary = make_summary([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
     assert counts_line(summary).plain.splitlines() == [
-        "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
+        "40 of 40 rollouts scored; 20 truncated, 50.0%; stop conditions: answered (40)",
         "tokens per rollout: 1,500 in prompts (all turns), 200 in responses",
         "response: 0.25 s (p90 0.25 s, p99 0.25 s); rollout: 0.5 s (p90 0.5 s, p99 0.5 s)",
         "cost: 0.3, 0.0075 per rollout",
@@ -117,7 +117,7 @@ def test_counts_fit_the_line() -> None:
     errors = {"model: InfraError": 1, "reward right: KeyError": 1}
     lines = counts_line({**summary, "errors": errors}).plain.splitlines()
     assert all(len(line) <= 100 for line in lines)
-    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0 %" in line for line in lines)
+    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0%" in line for line in lines)
 
 
 @pytest.mark.parametrize("rewards", [[], [[1.0]]])

@@ -127,7 +127,7 @@ def _packed(parts: Sequence[Text]) -> list[Text]:
 def folded(name: str, width: int) -> str:
     """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
     lines = [""]
-    for part in re.findall(r"[^-_./ ]*[-_./ ]*", name):
+    for part in re.findall(r"[^-_./ ]+[-_./ ]*|[-_./ ]+", name):
         if lines[-1] and len(lines[-1]) + len(part) > width:
             lines.append("")
         lines[-1] += part

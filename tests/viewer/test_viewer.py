@@ -62,7 +62,7 @@ def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
     for key in range(3):
         tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 2 - 0.25, {"right": 1.0}, {"right": 1.0}), None))
     text = rendered(summary_table(tally.summary(), "title"))
-    assert "[-0.871, 1.371]*" in text
+    assert "[-0.992, 1.492]*" in text
     assert "[0.292, 1.000]" in text
     assert "* interval may be too narrow: fewer than 30 examples" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 72

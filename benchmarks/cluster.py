@@ -350,7 +350,7 @@ def report(gpus: Sequence[int], base: Assumptions, costs: Costs) -> dict[str, An
     results["busy"] = dict(sorted(utilization(assumed, costs).items(), key=lambda item: -item[1]))
     for name, busy in results["busy"].items():
         print(
-            f"  {name:66} {100 * busy:8,.1f} %   saturated at {assumed.gpus / busy if busy else float('inf'):12,.0f} GPUs"
+            f"  {name:66} {100 * busy:8,.1f}%   saturated at {assumed.gpus / busy if busy else float('inf'):12,.0f} GPUs"
         )
     return results
 

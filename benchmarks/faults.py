@@ -8,7 +8,7 @@ without choices, two tool calls with the same id, or a huge body. Every rollout 
 fail with a typed error.
 
 The second run uses a server that accepts ADMITTED concurrent requests and rejects all others. The client's limit must converge
-to within 10 % of ADMITTED.
+to within 10% of ADMITTED.
 """
 
 from __future__ import annotations
@@ -168,7 +168,7 @@ async def evaluate_capacity(count: int, admitted: int, latency: float) -> None:
     low, high = statistics.quantiles(converged, n=20)[0], statistics.quantiles(converged, n=20)[-1]
     print(
         f"\n{admitted} concurrent requests accepted, {latency:g} s each: limit {statistics.mean(converged):.1f} on average "
-        f"after the first quarter (5 % to 95 %: {low:.0f} to {high:.0f})"
+        f"after the first quarter (5% to 95%: {low:.0f} to {high:.0f})"
     )
     print(
         f"{count / wall:.0f} rollouts/s, {count / wall / (admitted / latency):.0%} of the server's capacity; ", end=""
@@ -176,7 +176,7 @@ async def evaluate_capacity(count: int, admitted: int, latency: float) -> None:
     print(f"{summary['retries']} requests rejected, {summary['failed']} rollouts failed")
     print("first changes of the limit:", json.dumps([list(change) for change in history[:8]]))
     if abs(statistics.mean(converged) - admitted) > 0.1 * admitted or summary["failed"]:
-        sys.exit(f"expected no failed rollouts and an average limit within 10 % of {admitted}")
+        sys.exit(f"expected no failed rollouts and an average limit within 10% of {admitted}")
 
 
 def main() -> None:

@@ -1,6 +1,6 @@
-"""Simulate how often 95 % intervals contain the true mean, and how often `rove.compare` reports a false direction.
+"""Simulate how often 95% intervals contain the true mean, and how often `rove.compare` reports a false direction.
 
-    python benchmarks/interval_coverage.py            # print the tables (about 8 minutes on one core)
+    python benchmarks/interval_coverage.py            # print the tables (about 20 minutes on one core)
     python benchmarks/interval_coverage.py --write    # write them into docs/evaluation.md
 
 The simulations are seeded, so every run prints the same numbers.
@@ -21,11 +21,12 @@ from rove.statistics import Column, compare
 
 PAGE = Path(__file__).parents[1] / "docs" / "evaluation.md"
 EXAMPLES = (5, 10, 30, 100, 300)
-COMPARED = (5, 10, 15, 20, 30, 100)
+COMPARED = (5, 10, 20, 50, 200)
+ROLLOUTS = (1, 4, 16)
 Draw = Callable[[np.random.Generator, int], Sequence[Sequence[float]]]
 """A function (generator, n) that returns the rewards of n examples: a list of rollouts per example."""
 Pair = Callable[[np.random.Generator, int], tuple[np.ndarray, np.ndarray]]
-"""A function (generator, n) that returns the rewards of two runs with the same true mean, of shape (n, rollouts) each."""
+"""A function (generator, n) that returns the rewards of two runs, of shape (n, rollouts) each."""
 
 
 class Coverage(NamedTuple):
@@ -76,6 +77,11 @@ DRAWS: dict[str, tuple[Draw, float]] = {
 }
 
 
+def counted(rollouts: int) -> str:
+    """Return a number of rollouts with its noun."""
+    return f"{rollouts} rollout{'s' * (rollouts > 1)}"
+
+
 def differing(gaps: Callable[[np.random.Generator, int], np.ndarray]) -> Pair:
     """Return a pair of runs whose rewards differ by `gaps`, with one rollout per example."""
 
@@ -86,14 +92,41 @@ def differing(gaps: Callable[[np.random.Generator, int], np.ndarray]) -> Pair:
     return draw
 
 
-def both(p: float, rollouts: int) -> Pair:
-    """Return a pair of runs with 0/1 rewards and examples of varying difficulty."""
+def both(p: float, rollouts: int, share: float = 0.0, gain: float = 0.0, concentration: float = 2.0) -> Pair:
+    """Return a pair of runs with 0/1 rewards and examples of varying difficulty.
+
+    Args:
+        p: Mean chance of a reward of 1.
+        rollouts: Rollouts per example.
+        share: Share of the examples on which the second run is better.
+        gain: By how much its chance of a reward of 1 is higher there, if the maximum of 1 allows it.
+        concentration: The larger, the more similar the examples are.
+    """
 
     def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
-        chances = rng.beta(2 * p, 2 * (1.0 - p), (n, 1))
-        return rng.binomial(1, chances, (n, rollouts)), rng.binomial(1, chances, (n, rollouts))
+        chances = rng.beta(concentration * p, concentration * (1.0 - p), (n, 1))
+        better = np.minimum(1.0, chances + gain * (rng.random((n, 1)) < share))
+        return rng.binomial(1, chances, (n, rollouts)), rng.binomial(1, better, (n, rollouts))
 
     return draw
+
+
+def graded(rollouts: int, gain: float = 0.0, zeros: float = 0.0) -> Pair:
+    """Return a pair of runs with rewards between 0 and 1 in steps of 0.1, a share of which is 0; equal ones are frequent."""
+
+    def draw(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
+        level, kept = rng.beta(2.0, 2.0, (n, 1)) * (1.0 - gain), rng.random((n, 1)) >= zeros
+        noise = (rng.normal(0.0, 0.1, (n, rollouts)) for _ in range(2))
+        a, b = (np.clip(np.round(level + add + e, 1), 0.0, 1.0) * kept for add, e in zip((0.0, gain), noise))
+        return a, b
+
+    return draw
+
+
+def true_difference(pair: Pair) -> float:
+    """Return the difference of the true means, from two million examples."""
+    a, b = pair(np.random.default_rng(1), 2_000_000)
+    return float(b.mean() - a.mean())
 
 
 def opposed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
@@ -102,15 +135,36 @@ def opposed(rng: np.random.Generator, n: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 PAIRS: dict[str, Pair] = {
-    "0/1, p = 0.5": both(0.5, 1),
-    "0/1, p = 0.95": both(0.95, 1),
-    "0/1, p = 0.9, 4 rollouts": both(0.9, 4),
+    **{f"0/1, p = {p}, {counted(r)}": both(p, r) for p in (0.5, 0.95) for r in ROLLOUTS},
+    **{f"0/1, p = 0.5, mostly all or none, {counted(r)}": both(0.5, r, concentration=0.3) for r in ROLLOUTS},
+    **{f"steps of 0.1, half of them 0, {counted(r)}": graded(r, zeros=0.5) for r in ROLLOUTS},
     "always 0.8 against 0/1, p = 0.8": opposed,
     "normal": differing(lambda rng, n: rng.normal(0.0, 0.3, n)),
     "exponential, less its mean": differing(lambda rng, n: rng.exponential(1.0, n) - 1.0),
     "lognormal, σ = 1, less its mean": differing(lambda rng, n: rng.lognormal(0.0, 1.0, n) - math.exp(0.5)),
     "lognormal, σ = 1.5, less its mean": differing(lambda rng, n: rng.lognormal(0.0, 1.5, n) - math.exp(1.125)),
 }
+
+
+BETTER: dict[str, Callable[[int], Pair]] = {
+    "0/1, p = 0.3, better on all by up to 0.2": lambda rollouts: both(0.3, rollouts, 1.0, 0.2),
+    "0/1, p = 0.5, better on a quarter by up to 0.5": lambda rollouts: both(0.5, rollouts, 0.25, 0.5, 0.3),
+    "0/1, p = 0.1, better on 5% by 0.6": lambda rollouts: both(0.1, rollouts, 0.05, 0.6, 1.0),
+    "steps of 0.1, better by up to 0.1": lambda rollouts: graded(rollouts, 0.1),
+    "steps of 0.1, half of them 0, better by up to 0.1": lambda rollouts: graded(rollouts, 0.1, 0.5),
+}
+"""Pairs of which the second run is better, by number of rollouts."""
+
+
+class Compared(NamedTuple):
+    """Fractions of the simulated comparisons."""
+
+    covered: float
+    """Fraction of the intervals that contain the true difference."""
+    higher: float
+    """Fraction that reports that the second run is better."""
+    lower: float
+    """Fraction that reports that it is worse."""
 
 
 def coverage(draw: Draw, truth: float, examples: int, repeats: int, seed: int = 0) -> Coverage:
@@ -142,22 +196,34 @@ def coverage(draw: Draw, truth: float, examples: int, repeats: int, seed: int = 
 
 
 def false_directions(pair: Pair, examples: int, repeats: int, seed: int = 0, paired: bool = True) -> float:
-    """Return the fraction of comparisons that report a direction although the true means are equal.
+    """Return the fraction of comparisons that report a direction although the true means are equal; see `compared`."""
+    result = compared(pair, 0.0, examples, repeats, seed, paired)
+    return result.higher + result.lower
+
+
+def compared(pair: Pair, truth: float, examples: int, repeats: int, seed: int = 0, paired: bool = True) -> Compared:
+    """Simulate `repeats` comparisons of two runs.
 
     Args:
         pair: The distribution of the rewards of both runs.
+        truth: True difference of the means.
         examples: Examples per run.
         repeats: Number of comparisons.
         seed: Random seed.
         paired: Whether both runs have the same examples.
     """
     rng = np.random.default_rng(seed)
-    directions = 0
+    directions = {1: 0, 0: 0, -1: 0}
+    covered = intervals = 0
     for _ in range(repeats):
         a, b = ([[float(reward) for reward in row] for row in side] for side in pair(rng, examples))
-        start = 0 if paired else examples
-        directions += compare(outcomes(a, 0), outcomes(b, start)).main.direction != 0
-    return directions / repeats
+        main = compare(outcomes(a, 0), outcomes(b, 0 if paired else examples)).main
+        directions[main.direction] += 1
+        if not math.isnan(main.low):
+            intervals += 1
+            covered += main.low - 1e-9 <= truth <= main.high + 1e-9
+    share = covered / intervals if intervals else math.nan
+    return Compared(share, directions[1] / repeats, directions[-1] / repeats)
 
 
 def outcomes(rewards: Sequence[Sequence[float]], start: int) -> list[Outcome]:
@@ -182,23 +248,43 @@ def cell(coverage: Coverage) -> str:
     return f"{100 * coverage.covered:.1f}" if coverage.clear > 0.5 else f"({100 * coverage.covered:.1f})"
 
 
-def tables(repeats: int) -> dict[str, str]:
-    """Return the tables of docs/evaluation.md by name."""
+def interval_tables(repeats: int) -> dict[str, str]:
+    """Return the tables of the intervals of one evaluation."""
     results = {name: [coverage(draw, truth, n, repeats) for n in EXAMPLES] for name, (draw, truth) in DRAWS.items()}
     covered = {name: [cell(one) for one in row] for name, row in results.items()}
     missed = {name: [f"{100 * one.missed:.1f} / {100 * one.clear:.0f}" for one in row] for name, row in results.items()}
-    directions = {
-        f"{name}{'' if paired else ' (different examples)'}": [
-            f"{100 * false_directions(pair, n, repeats, paired=paired):.1f}" for n in COMPARED
-        ]
-        for paired in (True, False)
-        for name, pair in PAIRS.items()
-    }
-    return {
-        "coverage": table("rewards", EXAMPLES, covered),
-        "missed": table("rewards", EXAMPLES, missed),
-        "directions": table("differences", COMPARED, directions),
-    }
+    return {"coverage": table("rewards", EXAMPLES, covered), "missed": table("rewards", EXAMPLES, missed)}
+
+
+def equal_table(repeats: int) -> dict[str, str]:
+    """Return the table of comparisons between runs with equal true means."""
+    rows: dict[str, list[str]] = {}
+    for paired in (True, False):
+        for name, pair in PAIRS.items():
+            results = [compared(pair, 0.0, n, repeats, paired=paired) for n in COMPARED]
+            rows[name if paired else f"{name} (different examples)"] = [
+                f"{percent(result.covered)} / {percent(result.higher + result.lower)}" for result in results
+            ]
+    return {"directions": table("differences", COMPARED, rows)}
+
+
+def better_table(repeats: int) -> dict[str, str]:
+    """Return the table of comparisons with a run that is better."""
+    rows: dict[str, list[str]] = {}
+    for name, make in BETTER.items():
+        truth = true_difference(make(1))
+        for rollouts in ROLLOUTS:
+            results = [compared(make(rollouts), truth, n, repeats) for n in COMPARED]
+            rows[f"{name}, {counted(rollouts)}"] = [" / ".join(map(percent, result)) for result in results]
+    return {"better": table("differences", COMPARED, rows)}
+
+
+def percent(share: float) -> str:
+    """Return a share in percent; a dash if it is unknown."""
+    return "–" if math.isnan(share) else f"{100 * share:.1f}"
+
+
+TABLES = {"intervals": interval_tables, "equal": equal_table, "better": better_table}
 
 
 def insert_tables(page: str, tables: dict[str, str]) -> str:
@@ -215,8 +301,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--write", action="store_true", help="Write the tables into docs/evaluation.md.")
     parser.add_argument("--repeats", type=int, default=2000, help="Simulated evaluations per cell (default: 2000).")
+    parser.add_argument("--tables", nargs="*", choices=TABLES, default=[*TABLES], help="Tables to make (default: all).")
     options = parser.parse_args()
-    markdown = tables(options.repeats)
+    markdown = {name: text for made in options.tables for name, text in TABLES[made](options.repeats).items()}
     if options.write:
         PAGE.write_text(insert_tables(PAGE.read_text(encoding="utf-8"), markdown), encoding="utf-8")
     print("\n\n".join(markdown.values()))

@@ -72,7 +72,7 @@ class Lesson(NamedTuple):
 
 VARIANT = "tictactoe_variant"
 VARIANTS = {
-    "base": Variant("base: 256 games a step, opponents 20-70 % random, T = 1"),
+    "base": Variant("base: 256 games a step, opponents 20-70% random, T = 1"),
     "batch-32": Variant("32 games a step, 8 times the steps", batch_divisor=8),
     "perfect": Variant("perfect opponent only", PERFECT),
     "no-format": Variant("no format reward", {"format_reward": False}, env=VARIANT),
@@ -259,7 +259,7 @@ def table(histories: Histories) -> str:
 
 
 def difference(base: History, run: History, metric: str) -> str:
-    """Return the paired difference of the last evaluations from those of `base` in percentage points, with a 95 % interval."""
+    """Return the paired difference of the last evaluations from those of `base` in percentage points, with a 95% interval."""
     _, opponent, _, name = metric.split("/")
     comparison = compare(base.games(opponent), run.games(opponent), name)
     main = comparison.main

@@ -3,7 +3,7 @@
     python benchmarks/learning/suite.py                        # everything: 8 to 23 CPU-minutes for each run so far
     python benchmarks/learning/suite.py --only nim --seeds 0   # a part; the table contains whatever is complete
 
-A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95 % interval
+A run has learned if its final model is better than the model after SFT and than the weakest scripted policy: the 95% interval
 of the mean difference in reward (T = 1, the same 1,000 held-out examples) is above 0. `rove compare` computes the same interval.
 Repeat the command to continue a stopped run.
 """
@@ -42,7 +42,7 @@ RUNS = Path("runs") / "learning"
 
 
 class Reward(NamedTuple):
-    """A mean reward at T = 1 with its 95 % interval."""
+    """A mean reward at T = 1 with its 95% interval."""
 
     mean: float
     low: float

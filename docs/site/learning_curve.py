@@ -106,7 +106,7 @@ def _chart(theme: Mapping[str, str]) -> list[str]:
     for share in (0, 25, 50, 75, 100):
         y = TOP + HEIGHT * (1 - share / 100)
         parts.append(f'<path d="M{LEFT} {y:g} H{LEFT + WIDTH}" stroke="{theme["grid"]}"/>')
-        parts.append(_text(LEFT - 8, y + 4, f"{share} %", theme["faint"], anchor="end"))
+        parts.append(_text(LEFT - 8, y + 4, f"{share}%", theme["faint"], anchor="end"))
     for x, stage in zip(xs, data, strict=True):
         parts.append(_text(x, TOP + HEIGHT + 22, stage.name, theme["text"], 13, "middle", True))
         parts.append(_text(x, TOP + HEIGHT + 40, stage.lost, theme["faint"], 12, "middle"))

@@ -15,7 +15,7 @@ from rove.audit.report import cell, rate_text
 from rove.core.errors import ConfigError
 
 Rate = tuple[float, float, float]
-"""Mean with its 95 % interval."""
+"""Mean with its 95% interval."""
 HONEST = ("right answer", "policy ")
 """Beginnings of the names of honest policies in `Report.rewards`."""
 Status = Literal["new", "remains", "not checked", "closed"]
@@ -54,7 +54,7 @@ class HonestReward(msgspec.Struct, frozen=True):
 
     @property
     def difference(self) -> Rate:
-        """New minus old reward with its 95 % interval; the two rewards are from different rollouts."""
+        """New minus old reward with its 95% interval; the two rewards are from different rollouts."""
         mean = self.new[0] - self.old[0]
         low = math.hypot(self.new[0] - self.new[1], self.old[2] - self.old[0])
         high = math.hypot(self.new[2] - self.new[0], self.old[0] - self.old[1])
@@ -179,7 +179,7 @@ def markdown_comparison(comparison: Comparison) -> str:
         ],
     )
     if comparison.honest:
-        lines += ["", "Rewards of right answers and scripted policies, with 95 % intervals:", ""]
+        lines += ["", "Rewards of right answers and scripted policies, with 95% intervals:", ""]
         lines += _table(
             ("policy", "old", "new", "difference"),
             [

@@ -139,7 +139,7 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
     text: str
     """What happens, as one sentence."""
     rate: tuple[float, float, float] | None = None
-    """Mean reward of the evidence with its 95 % interval, or a share of rows."""
+    """Mean reward of the evidence with its 95% interval, or a share of rows."""
     floor: float | None = None
     """What the rate is compared with."""
     prompt: str = ""
@@ -174,7 +174,7 @@ class Report(msgspec.Struct, kw_only=True):
     skipped: dict[str, str] = {}
     """Selected check → why it was not done, or not completely."""
     rewards: dict[str, tuple[float, float, float]] = {}
-    """Reply or policy → mean reward with its 95 % interval.
+    """Reply or policy → mean reward with its 95% interval.
 
     "right answer" is the row's own answer, "policy NAME" a scripted policy of the environment.
     """

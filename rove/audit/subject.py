@@ -62,7 +62,7 @@ class Measured(NamedTuple):
 
     @property
     def interval(self) -> tuple[float, float, float]:
-        """Mean reward, and the limits of its 95 % interval; both limits are the mean where there is no interval."""
+        """Mean reward, and the limits of its 95% interval; both limits are the mean where there is no interval."""
         if not self.rewards:
             return 0.0, 0.0, 0.0
         estimate = mean_estimate(self.rewards)
@@ -229,7 +229,7 @@ class Subject:
 
     @property
     def rewards(self) -> dict[str, tuple[float, float, float]]:
-        """Policy → mean reward with its 95 % interval; policies whose rollouts all failed are left out."""
+        """Policy → mean reward with its 95% interval; policies whose rollouts all failed are left out."""
         return {name: one.interval for name, one in self.measured.items() if one.rewards}
 
     def _recorded(self, policy: Policy) -> Policy:

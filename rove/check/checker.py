@@ -295,7 +295,8 @@ def _missing(python: str | None, reading: Reading) -> list[str]:
             [python or sys.executable, "-c", FIND_MODULES],
             input=json.dumps(wanted),
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=FIND_TIMEOUT_S,
             check=True,
         )

@@ -10,7 +10,6 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.audit.auditor import AuditOptions, audit
@@ -23,6 +22,7 @@ from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
 from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
 from rove.core.errors import ConfigError
+from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
 STYLES = {Severity.HIGH: "red", Severity.MEDIUM: "yellow", Severity.LOW: "cyan", Severity.INFO: "dim"}
@@ -43,22 +43,20 @@ def print_checks(console: Console) -> None:
 
 def print_report(report: Report, console: Console) -> None:
     """Print the findings, the most severe first, with their evidence."""
-    table = Table(title=escape(f"audit of {report.env}"), width=min(WIDTH, console.width))
+    table = Table(title=f"audit of {report.env}", width=min(WIDTH, console.width))
     for title in ("severity", "check", "finding", "reward or share"):
         table.add_column(title, overflow="fold")
     for finding in report.findings:
-        style = STYLES[finding.severity]
-        table.add_row(
-            f"[{style}]{finding.severity.label}[/{style}]", finding.check, escape(finding.text), rate_text(finding)
-        )
+        severity = styled((finding.severity.label, STYLES[finding.severity]))
+        table.add_row(severity, finding.check, finding.text, rate_text(finding))
     if report.findings:
         console.print(table)
     else:
         incomplete = ", but the time budget was used up" if OUT_OF_TIME in report.skipped.values() else ""
-        console.print(f"[bold]{escape(report.env)}[/bold]: no findings{incomplete}")
+        console.print(styled((report.env, "bold"), f": no findings{incomplete}"))
     for finding in report.findings:
         if finding.severity >= Severity.MEDIUM:
-            console.print(f"\n[bold]{finding.check}[/bold]", soft_wrap=True)
+            console.print(f"\n{finding.check}", style="bold", soft_wrap=True)
             for name in ("prompt", "completion"):
                 text = shortened(" ".join(getattr(finding, name).split()), MAX_SHOWN_CHARS)
                 if text:

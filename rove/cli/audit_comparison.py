@@ -8,7 +8,6 @@ from pathlib import Path
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.audit.comparison import (
@@ -26,6 +25,7 @@ from rove.audit.findings import Report, Severity
 from rove.cli.common import WIDTH, check_outputs, print_json
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_file
+from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
 SUFFIXES = (".md", ".json")
@@ -101,30 +101,25 @@ def _json(comparison: Comparison) -> bytes:
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print the findings by what became of them, and the rewards of honest policies."""
     width = min(WIDTH, console.width)
-    title = escape(f"audit: {comparison.old} → {comparison.new}")
+    title = f"audit: {comparison.old} → {comparison.new}"
     if comparison.changes:
         table = Table(title=title, width=width)
         for name in ("", "severity", "check", "finding", "reward or share"):
             table.add_column(name, overflow="fold")
         for one in comparison.changes:
-            style = STYLES[one.status]
-            status = f"[{style}]{one.status}[/{style}]"
-            cells = (severities_text(one), one.latest.check, escape(text_of(one)), escape(rates_text(one)))
+            status = styled((one.status, STYLES[one.status]))
+            cells = (severities_text(one), one.latest.check, text_of(one), rates_text(one))
             table.add_row(status, *cells)
         console.print(table)
     else:
-        console.print(f"[bold]{title}[/bold]: no findings")
+        console.print(styled((title, "bold"), ": no findings"))
     if comparison.honest:
         table = Table(title="rewards of right answers and scripted policies", width=width)
         for name in ("policy", "old", "new", "difference"):
             table.add_column(name, overflow="fold")
         for reward in comparison.honest:
             difference = reward_text(reward.difference, "+")
-            table.add_row(
-                escape(reward.policy),
-                *(escape(reward_text(one)) for one in (reward.old, reward.new)),
-                escape(difference),
-            )
+            table.add_row(reward.policy, *map(reward_text, (reward.old, reward.new)), difference)
         console.print(table)
     else:
         console.print(

@@ -9,9 +9,7 @@ from typing import Any
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
-from rich.text import Text
 
 from rove.check.checker import Report, check
 from rove.check.package_files import Package, packages_in
@@ -21,6 +19,7 @@ from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json,
 from rove.cli.options import env_dir_option, examples, json_object
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
+from rove.utils.console import styled
 from rove.utils.files import atomic_write
 
 MIN_COMPARABLE_ROLLOUTS = 20
@@ -41,7 +40,7 @@ def write(reports: Sequence[Report], outputs: tuple[str, ...]) -> None:
 def print_report(report: Report, console: Console) -> None:
     """Print one package in a few lines."""
     style = STYLES[report.status]
-    console.print(f"[bold]{escape(report.package)}[/bold]  [{style}]{escape(report.verdict)}[/{style}]", soft_wrap=True)
+    console.print(styled((report.package, "bold"), "  ", (report.verdict, style)), soft_wrap=True)
     lines = {"written for": report.generation}
     lines |= {f"names of {api}": ", ".join(names) for api, names in report.names.items()}
     result = report.rollouts
@@ -54,11 +53,11 @@ def print_report(report: Report, console: Console) -> None:
         ] = rewards
     for name, text in lines.items():
         if text:
-            console.print(f"  {name}: {escape(text)}", soft_wrap=True)
+            console.print(f"  {name}: {text}", soft_wrap=True)
     for one in report.deviations:
-        console.print(f"  differs: {escape(one.what)}: {escape(one.here)}", soft_wrap=True)
+        console.print(f"  differs: {one.what}: {one.here}", soft_wrap=True)
     for text in report_notes(report):
-        console.print(f"  {escape(text)}", soft_wrap=True)
+        console.print(f"  {text}", soft_wrap=True)
 
 
 def print_summary(reports: Sequence[Report], console: Console) -> None:
@@ -70,7 +69,7 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
     for report in reports:
         result = report.rollouts
         numbers = (str(result.rollouts), str(result.failed)) if result.rollouts else ("–", "–")
-        table.add_row(report.package, report.generation, *numbers, Text(report.verdict, STYLES[report.status]))
+        table.add_row(report.package, report.generation, *numbers, styled((report.verdict, STYLES[report.status])))
     console.print(table)
 
 
@@ -132,11 +131,11 @@ def command(
 
             def step(words: str, name: str = package.name) -> None:
                 if console.is_terminal:
-                    report_progress(len(reports), escape(f"{name}: {words}"))
+                    report_progress(len(reports), f"{name}: {words}")
 
             reports.append(check(package, args, limited, step))
             write(reports, output)
-            report_progress(len(reports), escape(f"{package.name}: {reports[-1].verdict}"))
+            report_progress(len(reports), f"{package.name}: {reports[-1].verdict}")
     if as_json_:
         print_json(as_json(reports))
     elif len(reports) == 1:

@@ -17,7 +17,6 @@ import click
 import msgspec
 from rich.console import Console, Group
 from rich.live import Live
-from rich.markup import escape
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.text import Text
 
@@ -25,6 +24,8 @@ from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, as_json
 from rove.remote.loading import IsolationConfig
 from rove.runs.run import Run
+from rove.utils.console import SafeConsole, styled
+from rove.utils.terminal_text import inert, inert_json
 
 RUNS = Path("runs")
 CURVES = "curves.png"
@@ -112,19 +113,19 @@ class Heartbeat:
 def working(console: Console, what: str, every_s: float = LOG_EVERY_S) -> Iterator[None]:
     """Print what is being done, such as "loading models/x", and show that it is still running until it is done."""
     if console.is_terminal:
-        with console.status(escape(what)):
+        with console.status(styled(what)):
             yield
         return
     step = StepProgress()
-    console.print(what, markup=False, soft_wrap=True)
-    with Heartbeat(lambda: console.print(f"{what}: {step.text()}", markup=False, soft_wrap=True), every_s):
+    console.print(styled(what), soft_wrap=True)
+    with Heartbeat(lambda: console.print(styled(f"{what}: {step.text()}"), soft_wrap=True), every_s):
         yield
 
 
 def console_for(json: bool) -> Console:
     """Return the console for messages: stderr with --json, so that stdout holds only JSON."""
-    console = Console(stderr=json, highlight=False)
-    return console if console.is_terminal else Console(stderr=json, highlight=False, width=WIDTH)
+    console = SafeConsole(stderr=json)
+    return console if console.is_terminal else SafeConsole(stderr=json, width=WIDTH)
 
 
 def run_folder(given: str | Path | None, *parts: str, identity: Mapping[str, Any]) -> Path:
@@ -148,7 +149,7 @@ def short(model: str) -> str:
 
 def print_json(value: Any) -> None:
     """Print a value as JSON on stdout."""
-    click.echo(msgspec.json.encode(value).decode())
+    click.echo(inert_json(msgspec.json.encode(value).decode()))
 
 
 def run_async(main: Coroutine[Any, Any, T]) -> T:
@@ -202,9 +203,14 @@ def _has_started(task: asyncio.Task[Any]) -> bool:
 class ReportProgress(Protocol):
     """Reports progress: the number of finished items, a status text, and the total if it was unknown before."""
 
-    def __call__(self, count: int, words: str, total: int | None = None) -> None:
+    def __call__(self, count: int, words: str | Text, total: int | None = None) -> None:
         """Report progress."""
         ...
+
+
+def as_text(words: str | Text) -> Text:
+    """Return words of a status as text, without markup and control characters."""
+    return styled(words) if isinstance(words, str) else words
 
 
 class ProgressDisplay:
@@ -219,21 +225,21 @@ class ProgressDisplay:
         self.title = title
         self.count = done
         self.total = total
-        self.words = ""
+        self.words: str | Text = ""
         self.step = StepProgress()
         """Progress within the current step."""
         self._show = show
 
-    def __call__(self, count: int, words: str, total: int | None = None) -> None:
+    def __call__(self, count: int, words: str | Text, total: int | None = None) -> None:
         """Record that `count` steps are done."""
         self.count, self.words, self.total = count, words, total or self.total
         self.step.start_next()
         self._show(self)
 
     @property
-    def line(self) -> str:
-        """Return one line for a plain log, in rich markup."""
-        return f"{self.title} {self.count}/{self.total or '?'}  {self.words}"
+    def line(self) -> Text:
+        """Return one line for a plain log."""
+        return styled(f"{self.title} {self.count}/{self.total or '?'}  ").append(as_text(self.words))
 
 
 @contextmanager
@@ -248,7 +254,7 @@ def progress(console: Console, title: str, total: int = 0, done: int = 0) -> Ite
             yield display
         return
     columns = (
-        TextColumn("{task.description}"),
+        TextColumn("{task.description}", markup=False),
         BarColumn(bar_width=20),
         MofNCompleteColumn(),
         TimeElapsedColumn(),
@@ -256,11 +262,11 @@ def progress(console: Console, title: str, total: int = 0, done: int = 0) -> Ite
     )
     bar = Progress(*columns)
     with Live(bar, console=console, refresh_per_second=10) as live:
-        task = bar.add_task(title, total=total or None, completed=done)
+        task = bar.add_task(inert(title), total=total or None, completed=done)
 
         def show(display: ProgressDisplay) -> None:
             bar.update(task, completed=display.count, total=display.total or None)
-            live.update(Group(bar, Text.from_markup(f"  {display.words}"), display.step))
+            live.update(Group(bar, styled("  ").append(as_text(display.words)), display.step))
 
         display = ProgressDisplay(title, total, show, done)
         live.update(Group(bar, display.step))
@@ -276,7 +282,7 @@ def _log_lines(console: Console, title: str, total: int, done: int) -> Iterator[
 
     display = ProgressDisplay(title, total, show, done)
     with Heartbeat(
-        lambda: console.print(f"{display.line}  {escape(display.step.text())}", soft_wrap=True)
+        lambda: console.print(display.line.append(inert(f"  {display.step.text()}")), soft_wrap=True)
     ) as heartbeat:
         yield display
 
@@ -284,14 +290,14 @@ def _log_lines(console: Console, title: str, total: int, done: int) -> Iterator[
 def print_warnings(console: Console, warnings: Iterable[str]) -> None:
     """Print warnings."""
     for warning in warnings:
-        console.print(f"warning: {warning}", style="yellow", markup=False, soft_wrap=True)
+        console.print(styled(f"warning: {warning}"), style="yellow", soft_wrap=True)
 
 
 def alert_printer(console: Console) -> Callable[[Any], None]:
     """Return a function that prints alerts of `rove.train.alerts`."""
 
     def show(alert: Any) -> None:
-        console.print(f"step {alert.step}: {alert.text}", style="yellow", markup=False, soft_wrap=True)
+        console.print(styled(f"step {alert.step}: {alert.text}"), style="yellow", soft_wrap=True)
 
     return show
 
@@ -327,7 +333,7 @@ def hint(console: Console, *lines: str) -> None:
     """Print suggestions for the next step."""
     console.print()
     for line in lines:
-        console.print(f"[dim]→[/dim] {escape(line)}", soft_wrap=True)
+        console.print(styled(("→", "dim"), f" {line}"), soft_wrap=True)
 
 
 class EnvironmentSettings(Protocol):

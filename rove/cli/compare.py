@@ -12,17 +12,22 @@ from typing import Any, NamedTuple
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 
 from rove.cli.common import console_for, hint, print_json
 from rove.cli.options import examples, json_option
 from rove.cli.tables import comparison_row, comparison_table, movers_table
 from rove.core.errors import ConfigError, RunError
+from rove.core.messages import as_messages, text_of
 from rove.core.records import Outcome
+from rove.envs.questions import is_question_file
 from rove.runs.run import Run
 from rove.statistics import Comparison, compare
+from rove.utils.terminal_text import inert
 from rove.viewer.format import caveats
 
+ANY_FLAG = "--any-environment"
+ENVIRONMENT_SETTINGS = ("env", "env_args", "rubric", "train")
+"""Settings in a run's identity that determine its examples and its rewards."""
 FOLDER = "folder#"
 """Start of a model folder's digest in a run's identity; see `rove.core.digest.digest_model`."""
 
@@ -49,6 +54,12 @@ class ComparedRun(NamedTuple):
         """The environment, with its version if it has one."""
         name, *rest = str(self.settings.get("env", "")).split("#")  # name#version#digest of the code, or name#digest
         return f"{name} {rest[0]}" if len(rest) > 1 else name
+
+    @property
+    def env_name(self) -> str:
+        """The environment without its version; the same for all files of questions, which are compared by their examples."""
+        name = str(self.settings.get("env", "")).split("#")[0]
+        return "a file of questions" if is_question_file(name) else name
 
     @property
     def counts(self) -> str:
@@ -113,21 +124,64 @@ def named_models(settings: Mapping[str, list[Any]], a: ComparedRun, b: ComparedR
     return {**settings, "model": folders}
 
 
-def print_comparison(comparison: Comparison, settings: Mapping[str, list[Any]], console: Console) -> None:
-    """Print the verdict, the tables, and the settings that differ."""
-    console.print(f"[bold]{escape(comparison.verdict)}[/bold]", soft_wrap=True)
+def check_comparable(a: ComparedRun, b: ComparedRun) -> None:
+    """Refuse runs whose difference would not be one of the models.
+
+    Raises:
+        ConfigError: The environments differ; or their version, arguments or data do, and no example is in both runs.
+    """
+    names = [run.env_name for run in (a, b)]
+    if names[0] != names[1]:
+        raise ConfigError(
+            f"the runs are of different environments, '{names[0]}' and '{names[1]}': a difference of their rewards says nothing "
+            f"about the models. Compare runs of one environment, or give {ANY_FLAG}"
+        )
+    if {outcome.example_key for outcome in a.outcomes} & {outcome.example_key for outcome in b.outcomes}:
+        return
+    changed = [name for name in differing(a.settings, b.settings) if name.split(".")[0] in ENVIRONMENT_SETTINGS]
+    if changed:
+        raise ConfigError(
+            f"the runs share no examples, and these settings of the environment differ: {', '.join(changed)}. Evaluate both "
+            f"models with the same settings, or give {ANY_FLAG}"
+        )
+
+
+def read_questions(path: str, comparison: Comparison) -> dict[str, str]:
+    """Return the question of each example that changed most, by its key: the last message of its prompt."""
+    wanted = {mover.example_key for mover in (*comparison.up, *comparison.down)}
+    run = Run(path)
+    lines = {key: line for (_, key, _), line in run.scored_lines().items() if key in wanted}
+    questions: dict[str, str] = {}
+    for key, line in lines.items():
+        prompt = as_messages(run.record_at(line.offset).prompt)
+        questions[key] = text_of(prompt[-1]) if prompt else ""
+    return {key: question for key, question in questions.items() if question.strip()}
+
+
+def print_comparison(
+    comparison: Comparison,
+    settings: Mapping[str, list[Any]],
+    questions: Mapping[str, str],
+    console: Console,
+) -> None:
+    """Print the verdict, the tables, and the settings that differ.
+
+    Args:
+        questions: The questions of the examples that changed most; see `read_questions`.
+    """
+    console.print(comparison.verdict, style="bold", soft_wrap=True)
     if comparison.paired:
-        b = escape(comparison.names[1])
+        b = comparison.names[1]
         console.print(f"{b}: higher on {comparison.wins}, equal on {comparison.ties}, lower on {comparison.losses}")
     for note in comparison.notes:
-        console.print(f"[yellow]{escape(note)}[/yellow]", soft_wrap=True)
-    console.print(comparison_table(comparison))
+        console.print(note, style="yellow", soft_wrap=True)
+    console.print(comparison_table(comparison, console.width))
     if comparison.up or comparison.down:
-        console.print(movers_table(comparison))
+        console.print(movers_table(comparison, questions, console.width))
     if settings:
         console.print("settings that differ:")
     for name, (old, new) in settings.items():
-        console.print(f"  {escape(f'{name}: {_shown(old)} → {_shown(new)}')}", soft_wrap=True)
+        console.print(f"  {name}: {_shown(old)} → {_shown(new)}", soft_wrap=True)
 
 
 def _shown(value: Any) -> str:
@@ -161,28 +215,33 @@ def next_steps(comparison: Comparison, kinds: set[str], runs: tuple[str, str]) -
     "--value", default="reward", show_default=True, help="Value to compare: reward, a reward function or a metric."
 )
 @json_option
+@click.option(ANY_FLAG, "any_environment", is_flag=True, help="Compare runs of different environments or data, too.")
 @click.option("--markdown", "as_markdown", is_flag=True, help="Print the comparison as Markdown for a pull request.")
-def command(run_a: str, run_b: str, value: str, as_json: bool, as_markdown: bool) -> None:
+def command(run_a: str, run_b: str, value: str, any_environment: bool, as_json: bool, as_markdown: bool) -> None:
     """Compare RUN_B with RUN_A, both run folders, example by example.
 
     Only examples that both runs scored are compared; the interval is that of the difference. If a rollout was repeated, the
-    last attempt counts. Failed rollouts are excluded.
+    last attempt counts. Failed rollouts are excluded. Runs of different environments are refused, and so are runs without common
+    examples whose environments have different versions, arguments or data.
     """
     if as_json and as_markdown:
         raise ConfigError("--json and --markdown exclude each other; choose one")
     console = console_for(as_json or as_markdown)
     run_a, run_b = str(Path(run_a)), str(Path(run_b))
     a, b = read_run(run_a), read_run(run_b)
+    if not any_environment:
+        check_comparable(a, b)
     comparison = compare(a.outcomes, b.outcomes, value, names=run_names(run_a, run_b))
     settings = differing(a.settings, b.settings)
     if as_json:
-        print_json({**msgspec.to_builtins(comparison), "runs": [run_a, run_b], "settings": settings})
+        found = {"runs": [run_a, run_b], "settings": settings, "questions": read_questions(run_b, comparison)}
+        print_json({**msgspec.to_builtins(comparison), **found})
         return
     settings = named_models(settings, a, b)
     if as_markdown:
-        click.echo(comparison_markdown(comparison, settings, (a, b)), nl=False)
+        click.echo(inert(comparison_markdown(comparison, settings, (a, b))), nl=False)
     else:
-        print_comparison(comparison, settings, console)
+        print_comparison(comparison, settings, read_questions(run_b, comparison), console)
     kinds = {a.settings["kind"], b.settings["kind"]}
     if "rl" in kinds:
         console.print("the model of an RL run changes during the run: compare evaluations instead")
@@ -204,7 +263,7 @@ def comparison_markdown(
         runs: Both runs, to name what they evaluated.
         settings: Both values of each setting that differs, by name; None where a run does not have it.
     """
-    head = ["value", *comparison.names, "difference", "95 % interval", ""]
+    head = ["value", *comparison.names, "difference", "95% interval", ""]
     align = ["---", "---:", "---:", "---:", "---:", "---"]
     values = (comparison.main, *comparison.others)
     rows = [comparison_row(one) for one in values]

@@ -10,10 +10,11 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
+from rich.text import Text
 
 import rove
 from rove.cli.clients import make_client, needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
+from rove.cli.common import RUNS, console_for, hint, print_json, print_warnings, run_async, short
 from rove.cli.hacking import run_hacking
 from rove.cli.options import examples, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
@@ -25,6 +26,7 @@ from rove.core.protocols import Client, SamplingParams
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
+from rove.utils.console import styled
 
 _ROVE = Path(rove.__file__).resolve().parent
 SHIPPED = _ROVE / "_configs" if (_ROVE / "_configs").is_dir() else _ROVE.parent / "configs"
@@ -215,6 +217,7 @@ def demo_results(demo: Pipeline) -> dict[str, Any]:
     rows, recipe, console = demo.run(), demo.recipe, demo.console
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    print_warnings(console, demo.notes())
     if recipe.answers:
         console.print(answers_table(demo, recipe.answers))
     shown: dict[str, Any] = {"rows": rows, "folder": str(demo.folder)}
@@ -232,7 +235,7 @@ def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], cons
     console.print()
     console.print(exhaustive_table(config, results))
     for name, result in results.items():
-        console.print(f"{name}: {verdict(result)}", soft_wrap=True)
+        console.print(styled(f"{name}: ").append(verdict(result)), soft_wrap=True)
     return list(results.values())
 
 
@@ -295,13 +298,15 @@ def exhaustive_table(config: ExhaustiveConfig, results: Mapping[str, Mapping[str
         checks = [result["checks"].get(name, {"seen": 0, "total": 0}) for result in shown]
         table.add_row(name, *(f"{check['seen']}/{check['total']}" for check in checks))
     table.add_section()
-    table.add_row("[dim]exact means against a random opponent, %[/dim]")
+    table.add_row(styled(("exact means against a random opponent, %", "dim")))
     for name in config.values:
         table.add_row(f"  {name}", *(f"{100 * result['expected'][name]:.2f}" for result in shown))
     return table
 
 
-def verdict(result: Mapping[str, Any]) -> str:
+def verdict(result: Mapping[str, Any]) -> Text:
     """Return whether the model reached all goals, and which it missed."""
     missed = result["missed"]
-    return f"[yellow]goals missed: {'; '.join(missed)}[/yellow]" if missed else "[green]all goals reached[/green]"
+    if missed:
+        return styled((f"goals missed: {'; '.join(missed)}", "yellow"))
+    return styled(("all goals reached", "green"))

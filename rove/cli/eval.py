@@ -60,6 +60,7 @@ from rove.rollouts.rescore import DEFAULT_MAX_CONCURRENT, rescore, rescored_iden
 from rove.runs.run import Run
 from rove.statistics import Price
 from rove.statistics.summary import broken_reward
+from rove.utils.console import styled
 from rove.viewer.format import number
 
 
@@ -103,12 +104,12 @@ class EvalProgress:
         self.failed += record.error is not None
         self.rewards += record.reward or 0.0
         scored = self.count - self.failed
-        words = [f"mean reward {number(self.rewards / scored) if scored else '–'}"]
+        words = styled(f"mean reward {number(self.rewards / scored) if scored else '–'}")
         if self.failed:
-            words.append(f"[red]{self.failed} failed[/red]")
+            words.append(f"  {self.failed} failed", "red")
         if self.limiter is not None:
-            words.append(f"{self.limiter.limit} concurrent")
-        self.report(self.count, "  ".join(words))
+            words.append(f"  {self.limiter.limit} concurrent")
+        self.report(self.count, words)
 
 
 def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dict[str, Any], Run | None]:
@@ -140,7 +141,7 @@ def _evaluate(
     config: EvalConfig, env: Environment, client: Client, run: Run | None, console: Console, title: str
 ) -> dict[str, Any]:
     """Run the evaluation and return its summary."""
-    available = env.count_examples(config.num_examples, config.train)
+    available = Options(**config.options).count_examples(env)
     if available is not None and config.num_examples > available:
         text = f"num_examples is {config.num_examples}; the dataset has {available}"
         is_here = not (config.isolation.is_on or config.ray.address)  # only then may its module be imported here
@@ -328,7 +329,8 @@ def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into:
     if counts["failed"]:
         console.print(f"left out: {counts['failed']} failed rollouts; `rove eval` runs them again")
     if counts["gone"]:
-        console.print(f"[yellow]left out: {counts['gone']} rollouts whose examples the dataset no longer has[/yellow]")
+        text = f"left out: {counts['gone']} rollouts whose examples the dataset no longer has"
+        console.print(text, style="yellow")
     hint(console, f"compare the two: rove compare {source.path} {into}")
 
 

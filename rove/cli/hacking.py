@@ -41,7 +41,7 @@ def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     reports: dict[str, Report] = {}
     rows: list[dict[str, Any]] = []
     for grader, meaning in GRADERS.items():
-        console.print(f"\n[bold]Audit the grader '{grader}': {meaning}[/bold]", soft_wrap=True)
+        console.print(f"\nAudit the grader '{grader}': {meaning}", style="bold", soft_wrap=True)
         args, runs = {"grader": grader}, folder / grader
         learn = {**LEARN, "folder": runs, "seed": seed}
         reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), console, learn)

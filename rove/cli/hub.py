@@ -23,6 +23,7 @@ from rove.hub.client.hub import Hub
 from rove.hub.client.settings import is_url, normalize_address, require_server, resolve_hub, save_hub
 from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import key_file, load_key, make_key, public_key
+from rove.utils.terminal_text import make_logs_inert
 
 DATA = Path("hub")
 KEY_BYTES = 32
@@ -205,6 +206,7 @@ def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, d
     from rove.server import is_loopback
 
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(message)s")
+    make_logs_inert()
     console = console_for(False)
     if fallback is not None and not fallback.startswith(("https://", "http://")):
         raise ConfigError(f"--fallback is '{fallback}'; expected an address like https://index.example/simple/")

@@ -9,12 +9,12 @@ from typing import TypeVar
 import click
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rove.cli.common import run_async
 from rove.hub.client.hub import EnvironmentEntry, Hub, Release
 from rove.hub.client.settings import require_hub, token_for
 from rove.hub.package.manifest import Manifest
+from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
 
@@ -42,9 +42,9 @@ def at(hub: str | None) -> str:
     return f" --hub {shlex.quote(hub)}" if hub else ""
 
 
-def plain(text: str) -> Text:
-    """Return text from others for the terminal, without colors, links and control characters."""
-    return Text("".join(c if c.isprintable() else "�" for c in text))
+def plain(text: str) -> str:
+    """Return text from others as one line for the terminal."""
+    return inert(text).replace("\n", "\\n")
 
 
 def listing(found: Iterable[EnvironmentEntry]) -> Table:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import click
-from rich.console import Console
 
 from rove.cli.common import hint
 from rove.cli.options import examples
 from rove.core.errors import ConfigError
 from rove.hub.package.names import check_module, normalize_name
+from rove.utils.console import SafeConsole
 
 TEMPLATES = Path(__file__).with_name("templates")
 """One folder per kind, and `every` for all: packages called my-task that work as they are."""
@@ -70,7 +70,7 @@ def command(name: str, folder: str, **flags: bool) -> None:
     if len(kinds) > 1:
         given = " and ".join("--" + kind.replace("_", "-") for kind in kinds)
         raise ConfigError(f"{given} exclude each other; choose one")
-    console = Console(highlight=False)
+    console = SafeConsole()
     target = scaffold(name, Path(folder), *kinds)
     for file in sorted(target.rglob("*.*")):
         if file.is_file():

@@ -11,7 +11,6 @@ import click
 import msgspec
 from rich.console import Console
 from rich.table import Table
-from rich.text import Text
 
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
@@ -35,6 +34,7 @@ from rove.hub.client.installing import (
 )
 from rove.hub.client.settings import require_hub
 from rove.hub.package.names import Reference, parse_reference
+from rove.utils.console import styled
 from rove.viewer.format import interval, number
 
 
@@ -205,7 +205,7 @@ def install_command(
         print_json([_as_json(made) for made in done])
     for made in done:
         name = f"{made.reference.owner}/{made.reference.name}"
-        console.print(f"[green]installed[/green] {made.reference}", soft_wrap=True)
+        console.print(styled(("installed", "green"), f" {made.reference}"), soft_wrap=True)
         run = f"rove eval {name if isinstance(made, Installed) else made.manifest.module} -m MODEL"
         hint(
             console,
@@ -327,7 +327,7 @@ async def _info(hub: Hub, reference: Reference, with_readme: bool) -> _Info:
 def _results(results: list[dict[str, Any]]) -> Table:
     table = Table(title="results", width=100, title_justify="left")
     table.add_column("model", overflow="fold", ratio=3)
-    for name in ("rollouts", "reward", "95 % interval"):
+    for name in ("rollouts", "reward", "95% interval"):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column("pushed", no_wrap=True)
     for one in results:
@@ -367,7 +367,7 @@ def info_command(name: str, hub: str | None, readme: bool, as_json: bool) -> Non
     if results:
         console.print(_results(results))
     if readme:
-        console.print(Text("\n").join(map(plain, text.splitlines())), soft_wrap=True)
+        console.print(text, soft_wrap=True)
     short = f"{reference.owner}/{reference.name}"
     install = f"install it: rove install {short}{at(hub)}"
     hint(console, f"evaluate a model in it: rove eval {short} -m MODEL" if installed else install)

@@ -15,6 +15,7 @@ from rove.cli import environments
 from rove.cli.options import YES_FLAG, assume_yes, examples
 from rove.core.errors import ConfigError, Error, nearest
 from rove.utils.processes import is_out_of_memory
+from rove.utils.terminal_text import hide_progress_bars, inert, protect_terminal
 
 
 class Entry(NamedTuple):
@@ -166,16 +167,19 @@ add_common_options(cli)
 
 def main() -> None:
     """Run the command line. Errors become one line; the exit status is 2 for a ConfigError, 130 for Ctrl-C, else 1."""
+    protect_terminal()
+    hide_progress_bars()
     try:
         status = cli(prog_name="rove", standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)  # click returns the status of Exit
     except click.ClickException as error:
+        error.message = inert(error.message)
         error.show()
         sys.exit(error.exit_code)
     except Error as error:
         is_config = isinstance(error, ConfigError)
         if not (is_config and os.environ.get("LOCAL_RANK", "0") != "0"):  # under torchrun, report it once per node
-            click.secho(f"error: {error}", fg="red", err=True)
+            click.secho(inert(f"error: {error}"), fg="red", err=True)
         sys.exit(2 if is_config else 1)
     except (KeyboardInterrupt, click.Abort):
         click.secho("stopped; repeat the command to continue", fg="yellow", err=True)
@@ -186,7 +190,7 @@ def main() -> None:
     except (MemoryError, RuntimeError) as error:
         if not is_out_of_memory(error):
             raise
-        reason = str(error).strip().partition("\n")[0]
+        reason = inert(str(error).strip().partition("\n")[0])
         advice = (
             "use smaller settings, such as micro_batch_tokens or max_concurrent, and repeat the command to continue"
         )
@@ -195,7 +199,7 @@ def main() -> None:
     except OSError as error:  # such as a full disk or a read-only folder
         if error.filename is None and error.errno is None:
             raise
-        click.secho(f"error: {error}", fg="red", err=True)
+        click.secho(inert(f"error: {error}"), fg="red", err=True)
         sys.exit(1)
 
 

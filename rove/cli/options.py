@@ -12,6 +12,7 @@ import click
 from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
 from rove.runs.provenance import is_in_run_folder, is_own, risky_settings, seal
+from rove.utils.terminal_text import inert
 
 T = TypeVar("T")
 
@@ -166,4 +167,4 @@ def confirmed(question: str, otherwise: str) -> bool:
         return True
     if not (sys.stdin.isatty() and sys.stderr.isatty()):
         raise ConfigError(f"{question} There is no terminal to ask in: {otherwise}")
-    return click.confirm(question, err=True)
+    return click.confirm(inert(question), err=True)

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.eval import run_eval
@@ -21,6 +20,7 @@ from rove.core.config import convert, merge
 from rove.core.messages import as_messages, text_of
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
+from rove.utils.console import styled
 from rove.utils.processes import peak_memory, release_memory
 from rove.viewer.format import percent
 
@@ -71,7 +71,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Evaluations of each row: a name, and settings that differ from `evaluation`. Default: one without a name."""
     columns: list[dict[str, Any]]
     """Columns of the results table: a title, reward functions or metrics (or "reward"), and the condition, if there are several.
-    With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
+    With `interval = true`, a cell shows the mean with its 95% interval, else the means in percent."""
     baseline: list[dict[str, Any]] = []
     answers: int = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
@@ -148,6 +148,21 @@ class Pipeline:
             self.sft_config().check()
         for folder, stage in self.stages():
             self.rl_config(folder, stage, self.model).check()
+
+    def notes(self) -> list[str]:
+        """Return notes on stages whose weights are chosen by examples that the results table reports."""
+        from rove.train.held_out import overlap_note
+
+        stages = [(folder, self.rl_config(folder, stage, self.model)) for folder, stage in self.stages()]
+        configs = [*([("sft", self.sft_config())] if self.recipe.data else []), *stages]
+        notes: list[str] = []
+        for name, config in configs:
+            for condition in self.recipe.conditions:
+                table = self.eval_config(self.folder, {**self._row_values(condition), "model": self.model})
+                note = overlap_note(config.keep_best, config.evaluation, config.seed, table)
+                if note is not None and f"{name}: {note}" not in notes:
+                    notes.append(f"{name}: {note}")
+        return notes
 
     def run(self) -> list[dict[str, Any]]:
         """Check all settings and run all stages; return the rows of the results table."""
@@ -257,7 +272,7 @@ class Pipeline:
         return {**self.recipe.full, "evaluation": [{**lines, **table} for table in self.recipe.full["evaluation"]]}
 
     def _say(self, text: str) -> None:
-        self.console.print(f"\n[bold]{text}[/bold]")
+        self.console.print(f"\n{text}", style="bold")
 
     def _row_values(self, condition: Mapping[str, Any]) -> dict[str, Any]:
         """Return the settings of an evaluation under a condition, without the model."""
@@ -296,9 +311,9 @@ def results_table(recipe: Recipe, rows: list[dict[str, Any]], games: int) -> Tab
         table.add_row(row["name"], *(_cell(row["conditions"][c.get("condition", "")], c) for c in recipe.columns))
     if recipe.baseline:
         table.add_section()
-        table.add_row("[dim]published baseline[/dim]")
+        table.add_row(styled(("published baseline", "dim")))
     for row in recipe.baseline:
-        table.add_row(f"[dim]{row['name']}[/dim]", *(f"[dim]{cell}[/dim]" for cell in row["cells"]))
+        table.add_row(*(styled((cell, "dim")) for cell in (row["name"], *row["cells"])))
     return table
 
 
@@ -332,7 +347,7 @@ def answers_table(pipeline: Pipeline, count: int) -> Table:
     for example_id in sorted(set.intersection(*answered))[:count]:
         records = [records[example_id] for records in by_row]
         table.add_row(
-            escape(text_of(as_messages(records[0].prompt)[-1])),
-            *(escape(text_of(as_messages(record.completion)[-1])) for record in records),
+            text_of(as_messages(records[0].prompt)[-1]),
+            *(text_of(as_messages(record.completion)[-1]) for record in records),
         )
     return table

@@ -11,7 +11,6 @@ from typing import Any, NamedTuple
 
 import click
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.clients import API_KEY_VAR, make_client
@@ -43,6 +42,8 @@ from rove.remote.environment import RemoteEnv
 from rove.remote.loading import Isolation, open_environment
 from rove.rendering.tool_calls import FORMATS, Call, read_calls
 from rove.runs.run import Run
+from rove.utils.console import SafeConsole, styled
+from rove.utils.terminal_text import inert
 from rove.viewer.format import number
 from rove.viewer.play_session import PERSON_ROLES
 
@@ -55,7 +56,7 @@ def show_new(messages: Sequence[Mapping[str, Any]], shown: int, console: Console
     for message in messages[shown if len(messages) > shown else 0 :]:
         if message["role"] != "assistant":
             sender = f"{message['role']} to {role}" if role else message["role"]
-            console.print(f"[cyan]{escape(sender)}[/cyan]\n{escape(text_of(message))}")
+            console.print(styled((sender, "cyan"), f"\n{text_of(message)}"))
     return len(messages)
 
 
@@ -115,7 +116,7 @@ class PrintingClient:
         if self.both:
             self._shown = show_new(request.messages, self._shown, self.console)
         response = await self.client.respond(request)
-        self.console.print(f"[magenta]{escape(self.name)}[/magenta] {escape(message_text(response.message))}")
+        self.console.print(styled((self.name, "magenta"), f" {message_text(response.message)}"))
         return response
 
     async def close(self) -> None:
@@ -129,19 +130,19 @@ def read_line(prompt: str) -> str:
     This blocks the event loop on purpose: nothing else runs, and Ctrl-C could not end a thread that waits for input.
     """
     try:
-        return input(prompt).strip()
+        return input(inert(prompt)).strip()
     except EOFError:
         raise KeyboardInterrupt from None
 
 
 async def person_as_opponent(view: str, legal: list[str], board: Rendering | None = None) -> str:
     """Show the position and read a legal move: an `Opponent` of a two-player environment."""
-    click.echo(view)
+    click.echo(inert(view))
     while True:
         move = read_line(f"your move ({', '.join(legal)})> ")
         if move in legal:
             return move
-        click.echo(f"'{move}' is not a legal move")
+        click.echo(inert(f"'{move}' is not a legal move"))
 
 
 class GameSetup(NamedTuple):
@@ -206,10 +207,10 @@ def print_result(record: RolloutRecord, model: str | None, console: Console) -> 
     """Print the environment's last message, and the reward or the error."""
     for message in record.completion[-1:]:
         if message["role"] != "assistant":
-            console.print("[cyan]message to the model[/cyan]" if model is not None else "[cyan]user[/cyan]")
+            console.print("message to the model" if model is not None else "user", style="cyan")
             console.print(text_of(message), markup=False)
     if record.error is not None:
-        console.print(f"[red]{record.error.phase}: {escape(record.error.message)}[/red]")
+        console.print(f"{record.error.phase}: {record.error.message}", style="red")
     elif record.scores is not None:
         subject = "your reward" if model is None else "reward of the model"
         values = {**record.scores.rewards, **record.scores.metrics}
@@ -346,7 +347,7 @@ def command(
     cases: Path | None,
 ) -> None:
     """Play ENV against MODEL, watch MODEL play, or (without -m) play the model's role; the rubric scores every game."""
-    console = Console(highlight=False)
+    console = SafeConsole()
     given = read_roles(given_roles, watch, model is not None)
     isolation = Isolation(bool(isolated) or isolated_python is not None, isolated_python)
     env = open_environment(env_id, env_dir, json_object(env_args, "-a"), isolation)

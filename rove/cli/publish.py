@@ -20,6 +20,7 @@ from rove.hub.package.archives import MANIFEST, PARTS, SIGNATURE, verify
 from rove.hub.package.building import build
 from rove.hub.package.manifest import Manifest
 from rove.hub.package.names import Reference, check_owner
+from rove.utils.console import styled
 
 
 @click.command(epilog=examples("rove build", "rove build environments/my_task -o dist"))
@@ -112,7 +113,7 @@ def push_command(
         print_json({"environment": name, "version": manifest.version, "new": is_new, "hub": where})
     status = "published" if is_new else "already published:"
     with_runs = f", with {counted(len(results), 'run')}" if results else ""
-    console.print(f"[green]{status}[/green] {reference}{with_runs}", soft_wrap=True)
+    console.print(styled((status, "green"), f" {reference}{with_runs}"), soft_wrap=True)
     hint(console, f"install it anywhere: rove install {owner}/{manifest.name}{at(where)}")
 
 

@@ -348,7 +348,7 @@ def placement_table(rows: list[PolicyResult], title: str) -> Table:
     """Return the table, ordered by reward; the first of `rows` is the trained model's."""
     table = Table(title=title)
     table.add_column("")
-    for column in ("reward", "95 % interval", "format", " + ".join(rows[0].task_names) or "task"):
+    for column in ("reward", "95% interval", "format", " + ".join(rows[0].task_names) or "task"):
         table.add_column(column, justify="right")
     for row in sorted(rows, key=lambda row: -row.reward):
         shown = "–" if row.format is None else f"{row.format:.3f}"

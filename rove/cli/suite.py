@@ -16,13 +16,13 @@ import click
 import msgspec
 import tomli_w
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove import compat
 from rove.cli.clients import API_KEY_VAR, find_endpoint, is_folder, make_client
 from rove.cli.common import hint, print_json, short
 from rove.cli.options import settings
+from rove.cli.tables import folded
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
@@ -33,7 +33,9 @@ from rove.remote.loading import Isolation, IsolationConfig, RayConfig, temporary
 from rove.rollouts.evaluate import Options, run_identity
 from rove.runs.run import Run
 from rove.statistics.summary import broken_reward
+from rove.utils.console import styled
 from rove.utils.processes import release_memory
+from rove.utils.terminal_text import inert, inert_toml
 from rove.viewer.format import caveats, interval, number
 
 TABLES = ("eval", "ablation")
@@ -325,7 +327,7 @@ def print_settings(evaluations: Sequence[Evaluation], many: bool, as_json: bool)
     for position, (one, values) in enumerate(zip(evaluations, plain)):
         comments = [f"# {line}\n" for line in (one.source, f"from {one.defaults}" if one.defaults else "") if line]
         text = tomli_w.dumps({"eval": [values]} if many else values)
-        click.echo("\n" * (position > 0) + "".join(comments) + text, nl=False)
+        click.echo("\n" * (position > 0) + inert("".join(comments)) + inert_toml(text), nl=False)
 
 
 def _without_none(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -354,7 +356,7 @@ def run_suite(evaluations: Sequence[Evaluation], run: Runner, console: Console, 
             rows.append({**row, **summary, "run": str(folder.path) if folder else None})
         except Exception as error:
             message = str(error) if isinstance(error, Error) else traceback_text(error)
-            console.print(f"[red]{escape(one.source)}: {escape(message)}[/red]", soft_wrap=True)
+            console.print(f"{one.source}: {message}", style="red", soft_wrap=True)
             rows.append({**row, "place": one.source, "error": f"{type(error).__name__}: {error}", "run": None})
         release_memory()
     if as_json:
@@ -375,9 +377,9 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     console.print(suite_table(rows))
     stopped = [row for row in rows if "error" in row]
     if stopped:
-        console.print(f"[red]{len(stopped)} of {len(rows)} evaluations did not finish:[/red]")
+        console.print(f"{len(stopped)} of {len(rows)} evaluations did not finish:", style="red")
     for row in stopped:
-        console.print(f"  {escape(row['place'])}: {escape(row['error'].splitlines()[0])}", soft_wrap=True)
+        console.print(f"  {row['place']}: {row['error'].splitlines()[0]}", soft_wrap=True)
     for row in rows:
         for name, error in row.get("broken_rewards", {}).items():
             message = f"{row['env']} · {short(row['model'])}: {broken_reward(name, error)}"
@@ -386,26 +388,34 @@ def _print_rows(rows: Sequence[Mapping[str, Any]], console: Console) -> None:
     steps = [] if is_complete else ["repeat the command to run what is missing or failed"]
     for a, b in itertools.combinations((row for row in rows if row["run"]), 2):
         if a["env"] == b["env"]:
-            steps.append(escape(f"compare two of them: rove compare {a['run']} {b['run']}"))
+            steps.append(f"compare two of them: rove compare {a['run']} {b['run']}")
             break
     hint(console, *steps)
+
+
+LABEL_WIDTH = 16
+"""Columns for a name in the table of several evaluations."""
 
 
 def suite_table(rows: Sequence[Mapping[str, Any]]) -> Table:
     """Return a table with one row per evaluation: model, environment, varied settings, and results."""
     noted = caveats(row["reward"] for row in rows if "error" not in row)
-    table = Table(width=100, pad_edge=False, caption=escape(noted) or None, caption_justify="left")
+    table = Table(width=100, pad_edge=False, caption=noted or None, caption_justify="left")
     for name in ("environment", "model", "settings"):
         table.add_column(name, overflow="fold")
     passes = any(row.get("pass@k") for row in rows)
-    for name in ("n", "reward, 95 %", *["pass@1"] * passes, "failed"):
+    for name in ("n", "reward, 95%", *["pass@1"] * passes, "failed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in rows:
-        labels = (escape(row["env"]), escape(short(row["model"])), escape("\n".join(_pairs(row["settings"]))))
+        labels = (
+            folded(row["env"], LABEL_WIDTH),
+            folded(short(row["model"]), LABEL_WIDTH),
+            "\n".join(folded(pair, LABEL_WIDTH) for pair in _pairs(row["settings"])),
+        )
         if "error" in row:
-            table.add_row(*labels, *["–"] * (2 + passes), "[red]stopped[/red]")
+            table.add_row(*labels, *["–"] * (2 + passes), styled(("stopped", "red")))
             continue
-        reward = f"{number(row['reward']['mean'])} {escape(interval(row['reward'], 2))}"
+        reward = f"{number(row['reward']['mean'])} {interval(row['reward'], 2)}"
         chance = [number(row["pass@k"].get("1", {}).get("mean"))] if passes else []
         table.add_row(*labels, str(row["scored"]), reward, *chance, str(row["failed"]))
     return table

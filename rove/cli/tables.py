@@ -2,19 +2,25 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import Any
 
-from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
 from rove.core.messages import text_of
 from rove.core.records import RolloutRecord
 from rove.statistics import Comparison, Difference
+from rove.utils.console import styled
 from rove.viewer.format import caveats, interval, number, percent, seconds, signed, sparkline
 from rove.viewer.html import cut
 
+NUMBER_COLUMNS = 53
+"""Columns of a comparison for numbers, the direction and borders."""
+SUMMARY_NAME = 26
+"""Columns for a name in the table of a summary."""
 MAX_COLUMNS = 100
 """Width of the lines below a table."""
 
@@ -30,13 +36,13 @@ def summary_table(summary: Mapping[str, Any], title: str) -> Table:
         rows.append((name, seen, f"{seen['weight']:g}" if seen["weight"] else "metric"))
     rows += [(f"reward in {name}", seen, "") for name, seen in summary.get("environments", {}).items()]
     noted = caveats(seen for _, seen, _ in rows)
-    table = Table(title=title, title_justify="left", width=72, caption=escape(noted) or None, caption_justify="left")
+    table = Table(title=title, title_justify="left", width=72, caption=noted or None, caption_justify="left")
     table.add_column("", style="bold")
     table.add_column("mean", justify="right")
-    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("weight", justify="right")
     for name, seen, weight in rows:
-        table.add_row(name, number(seen["mean"]), escape(interval(seen)), weight)
+        table.add_row(folded(name, SUMMARY_NAME), number(seen["mean"]), interval(seen), weight)
     return table
 
 
@@ -55,33 +61,34 @@ def _passes(summary: Mapping[str, Any]) -> list[tuple[str, Mapping[str, float]]]
     ]
 
 
-def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> str:
+def counts_line(summary: Mapping[str, Any], unit: str = "tokens") -> Text:
     """Return the counts of rollouts, failures, truncations and stop conditions, then usage in a unit, latency and cost.
 
     Lines have at most 100 columns, unless a single part is longer.
     """
-    parts = [f"{summary['scored']} of {summary['rollouts']} rollouts scored"]
+    parts = [styled(f"{summary['scored']} of {summary['rollouts']} rollouts scored")]
     if summary["failed"]:
         reasons = ", ".join(f"{count} × {name}" for name, count in sorted(summary["errors"].items()))
-        parts.append(f"[red]{summary['failed']} failed ({reasons})[/red]{_of_all(summary, 'error_share')}")
+        parts.append(styled((f"{summary['failed']} failed ({reasons})", "red"), _of_all(summary, "error_share")))
     if summary.get("not_run", 0) != 0:
-        parts.append(f"[yellow]{summary['not_run'] or 'the rest'} not run: the budget is used up[/yellow]")
+        parts.append(styled((f"{summary['not_run'] or 'the rest'} not run: the budget is used up", "yellow")))
     if summary["truncated"]:
-        parts.append(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}")
+        parts.append(styled(f"{summary['truncated']} truncated{_of_all(summary, 'truncation_share')}"))
     if summary.get("retries"):
-        parts.append(f"{summary['retries']} requests retried")
+        parts.append(styled(f"{summary['retries']} requests retried"))
     if summary["stops"]:
-        parts.append("stop conditions: " + ", ".join(f"{name} ({count})" for name, count in summary["stops"].items()))
-    lines = [*_packed(parts), *_packed(_usage(summary, unit))]
+        stops = ", ".join(f"{name} ({count})" for name, count in summary["stops"].items())
+        parts.append(styled(f"stop conditions: {stops}"))
+    lines = [*_packed(parts), *_packed([styled(part) for part in _usage(summary, unit)])]
     if summary.get("too_few"):
-        lines.append(f"[dim]{summary['too_few']}[/dim]")
-    return "\n".join(lines)
+        lines.append(styled((summary["too_few"], "dim")))
+    return Text("\n").join(lines)
 
 
 def _of_all(summary: Mapping[str, Any], name: str) -> str:
     """Return a percentage, if there are enough rollouts for it to be meaningful."""
     share = summary.get(name)
-    return f", {percent(share)} %" if share is not None and summary["rollouts"] >= 20 else ""
+    return f", {percent(share)}%" if share is not None and summary["rollouts"] >= 20 else ""
 
 
 def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
@@ -105,33 +112,55 @@ def _usage(summary: Mapping[str, Any], unit: str) -> list[str]:
     return parts
 
 
-def _packed(parts: Sequence[str]) -> list[str]:
+def _packed(parts: Sequence[Text]) -> list[Text]:
     """Join parts with "; " into as few lines as possible."""
-    lines: list[str] = []
+    lines: list[Text] = []
     for part in parts:
-        longer = f"{lines[-1]}; {part}" if lines else part
-        if lines and Text.from_markup(longer).cell_len <= MAX_COLUMNS:
+        longer = Text("; ").join([lines[-1], part]) if lines else part
+        if lines and longer.cell_len <= MAX_COLUMNS:
             lines[-1] = longer
         else:
             lines.append(part)
     return lines
 
 
-def comparison_table(comparison: Comparison) -> Table:
-    """Return a table of two runs: all common values, their differences, and the direction if it is significant."""
+def folded(name: str, width: int) -> str:
+    """Return a name with line breaks after its separators, so that a narrow column does not break it inside a word."""
+    lines = [""]
+    for part in re.findall(r"[^-_./ ]+[-_./ ]*|[-_./ ]+", name):
+        if lines[-1] and len(lines[-1]) + len(part) > width:
+            lines.append("")
+        lines[-1] += part
+    return "\n".join(lines)
+
+
+def _name_width(width: int) -> int:
+    """Return the width of a name in a comparison of `width` columns: three columns have names, the others numbers."""
+    return (width - NUMBER_COLUMNS) // 3
+
+
+def comparison_table(comparison: Comparison, width: int = 98) -> Table:
+    """Return a table of two runs: all common values, their differences, and the direction, if any.
+
+    Args:
+        comparison: The comparison.
+        width: Width of the terminal.
+    """
+    width = min(98, width)
     examples = "the examples of both" if comparison.paired else "different examples"
-    title = f"means over {examples}; direction only if significant"
+    title = f"means over {examples}; a direction if the interval excludes 0"
     values = (comparison.main, *comparison.others)
     noted = caveats({"caveat": one.caveat} for one in values)
-    table = Table(title=title, title_justify="left", width=98, caption=escape(noted) or None, caption_justify="left")
-    table.add_column("", style="bold")
+    table = Table(title=title, title_justify="left", width=width, caption=noted or None, caption_justify="left")
+    table.add_column("", style="bold", overflow="fold")
     for name in comparison.names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(folded(name, _name_width(width)), justify="right", overflow="fold")
     table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("95 % interval", justify="right", no_wrap=True)
+    table.add_column("95% interval", justify="right", no_wrap=True)
     table.add_column("", no_wrap=True)
     for one in values:
-        table.add_row(*map(escape, comparison_row(one)))
+        name, *cells = comparison_row(one)
+        table.add_row(folded(name, _name_width(width)), *cells)
     return table
 
 
@@ -142,18 +171,26 @@ def comparison_row(one: Difference) -> tuple[str, str, str, str, str, str]:
     return one.name, number(one.a), number(one.b), signed(one.difference), reach, direction
 
 
-def movers_table(comparison: Comparison) -> Table:
-    """Return a table of the examples that changed most, in both directions."""
-    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=98)
+def movers_table(comparison: Comparison, questions: Mapping[str, str] = MappingProxyType({}), width: int = 98) -> Table:
+    """Return a table of the examples that changed most, in both directions.
+
+    Args:
+        comparison: The comparison.
+        questions: The question of each example by its key; without one, the table shows the key.
+        width: Width of the terminal.
+    """
+    width = min(98, width)
+    table = Table(title=f"examples whose {comparison.main.name} changed most", title_justify="left", width=width)
     table.add_column("example_id", justify="right", no_wrap=True)
     for name in comparison.names:
-        table.add_column(name, justify="right", overflow="fold")
+        table.add_column(folded(name, _name_width(width)), justify="right", no_wrap=True)
     table.add_column("difference", justify="right", no_wrap=True)
-    table.add_column("example_key", no_wrap=True)
+    table.add_column("question", no_wrap=True, overflow="ellipsis", ratio=1)
     for group in (comparison.up, comparison.down):
         for mover in group:
             values = (number(mover.a), number(mover.b), signed(mover.b - mover.a))
-            table.add_row(str(mover.example_id), *values, mover.example_key)
+            question = " ".join(questions.get(mover.example_key, mover.example_key).split())
+            table.add_row(str(mover.example_id), *values, cut(question, MAX_COLUMNS))
         table.add_section()
     return table
 

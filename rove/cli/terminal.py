@@ -439,7 +439,7 @@ class Rollout(Page):
 class Comparison(List):
     """Two runs side by side."""
 
-    columns = ("value", "first", "second", "difference", "95 % interval", "")
+    columns = ("value", "first", "second", "difference", "95% interval", "")
 
     def __init__(self, a: str, b: str):
         super().__init__()

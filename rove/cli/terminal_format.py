@@ -11,6 +11,7 @@ from rich.text import Text
 
 from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, nearest
+from rove.utils import terminal_text
 from rove.viewer.format import interval, number, seconds, sparkline
 from rove.viewer.queries import SCORE_PREFIX, TAG
 
@@ -23,14 +24,8 @@ THINKING = re.compile(r"\s*<think>(.*?)</think>\s*", re.DOTALL)
 
 
 def inert(text: str) -> str:
-    """Escape control and direction characters, so that the terminal only displays the text."""
-    return "".join(char if char.isprintable() or char == "\n" else _escaped(char) for char in text)
-
-
-def _escaped(char: str) -> str:
-    if char == "\t":
-        return "    "
-    return f"\\x{ord(char):02x}" if ord(char) < 256 else f"\\u{ord(char):04x}"
+    """Escape control characters, so that the terminal only displays the text; a tab becomes four spaces."""
+    return terminal_text.inert(text).replace("\t", "    ")
 
 
 def clipped(text: str, width: int = MAX_CELL_CHARS) -> str:

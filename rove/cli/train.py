@@ -10,11 +10,20 @@ from typing import TYPE_CHECKING, Any
 import click
 import msgspec
 from rich.console import Console
-from rich.markup import escape
 from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
-from rove.cli.common import RUNS, console_for, hint, named_environment, print_best_step, print_json, run_async, working
+from rove.cli.common import (
+    RUNS,
+    console_for,
+    hint,
+    named_environment,
+    print_best_step,
+    print_json,
+    print_warnings,
+    run_async,
+    working,
+)
 from rove.cli.options import confirm_foreign, env_args_option, env_dir_option, examples, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
@@ -81,7 +90,11 @@ def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
     if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
     before = msgspec.json.decode((folder / REQUEST).read_bytes())
-    same = {**request, "version": before.get("version"), "recipe": fingerprint({"text": (folder / RECIPE).read_text()})}
+    same = {
+        **request,
+        "version": before.get("version"),
+        "recipe": fingerprint({"text": (folder / RECIPE).read_text("utf-8")}),
+    }
     return before == same and before["version"] != environment_version(request["env"], request["env_dir"])
 
 
@@ -245,15 +258,16 @@ def read_estimate(folder: Path) -> Estimate | None:
     if not (folder / ESTIMATE).exists() or not (folder / REQUEST).exists():
         return None
     made_for = msgspec.json.decode((folder / REQUEST).read_bytes())
-    if made_for.get("recipe") != fingerprint({"text": (folder / RECIPE).read_text()}):
+    if made_for.get("recipe") != fingerprint({"text": (folder / RECIPE).read_text("utf-8")}):
         return None
     return msgspec.json.decode((folder / ESTIMATE).read_bytes(), type=Estimate)
 
 
 def print_plan(path: Path, pipeline: Pipeline, estimate: Estimate | None, as_json: bool) -> None:
     """Print a recipe and the table of its stages."""
-    pipeline.console.print(path.read_text(), markup=False, soft_wrap=True)
+    pipeline.console.print(path.read_text("utf-8"), markup=False, soft_wrap=True)
     pipeline.console.print(plan_table(pipeline, estimate))
+    print_warnings(pipeline.console, pipeline.notes())
     if as_json:
         print_json({"recipe": str(path), "estimate": estimate and msgspec.to_builtins(estimate)})
     hint(pipeline.console, "start with this recipe: the same command without --dry-run")
@@ -284,7 +298,7 @@ def plan_table(pipeline: Pipeline, estimate: Estimate | None) -> Table:
         rows.append(("total", f"{human_bytes(estimate.memory)} of memory", estimate.most))
     table = Table("stage", "what", *(["maximum time"] if estimate else []))
     for name, what, seconds in rows:
-        table.add_row(escape(name), escape(what), *([] if seconds is None else [human_seconds(seconds)]))
+        table.add_row(name, what, *([] if seconds is None else [human_seconds(seconds)]))
     return table
 
 
@@ -511,6 +525,7 @@ def command(
     rows = pipeline.run()
     console.print()
     console.print(results_table(recipe, rows, recipe.evaluation["num_examples"]))
+    print_warnings(console, pipeline.notes())
     console.print(pipeline.cost, soft_wrap=True)
     diagnoser.print_all()
     if as_json:

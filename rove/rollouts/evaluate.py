@@ -8,6 +8,7 @@ import warnings
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import aclosing, contextmanager
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,9 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """
 
     num_examples: int = -1
-    """Number of rows from the start of the dataset; -1 = all."""
+    """Number of rows from the start of the dataset, or after those that are skipped; -1 = all."""
+    skip_examples: int = 0
+    """Number of rows to skip at the start of the dataset (≥ 0), such as rows that were used to choose the model."""
     rollouts_per_example: int = 1
     """Rollouts per example (group size)."""
     sampling_args: dict[str, Any] = {}
@@ -77,6 +80,18 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
         check_positive(self, "rollouts_per_example", "max_concurrent", "max_scoring", "budget", "max_errors")
         if self.num_examples < 1 and self.num_examples != -1:
             raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
+        if self.skip_examples < 0:
+            raise ConfigError(f"skip_examples is {self.skip_examples}; expected 0 or more")
+
+    @property
+    def last_example(self) -> int:
+        """The number of rows of the dataset up to the last one that is evaluated; -1 = all."""
+        return -1 if self.num_examples < 0 else self.skip_examples + self.num_examples
+
+    def count_examples(self, env: Environment) -> int | None:
+        """Return the number of examples that are evaluated; None if the dataset's length is unknown."""
+        rows = env.count_examples(self.last_example, self.train)
+        return None if rows is None else max(0, rows - self.skip_examples)
 
 
 class _Evaluation:
@@ -141,8 +156,9 @@ class _Evaluation:
     def _missing(self) -> Iterator[list[Job]]:
         """Yield the groups left to run, whole groups if they are scored together; remember the offsets of the others."""
         options, together = self.options, self.env.rubric.has_group_rewards
-        examples = self.env.examples(options.num_examples, options.train)
-        for group in plan(examples, options.rollouts_per_example, options.seed):
+        examples = self.env.examples(options.last_example, options.train)
+        groups = plan(examples, options.rollouts_per_example, options.seed)
+        for group in islice(groups, options.skip_examples, None):
             self.planned += len(group)
             missing = [job for job in group if (job.key, job.index) not in self.finished_lines]
             if (
@@ -165,8 +181,9 @@ class _Evaluation:
             if again:
                 yield again
         if not self.planned:
+            skipped = f" after the first {options.skip_examples:,}" if options.skip_examples else ""
             raise ConfigError(
-                f"the dataset of environment '{self.env.env_id}' has no rows; there is nothing to evaluate"
+                f"the dataset of environment '{self.env.env_id}' has no rows{skipped}; there is nothing to evaluate"
             )
 
     def _report_kept(
@@ -183,7 +200,7 @@ class _Evaluation:
         """Return the number of planned rollouts that the budget did not allow; None if the dataset's length is unknown."""
         if not self.out_of_budget:
             return 0
-        examples = self.env.count_examples(self.options.num_examples, self.options.train)
+        examples = self.options.count_examples(self.env)
         return None if examples is None else examples * self.options.rollouts_per_example - done
 
     def _check_errors(self, record: RolloutRecord) -> None:
@@ -266,7 +283,7 @@ async def evaluate(
     on_record: OnRecord | None = None,
     **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a model in an environment: reward and metrics with 95 % intervals over the scored rollouts.
+    """Evaluate a model in an environment: reward and metrics with 95% intervals over the scored rollouts.
 
     Texts are not kept in memory. Arguments and errors are those of `generate`; rollouts that are already in the folder are
     passed to `on_record` as `Outcome`.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Iterable, Sequence
 
 import msgspec
@@ -11,19 +10,18 @@ import msgspec
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Outcome, RolloutRecord
 from rove.statistics.intervals import (
-    DIGITS,
     EQUAL,
-    FEWEST_EXAMPLES,
+    HUGE,
     LARGEST,
     ONE,
     POINTS,
     Estimate,
-    clopper_pearson,
-    graded_estimate,
+    equal_limits,
     mean,
     needed_examples,
     no_interval,
     sample_variance,
+    widened_t,
 )
 from rove.statistics.summary import TOLERANCE, Column, Columns
 
@@ -31,15 +29,18 @@ REWARD = "reward"
 MOVERS = 10
 """Maximum number of examples listed per direction."""
 FEWEST_DIFFERING = 6
-"""Examples that must differ before a direction is reported: fewer fair coins agree in more than 5 % of cases."""
+"""Examples that must differ before a direction is reported: fewer fair coins agree in more than 5% of cases."""
 FEWEST_RANGE = 15
 """Examples from which the observed range of values counts as their true range, unless all values are 0 or 1."""
-BETS = tuple((place + 0.5) / 32 for place in range(32))
-"""Shares of the capital that `bounded_sign` bets."""
-CAPITAL = 40.0
-"""Capital from which `bounded_sign` decides: 2 / 5 %."""
+FEWEST_COMPARED = 10
+"""Examples below which the interval of a difference has a caveat."""
+FEW = f"interval may be too narrow: fewer than {FEWEST_COMPARED} examples"
+MOST_FLIPPED = 12
+"""Differing examples up to which `sign_flip_test` counts all combinations of signs."""
+SIGNIFICANT = 0.05
+"""p-value up to which a test is significant."""
 Z = 1.959963984540054
-"""Normal quantile of a 95 % interval."""
+"""Normal quantile of a 95% interval."""
 
 
 class Difference(msgspec.Struct, frozen=True):
@@ -51,7 +52,7 @@ class Difference(msgspec.Struct, frozen=True):
     difference: float
     """b − a."""
     low: float
-    """Lower limit of the 95 % interval of the difference; nan without an interval."""
+    """Lower limit of the 95% interval of the difference; nan without an interval."""
     high: float
     """Upper limit."""
     caveat: str | None
@@ -59,7 +60,7 @@ class Difference(msgspec.Struct, frozen=True):
     examples: int
     """Examples with the value in both runs; 0 when unpaired."""
     direction: int
-    """1 if b is higher, −1 if it is lower, 0 if undecided."""
+    """1 if the interval is above zero (b is higher), −1 if it is below, else 0: undecided."""
     weight: float | None
     """Weight of the value in the reward (in B, else in A); 0 for a metric, None for the reward itself."""
 
@@ -136,16 +137,18 @@ def compare(
 ) -> Comparison:
     """Compare two runs (b − a) over the examples that both have scored.
 
-    An example's value is the mean over its scored rollouts; the interval is that of the mean difference over examples (paired;
-    Miller 2024, arXiv:2411.00640; see `mean_estimate`). Where every rollout of both runs has one of two values and each
-    example one rollout, it is that of Bonett and Price (2012). Without common examples, it combines the intervals of both runs
-    (Zou & Donner 2008).
+    The unit is the example: its value is the mean over its scored rollouts, because rollouts of one example are not independent.
+    The interval is that of the mean difference over examples (paired; Miller 2024, arXiv:2411.00640), and the verdict follows
+    from it: a direction is reported if and only if the interval excludes zero.
 
-    The direction is decided by the exact sign test (McNemar's) where examples only gain or lose the whole range of values; by
-    the interval where it has no caveat; otherwise, for values of 0 and 1, by a test that holds for every distribution (see
-    `bounded_sign`); and for other values by an exact binomial interval that assumes the largest variance which the range of
-    values allows, unless `FEWEST_EXAMPLES` differences are all equal. The range is taken from the examples from `FEWEST_RANGE`
-    on. A few or skewed differences therefore do not decide a direction.
+    - Where examples only gain or lose the whole range of values, it is the interval of Bonett and Price (2012).
+    - Where all differences are equal, it is exact for values of 0 and 1 (`equal_limits`). For other values there is none below
+      `FEWEST_RANGE` examples; from there on, it is that of Bonett and Price.
+    - Otherwise, it is Student's t, widened for skewed differences (`widened_t`).
+
+    It is extended to zero unless an exact test over the signs of the differences is significant (`sign_flip_test`), which takes
+    at least `FEWEST_DIFFERING` examples that differ. Without common examples, it combines the intervals of both runs (Zou &
+    Donner 2008).
 
     Args:
         a: Rollouts of the baseline run.
@@ -175,7 +178,7 @@ def compare(
     others.sort(key=lambda one: (one.weight is not None, -abs(one.weight or 0.0), one.name))
     return Comparison(
         names=names,
-        verdict=_verdict(main, needed, only, names),
+        verdict=_verdict(main, needed, only, names, len(up) + len(down)),
         main=main,
         paired=bool(shared),
         only_a=only[0],
@@ -200,89 +203,84 @@ def _difference(name: str, a: _Side, b: _Side) -> tuple[Difference, int | None]:
     if shared:
         in_a, in_b = ({key: side[key] for key in shared} for side in (in_a, in_b))
         gaps = [in_b[key] - in_a[key] for key in shared]
-        estimate, direction = _paired(gaps, _value_range(*columns, len(gaps)))
+        estimate = _paired(gaps, _value_range(*columns, len(gaps)))
         variance = sample_variance(gaps)
     else:
-        estimate, direction = _unpaired(*columns)
+        estimate = _unpaired(*columns)
         variance = sum(sample_variance(column.example_means()) for column in columns)
+    if _are_binary(*columns) and math.isfinite(estimate.low):
+        estimate = estimate._replace(low=max(-1.0, estimate.low), high=min(1.0, estimate.high))
     means = mean(list(in_a.values())), mean(list(in_b.values()))
-    return Difference(name, *means, *estimate, len(shared), direction, weight), needed_examples(variance)
+    return Difference(name, *means, *estimate, len(shared), _sign_of(estimate), weight), needed_examples(variance)
 
 
 def _value_range(a: Column, b: Column, examples: int) -> tuple[float, float] | None:
     """Return the smallest and the largest value that a rollout may have; None if too few examples show it or they overflow."""
-    if a.levels | b.levels <= {0.0, 1.0}:
+    if _are_binary(a, b):
         return 0.0, 1.0
     low, high = min(a.low, b.low), max(a.high, b.high)
     return (low, high) if examples >= FEWEST_RANGE and TOLERANCE < high - low <= LARGEST else None
 
 
-def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> tuple[Estimate, int]:
-    """Estimate the mean of differences and decide its sign.
+def _are_binary(a: Column, b: Column) -> bool:
+    return a.levels | b.levels <= {0.0, 1.0}
+
+
+def _paired(gaps: Sequence[float], limits: tuple[float, float] | None) -> Estimate:
+    """Estimate the mean of differences; its interval excludes zero if and only if a direction is reported.
 
     Args:
         gaps: One difference per example.
-        limits: Smallest and largest possible value, if known.
+        limits: Smallest and largest possible value of a rollout; None if they are unknown.
     """
-    n, up, down = len(gaps), sum(gap > TOLERANCE for gap in gaps), sum(gap < -TOLERANCE for gap in gaps)
-    if n < 2 or not up + down:
-        return no_interval(mean(gaps), ONE if n < 2 else EQUAL), 0
-    span = limits[1] - limits[0] if limits else math.nan
-    if all(abs(gap) <= TOLERANCE or abs(abs(gap) - span) <= TOLERANCE for gap in gaps):
-        direction = (up > down) - (up < down) if sign_test(up, down) <= 0.05 else 0
-        return _scaled(bonett_price(up, down, n), span), direction
-    estimate = graded_estimate(gaps)
-    if estimate.caveat is None:
-        return estimate, _sign_of(estimate) if up + down >= FEWEST_DIFFERING else 0
-    if estimate.caveat == EQUAL and n >= FEWEST_EXAMPLES:
-        return estimate, 1 if estimate.mean > 0.0 else -1
-    if limits is None:
-        return estimate, 0
+    n, center = len(gaps), mean(gaps)
+    span = limits[1] - limits[0] if limits else None
+    if n < 2:
+        return no_interval(center, ONE)
+    if max(abs(gap) for gap in gaps) > LARGEST:
+        return no_interval(center, HUGE)
+    if span is not None and all(_is_near(gap, 0.0) or _is_near(abs(gap), span) for gap in gaps):
+        up, down = (sum(sign * gap > TOLERANCE for gap in gaps) for sign in (1, -1))
+        estimate = _scaled(bonett_price(up, down, n), span)
+    elif max(gaps) - min(gaps) <= TOLERANCE:
+        estimate = _equal(center, n, limits)
+    else:
+        estimate = widened_t(gaps)
+    if math.isfinite(estimate.low) and sign_flip_test(gaps) > SIGNIFICANT:
+        estimate = estimate._replace(low=min(0.0, estimate.low), high=max(0.0, estimate.high))
+    return estimate._replace(caveat=estimate.caveat or (FEW if n < FEWEST_COMPARED else None))
+
+
+def _equal(gap: float, n: int, limits: tuple[float, float] | None) -> Estimate:
+    """Estimate the mean of differences that were all equal."""
     if limits == (0.0, 1.0):
-        return estimate, bounded_sign(gaps)
-    low, high = _binomial_limits(gaps, -span, span)  # a rare value may lie beyond the observed range
-    return estimate, _sign_of(Estimate(estimate.mean, low - 0.5, high - 0.5))
+        return Estimate(gap, *equal_limits(gap, n, -1.0, 1.0))
+    if limits is None:  # too few examples: the others may differ by any amount
+        return no_interval(gap, EQUAL)
+    return Estimate(gap, *sorted(_scaled(bonett_price(n, 0, n), gap)[1:3]))
 
 
-def bounded_sign(values: Sequence[float]) -> int:
-    """Return the sign of the true mean of values between −1 and 1, or 0 if they do not decide it at a level of 5 %.
-
-    Valid for every distribution and number of values: a gambler who bets a fixed share on each value multiplies the capital by 40
-    with a probability of at most 1/40 if the true mean is not positive (Waudby-Smith & Ramdas 2024, "Estimating means of bounded
-    random variables by betting", with a uniform mixture of fixed bets).
-    """
-    counts = Counter(min(1.0, max(-1.0, value)) for value in values)
-    for sign in (1, -1):
-        capitals = [
-            math.fsum(count * math.log1p(sign * bet * value) for value, count in counts.items()) for bet in BETS
-        ]
-        top = max(capitals)
-        if top + math.log(math.fsum(math.exp(one - top) for one in capitals) / len(BETS)) >= math.log(CAPITAL):
-            return sign
-    return 0
+def _is_near(a: float, b: float) -> bool:
+    return abs(a - b) <= TOLERANCE
 
 
-def _unpaired(a: Column, b: Column) -> tuple[Estimate, int]:
-    """Estimate the difference between the means of different examples and decide its sign."""
-    estimate = difference_estimate(a.estimate, b.estimate)
-    if estimate.caveat is None:
-        return estimate, _sign_of(estimate)
+def _unpaired(a: Column, b: Column) -> Estimate:
+    """Estimate the difference between the means of different examples."""
     limits = _value_range(a, b, min(a.examples, b.examples))
-    if limits is None or min(a.examples, b.examples) < 2:
-        return estimate, 0
-    means = a.example_means(), b.example_means()
-    sides = [Estimate(_share(values, *limits), *_binomial_limits(values, *limits)) for values in means]
-    return estimate, _sign_of(difference_estimate(*sides))
+    return difference_estimate(*(_run_estimate(column, limits) for column in (a, b)))
 
 
-def _binomial_limits(values: Sequence[float], low: float, high: float) -> tuple[float, float]:
-    """Return 95 % limits of the mean's place between `low` and `high`, as wide as if only these two values occurred."""
-    return clopper_pearson(round(_share(values, low, high) * len(values), DIGITS), len(values))
-
-
-def _share(values: Sequence[float], low: float, high: float) -> float:
-    """Return where the mean lies between `low` and `high`, from 0 to 1."""
-    return min(1.0, max(0.0, (mean(values) - low) / (high - low)))
+def _run_estimate(column: Column, limits: tuple[float, float] | None) -> Estimate:
+    """Estimate the mean of one run, whose rollouts have values within `limits`."""
+    estimate = column.estimate
+    if limits == (0.0, 1.0) or math.isnan(estimate.mean):
+        return estimate
+    values = column.example_means()
+    if estimate.caveat == EQUAL and limits is not None:
+        return Estimate(estimate.mean, *equal_limits(estimate.mean, len(values), *limits))
+    if math.isnan(estimate.low):
+        return estimate
+    return widened_t(values)._replace(caveat=FEW if len(values) < FEWEST_COMPARED else None)
 
 
 def _sign_of(estimate: Estimate) -> int:
@@ -292,6 +290,29 @@ def _sign_of(estimate: Estimate) -> int:
 
 def _scaled(estimate: Estimate, factor: float) -> Estimate:
     return Estimate(estimate.mean * factor, estimate.low * factor, estimate.high * factor, estimate.caveat)
+
+
+def sign_flip_test(gaps: Sequence[float]) -> float:
+    """Return the two-sided p-value of the mean of differences whose signs would be random if the runs were equally good.
+
+    Differences of zero decide nothing. The test is exact: for differences of one size it is the sign test (McNemar's), and up to
+    `MOST_FLIPPED` others it counts all combinations of signs. With more, it returns 0 (not tested), because Student's t decides
+    the same.
+    """
+    moved = [gap for gap in gaps if abs(gap) > TOLERANCE]
+    if not moved:
+        return 1.0
+    size = abs(moved[0])
+    if all(_is_near(abs(gap), size) for gap in moved):
+        up = sum(gap > 0.0 for gap in moved)
+        return sign_test(up, len(moved) - up)
+    if len(moved) > MOST_FLIPPED:
+        return 0.0
+    sums = [0.0]
+    for gap in moved:
+        sums = [*(total + gap for total in sums), *(total - gap for total in sums)]
+    reached = abs(math.fsum(moved)) - TOLERANCE
+    return sum(abs(total) >= reached for total in sums) / len(sums)
 
 
 def sign_test(up: int, down: int) -> float:
@@ -330,7 +351,9 @@ def difference_estimate(a: Estimate, b: Estimate) -> Estimate:
     return Estimate(difference, low, high, caveat)
 
 
-def _verdict(main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str]) -> str:
+def _verdict(
+    main: Difference, needed: int | None, only: tuple[int, int], names: tuple[str, str], differing: int
+) -> str:
     if main.examples:
         basis = f"on {main.examples:,} shared example{'s' * (main.examples > 1)}"
     else:
@@ -345,24 +368,14 @@ def _verdict(main: Difference, needed: int | None, only: tuple[int, int], names:
         seen = f"{main.name} is equal {basis}"
     have = main.examples or min(only)
     each = "" if main.examples else " in each run"
-    if _unsure(main):
-        few = main.caveat or f"fewer than {FEWEST_DIFFERING} examples differ, or too few of them in one direction"
-        if have < FEWEST_EXAMPLES:
-            few = f"at least {FEWEST_EXAMPLES} examples{each} are needed"
-        return f"too few examples to determine a direction: {seen}; {few}"
+    if main.examples and 0 < differing < FEWEST_DIFFERING:
+        return f"too few examples to determine a direction: {seen}; at least {FEWEST_DIFFERING} examples must differ"
     if have >= needed:
         return f"no detectable difference: {seen}; a difference of {POINTS} would probably have been detected"
     return (
         f"no detectable difference: {seen}; "
         f"about {needed - have:,} more examples{each} would be needed to detect a difference of {POINTS}"
     )
-
-
-def _unsure(main: Difference) -> bool:
-    """Return whether there is an apparent difference on too few examples."""
-    if math.isnan(main.low):
-        return abs(main.difference) > TOLERANCE
-    return main.low > TOLERANCE or main.high < -TOLERANCE
 
 
 def _judgement(main: Difference) -> str:

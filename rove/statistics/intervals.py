@@ -1,4 +1,4 @@
-"""95 % confidence intervals of means: exact for two-valued results, Student's t with a caveat for others."""
+"""95% confidence intervals of means: exact for two-valued results, Student's t for others."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rove.core.errors import ConfigError
 POINTS = 0.02
 """Difference that sample sizes are planned for: two points of a score between 0 and 1."""
 Z_BOTH = 1.959963984540054 + 0.8416212335729143
-"""Normal quantiles of a 95 % interval and of 80 % power, summed."""
+"""Normal quantiles of a 95% interval and of 80% power, summed."""
 NO_VARIANCE = 1e-18
 """A variance below this is the rounding error of equal values."""
 
@@ -28,7 +28,7 @@ def mean(values: Sequence[float]) -> float:
 
 
 def needed_examples(variance: float, difference: float = POINTS) -> int | None:
-    """Return how many examples make the 95 % interval of a difference between two runs exclude zero, with 80 % power.
+    """Return how many examples make the 95% interval of a difference between two runs exclude zero, with 80% power.
 
     n = (z₀.₉₇₅ + z₀.₈₀)² · variance / difference², Miller 2024, "Adding Error Bars to Evals", arXiv:2411.00640.
     The variance determines the design (paired or unpaired). If it is 0, the result is the number of examples that would
@@ -110,6 +110,8 @@ FEWEST_MIXED = 10
 """Examples with a success, and with a failure, from which the design effect of several rollouts per example is estimated."""
 MAX_SKEW = 0.02
 """Largest skewness² / examples of a t interval without a caveat; simulated by `benchmarks/interval_coverage.py`."""
+SKEWNESS_FACTOR = 1.5
+"""How many times `widened_t` counts the skewness of a sample."""
 DIGITS = 9
 """Decimal digits to which values are compared."""
 FEW = f"interval may be too narrow: fewer than {FEWEST_EXAMPLES} examples"
@@ -122,7 +124,7 @@ HUGE = f"no interval: a value exceeds {LARGEST:g}"
 
 
 class Estimate(NamedTuple):
-    """A mean with its 95 % confidence interval."""
+    """A mean with its 95% confidence interval."""
 
     mean: float
     low: float
@@ -163,7 +165,8 @@ def graded_estimate(
 
     The interval is `proportion_interval` where there are only two values, 0 and c or −c and c, in at least
     `FEWEST_TWO_VALUED` examples, and at least two examples have each of them. Otherwise it is Student's t, with a caveat below
-    `FEWEST_EXAMPLES` examples and for skewed values.
+    `FEWEST_EXAMPLES` examples and for skewed values. Values between 0 and 1 are shares: where a limit of Student's t is outside
+    this range, the interval is `proportion_interval`, which can only be too wide.
 
     Args:
         values: As for `mean_estimate`.
@@ -185,7 +188,48 @@ def graded_estimate(
         low, high = proportion_interval([(value - base) / (top - base) for value in values], observations)
         return Estimate(center, base + low * (top - base), base + high * (top - base))
     reach = t_quantile(0.975, n - 1) * math.sqrt(sample_variance(values) / n)
-    return Estimate(center, center - reach, center + reach, _t_caveat(values))
+    low, high = center - reach, center + reach
+    is_share = min(values) >= 0.0 and max(values) <= 1.0
+    if is_share and (low < 0.0 or high > 1.0):
+        return Estimate(center, *proportion_interval(values, observations))
+    return Estimate(center, low, high, _t_caveat(values))
+
+
+def widened_t(values: Sequence[float]) -> Estimate:
+    """Estimate a mean by Student's t, widened for skewed values at each end.
+
+    Each limit is the outer one of two: that of Student's t, and that of Hall's transformation, which corrects for skewness
+    (Hall 1992, "On the removal of skewness by transformation"). Small samples show too little of their skewness, so it
+    counts `SKEWNESS_FACTOR` times. `benchmarks/interval_coverage.py` simulates the coverage.
+
+    Args:
+        values: At least two values, not all equal.
+    """
+    n = len(values)
+    center, error = mean(values), math.sqrt(sample_variance(values) / n)
+    t = t_quantile(0.975, n - 1)
+    unbiased = math.sqrt(n * (n - 1)) / (n - 2) if n > 2 else 1.0
+    shift = SKEWNESS_FACTOR * unbiased * skewness(values) / math.sqrt(n)
+    low = center - error * max(t, _without_skewness(t, shift))
+    high = center + error * max(t, -_without_skewness(-t, shift))
+    return Estimate(center, low, high)
+
+
+def _without_skewness(t: float, shift: float) -> float:
+    """Return the value that Hall's transformation maps to `t`, where `shift` is skewness / √n."""
+    if abs(shift) < 1e-6:
+        return t
+    return 3.0 / shift * (math.cbrt(1.0 + shift * (t - shift / 6.0)) - 1.0)
+
+
+def equal_limits(value: float, n: int, low: float, high: float) -> tuple[float, float]:
+    """Return 95% limits of the mean of a distribution between `low` and `high` of which `n` draws were all equal to `value`.
+
+    Other values have at most the probability q with (1 − q)ⁿ = 2.5%. If they do, the mean moves most where they are at an end of
+    the range.
+    """
+    unseen = 1.0 - 0.025 ** (1.0 / n)
+    return value - unseen * (value - low), value + unseen * (high - value)
 
 
 def _t_caveat(values: Sequence[float]) -> str | None:
@@ -212,7 +256,7 @@ def skewness(values: Sequence[float]) -> float:
 
 
 def proportion_interval(shares: Sequence[float], observations: int | None = None) -> tuple[float, float]:
-    """Return the 95 % limits of a proportion from the share of successes in each example.
+    """Return the 95% limits of a proportion from the share of successes in each example.
 
     With one rollout per example this is the exact interval of Clopper and Pearson. With several, it is that interval at the
     effective sample size (Korn & Graubard 1998, "Confidence intervals for proportions with small expected number of positive
@@ -238,7 +282,7 @@ def proportion_interval(shares: Sequence[float], observations: int | None = None
 
 @lru_cache(maxsize=4096)
 def clopper_pearson(successes: float, trials: float) -> tuple[float, float]:
-    """Return the exact 95 % limits of a proportion.
+    """Return the exact 95% limits of a proportion.
 
     Args:
         successes: 0 … trials; fractions are interpolated by the beta distribution.

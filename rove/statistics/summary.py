@@ -214,7 +214,7 @@ class Tally:
     def summary(self) -> dict[str, Any]:
         """Return the statistics as plain values; JSON writes nan as null.
 
-        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95 % interval over examples, and `caveat`, the
+        Estimates are over the scored rollouts: `mean`, `low` and `high` of a 95% interval over examples, and `caveat`, the
         reason why the interval may be invalid or is missing (see `mean_estimate`), else None:
 
         - `reward`, `functions` (with `weight`, 0 for a metric)

@@ -568,7 +568,7 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Number of optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each
     measurement."""
     patience: int = 4
-    """Stop after this many measurements (≥ 1) without a new best `keep_best` or a fall of the validation loss by 0.1 %."""
+    """Stop after this many measurements (≥ 1) without a new best `keep_best` or a fall of the validation loss by 0.1%."""
     keep_best: str = VALIDATION_LOSS
     """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
     weights with the best value of this metric, and of equal values the last."""

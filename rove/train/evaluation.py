@@ -97,7 +97,7 @@ def _measurements_after(history: Sequence[Mapping[str, float]], goal: Goal, step
 
 def count_falls(history: Sequence[Mapping[str, float]], goal: Goal) -> int:
     """Return how many measurements of a mean reward are below the best one before them, by at least the share `MIN_FALL` of it
-    and with 95 % intervals that do not overlap. A measurement without an interval counts as exact.
+    and with 95% intervals that do not overlap. A measurement without an interval counts as exact.
     """
     best, best_low, count = -math.inf, -math.inf, 0
     for row in history:
@@ -163,7 +163,7 @@ class HeldOutEvaluations:
     async def measure(self, step: int, configs: Sequence[EvaluationConfig]) -> dict[str, float]:
         """Run evaluations after a step; return their metrics under `eval/NAME/`, and the time in seconds.
 
-        Metrics: `reward/mean` with its 95 % interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
+        Metrics: `reward/mean` with its 95% interval (`reward/interval_low`, `reward/interval_high`), `reward/FUNCTION`,
         `metrics/FUNCTION`, `length/mean` in tokens, and `truncated` and `failed` as fractions of the rollouts. Registered kinds
         (`EvaluationKind`) have their own.
 
@@ -306,7 +306,7 @@ def outcome(history: Sequence[Mapping[str, float]], goal: Goal) -> dict[str, Any
 
 
 def reward_gain(rewards: Sequence[float]) -> Estimate | None:
-    """Return by how much the reward rose from the first to the last quarter of the steps, with a 95 % interval.
+    """Return by how much the reward rose from the first to the last quarter of the steps, with a 95% interval.
 
     Steps count as independent. A trend within a quarter counts as variation, so the interval is rather too wide.
 

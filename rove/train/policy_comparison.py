@@ -38,7 +38,7 @@ class PolicyResult(msgspec.Struct, frozen=True):
     name: str
     reward: float
     low: float
-    """Lower limit of the 95 % interval of the reward; nan without an interval."""
+    """Lower limit of the 95% interval of the reward; nan without an interval."""
     high: float
     """Upper limit of the interval."""
     format: float | None
@@ -46,7 +46,7 @@ class PolicyResult(msgspec.Struct, frozen=True):
     task: float
     """Weighted sum of the means of the other reward functions."""
     task_margin: float
-    """About half of the 95 % interval of `task`."""
+    """About half of the 95% interval of `task`."""
     task_names: list[str]
     """Names of those functions."""
     scored: int

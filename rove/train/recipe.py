@@ -20,6 +20,7 @@ from rove.models.load import LoadedModel
 from rove.rendering.renderer import Renderer, Tokenizer
 from rove.rollouts.evaluate import conversation_texts, generate
 from rove.train.diagnosis import Diagnosis, Task, before_training
+from rove.train.held_out import SELECTION_ROLLOUTS, TABLE_SEED, HeldOut, split_held_out
 from rove.train.policy_comparison import longest_response
 from rove.train.predictability import hidden_share
 from rove.train.recipe_file import Section
@@ -37,8 +38,6 @@ MODEL_GROUPS = 16
 """Groups that a pretrained model is examined on."""
 MODEL_TOKENS = 256
 """Maximum tokens per response of a pretrained model in an environment without scripted policies."""
-SAMPLED_ROLLOUTS = 200
-"""Held-out rollouts of each evaluation during training."""
 LR_BACKOFF = 0.3
 """Factor of the learning rate of RL after a fall of the held-out reward."""
 RL_PATIENCE = 15
@@ -371,7 +370,8 @@ def requested_examples(sections: Sequence[Section]) -> tuple[int, int] | None:
     """Return how many training and evaluation examples a recipe requests; None if it leaves the number to the environment."""
     values = {section.name: section.values for section in sections}
     training = (values.get("data") or values["rl"][0])["env_args"].get("num_examples")
-    return (training, values["evaluation"]["num_examples"]) if training else None
+    evaluation = values["evaluation"]
+    return (training, evaluation["env_args"]["num_examples"]) if training else None
 
 
 def limited(evidence: Evidence, requested: Sequence[int], counts: Sequence[int | None]) -> Evidence:
@@ -402,14 +402,19 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         _check_policies(evidence)
     limit = evidence.response_tokens if evidence.policies or model is None else model.response_tokens
     max_tokens = min(2 * limit, limit + 256) + 16
-    # Evaluations in training use other rows than the results table, if the environment has a seed.
-    seed = {"seed": env_args.get("seed", 0) + 1} if "seed" in evidence.arguments else {}
-    held_out = scale.table_rollouts if evidence.held_out_limit else SAMPLED_ROLLOUTS
+    held_out = _held_out(env_args, evidence, scale)
+    # The rows of both are numbered alike only if the arguments are the same.
+    count = scale.table_rollouts if "seed" in evidence.arguments else SELECTION_ROLLOUTS + scale.table_rollouts
+    table_args = _with_examples(env_args, evidence, count)
+    selection_args = table_args
+    if held_out.has_other_seed:
+        other_seed = env_args.get("seed", 0) + 1
+        selection_args = {**_with_examples(env_args, evidence, SELECTION_ROLLOUTS), "seed": other_seed}
     sampled = {
         "env": env,
         "name": "sampled",
-        "env_args": {**_with_examples(env_args, evidence, held_out), **seed},
-        "num_examples": _available(SAMPLED_ROLLOUTS, env_args, evidence),
+        "env_args": selection_args,
+        "num_examples": held_out.selection,
         "temperature": 1.0,
         "max_tokens": max_tokens,
     }
@@ -421,12 +426,14 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         Section(
             "evaluation",
             {
-                "num_examples": _available(scale.table_rollouts, env_args, evidence),
+                "num_examples": held_out.table,
+                **({"skip_examples": held_out.skipped} if held_out.skipped else {}),
                 "rollouts_per_example": 1,
                 "max_tokens": max_tokens,
-                "env_args": _with_examples(env_args, evidence, scale.table_rollouts),
+                "seed": TABLE_SEED,
+                "env_args": table_args,
             },
-            "Held-out examples for each row of the table. `max_tokens` limits one response." + _overlap(seed, evidence),
+            f"Held-out examples for each row of the table. `max_tokens` limits one response.\n{held_out.explanation}",
         ),
         Section(
             "conditions",
@@ -450,13 +457,10 @@ def _limit(evidence: Evidence) -> str:
     )
 
 
-def _overlap(seed: Mapping[str, Any], evidence: Evidence) -> str:
-    """Return why evaluations in training use rows of the results table, if they do."""
-    if evidence.held_out_limit:
-        return (
-            f"\nThere are no more than {evidence.held_out_limit:,}: evaluations in training may use some of them, too."
-        )
-    return "" if seed else " The environment has no argument `seed`: evaluations in training use the first of them."
+def _held_out(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale) -> HeldOut:
+    """Return which held-out examples choose the weights, and which ones the table reports."""
+    available = evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out
+    return split_held_out(available, scale.table_rollouts, "seed" in evidence.arguments)
 
 
 def _check_policies(evidence: Evidence) -> None:
@@ -583,11 +587,6 @@ def _rl_section(env_args: Mapping[str, Any], evidence: Evidence, scale: Scale, s
 def _with_examples(env_args: Mapping[str, Any], evidence: Evidence, count: int) -> dict[str, Any]:
     """Return the arguments with the number of examples, if the environment has this argument and the user did not give it."""
     return {**({"num_examples": count} if "num_examples" in evidence.arguments else {}), **env_args}
-
-
-def _available(count: int, env_args: Mapping[str, Any], evidence: Evidence) -> int:
-    """Return `count`, or the number of held-out examples if there are fewer."""
-    return min(count, (evidence.held_out_limit if _makes_examples(env_args, evidence) else evidence.held_out) or count)
 
 
 def _training_examples(env_args: Mapping[str, Any], evidence: Evidence) -> int | None:

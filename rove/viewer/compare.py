@@ -28,7 +28,7 @@ def compare_runs(a: Index, b: Index, value: str, names: tuple[str, str], compari
         value: "reward", or the name of a score.
         names: Names of the runs.
         comparisons: Number of runs that are compared with the baseline at the same time. `corrected` is the interval of the
-            main difference at a confidence of 95 % for all of them together (Bonferroni).
+            main difference at a confidence of 95% for all of them together (Bonferroni).
 
     Raises:
         ConfigError: A run has no scored rollout, or not the value.

@@ -41,7 +41,7 @@ MAX_TEXT_CHARS = 8_000
 MAX_ROLLOUT_CHARS = 120_000
 """Characters shown of a rollout, divided among its texts."""
 KINDS = {"eval": "", "rl": "RL", "sft": "SFT"}
-TABLE_HEAD = ("value", "mean", "95 % interval", "weight")
+TABLE_HEAD = ("value", "mean", "95% interval", "weight")
 GROUP_STEPS = 10
 """Last training steps whose groups are shown."""
 CONTROL_CHARS = "\\x00-\\x1f\\x7f-\\x9f\\u202a-\\u202e\\u2066-\\u2069"
@@ -283,14 +283,14 @@ def table_rows(report: RunReport) -> tuple[Sequence[str], list[tuple[str, str, s
 def cards(summary: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """Yield the main numbers with their labels."""
     reward = summary.get("reward") or {}
-    yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95 % interval"
+    yield f"{shown(reward.get('mean'))} {_interval(reward)}", "reward, 95% interval"
     yield f"{shown(summary.get('scored'))} / {shown(summary.get('rollouts'))}", "rollouts scored"
     if summary.get("failed"):
         yield shown(summary["failed"]), "failed"
     yield shown(summary.get("prompt_tokens")), "prompt tokens"
     yield shown(summary.get("completion_tokens")), "completion tokens"
     for name, seen in (summary.get("latency") or {}).items():
-        yield duration(seen.get("p50")), f"median {name}, 90 % within {duration(seen.get('p90'))}"
+        yield duration(seen.get("p50")), f"median {name}, 90% within {duration(seen.get('p90'))}"
     cost = summary.get("cost") or {}
     if cost.get("total") is not None:
         yield shown(cost["total"]), f"cost, {shown(cost.get('per_rollout'))} per rollout"

@@ -93,7 +93,7 @@ def reward_ranges(rows: Sequence[Row]) -> dict[str, tuple[float, float]]:
 
 
 def with_difference(row: Row, base: Row) -> dict[str, Any]:
-    """Return a row with the difference of its mean reward to a baseline's and its unpaired 95 % interval.
+    """Return a row with the difference of its mean reward to a baseline's and its unpaired 95% interval.
 
     `difference` is None for another environment, and for a run without a reward.
     """

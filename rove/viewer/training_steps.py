@@ -18,8 +18,8 @@ def steps(index: Index, band: str = "spread") -> list[dict[str, Any]]:
 
     Args:
         index: Index of the run.
-        band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95 % interval of the
-            mean over examples) or "quantiles" (10 % and 90 % of the rollouts).
+        band: What `low` and `high` are: "spread" (mean ± standard deviation between rollouts), "interval" (95% interval of the
+            mean over examples) or "quantiles" (10% and 90% of the rollouts).
 
     Raises:
         ConfigError: There is no such band.

@@ -16,7 +16,7 @@ MAX_WINDOW = 10
 MAX_SECONDS, MAX_STEPS = 1e9, 1 << 53
 """Seconds of a step, and planned steps, from which the time left is not known."""
 Z = 1.96
-"""Normal quantile of a 95 % interval."""
+"""Normal quantile of a 95% interval."""
 COLLAPSED_SHARE = 0.1
 """Entropy below this share of its start counts as collapsed."""
 MIN_ENTROPY = 0.05

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from commands import Rove, in_this_process
 
+from rove.core.messages import as_messages, text_of
 from rove.core.records import ErrorInfo, RolloutRecord, Scores
 from rove.runs.run import Run
 from tests.runs.test_serialization import make_record
@@ -21,6 +22,9 @@ def rove(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Capture
 def record(example: int, reward: float, index: int = 0, **fields) -> RolloutRecord:
     scores = Scores(reward, {"win": reward}, {"win": 1.0}, {"turns": 3.0 + example % 2})
     return make_record(example_key=f"key{example}", example_id=example, rollout_index=index, scores=scores, **fields)
+
+
+QUESTION = text_of(as_messages(make_record().prompt)[-1]).split()
 
 
 def failed(example: int) -> RolloutRecord:
@@ -56,7 +60,9 @@ def test_text_output_shows_verdict_values_and_differing_settings(rove: Rove):
         "",
         "→ compare another value: rove compare runs/old runs/new --value win",
     ]
-    assert any(line.split() == ["│", "5", "│", "0", "│", "1.000", "│", "+1.000", "│", "key5", "│"] for line in output)
+    assert any(
+        line.split() == ["│", "5", "│", "0", "│", "1.000", "│", "+1.000", "│", *QUESTION, "│"] for line in output
+    )
     assert max(map(len, output)) <= 100
 
 
@@ -67,7 +73,7 @@ def test_markdown_output_contains_nothing_else(rove: Rove):
     assert done.status == 0
     output = done.out.splitlines()
     assert output[0].startswith("**new is better than old")
-    assert output[2] == "| value | `old` | `new` | difference | 95 % interval |  |"
+    assert output[2] == "| value | `old` | `new` | difference | 95% interval |  |"
     assert [line for line in output if line.startswith("- `temperature`: `0.0` → `")]
     done = rove("compare", "old", "new", "--markdown", "--json")
     assert done.status == 2 and "--json and --markdown exclude each other" in done.err
@@ -170,8 +176,8 @@ def test_a_caveat_about_few_examples_fits_the_terminal(rove: Rove):
     write_run("a", [record(i, i / 100) for i in range(8)])
     write_run("b", [record(i, 0.5 + i / 50) for i in range(8)])
     done = rove("compare", "a", "b")
-    assert "too few examples to determine a direction: reward +0.535 [+0.515, +0.555] on 8 shared examples" in done.out
-    assert "* interval may be too narrow: fewer than 30 examples; no interval: all values are equal" in done.out
+    assert "b is better than a: reward +0.535 [+0.515, +0.555] on 8 shared examples" in done.out
+    assert "* interval may be too narrow: fewer than 10 examples; no interval: all values are equal" in done.out
     assert max(map(len, done.out.splitlines()[1:])) <= 100
 
 
@@ -207,6 +213,64 @@ def test_a_run_without_scored_rollouts_is_refused(rove: Rove):
     write_run("bad", [failed(0)])
     done = rove("compare", "good", "bad")
     assert (done.status, done.err) == (1, "error: bad has no scored rollouts to compare; `rove eval` makes some\n")
+
+
+def scored(keys: range, **fields) -> list[RolloutRecord]:
+    return [record(key, key / 100, **fields) for key in keys]
+
+
+def test_runs_of_different_environments_are_refused_unless_told(rove: Rove):
+    write_run("a", scored(range(9)), env="quiz#1.0#abc")
+    write_run("b", scored(range(9)), env="nim#1.0#abc")
+    done = rove("compare", "a", "b")
+    assert (done.status, done.out) == (2, "")
+    assert "the runs are of different environments, 'quiz' and 'nim'" in done.err
+    assert "on 9 shared examples" in rove("compare", "a", "b", "--any-environment").out
+    for words in (["--json"], ["--markdown"]):
+        assert rove("compare", "a", "b", *words).status == 2
+
+
+@pytest.mark.parametrize(
+    "changed", [{"env": "quiz#2.0#def"}, {"env_args": {"seed": 2}}, {"rubric": "other"}, {"train": True}]
+)
+def test_other_versions_arguments_or_data_need_common_examples(rove: Rove, changed: dict):
+    write_run("a", scored(range(9)), env="quiz#1.0#abc")
+    write_run("shared", scored(range(5, 14)), **{"env": "quiz#1.0#abc", **changed})
+    write_run("apart", scored(range(20, 29)), **{"env": "quiz#1.0#abc", **changed})
+    assert "on 4 shared examples" in rove("compare", "a", "shared").out
+    done = rove("compare", "a", "apart")
+    assert done.status == 2
+    assert "the runs share no examples, and these settings of the environment differ:" in done.err
+    assert "between 9 and 9 different examples" in rove("compare", "a", "apart", "--any-environment").out
+
+
+def test_other_examples_of_the_same_data_are_compared_unpaired(rove: Rove):
+    write_run("a", scored(range(9)))
+    write_run("b", scored(range(20, 29)))
+    assert "between 9 and 9 different examples" in rove("compare", "a", "b").out
+
+
+def test_a_moved_file_of_questions_is_the_same_environment(rove: Rove):
+    write_run("a", scored(range(9)), env="questions.jsonl#abc")
+    write_run("b", scored(range(9)), env="data/questions.jsonl#abc")
+    write_run("c", scored(range(20, 29)), env="others.jsonl#def")
+    assert rove("compare", "a", "b").status == 0
+    assert rove("compare", "a", "c").status == 2
+
+
+def test_examples_that_changed_are_named_by_their_question(rove: Rove):
+    prompts = {
+        key: [{"role": "system", "content": "Be brief."}, {"role": "user", "content": f"What is\n{key} + 1?"}]
+        for key in range(8)
+    }
+    write_run("a", [record(key, 0.0, prompt=prompts[key]) for key in prompts])
+    write_run("b", [record(key, float(key > 5), prompt=prompts[key]) for key in prompts])
+    out = rove("compare", "a", "b").out
+    assert "What is 7 + 1?" in out and "What is 6 + 1?" in out and "key7" not in out
+    assert json.loads(rove("compare", "a", "b", "--json").out)["questions"] == {
+        "key6": "What is\n6 + 1?",
+        "key7": "What is\n7 + 1?",
+    }
 
 
 def test_evaluations_of_the_same_games_are_paired(rove: Rove):

@@ -135,6 +135,54 @@ def test_a_recipe_runs_through_and_then_has_nothing_left_to_do(rove: Rove) -> No
     assert [row["conditions"] for row in json.loads(copied.out)["rows"]] == [row["conditions"] for row in shown["rows"]]
 
 
+def sampled_in(folder: Path, pattern: str) -> set[tuple[str, int]]:
+    """Return the content of the example and the random seed of every rollout in run folders."""
+    runs = [Run(path) for path in folder.glob(pattern)]
+    return {(record.example_key.split("#")[0], record.seed) for run in runs for record in run.rollouts()}
+
+
+FIXED = PARITY.replace("num_examples: int = 100, seed: int = 0", "").replace(
+    'rows(num_examples, f"{seed}:', 'rows(60, f"'
+)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("name", "source"), [("generated", PARITY), ("fixed", FIXED)])
+def test_the_table_reports_other_rollouts_than_those_that_chose_the_weights(
+    rove: Rove, tmp_path: Path, name: str, source: str
+) -> None:
+    environment(tmp_path / "environments", name, source)
+    assert rove("train", name, "--dry-run", "--run-dir", "dry").status == 0
+    recipe = Path("dry/recipe.toml")
+    values = tomllib.loads(recipe.read_text())
+    values["data"] |= {"num_examples": 40}
+    values["sft"] |= {"epochs": 1, "batch_size": 16, "validate_every": 2}
+    values["rl"][0] |= {"steps": 1, "batch_size": 8, "rollouts_per_example": 4}
+    for stage in (values["sft"], values["rl"][0]):
+        stage["evaluation"][0] |= {"every": 1, "max_tokens": 4}
+    values["evaluation"] |= {"num_examples": min(40, values["evaluation"]["num_examples"]), "max_tokens": 4}
+    copy = recipe.with_name("copy.toml")
+    copy.write_text(tomli_w.dumps(values))
+    done = rove("train", name, "--recipe", str(copy), "--run-dir", "runs/own")
+    assert done.status == 0, done.err
+    assert "chose the weights" not in done.out
+    chosen, reported = (sampled_in(Path("runs/own"), pattern) for pattern in ("*/evaluations/sampled/*", "eval/*"))
+    assert len(chosen) >= 20 and len(reported) >= 40
+    assert not chosen & reported
+    if name == "fixed":  # 60 rows of at most 100 different numbers: equal rows have other seeds
+        table = Run(next(Path("runs/own/eval").iterdir()))
+        assert {record.example_id for record in table.rollouts()} == set(range(20, 60))
+
+
+def test_a_recipe_whose_table_uses_the_selecting_examples_says_so(rove: Rove) -> None:
+    rove("train", "parity", "--dry-run", "--run-dir", "dry")
+    values = tomllib.loads(Path("dry/recipe.toml").read_text())
+    values["evaluation"] |= {"env_args": values["rl"][0]["evaluation"][0]["env_args"], "seed": 0}
+    Path("copy.toml").write_text(tomli_w.dumps(values))
+    done = rove("train", "parity", "--recipe", "copy.toml", "--run-dir", "own", "--dry-run")
+    assert "warning: rl1: the results table uses examples that also chose the weights" in done.out
+
+
 def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert "no file 'missing.jsonl'; an environment that ends in" in rove("train", "missing.jsonl", "--dry-run").err
     rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(50)]

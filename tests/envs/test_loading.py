@@ -10,6 +10,7 @@ import pytest
 
 import rove as vf
 from rove.core.errors import ConfigError
+from rove.envs import loading
 from rove.envs.loading import (
     environment_defaults,
     environment_file,
@@ -80,6 +81,23 @@ def test_env_dir_precedes_installed_modules_and_the_environments_folder(workplac
     assert origin(load_environment("toy")) == "installed"  # an earlier load has no influence
     sys.path.remove(str(workplace / "site"))
     assert origin(load_environment("toy")) == "./environments"
+
+
+@pytest.mark.parametrize("path", ["./elsewhere/my_env", "elsewhere/my_env/", "elsewhere/my_env/my_env.py"])
+def test_a_path_that_exists_is_that_environment(path: str, workplace):
+    write_environment(Path("environments"), "my_env", "the usual folder")
+    write_environment(Path("elsewhere"), "my_env", "the path")
+    asked: list[str] = []
+    before = [*loading.external_finders]
+    loading.external_finders[:] = [lambda name: asked.append(name)]
+    try:
+        env = load_environment(path, num_examples=3)
+    finally:
+        loading.external_finders[:] = before
+    assert (env.origin, env.env_id) == ("the path", "my_env")
+    assert asked == []  # no hub is asked, and nothing is "not installed"
+    assert environment_file(path).resolve() == Path("elsewhere/my_env/my_env.py").resolve()
+    assert "num_examples" in loading.environment_arguments(path)
 
 
 def test_a_local_environment_overrides_the_shipped_one():

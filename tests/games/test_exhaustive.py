@@ -115,7 +115,7 @@ def test_missed_goals_are_listed_and_summed():
     assert won.amount == pytest.approx(93 - 100 * teacher.expected["won"])
     check = teacher.checks["moves that do not lose"]
     assert moves.amount == check.total - check.seen > 0
-    assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100 %"
+    assert moves.text == f"moves that do not lose {check.seen} of {check.total}, goal 100%"
     assert [goal.text.split()[0] for goal in goals.missed(optimal)] == ["won"]  # the optimal policy does not set traps
     assert Goals(never=["lost"], checks={"wins in one taken": 0.99}).missed(optimal) == []
     assert Goals().missed(teacher) == []
@@ -125,7 +125,7 @@ def test_missed_goals_are_listed_and_summed():
 def test_a_check_that_never_occurred_is_missed_and_unknown_metrics_are_rejected():
     result = exhaustive_result("optimal")
     [missed] = Goals(checks={"wins in two": 0.9}).missed(result)
-    assert missed.text == "wins in two 0 of 1, goal 90 %"
+    assert missed.text == "wins in two 0 of 1, goal 90%"
     with pytest.raises(vf.ConfigError, match="unknown reward function or metric 'loss'; did you mean 'lost'"):
         Goals(never=["loss"]).missed(result)
     with pytest.raises(vf.ConfigError, match="did you mean 'won'"):

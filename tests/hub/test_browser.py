@@ -131,7 +131,7 @@ def test_keyboard_navigation_from_the_list_to_a_run_and_back(browser: Any, addre
     page.get_by_role("heading", name="acme/my-sums").wait_for()
     first = page.locator(".leaderboard").first.locator("tbody tr").first
     assert [cell.inner_text() for cell in first.locator("td").all()][:3] == ["1", "lab/large", "1.050 [1.020, 1.080]"]
-    assert first.get_by_role("img", name="reward 1.050, 95 % interval 1.020 to 1.080").is_visible()
+    assert first.get_by_role("img", name="reward 1.050, 95% interval 1.020 to 1.080").is_visible()
     first.get_by_role("link").focus()
     page.keyboard.press("Enter")
     page.get_by_role("heading", name="lab/large").wait_for()

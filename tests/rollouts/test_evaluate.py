@@ -57,6 +57,21 @@ def test_num_examples_limits_the_examples():
     assert len(roll(Quiz(4), says("hi"))) == 4
 
 
+def test_examples_can_be_skipped():
+    assert positions(roll(Quiz(5), says("hi"), skip_examples=3)) == [(3, 0), (4, 0)]
+    assert positions(roll(Quiz(5), says("hi"), skip_examples=1, num_examples=2)) == [(1, 0), (2, 0)]
+    whole = {record.example_id: record for record in roll(Quiz(5), says("hi"))}
+    for record in roll(Quiz(5), says("hi"), skip_examples=2):  # the same rollouts as without
+        assert (record.example_key, record.seed) == (
+            whole[record.example_id].example_key,
+            whole[record.example_id].seed,
+        )
+    with pytest.raises(vf.ConfigError, match="no rows after the first 5; there is nothing to evaluate"):
+        roll(Quiz(5), says("hi"), skip_examples=5)
+    with pytest.raises(vf.ConfigError, match="skip_examples is -1; expected 0 or more"):
+        roll(Quiz(5), says("hi"), skip_examples=-1)
+
+
 def test_evaluation_rows_are_used_unless_training_rows_are_requested():
     env = Quiz(dataset=[{"question": "train"}], eval_dataset=[{"question": "eval"}])
     assert roll(env, says("hi"))[0].prompt == [vf.UserMessage("eval")]

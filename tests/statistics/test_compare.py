@@ -14,8 +14,9 @@ from hypothesis import strategies as st
 
 from rove.core.errors import ConfigError
 from rove.core.records import ErrorInfo, Outcome, Scores
-from rove.statistics import Comparison, Tally, compare, mean_estimate
-from rove.statistics.compare import bounded_sign
+from rove.statistics import Comparison, Tally, compare
+from rove.statistics.compare import sign_flip_test
+from rove.statistics.intervals import widened_t
 from tests.runs.test_serialization import make_record
 
 WEIGHTS = {"win": 1.0, "format": 0.2, "cost": -0.1}
@@ -43,10 +44,10 @@ def test_the_paired_difference_computed_by_hand():
     b = run([[1.0, 1.0], [1.0, 0.0, 0.5], 1.0, 0.25])
     found = compare(a, b)
     gaps = [0.5, 0.5, 0.0, -0.25]
-    expected = mean_estimate(gaps)
+    expected = widened_t(gaps)
     assert (found.main.a, found.main.b, found.main.difference) == (0.5, 0.6875, 0.1875)
     assert (found.main.low, found.main.high) == pytest.approx((expected.low, expected.high))
-    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
+    assert found.main.caveat == "interval may be too narrow: fewer than 10 examples"
     assert (found.wins, found.ties, found.losses) == (2, 1, 1)
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (True, 4, 0, 0)
     assert found.main.direction == 0
@@ -116,32 +117,24 @@ def test_a_handful_that_agrees_is_not_enough():
     few, enough = (compare(run([0.0] * n), run([1.0] * n)) for n in (5, 6))
     assert (few.main.direction, enough.main.direction) == (0, 1)
     assert few.verdict == (
-        "too few examples to determine a direction: reward +1.000 [+0.196, +1.000] on 5 shared examples; "
-        "at least 30 examples are needed"
+        "too few examples to determine a direction: reward +1.000 [+0.000, +1.000] on 5 shared examples; "
+        "at least 6 examples must differ"
     )
 
 
-def test_a_few_graded_differences_state_no_direction():
+def test_graded_differences_state_a_direction_from_6_examples_on():
     gaps = [0.1, 0.2, 0.15, 0.3, 0.25, 0.1, 0.2, 0.2, 0.15, 0.3]
-    few, enough = (compare(run([0.5] * n), run([0.5 + gap for gap in gaps[:10] * (n // 10)])) for n in (10, 30))
-    assert few.main.low > 0.0
-    assert (few.main.direction, enough.main.direction) == (0, 1)
-    assert few.verdict.startswith("too few examples to determine a direction: reward +0.195 [+0.143, +0.247] on 10")
-    assert enough.main.caveat is None
+    few, enough = (compare(run([0.5] * n), run([0.5 + gap for gap in gaps[:n]])) for n in (5, 10))
+    assert (few.main.low, few.main.direction) == (0.0, 0)
+    assert few.verdict.endswith("on 5 shared examples; at least 6 examples must differ")
+    assert enough.verdict.startswith("B is better than A: reward +0.195 [+0.14")
 
 
-def test_skewed_differences_state_no_direction():
+def test_skewed_differences_have_a_wider_interval_on_their_side():
     gaps = [0.1, 0.12] * 49 + [3.0, 2.0]
-    found = compare(run([0.0] * 100), run(gaps))
-    assert found.main.low > 0.0
-    assert (found.main.direction, found.main.caveat) == (0, "interval may be too narrow: skewed values")
-    assert found.verdict.endswith("on 100 shared examples; interval may be too narrow: skewed values")
-
-
-def test_large_differences_of_a_known_range_are_a_direction_in_spite_of_a_caveat():
-    found = compare(run([0.0, 0.1] * 8), run([1.0, 0.9] * 8))
-    assert found.main.caveat == "interval may be too narrow: fewer than 30 examples"
-    assert found.main.direction == 1
+    main = compare(run([0.0] * 100), run(gaps)).main
+    assert main.direction == 1  # all 100 examples are higher
+    assert main.high - main.difference > 2 * (main.difference - main.low) > 0.0
 
 
 def test_one_shared_example_tells_nothing():
@@ -163,7 +156,8 @@ def test_verdicts_say_how_many_more_examples_or_that_it_would_have_shown():
     assert quiet.verdict.endswith("; a difference of 0.02 would probably have been detected")
     same = compare(run([0.0] * 200), run([0.0] * 200))
     assert same.verdict == (
-        "no detectable difference: reward is equal on 200 shared examples; a difference of 0.02 would probably have been detected"
+        "no detectable difference: reward +0.000 [-0.014, +0.014] on 200 shared examples; "
+        "a difference of 0.02 would probably have been detected"
     )
 
 
@@ -175,9 +169,11 @@ def test_without_common_examples_the_difference_is_unpaired_and_says_so():
     a, b = rng.normal(0.0, 1.0, 20), rng.normal(2.0, 3.0, 12)
     found = compare(run(a.tolist()), run(b.tolist(), start=100))
     difference = b.mean() - a.mean()
-    reach = math.hypot(2.093024054408263 * a.std(ddof=1) / 20**0.5, 2.200985160082949 * b.std(ddof=1) / 12**0.5)
+    sides = [widened_t(side.tolist()) for side in (a, b)]
+    low = difference - math.hypot(b.mean() - sides[1].low, sides[0].high - a.mean())
+    high = difference + math.hypot(sides[1].high - b.mean(), a.mean() - sides[0].low)
     assert found.main.difference == pytest.approx(difference)
-    assert (found.main.low, found.main.high) == pytest.approx((difference - reach, difference + reach))
+    assert (found.main.low, found.main.high) == pytest.approx((low, high))
     assert (found.paired, found.main.examples, found.only_a, found.only_b) == (False, 0, 20, 12)
     assert (found.wins, found.ties, found.losses, found.up, found.down) == (0, 0, 0, [], [])
     assert "between 20 and 12 different examples" in found.verdict
@@ -306,22 +302,82 @@ def test_pairing_finds_what_different_examples_hide():
     assert found[1] < 0.4 * cases
 
 
-@pytest.mark.parametrize("chance", [0.05, 0.3, 0.5])
-@pytest.mark.parametrize("n", [5, 15, 40])
-def test_bounded_values_of_mean_zero_rarely_have_a_sign(chance: float, n: int):
-    rare, usual = -(1 - chance), chance  # the mean is 0
-    wrong = {1: 0.0, -1: 0.0, 0: 0.0}
-    for count in range(n + 1):
-        sign = bounded_sign([rare] * count + [usual] * (n - count))
-        wrong[sign] += math.comb(n, count) * chance**count * (1 - chance) ** (n - count)
-    assert max(wrong[1], wrong[-1]) <= 1 / 40
+# One method: the verdict follows from the printed interval
 
 
-def test_bounded_values_that_agree_have_a_sign():
-    gaps = [0.3] * 23 + [0.0] * 9
-    assert bounded_sign(gaps) == 1
-    assert bounded_sign([-gap for gap in gaps]) == -1
-    assert bounded_sign([0.3] * 5) == 0
+def many(differences: Sequence[float], rollouts: int) -> tuple[list[Outcome], list[Outcome]]:
+    """Two runs of 0/1 rewards: one for each difference, which is a multiple of 1/rollouts."""
+    a = [[0.0] * rollouts if gap >= 0 else [1.0] * rollouts for gap in differences]
+    shares = [gap if gap >= 0 else 1.0 + gap for gap in differences]
+    ones = [round(share * rollouts) for share in shares]
+    return run(a), run([[1.0] * count + [0.0] * (rollouts - count) for count in ones])
+
+
+def test_many_rollouts_of_few_changed_examples_are_a_clear_result():
+    higher = [4 / 16] * 8 + [5 / 16] * 8 + [8 / 16] * 6
+    found = compare(*many([*higher, *[-2 / 16] * 3, *[0.0] * 95], 16))
+    assert (found.wins, found.losses, found.ties) == (22, 3, 95)
+    assert found.main.difference == pytest.approx(0.0594, abs=1e-3)
+    assert 0.02 < found.main.low < found.main.difference < found.main.high < 0.11
+    assert found.verdict.startswith("B is better than A: reward +0.059 [+0.03")
+
+
+@pytest.mark.parametrize("rollouts", [1, 4, 16])
+def test_more_rollouts_and_more_examples_decide_what_fewer_decided(rollouts: int):
+    rng = np.random.default_rng(6)
+
+    def decided(examples: int, each: int) -> int:
+        total = 0
+        for _ in range(25):
+            chance = rng.beta(0.3, 0.3, examples)
+            better = np.clip(chance + 0.7 * (rng.random(examples) < 0.3), 0.0, 1.0)
+            a, b = ([(rng.random((each,)) < p).astype(float).tolist() for p in side] for side in (chance, better))
+            total += compare(run(a), run(b)).main.direction == 1
+        return total
+
+    fewer, more = decided(40, rollouts), decided(160, rollouts)
+    assert fewer <= more + 3
+    assert more >= 15
+    assert decided(160, 4 * rollouts) >= more - 3
+
+
+gaps = st.lists(st.sampled_from([-1.0, -0.5, -0.25, 0.0, 0.0, 0.0, 0.25, 0.5, 1.0]), min_size=2, max_size=40)
+
+
+@given(gaps, st.floats(-1, 1))
+def test_a_direction_is_reported_if_and_only_if_the_interval_excludes_zero(differences, shift):
+    for values in (differences, [gap + shift for gap in differences]):
+        found = compare(run([0.0] * len(values)), run(values))
+        excludes = found.main.low > 1e-9 or found.main.high < -1e-9
+        assert (found.main.direction != 0) == excludes
+        assert found.verdict.startswith(("B is better", "B is worse")) == excludes
+        assert math.isnan(found.main.low) or found.main.low - 1e-9 <= found.main.difference <= found.main.high + 1e-9
+
+
+@given(st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=2, max_size=12))
+def test_the_interval_of_shares_stays_between_minus_1_and_1(counts):
+    sides = [run([[1.0] * pair[side] + [0.0] * (4 - pair[side]) for pair in counts]) for side in (0, 1)]
+    main = compare(*sides).main
+    assert -1.0 <= main.low <= main.high <= 1.0
+
+
+def test_signs_that_could_be_chance_decide_nothing():
+    """Exact p-values, computed by hand."""
+    assert sign_flip_test([1.0, 2.0, 4.0, 0.0]) == 2 / 8
+    assert sign_flip_test([1.0, 2.0, -4.0]) == 1.0  # every choice of signs is at least as far from 0 as -1
+    assert sign_flip_test([0.25] * 6 + [0.0] * 50) == pytest.approx(2 / 64)
+    assert sign_flip_test([0.1, 0.2, 0.3, 0.4, 0.5]) == 2 / 32
+    assert sign_flip_test([0.0, 0.0]) == 1.0
+
+
+def test_equal_differences_decide_where_the_range_of_values_is_known():
+    """The unseen value may have a probability of 1 − 0.025^(1/n)."""
+    found = compare(run([[0.0, 0.0]] * 20), run([[1.0, 0.0]] * 20))
+    unseen = 1 - 0.025 ** (1 / 20)
+    assert (found.main.low, found.main.high) == pytest.approx((0.5 - 1.5 * unseen, 0.5 + 0.5 * unseen))
+    assert found.main.direction == 1
+    unknown = compare(run([0.3] * 10), run([0.4] * 10))
+    assert math.isnan(unknown.main.low) and unknown.main.direction == 0
 
 
 def test_a_verdict_says_why_few_differing_examples_decide_nothing():

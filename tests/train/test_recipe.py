@@ -160,7 +160,9 @@ async def test_a_small_dataset_is_repeated_for_at_most_100_epochs() -> None:
     sections = {section.name: section.values for section in choose("quiz", {"num_examples": 50, "seed": 1}, evidence)}
     assert sections["data"]["num_examples"] == 50
     assert sections["sft"]["epochs"] == 100
-    assert sections["sft"]["evaluation"][0]["env_args"]["seed"] == 2  # not the rows of the results table
+    sampled, table = sections["sft"]["evaluation"][0], sections["evaluation"]
+    assert sampled["env_args"] == table["env_args"] == {"num_examples": 50, "seed": 1}
+    assert (sampled["num_examples"], table["skip_examples"], table["num_examples"]) == (16, 16, 34)
     assert sections["model"]["env_args"] == {"num_examples": 50, "seed": 1}
 
 
@@ -176,7 +178,12 @@ async def test_an_environment_with_fewer_examples_than_requested_gets_more_epoch
     assert (recipe.data["num_examples"], recipe.data["env_args"]) == (400, {"num_examples": 40_000})
     assert recipe.sft["epochs"] == 100
     sampled = recipe.sft["evaluation"][0]
-    assert recipe.evaluation["num_examples"] == sampled["num_examples"] == 80
+    assert (sampled["num_examples"], recipe.evaluation["skip_examples"], recipe.evaluation["num_examples"]) == (
+        26,
+        26,
+        54,
+    )
+    assert "The first 26 examples choose the weights in training; the table uses others." in as_toml(chosen, "Recipe.")
     assert recipe.evaluation["env_args"]["num_examples"] == sampled["env_args"]["num_examples"] == 1000
     assert "The environment has 400 training examples, fewer than requested." in as_toml(chosen, "Recipe.")
 

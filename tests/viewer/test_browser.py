@@ -514,7 +514,7 @@ def test_100_000_rollouts_are_shown_in_one_table(browser: Any, tmp_path: Path):
     with viewing(tmp_path / "runs") as url:
         tab = Tab(browser, url)
         page = tab.open("run?run=large")
-        tab.wait("100,000 · 100 %")  # the page updates its counts until the whole run is read
+        tab.wait("100,000 · 100%")  # the page updates its counts until the whole run is read
         page = tab.open("rollouts?run=large")
         tab.wait("100,000 rollouts")
         assert page.locator("table.rollouts tbody tr[data-place]").count() < 60

@@ -212,7 +212,7 @@ def test_summaries_with_older_or_missing_fields_are_shown(tmp_path: Path):
     run.finish(
         {"rollouts": 4, "scored": 3, "reward": {"mean": None, "half_width": None}, "latency": None, "cost": None}
     )
-    assert "– – reward, 95 % interval" in write_and_parse(run, tmp_path).words
+    assert "– – reward, 95% interval" in write_and_parse(run, tmp_path).words
     run.finish({"rollouts": 4, "reward": {"mean": 0.5, "half_width": 0.25}})
     assert "0.500 [0.250, 0.750] reward" in write_and_parse(run, tmp_path).words
     assert "| reward | 0.500 | \\[0.250, 0.750\\] |" in markdown(run)
@@ -220,7 +220,7 @@ def test_summaries_with_older_or_missing_fields_are_shown(tmp_path: Path):
     assert "0.500 [0.100, 0.600]* reward" in write_and_parse(run, tmp_path).words
     assert "\\* why" in markdown(run)
     run.finish({"rollouts": 4})
-    assert "– – reward, 95 % interval" in write_and_parse(run, tmp_path).words
+    assert "– – reward, 95% interval" in write_and_parse(run, tmp_path).words
 
 
 def test_the_last_record_of_a_repeated_rollout_counts(tmp_path: Path):
@@ -389,7 +389,7 @@ def test_the_markdown_summary_has_values_counts_and_the_command(tmp_path: Path):
     run = finish_run(made_run(tmp_path / "run", RECORDS), RECORDS)
     text = markdown(run)
     assert text.startswith(
-        "### quiz · someone/model\n\n| value | mean | 95 % interval | weight |\n| --- | ---: | ---: | ---: |\n"
+        "### quiz · someone/model\n\n| value | mean | 95% interval | weight |\n| --- | ---: | ---: | ---: |\n"
     )
     assert "\n| win | 0.500 |" in text
     assert (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,12 @@ import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from rich.console import Console
-from rich.text import Text
 
-from rove.cli.tables import comparison_table, counts_line, curves_table, movers_table, summary_table
+from rove.cli.tables import comparison_table, counts_line, curves_table, folded, movers_table, summary_table
 from rove.cli.training import panels, plot_run
 from rove.core.records import Outcome, Scores, Timing, Usage
 from rove.statistics import Comparison, Difference, Mover, Price, Tally
+from rove.utils.console import SafeConsole
 from rove.viewer.format import SPARKS, limits, number, percent, seconds, signed, sparkline
 
 SUMMARY = {
@@ -34,8 +34,8 @@ SUMMARY = {
 }
 
 
-def rendered(thing: object) -> str:
-    console = Console(width=100, record=True, file=None, quiet=True)
+def rendered(thing: object, width: int = 100) -> str:
+    console = SafeConsole(width=width, record=True, file=None, quiet=True)
     with console.capture() as capture:
         console.quiet = False
         console.print(thing)
@@ -60,16 +60,16 @@ def test_intervals_of_older_summaries_are_shown() -> None:
 def test_a_caveat_is_shown_as_an_asterisk_and_a_note() -> None:
     tally = Tally()
     for key in range(3):
-        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 4, {"right": 1.0}, {"right": 1.0}), None))
+        tally.add(Outcome(str(key), key, 0, None, False, Scores(key / 2 - 0.25, {"right": 1.0}, {"right": 1.0}), None))
     text = rendered(summary_table(tally.summary(), "title"))
-    assert "[-0.371, 0.871]*" in text
+    assert "[-0.992, 1.492]*" in text
     assert "[0.292, 1.000]" in text
     assert "* interval may be too narrow: fewer than 30 examples" in text
     assert max(len(line.rstrip()) for line in text.splitlines()) <= 72
 
 
 def test_counts_show_failures_separately() -> None:
-    line = counts_line(SUMMARY)
+    line = counts_line(SUMMARY).plain
     assert "8 of 10 rollouts scored" in line
     assert "2 × model: InfraError" in line
     assert "1 truncated" in line
@@ -102,12 +102,12 @@ def test_pass_rates_without_new_information_are_not_shown(rewards: list[list[flo
 
 def test_counts_are_followed_by_tokens_time_and_cost_per_rollout() -> None:
     summary = make_summary([[1.0, 0.0]] * 20, price=Price(3.0, 15.0))
-    assert counts_line(summary).splitlines() == [
-        "40 of 40 rollouts scored; 20 truncated, 50.0 %; stop conditions: answered (40)",
+    assert counts_line(summary).plain.splitlines() == [
+        "40 of 40 rollouts scored; 20 truncated, 50.0%; stop conditions: answered (40)",
         "tokens per rollout: 1,500 in prompts (all turns), 200 in responses",
         "response: 0.25 s (p90 0.25 s, p99 0.25 s); rollout: 0.5 s (p90 0.5 s, p99 0.5 s)",
         "cost: 0.3, 0.0075 per rollout",
-        "[dim]20 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs[/dim]",
+        "20 scored examples with equal mean rewards; about 150 are needed to notice that 1 in 50 differs",
     ]
 
 
@@ -115,9 +115,9 @@ def test_counts_fit_the_line() -> None:
     stops = {f"some_condition_of_an_environment_{i}": i for i in range(2)}
     summary = {**SUMMARY, **make_summary([[1.0, 0.0]] * 20), "failed": 2, "truncated": 1, "stops": stops}
     errors = {"model: InfraError": 1, "reward right: KeyError": 1}
-    lines = Text.from_markup(counts_line({**summary, "errors": errors})).plain.splitlines()
+    lines = counts_line({**summary, "errors": errors}).plain.splitlines()
     assert all(len(line) <= 100 for line in lines)
-    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0 %" in line for line in lines)
+    assert any("; 2 failed (1 × model: InfraError, 1 × reward right: KeyError), 0.0%" in line for line in lines)
 
 
 @pytest.mark.parametrize("rewards", [[], [[1.0]]])
@@ -125,7 +125,7 @@ def test_missing_intervals_are_shown_as_a_dash(rewards: list[list[float]]) -> No
     summary = make_summary(rewards)
     assert summary["reward"]["low"] is summary["reward"]["high"] is None
     assert "–" in rendered(summary_table(summary, "title"))
-    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary)
+    assert f"{len(rewards)} of {len(rewards)} rollouts scored" in counts_line(summary).plain
 
 
 def make_comparison(names: tuple[str, str], paired: bool = True) -> Comparison:
@@ -161,6 +161,19 @@ def test_a_comparison_shows_the_direction_of_each_change() -> None:
     assert "* no interval: x; interval [x]" in text
     assert "over the examples of both" in text
     assert "over different examples" in rendered(comparison_table(make_comparison(("old", "new"), paired=False)))
+
+
+@pytest.mark.parametrize("width", [80, 100])
+def test_names_in_tables_are_not_broken_inside_a_word(width: int) -> None:
+    names = ("hacking-before--scripted-teacher", "hacking-after")
+    comparison = make_comparison(names)
+    for table in (comparison_table(comparison, width), movers_table(comparison, {}, width)):
+        text = rendered(table, width)
+        words = set(re.findall(r"[a-z_]+", text))
+        assert {"hacking", "before", "scripted", "teacher", "after"} <= words
+        assert "0.350" in text or "difference" in text
+    assert folded("format_reward_function", 8) == "format_\nreward_\nfunction"
+    assert folded("correctness", 5) == "correctness"
 
 
 def test_movers_are_identified_by_their_index_in_the_dataset() -> None:

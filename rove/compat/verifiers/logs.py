@@ -8,10 +8,10 @@ from contextlib import AbstractContextManager, contextmanager
 from itertools import islice
 from typing import Any
 
-from rich.console import Console
 from rich.table import Table
 
 from rove.compat.verifiers.messages import message_to_printable
+from rove.utils.console import SafeConsole
 
 NAME = "verifiers"
 
@@ -62,7 +62,7 @@ def print_prompt_completions_sample(
     for prompt, completion, error, reward in islice(rows, num_samples):
         failed = f"\n\nerror: {error!r}" if error is not None else ""
         table.add_row(format_messages(prompt), format_messages(completion) + failed, f"{reward:.2f}")
-    Console(markup=False).print(table)
+    SafeConsole().print(table)
 
 
 def print_time(seconds: float) -> str:

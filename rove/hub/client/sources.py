@@ -74,7 +74,14 @@ def build_wheel(folder: Path, output: Path) -> Path:
 
 def _git(*words: str) -> str:
     try:
-        done = subprocess.run(["git", *words], capture_output=True, text=True, timeout=CLONE_TIMEOUT_S, check=False)
+        done = subprocess.run(
+            ["git", *words],
+            capture_output=True,
+            encoding="utf-8",
+            errors="replace",
+            timeout=CLONE_TIMEOUT_S,
+            check=False,
+        )
     except FileNotFoundError:
         raise ConfigError("git is not installed; install it, or give a folder or a wheel") from None
     except subprocess.TimeoutExpired:

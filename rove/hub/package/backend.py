@@ -183,7 +183,9 @@ def _ignored_by_git(folder: Path) -> set[Path]:
 def git_output(folder: Path, *words: str) -> str:
     """Return the output of git in a folder; "" if it fails or is not installed."""
     try:
-        done = subprocess.run(["git", "-C", str(folder), *words], capture_output=True, text=True, check=False)
+        done = subprocess.run(
+            ["git", "-C", str(folder), *words], capture_output=True, encoding="utf-8", errors="replace", check=False
+        )
     except OSError:
         return ""
     return done.stdout if done.returncode == 0 else ""

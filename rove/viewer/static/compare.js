@@ -48,7 +48,7 @@ function overall(found, a, others) {
     ["run", (one) => el("a", { href: address("compare", { a, b: one.name }) }, one.name)], [a, (one) => number(one.main.a)], ["its mean", (one) => number(one.main.b)], ["difference", (one) => signed(one.main.difference)],
     ["corrected interval", (one) => range({ low: one.low, high: one.high, caveat: one.main.caveat })], ["certain", (one) => (one.low > 0 ? "higher" : one.high !== null && one.high < 0 ? "lower" : "not certain")],
   ];
-  return [el("h2", {}, `All against ${a}`), grid(columns, rows), el("p", { class: "note" }, `Intervals hold for all ${found.length} comparisons together with 95 % confidence (Bonferroni).`)];
+  return [el("h2", {}, `All against ${a}`), grid(columns, rows), el("p", { class: "note" }, `Intervals hold for all ${found.length} comparisons together with 95% confidence (Bonferroni).`)];
 }
 
 function comparison(found, a, b, params) {
@@ -70,7 +70,7 @@ function comparison(found, a, b, params) {
 
 function differences(found, a, b) {
   const told = { 1: "higher", [-1]: "lower" };
-  const columns = [["value", (one) => el("b", {}, plain(one.name))], [a, (one) => number(one.a)], [b, (one) => number(one.b)], ["difference", (one) => signed(one.difference)], ["95 % interval", range], ["interval", bar], ["certain", (one) => told[one.direction] ?? NONE]];
+  const columns = [["value", (one) => el("b", {}, plain(one.name))], [a, (one) => number(one.a)], [b, (one) => number(one.b)], ["difference", (one) => signed(one.difference)], ["95% interval", range], ["interval", bar], ["certain", (one) => told[one.direction] ?? NONE]];
   return grid(columns, [found.main, ...found.others], "differences");
 }
 

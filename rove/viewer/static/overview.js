@@ -94,7 +94,7 @@ function bars(title, counts, target, word = (name) => name) {
 export function shares(rows) {
   const total = rows.reduce((sum, [, count]) => sum + count, 0) || 1;
   return el("ul", { class: "shares" }, rows.map(([text, count, href, look]) =>
-    el("li", {}, el("a", { href }, text), el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: `part ${look}`, "width%": (count / total) * 100 })), el("span", { class: "count" }, `${number(count)} · ${Math.round((count / total) * 100)} %`))));
+    el("li", {}, el("a", { href }, text), el("span", { class: "track", "aria-hidden": "true" }, el("span", { class: `part ${look}`, "width%": (count / total) * 100 })), el("span", { class: "count" }, `${number(count)} · ${Math.round((count / total) * 100)}%`))));
 }
 
 /** The command that repeats a run, with a button that copies it. */

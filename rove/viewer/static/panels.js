@@ -90,5 +90,5 @@ function solveRates(run, single) {
   const title = `mean reward of groups${single ? "" : ` of ${run.name}`}`;
   const share = Math.round((run.groups.dead / run.groups.groups) * 100);
   return el("div", { class: `chart c${run.color}` }, histogram(run.groups, title),
-    el("p", { class: "note" }, `${counted(run.groups.groups, "group")} of the last ${LAST} steps, ${share} % with zero advantage`));
+    el("p", { class: "note" }, `${counted(run.groups.groups, "group")} of the last ${LAST} steps, ${share}% with zero advantage`));
 }

@@ -115,7 +115,7 @@ function reasons({ total, groups }, params) {
   const columns = [
     ["by", (one) => one.kind],
     ["what they share", (one) => link("rollouts", chosen(one), one.kind === "stop reason" ? plain(one.label) : one.label)],
-    ["rollouts", (one) => `${number(one.count)} · ${Math.round((one.count / total) * 100)} %`],
+    ["rollouts", (one) => `${number(one.count)} · ${Math.round((one.count / total) * 100)}%`],
     ["example", (one) => link("rollout", { line: one.line, at: null }, `line ${number(one.line + 1)}`)],
   ];
   return el("section", { "aria-label": "Why these failed" }, el("h2", {}, `${counted(total, "failing rollout")}, grouped`), grid(columns, groups, "reasons"));

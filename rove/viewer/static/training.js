@@ -10,7 +10,7 @@ import { COLORS, LAST, alerts, panels } from "./panels.js";
 import { verdict } from "./results.js";
 
 const PERIOD = 2000;
-const BANDS = { spread: "standard deviation", interval: "95 % interval of the mean", quantiles: "10 % to 90 %", none: "none" };
+const BANDS = { spread: "standard deviation", interval: "95% interval of the mean", quantiles: "10% to 90%", none: "none" };
 
 export async function trainingPage(main, params, signal) {
   const names = [...new Set(params.getAll("run"))].slice(0, COLORS);

@@ -275,7 +275,7 @@ def test_an_environment_page_shows_manifest_leaderboard_and_yanked_versions(site
         < page.text.index("lab/old")
     )
     drawings = [one["aria-label"] for one in page.all("svg")]
-    assert "reward 1.050, 95 % interval 1.020 to 1.080, on a line from 0 to 1.200" in drawings
+    assert "reward 1.050, 95% interval 1.020 to 1.080, on a line from 0 to 1.200" in drawings
     assert "rove install acme/my-sums --hub HUB" in page.text
     assert "Let me see." in page.text and "This version was yanked" not in page.text
     assert "This version was yanked" in Elements(site.environment("zeta", "evil")).text

@@ -27,7 +27,7 @@ Value = Annotated[float, Meta(ge=-1e15, le=1e15)]
 
 
 class Estimate(Struct, frozen=True):
-    """A mean with its 95 % interval; missing values are None."""
+    """A mean with its 95% interval; missing values are None."""
 
     mean: Value | None = None
     half_width: Value | None = None
@@ -177,7 +177,7 @@ def interval_svg(name: str, one: Estimate, scale: Scale) -> str:
     label, reach, middle = f"{name} {shown(one.mean)}", "", f'y1="{HEIGHT / 2}" y2="{HEIGHT / 2}"'
     if one.limits is not None:
         low, high = one.limits
-        label += f", 95 % interval {shown(low)} to {shown(high)}"
+        label += f", 95% interval {shown(low)} to {shown(high)}"
         reach = f'<line class="reach" x1="{scale.at(low):.1f}" x2="{scale.at(high):.1f}" {middle}/>'
     axis = f'<line class="axis" x1="{MARGIN}" x2="{WIDTH - MARGIN}" {middle}/>'
     point = f'<circle cx="{scale.at(one.mean):.1f}" cy="{HEIGHT / 2}" r="4"/>'
@@ -216,7 +216,7 @@ def _version_table(rows: Sequence[Row], scale: Scale) -> str:
                 text(row.uploaded[:10]),
             )
         )
-    head = ("rank", "model (run)", "mean reward, 95 % interval", scale.ends, "rollouts", "examples", "pushed")
+    head = ("rank", "model (run)", "mean reward, 95% interval", scale.ends, "rollouts", "examples", "pushed")
     board = table(head, cells, "leaderboard")
     if len(rows) > MAX_ROWS:
         board += tag("p", f"{len(rows) - MAX_ROWS:,} runs with lower rewards are not shown.", "note")
@@ -393,7 +393,7 @@ def _json(pushed: Any) -> str:
 def _scores_section(summary: Summary) -> Iterator[str]:
     """Yield the numbers of a summary: reward, scores with intervals, stop conditions and errors."""
     numbers = [
-        (with_interval(summary.reward), "reward, 95 % interval"),
+        (with_interval(summary.reward), "reward, 95% interval"),
         (f"{shown(summary.scored)} / {shown(summary.rollouts)}", "rollouts scored"),
         (shown(summary.examples), "examples"),
         (shown(summary.prompt_tokens), "prompt tokens"),
@@ -413,7 +413,7 @@ def _scores_section(summary: Summary) -> Iterator[str]:
     ]
     rows += [_score_row(n, one, "") for n, one in list(summary.functions.items())[:MAX_FUNCTIONS] if not one.weight]
     caveats = dict.fromkeys(one.caveat for one in (*lines.values(), *summary.functions.values()) if one.caveat)
-    yield table(("score", "mean, 95 % interval", scale.ends, "weight"), rows, "scores")
+    yield table(("score", "mean, 95% interval", scale.ends, "weight"), rows, "scores")
     if caveats:
         yield tag("p", text(cut(f"* {'; '.join(caveats)}", MAX_JSON_CHARS)))
     for title, found in (("Stopped by", summary.stops), ("Failed with", summary.errors)):

@@ -1,0 +1,108 @@
+"""Which held-out examples choose the weights, and which ones are reported.
+
+The best of many measurements is too high on the examples and random seeds that it was chosen by. So the evaluations during
+training and the results table use different examples, and their rollouts have different random seeds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import NamedTuple, Protocol
+
+from rove.train.config import EvaluationConfig
+
+SELECTION_ROLLOUTS = 200
+"""Held-out rollouts of each evaluation during training."""
+SELECTION_SHARE = 1 / 3
+"""Share of few held-out examples that choose the weights; the table reports the others."""
+FEWEST_SPLIT = 30
+"""Held-out examples below which both use all of them: a few examples would choose at random."""
+TABLE_SEED = 1_000_003
+"""Random seed of the results table; the evaluations during training have that of the run."""
+
+
+class HeldOut(NamedTuple):
+    """How a recipe uses the held-out examples."""
+
+    selection: int
+    """Number of examples of the evaluations during training, from the start of the dataset."""
+    table: int
+    """Number of examples of the results table."""
+    skipped: int
+    """Number of examples that the table skips at the start of the dataset."""
+    has_other_seed: bool
+    """Whether the evaluations during training use another seed of the environment, which makes other examples."""
+    explanation: str
+    """What the recipe says about them."""
+
+
+def split_held_out(available: int | None, table: int, has_seed: bool) -> HeldOut:
+    """Return disjoint held-out examples for the choice of the weights and for the table.
+
+    With few examples, or if the environment has no argument `seed`, the table skips the examples that choose the weights. Below
+    `FEWEST_SPLIT`, both use all examples.
+
+    Args:
+        available: Number of held-out examples; None if the environment makes as many as needed.
+        table: Number of examples that the table should have.
+        has_seed: Whether the environment makes other examples for another seed.
+    """
+    wanted = SELECTION_ROLLOUTS + table
+    if has_seed and (available is None or available >= wanted):
+        text = "The evaluations in training, which choose the weights, use examples of another seed."
+        return HeldOut(SELECTION_ROLLOUTS, table, 0, True, text)
+    if available is None:
+        selection = SELECTION_ROLLOUTS
+        few = ""
+    elif available < FEWEST_SPLIT:
+        text = (
+            f"There are only {available:,}: the evaluations in training, which choose the weights, use all of them, too. The "
+            "table has other random seeds, but its values may be too high for new examples. Add examples."
+        )
+        return HeldOut(available, available, 0, False, text)
+    else:
+        selection = min(SELECTION_ROLLOUTS, int(SELECTION_SHARE * available))
+        table = min(table, available - selection)
+        few = f" There are only {available:,} examples." if available < wanted else ""
+    text = f"The first {selection:,} examples choose the weights in training; the table uses others.{few}"
+    return HeldOut(selection, table, selection, False, text)
+
+
+class Table(Protocol):
+    """Settings of the results table: those of `rove eval`."""
+
+    @property
+    def env(self) -> str: ...  # noqa: D102
+    @property
+    def env_args(self) -> dict[str, object]: ...  # noqa: D102
+    @property
+    def num_examples(self) -> int: ...  # noqa: D102
+    @property
+    def skip_examples(self) -> int: ...  # noqa: D102
+    @property
+    def seed(self) -> int: ...  # noqa: D102
+
+
+def overlap_note(metric: str | None, evaluations: Iterable[EvaluationConfig], seed: int, table: Table) -> str | None:
+    """Return a note if the table reports examples that chose the weights; None if it does not.
+
+    Args:
+        metric: The metric that chooses the weights (`keep_best`).
+        evaluations: The evaluations during training.
+        seed: Random seed of the training run.
+        table: Settings of the table.
+    """
+    for evaluation in evaluations:
+        chooses = metric is not None and metric.startswith(f"eval/{evaluation.label}/")
+        same_dataset = (evaluation.env, evaluation.env_args) == (table.env, table.env_args)
+        if not chooses or evaluation.kind != "rollouts" or not same_dataset:
+            continue
+        if 0 <= evaluation.num_examples <= table.skip_examples:
+            continue
+        seeds = "and the same random seeds, so its values are" if seed == table.seed else "so its values may be"
+        advice = f"skip_examples = {evaluation.num_examples}" if evaluation.num_examples > 0 else "other env_args"
+        return (
+            f"the results table uses examples that also chose the weights ({metric}), {seeds} too high; "
+            f"set {advice} under [evaluation] in a copy of the recipe"
+        )
+    return None

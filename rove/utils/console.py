@@ -1,0 +1,41 @@
+"""The console through which rove prints: it never obeys control characters or markup in a text."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from typing import Any
+
+from rich.console import Console, ConsoleOptions, RenderableType
+from rich.segment import Segment
+from rich.text import Text
+
+from rove.utils.terminal_text import inert
+
+
+class SafeConsole(Console):
+    """A rich console that shows every text as it is.
+
+    Control characters appear as escapes such as \\x1b, and rich's markup ("[bold]") and emoji codes (":warning:") are not
+    interpreted. Style rove's own words with `styled` or `style=`.
+
+    Args:
+        options: See `rich.console.Console`.
+    """
+
+    def __init__(self, **options: Any):
+        super().__init__(**{"markup": False, "highlight": False, "emoji": False, **options})
+
+    def render_str(self, text: str, **options: Any) -> Text:
+        """Return a text for display; here its width is still measured, so that tables stay aligned."""
+        return super().render_str(inert(text), **options)
+
+    def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterable[Segment]:
+        """Yield the segments of anything that is printed; only rich's own control codes pass."""
+        for segment in super().render(renderable, options):
+            yield segment if segment.control else Segment(inert(segment.text), segment.style)
+
+
+def styled(*parts: str | tuple[str, str]) -> Text:
+    """Return a text of parts, each a string or a string with its style, such as ("failed", "red")."""
+    pairs = [(part, "") if isinstance(part, str) else part for part in parts]
+    return Text.assemble(*((inert(text), style) for text, style in pairs))

@@ -1,0 +1,175 @@
+"""Text that rove did not write, made safe for a terminal.
+
+A model's reply, a server's error body, the name of an environment and the content of a file may contain control characters.
+A terminal obeys them: they move the cursor, change the title, write the clipboard (OSC 52), hide an address behind a link
+(OSC 8), or reverse the order of the text. `inert` shows them as text. `protect_terminal` applies it to what Python itself
+prints: warnings, log records and tracebacks.
+"""
+
+from __future__ import annotations
+
+import codecs
+import json
+import logging
+import os
+import sys
+import threading
+import traceback
+import unicodedata
+import warnings
+from types import TracebackType
+from typing import Any
+
+ESCAPED_CATEGORIES = frozenset({"Cc", "Cf", "Cs", "Zl", "Zp"})
+"""Unicode categories that are shown as escapes: control, format (such as bidirectional overrides), surrogates, separators."""
+ALLOWED = frozenset("\n\t\u200c\u200d")
+"""Characters of these categories that stay: line ends, tabs, and the joiners that Persian, Hindi and emoji need."""
+FALLBACKS = {
+    "·": "-",
+    "•": "*",
+    "→": "->",
+    "←": "<-",
+    "…": "...",
+    "–": "-",
+    "—": "-",
+    "−": "-",
+    "≥": ">=",
+    "≤": "<=",
+    "×": "x",
+    "±": "+-",
+    "σ": "sd",
+    "“": '"',
+    "”": '"',
+    "‘": "'",
+    "’": "'",
+    "\N{NO-BREAK SPACE}": " ",
+    **dict(zip("▁▂▃▄▅▆▇█", "_.,-=+*#")),
+}
+"""What rove prints for its own characters where the output's encoding lacks them."""
+ENCODING_ERRORS = "rove_terminal"
+"""Name of the error handler that replaces characters which an encoding lacks."""
+
+
+def inert(text: str) -> str:
+    """Return the text with control characters as visible escapes such as \\x1b, so that a terminal only displays it."""
+    if text.isprintable():
+        return text
+    return "".join(map(_visible, text.replace("\r\n", "\n")))
+
+
+def inert_json(text: str) -> str:
+    """Return a JSON document with control characters in its strings as JSON escapes: the same value, safe to display."""
+    if text.isprintable():
+        return text
+    return "".join(json.dumps(char)[1:-1] if _is_escaped(char) else char for char in text)
+
+
+def inert_toml(text: str) -> str:
+    """Return a TOML document with control characters in its strings as TOML escapes: the same value, safe to display."""
+    if text.isprintable():
+        return text
+    return "".join(_toml_escape(char) if _is_escaped(char) else char for char in text)
+
+
+def _is_escaped(char: str) -> bool:
+    return unicodedata.category(char) in ESCAPED_CATEGORIES and char not in ALLOWED
+
+
+def _visible(char: str) -> str:
+    if not _is_escaped(char):
+        return char
+    code = ord(char)
+    if code < 0x100:
+        return f"\\x{code:02x}"
+    return _toml_escape(char)
+
+
+def _toml_escape(char: str) -> str:
+    code = ord(char)
+    return f"\\u{code:04x}" if code < 0x10000 else f"\\U{code:08x}"
+
+
+def _replace_unencodable(error: UnicodeError) -> tuple[str, int]:
+    """Return a replacement for characters that the output's encoding lacks: a similar one, else an escape."""
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    lacking = error.object[error.start : error.end]
+    return "".join(FALLBACKS.get(char) or _escape(char) for char in lacking), error.end
+
+
+def _escape(char: str) -> str:
+    return char.encode("ascii", "backslashreplace").decode("ascii")
+
+
+class _InertFormatter(logging.Formatter):
+    """Formats log records for a terminal.
+
+    Args:
+        inner: Formats the record.
+    """
+
+    def __init__(self, inner: logging.Formatter | None = None):
+        super().__init__()
+        self._inner = inner or logging.Formatter()
+
+    def format(self, record: logging.LogRecord) -> str:
+        """Return the record as text without control characters."""
+        return inert(self._inner.format(record))
+
+
+def make_logs_inert() -> None:
+    """Escape control characters in the records of all handlers of the root logger, and where there is no handler."""
+    handlers = [*logging.getLogger().handlers, *([logging.lastResort] if logging.lastResort else [])]
+    for handler in handlers:
+        if not isinstance(handler.formatter, _InertFormatter):
+            handler.setFormatter(_InertFormatter(handler.formatter))
+
+
+def make_encodable(*streams: Any) -> None:
+    """Make streams print every text: what their encoding lacks is replaced instead of raising a UnicodeEncodeError."""
+    codecs.register_error(ENCODING_ERRORS, _replace_unencodable)
+    for stream in streams:
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors=ENCODING_ERRORS)
+
+
+def hide_progress_bars() -> None:
+    """Turn off the progress bars of other libraries where the output is not a terminal: each update would be a line of a log.
+
+    tqdm reads the variable when it is imported.
+    """
+    if not sys.stderr.isatty():
+        os.environ.setdefault("TQDM_DISABLE", "1")
+
+
+def protect_terminal() -> None:
+    """Make the output of this process safe and encodable: both streams, warnings, log records and uncaught exceptions."""
+    make_encodable(sys.stdout, sys.stderr)
+    make_logs_inert()
+    sys.excepthook = _print_exception
+    threading.excepthook = _print_thread_exception
+    if not isinstance(warnings.formatwarning, _InertWarnings):
+        warnings.formatwarning = _InertWarnings(warnings.formatwarning)
+
+
+class _InertWarnings:
+    """Formats warnings for a terminal.
+
+    Args:
+        inner: Formats the warning.
+    """
+
+    def __init__(self, inner: Any):
+        self._inner = inner
+
+    def __call__(self, *args: Any, **named: Any) -> str:
+        return inert(self._inner(*args, **named))
+
+
+def _print_exception(kind: type[BaseException], error: BaseException | None, trace: TracebackType | None) -> None:
+    sys.stderr.write(inert("".join(traceback.format_exception(kind, error, trace))))
+
+
+def _print_thread_exception(args: threading.ExceptHookArgs) -> None:
+    if args.exc_type is not SystemExit:
+        _print_exception(args.exc_type, args.exc_value, args.exc_traceback)

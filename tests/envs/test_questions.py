@@ -63,14 +63,14 @@ def test_missing_pyarrow_is_reported_with_the_install_command(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.jsonl", '{"ask": "1 + 1?", "gold": 2}\n', "row 1 has no value in the column 'question'; its columns: ask, gold. "),
-        ("q.jsonl", '{"prompt": "1 + 1?"}\n', "row 1 has no value in the column 'answer'; its columns: prompt"),
-        ("q.jsonl", '{"question": "a", "answer": 1}\n{"question": "b", "answer": null}\n', "row 2 has no value in"),
+        ("q.jsonl", '{"ask": "1 + 1?", "gold": 2}\n', "no value in the column 'question'; its columns: 'ask', 'gold'. "),
+        ("q.jsonl", '{"prompt": "1 + 1?"}\n', "row 1 \\(line 1\\) has no value in the column 'answer'; its columns: 'prompt'"),
+        ("q.jsonl", '{"question": "a", "answer": 1}\n{"question": "b", "answer": null}\n', "row 2 \\(line 2\\) has no value in"),
         ("q.jsonl", "[1]\n", "line 1"),
         ("q.jsonl", "", "has no rows"),
-        ("q.csv", "question,answer\na,1,234\n", "line 2 has more fields than the header"),
+        ("q.csv", "question,answer\na,1,234\n", "line 2.*more fields than the header"),
         ("q.csv", 'question,answer\n"a,1\n', "is not a CSV file"),
-        ("q.csv", b"question,answer\n\xff,1\n", "is not a CSV file"),
+        ("q.csv", b"question,answer\n\xff,1\n", "line 2: the byte 0xff is not UTF-8"),
         ("q.parquet", "no parquet", "is not a Parquet file"),
     ],
 )  # fmt: skip
@@ -104,7 +104,7 @@ def test_choices_are_listed_with_letters_and_answered_by_letter_or_text(tmp_path
 @pytest.mark.parametrize(("choices", "answer"), [("red or green", "red"), (["red"], "red"), (["red", "green"], "blue")])
 def test_invalid_choices_are_rejected(tmp_path: Path, choices: Any, answer: str):
     file = write_jsonl(tmp_path / "q.jsonl", [{"question": "Which?", "choices": choices, "answer": answer}])
-    with pytest.raises(ConfigError, match="row 1: the (choices are|answer)"):
+    with pytest.raises(ConfigError, match=r"row 1 \(line 1\): the (choices are|answer)"):
         QuestionsEnv(file, "choice")
 
 
@@ -133,7 +133,9 @@ def test_unknown_scorers_and_arguments_are_rejected_with_a_suggestion(tmp_path: 
     with pytest.raises(ConfigError, match="tolerance is 'much'; expected float"):
         vf.load_environment(str(file), tolerance="much")
     fraction = write_jsonl(tmp_path / "fraction.jsonl", [*ROWS, {"question": "Half of 1?", "answer": "1/2"}])
-    with pytest.raises(ConfigError, match=rf"row {len(ROWS) + 1}: the right answer '1/2' has 2 numbers"):
+    with pytest.raises(
+        ConfigError, match=rf"row {len(ROWS) + 1} \(line {len(ROWS) + 1}\): the right answer '1/2' has 2 numbers"
+    ):
         QuestionsEnv(fraction, "numeric")
     with pytest.raises(ConfigError, match=r"no file 'nothing.csv'"):
         vf.load_environment("nothing.csv")

@@ -9,7 +9,7 @@ import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -139,7 +139,7 @@ class JsonLines(Sequence[dict[str, Any]]):
                 try:
                     msgspec.json.decode(content, type=dict)
                 except UnicodeDecodeError as error:
-                    raise not_utf8(path, number, error) from error
+                    reject_bytes(path, number, error)
                 except msgspec.MsgspecError as error:
                     raise ConfigError(f"{path}, line {number}: {error}") from error
                 self._starts.append(start + len(line) - len(content))
@@ -164,13 +164,13 @@ def check_no_utf16(path: Path, start: bytes) -> None:
         raise ConfigError(f"{path} is in UTF-16; expected UTF-8: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
 
 
-def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> ConfigError:
-    """Return the error for bytes of a line that are not UTF-8."""
+def reject_bytes(path: Path, line: int, error: UnicodeDecodeError) -> NoReturn:
+    """Raise ConfigError for bytes of a line that are not UTF-8."""
     byte = error.object[error.start]
-    return ConfigError(
+    raise ConfigError(
         f"{path}, line {line}: the byte 0x{byte:02x} is not UTF-8; save the file in the encoding UTF-8, for example: "
         f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > FILE"
-    )
+    ) from error
 
 
 def build_example(

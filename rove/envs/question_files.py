@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from rove.core.errors import ConfigError
-from rove.envs.dataset import JsonLines, check_no_utf16, not_utf8
+from rove.envs.dataset import JsonLines, check_no_utf16, reject_bytes
 
 SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
 OTHER_SUFFIXES = {
@@ -86,7 +86,7 @@ def _read_csv(path: Path) -> Iterator[FileRow]:
     try:
         text = content.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise not_utf8(path, content.count(b"\n", 0, error.start) + 1, error) from error
+        reject_bytes(path, content.count(b"\n", 0, error.start) + 1, error)
     reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
     header: list[str] | None = None
     unnamed: set[int] = set()

@@ -281,7 +281,8 @@ def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence
     """Return the letter of the right option of a row."""
     value = row.values[column]
     if isinstance(value, (list, tuple)):
-        if len(value) > 1:
+        value = list(value)
+        if len(value) != 1:
             raise ConfigError(
                 f"{path}, {row.place}: the answers are {_short(value)}; the scorer 'choice' expects one right option per question"
             )

@@ -6,6 +6,7 @@ import functools
 import json
 import math
 import string
+import unicodedata
 from collections import Counter
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -271,7 +272,8 @@ def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
             'or its JSON such as ["red", "green"]'
         )
     texts = [_text(path, row, column, option, "a list of texts or numbers") for option in options]
-    repeated = [text for text, count in Counter(" ".join(text.split()) for text in texts).items() if count > 1]
+    same = Counter(unicodedata.normalize("NFC", " ".join(text.split())) for text in texts)
+    repeated = [text for text, count in same.items() if count > 1]
     if repeated:
         raise ConfigError(f"{path}, {row.place}: the choices contain {repeated[0]!r} twice; expected different options")
     return texts

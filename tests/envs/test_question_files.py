@@ -149,6 +149,7 @@ def test_what_cannot_be_read_is_refused_with_file_and_line(tmp_path: Path, name:
         ([{"text": "red"}, {"text": "blue"}], "A", "the column 'choices' is a dict"),
         ({"A": "red", "B": "blue"}, "A", "expected a list of 2 to 26 options"),
         (["red", "blue", "red "], "B", "the choices contain 'red' twice"),
+        (["caf\u00e9", "cafe\u0301"], "A", "the choices contain .* twice"),
         (FOUR, ["red", "blue"], "the scorer 'choice' expects one right option"),
         (FOUR, "purple", "the answer 'purple' is none of the choices"),
         (FOUR, 4, "the answer 4 is none of the choices"),

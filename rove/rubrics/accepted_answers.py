@@ -42,4 +42,4 @@ class AcceptedAnswersRubric(RubricGroup):
             view = copy.copy(state)
             view["answer"] = answer
             scores.append(await super().score_rollout(view))
-        return max(scores, key=lambda one: one.reward)
+        return max(scores, key=lambda scored: scored.reward)

@@ -159,7 +159,8 @@ class _Reader:
         if not pieces:
             return None
         if is_truncated:
-            first = object_at(pieces[0], len(pieces[0]) - len(re.sub(r"^```\w*\s*", "", pieces[0])))
+            fence = re.match(r"```\w*\s*", pieces[0])
+            first = object_at(pieces[0], fence.end() if fence else 0)
             return None if first is None or first.verdict is None else self._choice(first.verdict)
         choice = self._read_piece(pieces[-1])
         before = [self._own_statement(piece) for piece in pieces[:-1]]
@@ -172,10 +173,8 @@ class _Reader:
         whole = object_at(content, 0)
         if whole is not None and whole.end == len(content):
             return None if whole.verdict is None else self._choice(whole.verdict)
-        if (
-            whole is None and content.startswith("{") and content.endswith("}")
-        ):  # broken JSON: which of its texts are quotations is unknown
-            return None
+        if whole is None and content.startswith("{") and content.endswith("}"):
+            return None  # broken JSON: which of its texts are quotations is unknown
         choice = self._choice(content)
         if choice is not None:
             return choice
@@ -190,46 +189,50 @@ class _Reader:
         if not own:
             quoted = {statement.choice for statement in statements}
             return self._lowest if self._lowest and quoted == {self._lowest} else None
+        own_words = reply
         for statement in statements:
             if statement.is_quoted:
-                reply = (
-                    reply[: statement.start] + _blank(reply[statement.start : statement.end]) + reply[statement.end :]
-                )
-        return self._decide(own, reply)
+                own_words = _blanked(own_words, statement.start, statement.end)
+        return self._decide(own, reply, own_words)
 
     def _own_statement(self, piece: str) -> str | None:
         """Return the verdict of a piece that another one follows, if it states one by more than its first word."""
-        own = [one for one in self._statements(piece, is_last=False) if not one.is_quoted and one.choice is not None]
-        choice = self._choice(piece)
-        return own[-1].choice if own else choice
+        statements = self._statements(piece, is_last=False)
+        own = [statement.choice for statement in statements if not statement.is_quoted]
+        stated = [choice for choice in own if choice is not None]
+        return stated[-1] if stated else self._choice(piece)
 
-    def _decide(self, statements: Sequence[_Statement], reply: str) -> str | None:
-        """Return the choice of the last statement; None if it is none, disputed or taken back."""
+    def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
+        """Return the choice of the last statement; None if it is none, disputed or taken back.
+
+        Args:
+            statements: the statements that are not quoted.
+            reply: the reply.
+            own_words: the reply with spaces in place of quoted statements.
+        """
         last = max(statements, key=lambda statement: (statement.start, statement.strength))
         if last.choice is None:
             return None
         for other in statements:
-            between = reply[max(other.end, 0) : last.start]
+            between = own_words[other.end : last.start]
             is_near = not re.search(r"[.!?。\n]", between) and len(between.split()) <= _NEAR_WORDS
             if other.choice not in (None, last.choice) and (last.strength == WEAK or is_near):
                 return None
-        return None if self._is_taken_back(reply[last.end :], last.choice) else last.choice
+        is_taken_back = self._is_taken_back(own_words[last.end :], reply[last.end :], last.choice)
+        return None if is_taken_back else last.choice
 
     def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
-        objects = list(objects_in(reply))
         text = reply
-        for found in objects:
-            text = text[: found.start] + _blank(text[found.start : found.end]) + text[found.end :]
+        statements: list[_Statement] = []
+        for place in objects_in(reply):
+            text = _blanked(text, place.start, place.end)
+            if place.verdict is not None:
+                statements.append(self._in_object(reply, place.start, place.end, place.verdict))
         text = without_quotations(text, lambda part: self._choice(part) is not None)
-        statements = [
-            self._in_object(reply, found.start, found.end, found.verdict)
-            for found in objects
-            if found.verdict is not None
-        ]
         statements += self._labeled(text, reply)
         statements += self._marked(text)
         for statement in statements:
-            text = text[: statement.start] + _blank(text[statement.start : statement.end]) + text[statement.end :]
+            text = _blanked(text, statement.start, statement.end)
         return [*statements, *self._alone(text, reply, is_last)]
 
     def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
@@ -305,21 +308,21 @@ class _Reader:
             return
         first, last = lines[0], lines[-1]
         opening, closing = len(sentences(first[0])[0]), len(sentences(last[0])[-1])
-        for place, start, end in (
-            (-1, first.start(), first.end()),
-            (-1, first.start(), first.start() + opening),
-            (last.start(), last.start(), last.end()),
-            (last.end() - closing, last.end() - closing, last.end()),
+        for start, end in (
+            (first.start(), first.end()),
+            (first.start(), first.start() + opening),
+            (last.start(), last.end()),
+            (last.end() - closing, last.end()),
         ):
             part = text[start:end]
             is_line = end - start in (len(first[0]), len(last[0]))
             choice = self._choice(part) if part == reply[start:end] else None
             if choice is not None and (is_line or (len(choice) > 1 and not choice.isdigit())):  # "1." begins an item
-                yield _Statement(place, end, choice, WEAK, self._judged.has_line(part))
+                yield _Statement(start, end, choice, WEAK, self._judged.has_line(part))
         if is_last and len(lines) == 1 and len(sentences(first[0])) == 1:
-            yield from self._first_word(text[first.start() : first.end()])
+            yield from self._first_word(text[first.start() : first.end()], first.start())
 
-    def _first_word(self, line: str) -> Iterator[_Statement]:
+    def _first_word(self, line: str, start: int) -> Iterator[_Statement]:
         """Yield the choice that begins a reply of one sentence."""
         value = self._value.match(line)
         if value is None or value["top"] is not None:
@@ -329,16 +332,19 @@ class _Reader:
         allowed = ",;:—–-(!、" if choice and not choice.isdigit() else ",;—("
         is_word = choice is not None and (len(choice) > 1 or choice.isdigit() or choice not in "AIaio")
         if choice is not None and is_word and after and after in allowed:
-            yield _Statement(-1, value.end(), choice, WEAK)
+            yield _Statement(start, start + value.end(), choice, WEAK)
 
-    def _is_taken_back(self, rest: str, choice: str) -> bool:
-        """Return whether text after a statement takes it back, or names another choice after a label or in a few words."""
+    def _is_taken_back(self, rest: str, rest_with_quotations: str, choice: str) -> bool:
+        """Return whether text after a statement takes it back, or names another choice after a label or in a few words.
+
+        A judge that hesitates may repeat a line of the response as its new verdict, so that neither of the two counts.
+        """
         rest = without_quotations(rest, lambda part: False)
         own = [part for part in sentences(rest) if not self._judged.has_line(part)]
         joined = "\n".join(own)
         if _TAKEN_BACK.search(joined):
             return True
-        if _RETRACTION.search(joined) and self._names_choice(joined, besides=choice):
+        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, besides=choice):
             return True
         for part in own:
             label = _ANY_LABEL.search(part)
@@ -381,8 +387,9 @@ class _Reader:
         return self._exact.get(value["choice"])
 
 
-def _blank(text: str) -> str:
-    return re.sub(r"[^\n]", " ", text)
+def _blanked(text: str, start: int, end: int) -> str:
+    """Return a text of the same length with spaces in place of a part."""
+    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
 
 
 def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:

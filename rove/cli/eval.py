@@ -268,7 +268,7 @@ def eval_command(
 ) -> None:
     """Evaluate MODEL in ENV and save every rollout.
 
-    ENV is an environment, or a file of questions and answers: .jsonl, .csv or .parquet.
+    ENV is an environment, or a file of questions and answers: .jsonl, .ndjson, .csv or .parquet.
 
     Give any setting as --KEY VALUE (--env_args.seed 3, --sampling_args.top_p 0.9) or in a TOML file: @ FILE. Each [[eval]] table
     of a file is one evaluation; [eval.sweep] expands to its cross product; flags apply to all.

@@ -91,7 +91,7 @@ def run_rl(
     config.check()
     ranks = ranks or SINGLE_PROCESS
     env = open_environment(config.env, config.env_dir, config.env_args, config.environment_isolation)
-    identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir))
+    identity = identity_of(config, BOOKKEEPING, env=environment_version(config.env, config.env_dir, config.env_args))
     run = Run(run_folder(config.run_dir, config.env, "rl", config.model, identity=identity))
     with run:
         loaded = begin(run, "rl", config, identity, overwrite, console, ranks, lambda: warnings_of(config, env))

@@ -35,7 +35,7 @@ from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
-from rove.envs.questions import is_question_file
+from rove.envs.question_files import is_question_file
 from rove.remote.loading import Isolation, temporary_environment
 from rove.rubrics import JudgeRubric, RubricGroup
 from rove.runs.run import Run

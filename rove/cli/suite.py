@@ -48,7 +48,7 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
-    """Environment, or a file of questions and answers (.jsonl, .csv or .parquet)."""
+    """Environment, or a file of questions and answers (.jsonl, .ndjson, .csv or .parquet)."""
     model: str
     """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
     trust_remote_code: bool = False

@@ -30,6 +30,7 @@ from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_arguments, environment_version, load_environment
+from rove.envs.question_files import is_question_file
 from rove.models.pretrained import model_path
 from rove.runs.provenance import seal
 from rove.runs.run import Run
@@ -69,10 +70,16 @@ def check_request(request: Mapping[str, Any], folder: Path) -> None:
     """
     path = folder / REQUEST
     before = msgspec.json.decode(path.read_bytes()) if path.exists() else dict(request)
-    now = {**request, "version": environment_version(request["env"], request["env_dir"])}
+    now = {**request, "version": request_version(request)}
     changed = [name for name in now if name in before and now[name] != before[name]]
     if changed:
         name = changed[0]
+        if name == "version" and str(now[name]).startswith(f"{before[name]} "):
+            raise ConfigError(
+                f"{folder / RECIPE} was made by an older version of rove, which held out questions by their position: questions "
+                "that are held out now may be among its training rows. Give another --run-dir, delete the folder, or finish it "
+                "with that version"
+            )
         if name == "version":
             raise ConfigError(
                 f"{request['env']} has changed since {folder / RECIPE} was made; give another --run-dir, "
@@ -90,12 +97,20 @@ def is_outdated(request: Mapping[str, Any], folder: Path) -> bool:
     if not names <= {RECIPE, REQUEST, EVIDENCE, ESTIMATE} or REQUEST not in names:
         return False
     before = msgspec.json.decode((folder / REQUEST).read_bytes())
-    same = {
-        **request,
-        "version": before.get("version"),
-        "recipe": fingerprint({"text": (folder / RECIPE).read_text("utf-8")}),
-    }
-    return before == same and before["version"] != environment_version(request["env"], request["env_dir"])
+    recipe = fingerprint({"text": (folder / RECIPE).read_text("utf-8")})
+    same = {**request, "version": before.get("version"), "recipe": recipe}
+    return before == same and before["version"] != request_version(request)
+
+
+def request_version(request: Mapping[str, Any]) -> str:
+    """Return the version of the environment that a recipe is made for."""
+    env, env_dir = request["env"], request["env_dir"]
+    return environment_version(env, env_dir, with_held_out(env, request["env_args"]))
+
+
+def with_held_out(env: str, env_args: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the arguments of an environment; a file of questions gets held-out questions."""
+    return {"held_out": HELD_OUT, **env_args} if is_question_file(env) else dict(env_args)
 
 
 def count_examples(
@@ -169,13 +184,12 @@ def examine_given(pipeline: Pipeline, needs_model: bool) -> tuple[Examination | 
 
 def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
-    version = environment_version(request["env"], request["env_dir"])  # of the code that is examined below
+    version = request_version(request)  # of the code that is examined below
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
     with needs_train_extra():
         from rove.train.recipe import choose, limited, requested_examples
         from rove.train.recipe_file import as_toml
-    if "held_out" in environment_arguments(env, env_dir):  # a file of questions
-        env_args = {"held_out": HELD_OUT, **env_args}
+    env_args = with_held_out(env, env_args)
     seen, pretrained = examine_environment(env, env_dir, env_args, model, console)
     sections = choose(env, env_args, seen.evidence)
     requested = requested_examples(sections)

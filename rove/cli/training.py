@@ -82,7 +82,7 @@ def plot_run(metrics: Sequence[Mapping[str, float]], path: Path, title: str) -> 
 def identity_of(config: RLConfig | SFTConfig, bookkeeping: set[str], **more: Any) -> dict[str, Any]:
     """Return what identifies a training run: all settings except `bookkeeping`, the model and the environments."""
     identity = {k: v for k, v in without_isolation(msgspec.to_builtins(config)).items() if k not in bookkeeping}
-    evaluated = [environment_version(held_out.env, config.env_dir) for held_out in config.evaluation]
+    evaluated = [environment_version(held_out.env, config.env_dir, held_out.env_args) for held_out in config.evaluation]
     return {**identity, "model": digest_model(model_path(config.model)), **more, "evaluated": evaluated}
 
 

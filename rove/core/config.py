@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import importlib
+import importlib.util
 import re
+import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
@@ -165,6 +167,8 @@ def check_positive(settings: Any, *names: str) -> None:
 def import_function(setting: str, path: str) -> Callable[..., Any]:
     """Import the function "package.module:function" that a setting names.
 
+    The module is installed, in a folder of PYTHONPATH, or else in the current folder.
+
     Args:
         setting: Name of the setting, for messages.
         path: Its value.
@@ -176,11 +180,14 @@ def import_function(setting: str, path: str) -> Callable[..., Any]:
     if not all(part.isidentifier() for part in [*module.split("."), name]):
         raise ConfigError(f"{setting} '{path}' is not of the form package.module:function")
     try:
+        if importlib.util.find_spec(module.partition(".")[0]) is None:
+            sys.path.append(str(Path.cwd()))  # at the end: a file here must not hide an installed module
+            importlib.invalidate_caches()
         imported = importlib.import_module(module)
     except Exception as error:  # importing runs arbitrary code
         raise ConfigError(
             f"{setting} '{path}': importing {module} failed with {type(error).__name__}: {error}; "
-            "it must be installed or in a folder of PYTHONPATH"
+            "it must be in the current folder, installed, or in a folder of PYTHONPATH"
         ) from error
     function: Any = getattr(imported, name, None)
     if function is None:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import json
 import re
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import msgspec
 
@@ -116,23 +117,33 @@ def _check_row(row: Any, position: int) -> Mapping[str, Any]:
 class JsonLines(Sequence[dict[str, Any]]):
     """The rows of a JSONL file, read on access; only line offsets are kept in memory.
 
+    A byte-order mark at the beginning and empty lines are skipped.
+
     Raises:
-        ConfigError: the file does not exist, or a line is not a JSON object.
+        ConfigError: the file does not exist, or a line is not UTF-8 or not a JSON object.
     """
 
     def __init__(self, path: Path):
         if not path.is_file():
             raise ConfigError(f"dataset file {path} does not exist")
         self._starts = array("Q")
+        self._lines = array("Q")
         self._file = path.open("rb")
         start = 0
         for number, line in enumerate(self._file, start=1):
-            if line.strip():
+            content = line
+            if number == 1:
+                check_no_utf16(path, line)
+                content = line.removeprefix(codecs.BOM_UTF8)
+            if content.strip():
                 try:
-                    msgspec.json.decode(line, type=dict)
+                    msgspec.json.decode(content, type=dict)
+                except UnicodeDecodeError as error:
+                    reject_bytes(path, number, error)
                 except msgspec.MsgspecError as error:
                     raise ConfigError(f"{path}, line {number}: {error}") from error
-                self._starts.append(start)
+                self._starts.append(start + len(line) - len(content))
+                self._lines.append(number)
             start += len(line)
 
     def __len__(self) -> int:
@@ -141,6 +152,25 @@ class JsonLines(Sequence[dict[str, Any]]):
     def __getitem__(self, position: Any) -> Any:
         self._file.seek(self._starts[position])
         return msgspec.json.decode(self._file.readline(), type=dict)
+
+    def line_number(self, position: int) -> int:
+        """Return the number of the line of a row, counted from 1."""
+        return self._lines[position]
+
+
+def check_no_utf16(path: Path, start: bytes) -> None:
+    """Raise ConfigError if a file begins with the byte-order mark of UTF-16."""
+    if start.startswith((codecs.BOM_UTF16_LE, codecs.BOM_UTF16_BE)):
+        raise ConfigError(f"{path} is in UTF-16; expected UTF-8: iconv -f UTF-16 -t UTF-8 {path.name} > FILE")
+
+
+def reject_bytes(path: Path, line: int, error: UnicodeDecodeError) -> NoReturn:
+    """Raise ConfigError for bytes of a line that are not UTF-8."""
+    byte = error.object[error.start]
+    raise ConfigError(
+        f"{path}, line {line}: the byte 0x{byte:02x} is not UTF-8; save the file in the encoding UTF-8, for example: "
+        f"iconv -f WINDOWS-1252 -t UTF-8 {path.name} > FILE"
+    ) from error
 
 
 def build_example(

@@ -179,6 +179,8 @@ class Environment(ABC):
 
     use_count = 0
     """Number of runs that currently use this environment; see `used_in_run`."""
+    split_description = ""
+    """How the environment splits its rows into training and evaluation rows, for the recipe of `rove train`."""
 
     @abstractmethod
     async def run(self, state: State, turn: Turn) -> None:
@@ -235,7 +237,8 @@ class Environment(ABC):
         Raises:
             ConfigError: as for `RubricGroup`.
         """
-        current = self.rubric.rubrics if isinstance(self.rubric, RubricGroup) else [self.rubric]
+        # A subclass of RubricGroup may score in its own way.
+        current = self.rubric.rubrics if type(self.rubric) is RubricGroup else [self.rubric]
         self.rubric = RubricGroup([*current, rubric])
         if self._has_parser:
             rubric.adopt_parser(self.parser)

@@ -9,7 +9,7 @@ import inspect
 import re
 import sys
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.metadata import EntryPoint
 from pathlib import Path
@@ -22,7 +22,8 @@ from rove.core.config import read_toml
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
 from rove.envs.environment import Environment
-from rove.envs.questions import QuestionsEnv, check_question_file, is_question_file
+from rove.envs.question_files import check_question_file, is_question_file
+from rove.envs.questions import QuestionsEnv, question_file_version
 
 ENTRY_POINT_GROUP = "rove.environments"
 """Entry point group of packages with environments; the name of an entry point is that of the environment."""
@@ -53,7 +54,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
     `./environments`; the examples shipped with rove. In "owner/name@version", "name" is looked up in this way ("-" as
     "_"), unless one of the `finders` knows the full name as an environment installed from a hub. The path of an existing
     folder or Python file ("./environments/name") is that environment. A name that ends in
-    .jsonl, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
+    .jsonl, .ndjson, .csv or .parquet is a file of questions with the arguments of `rove.envs.questions.QuestionsEnv`. An
     object of another library may convert itself with a method `__rove_environment__`.
 
     Args:
@@ -162,8 +163,14 @@ def environment_defaults(
     return file, table
 
 
-def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
+def environment_version(
+    env_id: str, env_dir: str | Path | None = None, env_args: Mapping[str, Any] | None = None
+) -> str:
     """Return name, version and code hash of the environment that `load_environment` would load.
+
+    Args:
+        env_id, env_dir: as for `load_environment`.
+        env_args: its arguments; whether a file of questions has held-out rows is part of its version.
 
     Raises:
         ConfigError: the name is unknown.
@@ -171,7 +178,8 @@ def environment_version(env_id: str, env_dir: str | Path | None = None) -> str:
     file = environment_file(env_id, env_dir)
     if is_question_file(env_id):
         check_question_file(file)
-        return f"{env_id}#{digest_files([file])}"
+        held_out = (env_args or {}).get("held_out", 0.0)
+        return f"{env_id}#{question_file_version(file, held_out)}"
     return f"{_module_name(env_id)}#{_source(file)}"
 
 

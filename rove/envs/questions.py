@@ -2,30 +2,34 @@
 
 from __future__ import annotations
 
-import csv
 import functools
-import importlib
 import json
-import random
+import math
 import string
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import unicodedata
+from collections import Counter
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from rove.core.config import import_function
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error, nearest
-from rove.core.messages import Messages
+from rove.core.messages import Messages, as_messages
 from rove.core.state import State
-from rove.envs.dataset import JsonLines
 from rove.envs.multi_turn import SingleTurnEnv
+from rove.envs.question_files import FileRow, read_rows
+from rove.envs.question_split import Split, split_by_content
 from rove.parsers.parser import MaybeThinkParser
 from rove.rubrics import JudgeRubric, MathRubric, Rubric, scorers
+from rove.rubrics.accepted_answers import ACCEPTED_ANSWERS, AcceptedAnswersRubric, accepted_answers
 from rove.rubrics.scorers import RegexRubric
 
-SUFFIXES = (".jsonl", ".csv", ".parquet")
 QUESTION_COLUMNS = ("question", "prompt")
 """Default columns of the question."""
+SPLIT_BY_CONTENT = " (held out by content)"
+MAX_SHOWN_CHARS = 100
+"""Characters of a value in an error message."""
 
 TAGGED = "Give your final answer as <answer>your answer</answer>."
 BOXED = "Give your final answer in \\boxed{}."
@@ -48,20 +52,21 @@ class QuestionsEnv(SingleTurnEnv):
     Scripted policies: `teacher` gives the right answer, `no_answer` does not know it.
 
     Args:
-        path: a .jsonl, .csv or .parquet file.
+        path: a .jsonl, .ndjson, .csv or .parquet file.
         scorer: "exact", "numeric", "regex", "choice", "math" or "judge", see `rove.rubrics.scorers`; or your own reward function
             as package.module:function.
         question_column: column of the question. Default: "question", else "prompt".
-        answer_column: column of the answer.
+        answer_column: column of the answer; a list contains the accepted answers, any of which is right.
         choices_column: for "choice": column of the options, a list or its JSON.
         tolerance: for "numeric": largest relative difference (absolute for right numbers below 1).
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
-        held_out: fraction of the rows, chosen at random, that are only for evaluation (0 to below 1). With 0, all rows are for
-            both.
+        held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question
+            chooses them, so rows with equal questions are on the same side. With 0, all rows are for both.
 
     Raises:
-        ConfigError: the file cannot be read, a column, question or answer is missing, or the scorer is unknown.
+        ConfigError: the file cannot be read; a column, question or answer is missing, has another type or is ambiguous; or
+            the scorer is unknown.
 
     Example:
         env = rove.load_environment("questions.csv", scorer="numeric")
@@ -84,37 +89,39 @@ class QuestionsEnv(SingleTurnEnv):
             raise ConfigError(f"scorer is '{scorer}'; {nearest(scorer, SCORERS)}; {known}")
         if not 0 <= held_out < 1:
             raise ConfigError(f"held_out is {held_out}; expected a fraction from 0 to below 1")
-        rows = list(_read_rows(Path(path)))
+        rows = read_rows(Path(path))
         if not rows:
             raise ConfigError(f"{path} has no rows; expected questions and answers")
-        question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0]), "question")
+        question = question_column or next((name for name in QUESTION_COLUMNS if name in rows[0].values), "question")
         columns = [question, answer_column, *([choices_column] if scorer == "choice" else [])]
-        examples = [_example(path, number, row, columns) for number, row in enumerate(rows, start=1)]
-        if scorer == "numeric":
-            _check_numbers(path, examples)
-        evaluation = _held_out(examples, held_out)
+        examples = [_example(path, row, columns, scorer) for row in rows]
+        self.split: Split = split_by_content(examples, held_out)
+        rubric = _rubric(scorer, tolerance, judge_model)
+        if scorer != "judge" and any(ACCEPTED_ANSWERS in example for example in examples):
+            rubric = AcceptedAnswersRubric(rubric)
         super().__init__(
-            dataset=[row for index, row in enumerate(examples) if index not in evaluation],
-            eval_dataset=[examples[index] for index in sorted(evaluation)] if evaluation else None,
-            rubric=_rubric(scorer, tolerance, judge_model),
+            dataset=[examples[index] for index in self.split.training],
+            eval_dataset=[examples[index] for index in self.split.held_out] or None,
+            rubric=rubric,
             system_prompt=SCORERS.get(scorer, (TAGGED, ""))[0] if system_prompt is None else system_prompt,
             policies={"teacher": functools.partial(_teacher, scorer), "no_answer": _no_answer},
         )
         self.scorer = scorer
         self.rows = len(examples)
-        self.source = digest_files([Path(path)])
+        self.source = question_file_version(path, held_out)
 
     @property
     def description(self) -> str:
         """A one-line description of questions and scorer."""
         what = SCORERS.get(self.scorer, ("", "your reward function"))[1]
         held_out = f" held out of {self.rows:,}" if self.eval_dataset is not None else ""
-        return f"{self.count_examples():,} questions{held_out}, scorer '{self.scorer}': {what}"
+        repeated = f" ({self.split.repeated:,} rows of the file repeat a question)" if self.split.repeated else ""
+        return f"{self.count_examples():,} questions{held_out}{repeated}, scorer '{self.scorer}': {what}"
 
-
-def is_question_file(env_id: str) -> bool:
-    """Return whether an environment name is that of a file of questions."""
-    return Path(env_id).suffix.lower() in SUFFIXES
+    @property
+    def split_description(self) -> str:
+        """How the rows are split into training and held-out ones."""
+        return self.split.description
 
 
 def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
@@ -139,106 +146,157 @@ def _rubric(scorer: str, tolerance: float, judge_model: str) -> Rubric:
     return rubric
 
 
-def _held_out(rows: Sequence[Any], fraction: float) -> frozenset[int]:
-    """Return the positions of the rows that are only for evaluation: at least one, and not all, of two or more."""
-    if not fraction or len(rows) < 2:
-        return frozenset()
-    count = min(len(rows) - 1, max(1, round(fraction * len(rows))))
-    return frozenset(random.Random(0).sample(range(len(rows)), count))
+def question_file_version(path: str | Path, held_out: float) -> str:
+    """Return a hash of a file of questions; with held-out questions, it also states how they are chosen.
+
+    Runs whose held-out questions were chosen by position, as older versions of rove did, are therefore not resumed.
+    """
+    digest = digest_files([Path(path)])
+    return f"{digest}{SPLIT_BY_CONTENT}" if held_out else digest
 
 
 def _teacher(scorer: str, messages: Messages, state: State, rng: Any) -> str:
-    return f"\\boxed{{{state['answer']}}}" if scorer == "math" else f"<answer>{state['answer']}</answer>"
+    answer = (accepted_answers(state) or [state["answer"]])[0]
+    return f"\\boxed{{{answer}}}" if scorer == "math" else f"<answer>{answer}</answer>"
 
 
 def _no_answer(messages: Messages, state: State, rng: Any) -> str:
     return "I do not know."
 
 
-def _example(path: str | Path, number: int, row: Mapping[str, Any], columns: Sequence[str]) -> dict[str, Any]:
-    """Return a dataset row with question, answer as text, and all other columns in `info`."""
+def _example(path: str | Path, row: FileRow, columns: Sequence[str], scorer: str) -> dict[str, Any]:
+    """Return a dataset row with question, answer as text, and all other columns in `info`.
+
+    Several accepted answers are also listed under `accepted_answers`.
+    """
     for name in columns:
-        if row.get(name) in (None, ""):
-            found = ", ".join(str(column) for column in row)
+        if _is_blank(row.values.get(name)):
+            names = ", ".join(repr(str(column)) for column in row.values)
             raise ConfigError(
-                f"{path}, row {number} has no value in the column '{name}'; its columns: {found}. Name other columns with "
+                f"{path}, {row.place} has no value in the column '{name}'; its columns: {names}. Name other columns with "
                 '-a \'{"question_column": "…", "answer_column": "…"}\''
             )
-    question, answer, *choices = (row[name] for name in columns)
-    info = {name: value for name, value in row.items() if name not in columns}
-    if choices:
-        options = _options(path, number, choices[0])
+    question = _question(path, row, columns[0])
+    answers = _answers(path, row, columns[1])
+    example: dict[str, Any] = {"info": {name: value for name, value in row.values.items() if name not in columns}}
+    if len(columns) > 2:
+        options = _options(path, row, columns[2])
+        listed = [f"{letter}) {text}" for letter, text in zip(string.ascii_uppercase, options, strict=False)]
+        if not isinstance(question, str):
+            raise ConfigError(f"{path}, {row.place}: the question is a list; with choices, expected a text")
+        return {
+            "question": "\n".join([question, "", *listed]),
+            "answer": _right_letter(path, row, columns[1], options),
+            "choices": options,
+            **example,
+        }
+    example["prompt" if isinstance(question, list) else "question"] = question
+    example["answer"] = answers[0]
+    if len(answers) > 1:
+        example[ACCEPTED_ANSWERS] = answers
+        if scorer == "judge":  # one request with all of them
+            example["answer"] = "any of these: " + "; ".join(answers)
+    if scorer == "numeric":
+        for answer in answers:
+            _check_number(path, row, answer)
+    return example
+
+
+def _is_blank(value: Any) -> bool:
+    """Return whether a value is missing: null, an empty or blank text, an empty list, or not a number."""
+    if isinstance(value, str):
+        return not value.strip()
+    if isinstance(value, float):
+        return math.isnan(value)
+    return value is None or (isinstance(value, (list, tuple)) and not value)
+
+
+def _question(path: str | Path, row: FileRow, column: str) -> str | list[Any]:
+    """Return a question as text, or as a list of messages."""
+    value = row.values[column]
+    if isinstance(value, (list, tuple)):
         try:
-            answer = scorers.choice_letter(answer, options)
-        except ValueError as error:
-            raise ConfigError(f"{path}, row {number}: {error}") from None
-        listed = zip(string.ascii_uppercase, options, strict=False)
-        question = "\n".join([str(question), "", *(f"{letter}) {text}" for letter, text in listed)])
-        return {"question": question, "answer": answer, "choices": options, "info": info}
-    prompt = {"prompt": question} if isinstance(question, list) else {"question": str(question)}
-    return {**prompt, "answer": str(answer), "info": info}
+            return list(as_messages(value))
+        except (Error, TypeError) as error:
+            raise ConfigError(
+                f"{path}, {row.place}: the column '{column}' is not a list of messages: {error}"
+            ) from error
+    return _text(path, row, column, value, "a text or a list of messages")
 
 
-def _check_numbers(path: str | Path, examples: Sequence[Mapping[str, Any]]) -> None:
-    for number, example in enumerate(examples, start=1):
-        try:
-            scorers.right_number(example["answer"])
-        except Error as error:
-            raise ConfigError(f"{path}, row {number}: {error}") from None
+def _answers(path: str | Path, row: FileRow, column: str) -> list[str]:
+    """Return the accepted answers of a row, in order and each once."""
+    value = row.values[column]
+    listed = list(value) if isinstance(value, (list, tuple)) else [value]
+    if any(_is_blank(answer) for answer in listed):
+        raise ConfigError(f"{path}, {row.place}: the answers are {value!r}; expected no empty answer among them")
+    expected = "a text, a number, or a list of accepted answers"
+    return list(dict.fromkeys(_text(path, row, column, answer, expected) for answer in listed))
 
 
-def _options(path: str | Path, number: int, value: Any) -> list[str]:
+def _text(path: str | Path, row: FileRow, column: str, value: Any, expected: str) -> str:
+    """Return a value as text; JSON's true and false keep their spelling."""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, (dict, list, tuple, bytes)):
+        kind = type(value).__name__
+        raise ConfigError(
+            f"{path}, {row.place}: the column '{column}' is a {kind}: {_short(value)}; expected {expected}"
+        )
+    return str(value)
+
+
+def _short(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= MAX_SHOWN_CHARS else text[:MAX_SHOWN_CHARS] + "…"
+
+
+def _check_number(path: str | Path, row: FileRow, answer: str) -> None:
+    try:
+        scorers.right_number(answer)
+    except Error as error:
+        raise ConfigError(f"{path}, {row.place}: {error}") from None
+
+
+def _options(path: str | Path, row: FileRow, column: str) -> list[str]:
+    """Return the texts of the options, which are a list or its JSON."""
+    value = row.values[column]
     try:
         options = json.loads(value) if isinstance(value, str) else value
     except ValueError:
         options = None
-    if not isinstance(options, (list, tuple)) or not 2 <= len(options) <= len(string.ascii_uppercase):
+    most = len(string.ascii_uppercase)
+    if not isinstance(options, (list, tuple)) or not 2 <= len(options) <= most or any(map(_is_blank, options)):
         raise ConfigError(
-            f"{path}, row {number}: the choices are {value!r}; expected a list of 2 to {len(string.ascii_uppercase)} options, "
+            f"{path}, {row.place}: the choices are {_short(value)}; expected a list of 2 to {most} options, "
             'or its JSON such as ["red", "green"]'
         )
-    return [str(option) for option in options]
+    texts = [_text(path, row, column, option, "a list of texts or numbers") for option in options]
+    same = Counter(unicodedata.normalize("NFC", " ".join(text.split())) for text in texts)
+    repeated = [text for text, count in same.items() if count > 1]
+    if repeated:
+        raise ConfigError(f"{path}, {row.place}: the choices contain {repeated[0]!r} twice; expected different options")
+    return texts
 
 
-def check_question_file(path: Path) -> None:
-    """Raise ConfigError if there is no such file."""
-    if not path.is_file():
-        raise ConfigError(f"no file '{path}'; an environment that ends in {', '.join(SUFFIXES)} is a file of questions")
-
-
-def _read_rows(path: Path) -> Iterator[Mapping[str, Any]]:
-    check_question_file(path)
-    suffix = path.suffix.lower()
-    if suffix == ".jsonl":
-        return iter(JsonLines(path))
-    return iter(_read_csv(path) if suffix == ".csv" else _read_parquet(path))
-
-
-def _read_csv(path: Path) -> list[Mapping[str, Any]]:
-    rows: list[Mapping[str, Any]] = []
-    try:
-        with path.open(encoding="utf-8-sig", newline="") as file:
-            for row in (reader := csv.DictReader(file, strict=True)):
-                if None in row:
-                    raise ConfigError(
-                        f"{path}, line {reader.line_num} has more fields than the header {reader.fieldnames}; quote fields "
-                        'that contain a comma: "1,234"'
-                    )
-                rows.append(row)
-    except (csv.Error, UnicodeDecodeError) as error:
-        raise ConfigError(f"{path} is not a CSV file in UTF-8: {error} (after {len(rows)} rows)") from error
-    return rows
-
-
-def _read_parquet(path: Path) -> list[Mapping[str, Any]]:
-    try:
-        parquet = importlib.import_module("pyarrow.parquet")
-    except ImportError as error:
+def _right_letter(path: str | Path, row: FileRow, column: str, options: Sequence[str]) -> str:
+    """Return the letter of the right option of a row."""
+    value = row.values[column]
+    if isinstance(value, (list, tuple)):
+        value = list(value)
+        if len(value) != 1:
+            raise ConfigError(
+                f"{path}, {row.place}: the answers are {_short(value)}; the scorer 'choice' expects one right option per question"
+            )
+        value = value[0]
+    if isinstance(value, bool):
+        value = str(value).lower()
+    if isinstance(value, int) and str(value) in options and options.index(str(value)) != value:
         raise ConfigError(
-            f"reading {path} needs the package 'pyarrow', which is not installed: pip install 'rove[hf]', or convert the "
-            "file to .jsonl"
-        ) from error
+            f"{path}, {row.place}: the answer {value} is the text of one option and the position of another; give the letter "
+            'of the right option, or its text in quotation marks: "' + str(value) + '"'
+        )
     try:
-        return parquet.read_table(path).to_pylist()
-    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
-        raise ConfigError(f"{path} is not a Parquet file: {error}") from error
+        return scorers.choice_letter(value, options)
+    except ValueError as error:
+        raise ConfigError(f"{path}, {row.place}: {error}") from None

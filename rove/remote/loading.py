@@ -15,7 +15,7 @@ from rove.core.config import check_positive
 from rove.core.errors import ConfigError
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_file, find_external_environment, load_environment
-from rove.envs.questions import is_question_file
+from rove.envs.question_files import is_question_file
 from rove.remote.environment import IsolatedEnv, RemoteEnv
 from rove.remote.venv import python_for
 from rove.workers.import_alias import active_import_alias

@@ -2,27 +2,73 @@
 
 from __future__ import annotations
 
-import json
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from itertools import combinations
 from typing import Any, NamedTuple
 
 from rove.core.errors import InvalidModelResponseError
+from rove.rubrics.quotations import (
+    CLOSING_TAG,
+    OPENING_TAG,
+    REASONING_TAG,
+    JudgedText,
+    plain,
+    sentences,
+    without_quotations,
+)
+from rove.rubrics.verdict_json import object_at, objects_in
 
 MAX_QUOTED_CHARS = 200
 """Characters of a judge's reply in an error message."""
-MAX_BRACES = 100
-"""Opening braces, counted from the end, at which a final JSON object is searched for."""
-_LABEL = r"(?:(?<!\w)(?:verdict|grade|score|rating|judge?ment|final answer)|^[^\w\n]*answer)"
-_MARKS = r"[ \t*_`\"']*"
-# "Answer: no doubt about it", "Grade: A-" and "Score: 1.5" mean something else than their beginning.
-_NO_MORE = r"(?![\w+-])(?![^\S\n]+\w)(?!/\D)(?![.,]\d)"
-_QUOTED = r"\"[^\"\n]*\"|“[^”\n]*”|«[^»\n]*»|`[^`\n]+`|(?<!\w)'[^'\n]*'(?!\w)"
-_DECODER = json.JSONDecoder()
-_EDGES = " \t\r\n.,:;!\"'`*_"
+STRONG, WEAK = 2, 1
+"""Strength of a statement: a label, a tag, double brackets or JSON; anything else."""
+
+_STRONG_LABEL = r"(?:overall|total)(?:\s+(?:score|rating|grade))?|verdict|grade|score|rating|judge?ment"
+_WEAK_LABEL = r"final answer|decision|conclusion|assessment|evaluation|result|(?<=^)answer"
+_LABEL = rf"(?<![\w])(?:(?P<strong>{_STRONG_LABEL})|(?P<weak>{_WEAK_LABEL}))(?!\w)"
+_SCALE_NOTE = r"(?:[ \t]*\([^()\n]*\d[^()\n]*\))?"  # "Score (1-10): 7"
+_SEPARATOR = r"[ \t*_`\"']*(?P<separator>[:=]|->|→|⇒|\s[-–—](?=\s)|\bis\b|(?=\n))"
+_LABELED = re.compile(_LABEL + _SCALE_NOTE + _SEPARATOR, re.IGNORECASE | re.MULTILINE)
+_ANY_LABEL = re.compile(_LABEL, re.IGNORECASE | re.MULTILINE)
+_TAGGED = re.compile(r"<(verdict|grade|score|rating|judge?ment)>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_BRACKETED = re.compile(r"\[\[(.*?)\]\]")
+_BOXED = re.compile(r"\\boxed\s*\{((?:[^{}\n]|\{[^{}\n]*\})*)\}")
+
+_OPENING = r"(?:[\s*_`\"'“”‘’«»$\[(<{]|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{|\\[(\[])*"
+_CLOSING = r"(?:[*_`\"'“”‘’«»$\])>}]|\\[)\]])*"
+_SCALE = r"(?:\s*(?:/|out of|of)\s*[*_`]*(?P<top>\d+)(?!\w|[.,]\d))?(?:\s+(?:points?|stars?))?"
+# "no doubt", "A-", "1.5", "8%" and "yes?" mean something else than their beginning.
+_VALUE_END = r"(?=\s*$|\s*\n|[.,;:!。、！](?!\d)|\s*[—–(]|\s+-\s)"
+_EDGES = " \t\r\n.,:;!\"'`*_#“”‘’„«»…。、！"
+_EDGE_MARKS = re.compile(r"^(?:[-*•]\s+)?")
+_WRAPPED = re.compile(
+    r"\$+(?P<a>[^$]*)\$+|\\\((?P<b>.*)\\\)|\\(?:boxed|text|textbf|mathrm|mathbf)\s*\{(?P<c>.*)\}|\[(?P<d>[^\]]*|\[[^\]]*\])\]"
+    r"|\((?P<e>[^()]*)\)|<(?P<tag>\w+)>(?P<f>.*)</(?P=tag)>",
+    re.DOTALL,
+)
+_WORD_BEFORE = re.compile(r"([^\W_][\w'’]*)[ \t*_`\"']*$")
+# A label after any other word is that of a part ("Style score: 3") or of another verdict ("The response's verdict: yes").
+_NO_QUALIFIER = re.compile(
+    r"the|my|a|this|our|final|overall|total|whole|new|revised|corrected|updated|first|second|initial|reflection|thought|look"
+    r"|consideration|reconsideration|review|now|then|so|thus|hence|therefore|accordingly|actually|finally|and|but",
+    re.IGNORECASE,
+)
+_RETRACTION = re.compile(
+    r"\b(?:i (?:was|am) (?:wrong|mistaken)|i (?:have )?mis(?:read|judged|took)|i (?:made|have made) (?:a|an) (?:mistake|error)"
+    r"|i take (?:that|this|it) back|i (?:change|revise|correct|reconsider)|scratch that|on (?:reflection|second thought)"
+    r"|correction:|wait)\b",
+    re.IGNORECASE,
+)
+_TAKEN_BACK = re.compile(
+    r"\bi (?:was|am) (?:wrong|mistaken)|\btake (?:that|this|it) back|\bscratch that|\bi mis(?:read|judged|took)",
+    re.IGNORECASE,
+)
+_MAX_SHORT_WORDS = 3
+_NEAR_WORDS = 3
+"""Words after a verdict in which another choice makes it two verdicts."""
 
 
 def verdict_form(choices: Sequence[str]) -> dict[str, Any]:
@@ -41,152 +87,337 @@ def read_verdict(
 ) -> str:
     """Return the choice that a judge's reply states. Case is ignored, except for a choice of one letter ("a" is a word).
 
-    A reply that is one JSON object with a "verdict" (or one in a code fence), or only a choice, states its verdict.
-    Any other reply states it in its last statement. A statement is
+    A reply that consists of one JSON object, one choice or one labeled choice states it, in any form below. Otherwise
+    the last statement counts. These are statements:
 
-    - a labeled choice ("Verdict: no");
-    - a choice alone on the last line, or alone on the first;
-    - a JSON object with a "verdict" at the beginning or the end of the reply.
+    - a labeled choice: "Verdict: no", "**Score:** 8/10", "GRADE: (C)";
+    - a choice in a tag, double brackets or a box: `<verdict>no</verdict>`, `[[A]]`, `\\boxed{no}`;
+    - a JSON object with a "verdict" (or one "grade", "score", "rating" or "judgment");
+    - a choice alone on the first or last line, or as the first or last sentence: "No. It gives 5.";
+    - the first word of a reply of one sentence: "No, it gives 5."
 
-    Quotations are not statements: block quotes, code fences, text in quotation marks or backticks other than a choice
-    alone, and, unless the reply is only that, a JSON object or a labeled choice within a line that the judged
-    response contains as well. Text before a closing `</think>` or after an opening `<think>` is ignored.
+    A reply is unreadable, and never an earlier statement used, if the last statement has another form ("Verdict: surely
+    yes"), names two choices, is about a part ("Style score: 3") or is taken back, or if statements without a label
+    disagree with others.
+
+    What the judge quotes is no statement: text in quotation marks, block quotes and code fences; a line or sentence that
+    is also a line or sentence of the judged text; a labeled choice, box, tag or JSON object that the judged text contains.
+    Reasoning is left out only where the reply begins with `<think>`, or has only a closing tag because the chat template
+    wrote the opening one. In the second case, a verdict before the tag must not differ from the one after it.
 
     Args:
         text: reply of the judge.
         choices: possible verdicts.
         is_truncated: the reply ended at its token limit; only a JSON object at its beginning then counts.
-        judged: the response that was judged.
+        judged: the text that was judged.
         lowest: the choice with the lowest value. If the reply only quotes this choice, the quotation counts: a
             response must not make its own bad verdict unreadable. "" = never.
 
     Raises:
-        InvalidModelResponseError: the reply has no statement, or the last one is not a choice. An unreadable judgment
-            is not a "no".
+        InvalidModelResponseError: no verdict can be read. An unreadable judgment is not a "no".
     """
-    reply = text.rpartition("</think>")[2].partition("<think>")[0].strip()
-    found = _whole(reply, choices, is_truncated)
-    if found is None:
-        statements = _in_json(reply, choices, judged, is_truncated)
-        if not is_truncated:
-            statements += _in_words(reply, choices, judged)
-        if not statements and lowest:
-            quoted = _in_json(reply, choices, "", is_truncated) + (
-                [] if is_truncated else _in_words(reply, choices, "")
-            )
-            statements = quoted if {one.choice for one in quoted} == {lowest} else []
-        found = max(statements, key=lambda one: one.position).choice if statements else None
-    if found:
-        return found
+    choice = _Reader(choices, JudgedText(judged), lowest).read(plain(text), is_truncated)
+    if choice is not None:
+        return choice
     expected = ", ".join(repr(choice) for choice in choices)
     raise InvalidModelResponseError(f"no verdict in {text[:MAX_QUOTED_CHARS]!r}; expected one of {expected}")
 
 
 class _Statement(NamedTuple):
-    """A position in a judge's reply where it states a verdict."""
+    """A position in a judge's reply where it states a verdict, or tries to."""
 
-    position: int
-    """Index of its first character."""
+    start: int
+    end: int
     choice: str | None
     """None if it is not one of the choices."""
+    strength: int
+    is_quoted: bool = False
+    """Whether it also stands in the judged text."""
 
 
-def _choice(words: str, choices: Sequence[str]) -> str | None:
-    """Return the choice that a text consists of."""
-    bare = words.strip(_EDGES)
-    if bare in choices:
-        return bare
-    return next((one for one in choices if len(one) > 1 and one.casefold() == bare.casefold()), None)
+class _Reader:
+    """Reads the verdict of one reply."""
+
+    def __init__(self, choices: Sequence[str], judged: JudgedText, lowest: str):
+        self._exact = _unique((plain(choice), choice) for choice in choices)
+        self._folded = _unique((plain(choice).casefold(), choice) for choice in choices if len(choice) > 1)
+        self._judged = judged
+        self._lowest = lowest
+        numbers = [int(name) for name in self._exact if name.isascii() and name.isdigit()]
+        self._top = max(numbers, default=None)
+        names = "|".join(re.escape(name) for name in sorted(self._exact, key=len, reverse=True))
+        self._value = re.compile(
+            rf"{_OPENING}(?P<choice>{names})(?!\w){_CLOSING}{_SCALE}{_CLOSING}{_VALUE_END}", re.IGNORECASE
+        )
+        self._word = re.compile(rf"(?<!\w)(?:{names})(?!\w)", re.IGNORECASE)
+
+    def read(self, reply: str, is_truncated: bool) -> str | None:
+        """Return the verdict of a plain text; None if it is unreadable."""
+        pieces = _without_reasoning(reply)
+        if len(pieces) > 1 and self._judged.has_reasoning_tag:  # a quoted tag ends no reasoning
+            return self._read_statements("\n".join(pieces))
+        if not pieces:
+            return None
+        if is_truncated:
+            fence = re.match(r"```\w*\s*", pieces[0])
+            first = object_at(pieces[0], fence.end() if fence else 0)
+            return None if first is None or first.verdict is None else self._choice(first.verdict)
+        choice = self._read_piece(pieces[-1])
+        before = [self._own_statement(piece) for piece in pieces[:-1]]
+        if any(earlier not in (None, choice) for earlier in before):
+            return None
+        return choice
+
+    def _read_piece(self, reply: str) -> str | None:
+        content = _unfenced(reply)
+        whole = object_at(content, 0)
+        if whole is not None and whole.end == len(content):
+            return None if whole.verdict is None else self._choice(whole.verdict)
+        if whole is None and content.startswith("{") and content.endswith("}"):
+            return None  # broken JSON: which of its texts are quotations is unknown
+        choice = self._choice(content)
+        if choice is not None:
+            return choice
+        return self._read_statements(reply)
+
+    def _read_statements(self, reply: str) -> str | None:
+        statements = self._statements(reply)
+        own = [statement for statement in statements if not statement.is_quoted]
+        labels = [statement for statement in statements if statement.strength == STRONG]
+        if len(labels) == 1 and not (reply[: labels[0].start] + reply[labels[0].end :]).strip(_EDGES + "()[]{}$"):
+            own = labels  # a reply of nothing else is no quotation
+        if not own:
+            quoted = {statement.choice for statement in statements}
+            return self._lowest if self._lowest and quoted == {self._lowest} else None
+        own_words = reply
+        for statement in statements:
+            if statement.is_quoted:
+                own_words = _blanked(own_words, statement.start, statement.end)
+        return self._decide(own, reply, own_words)
+
+    def _own_statement(self, piece: str) -> str | None:
+        """Return the verdict of a piece that another one follows, if it states one by more than its first word."""
+        statements = self._statements(piece, is_last=False)
+        own = [statement.choice for statement in statements if not statement.is_quoted]
+        stated = [choice for choice in own if choice is not None]
+        return stated[-1] if stated else self._choice(piece)
+
+    def _decide(self, statements: Sequence[_Statement], reply: str, own_words: str) -> str | None:
+        """Return the choice of the last statement; None if it is none, disputed or taken back.
+
+        Args:
+            statements: the statements that are not quoted.
+            reply: the reply.
+            own_words: the reply with spaces in place of quoted statements.
+        """
+        last = max(statements, key=lambda statement: (statement.start, statement.strength))
+        if last.choice is None:
+            return None
+        for other in statements:
+            between = own_words[other.end : last.start]
+            is_near = not re.search(r"[.!?。\n]", between) and len(between.split()) <= _NEAR_WORDS
+            if other.choice not in (None, last.choice) and (last.strength == WEAK or is_near):
+                return None
+        is_taken_back = self._is_taken_back(own_words[last.end :], reply[last.end :], last.choice)
+        return None if is_taken_back else last.choice
+
+    def _statements(self, reply: str, is_last: bool = True) -> list[_Statement]:
+        text = reply
+        statements: list[_Statement] = []
+        for place in objects_in(reply):
+            text = _blanked(text, place.start, place.end)
+            if place.verdict is not None:
+                statements.append(self._in_object(reply, place.start, place.end, place.verdict))
+        text = without_quotations(text, lambda part: self._choice(part) is not None)
+        statements += self._labeled(text, reply)
+        statements += self._marked(text)
+        for statement in statements:
+            text = _blanked(text, statement.start, statement.end)
+        return [*statements, *self._alone(text, reply, is_last)]
+
+    def _in_object(self, reply: str, start: int, end: int, verdict: str) -> _Statement:
+        """Return the statement of a JSON object, which counts at the beginning or the end of a reply or alone on its lines."""
+        before, after = reply[:start], reply[end:]
+        line_before, line_after = before.rpartition("\n")[2], after.partition("\n")[0]
+        is_alone = not line_before.strip(_EDGES) and not line_after.strip(_EDGES)
+        is_edge = not re.sub(r"```\w*", "", before).strip(_EDGES) or not after.strip(_EDGES)
+        choice = self._choice(verdict) if is_alone or is_edge else None
+        return _Statement(start, end, choice, STRONG, self._judged.contains(reply[start:end]))
+
+    def _labeled(self, text: str, reply: str) -> Iterator[_Statement]:
+        for label in _LABELED.finditer(text):
+            line_end = text.find("\n", label.end())
+            line_end = len(text) if line_end < 0 else line_end
+            is_empty = not reply[label.end() : line_end].strip(" \t*_`#")
+            if is_empty:  # the value is on the next line that is not empty
+                following = re.compile(r"\s*[^\n]*").match(text, line_end)
+                line_end = following.end() if following else line_end
+            value = self._value.match(text, label.end(), line_end)
+            end = value.end() if value else line_end
+            choice = self._value_of(value, text[end:line_end]) if value else None
+            strength = STRONG if label["strong"] else WEAK
+            is_explicit = label["separator"] in (":", "=") and not is_empty and strength == STRONG
+            if choice is None and not is_explicit and not self._names_choice(text[label.end() : line_end]):
+                continue
+            if self._is_part(text, label) or reply[label.end() : end] != text[label.end() : end]:
+                choice = None
+            quoted = self._judged.contains(reply[label.start() : end])
+            yield _Statement(label.start(), end, choice, strength, quoted)
+
+    def _value_of(self, value: re.Match[str], rest: str) -> str | None:
+        """Return the choice of a value, unless it is on another scale, in doubt, or beside another choice."""
+        top = value["top"]
+        if top is not None and int(top) != self._top:
+            return None
+        choice = self._choice(value["choice"])
+        near = " ".join(re.findall(r"[\w'’+-]+", rest.partition("\n")[0])[:_NEAR_WORDS])
+        is_disputed = any(self._choice(word[0]) not in (None, choice) for word in self._word.finditer(near))
+        return None if is_disputed else choice
+
+    def _is_part(self, text: str, label: re.Match[str]) -> bool:
+        """Return whether the word before a label qualifies it."""
+        before = text[text.rfind("\n", 0, label.start()) + 1 : label.start()]
+        word = _WORD_BEFORE.search(before)
+        if word is None or _NO_QUALIFIER.fullmatch(word[1]):
+            return False
+        is_marker = label[0].strip(" :=*").isupper() and not word[1].isupper()  # "After that GRADE: C"
+        return not is_marker
+
+    def _marked(self, text: str) -> Iterator[_Statement]:
+        for pattern, strength in ((_TAGGED, STRONG), (_BRACKETED, STRONG), (_BOXED, WEAK)):
+            for mark in pattern.finditer(text):
+                choice = self._choice(mark[mark.lastindex or 0])
+                if choice is not None or pattern is not _BOXED:
+                    yield _Statement(mark.start(), mark.end(), choice, strength, self._judged.contains_marks(mark[0]))
+
+    def _alone(self, text: str, reply: str, is_last: bool) -> Iterator[_Statement]:
+        """Yield choices alone on the first or last line, or as its first or last sentence.
+
+        Args:
+            text: the reply with spaces in place of quotations and other statements.
+            reply: the reply.
+            is_last: no other part of the reply follows.
+        """
+        lines: list[re.Match[str]] = []
+        for line in re.finditer(r"[^\n]+", reply):
+            if self._judged.has_line(line[0]):
+                yield _Statement(line.start(), line.end(), self._choice(line[0]), WEAK, is_quoted=True)
+            elif text[line.start() : line.end()].strip(_EDGES):
+                lines.append(line)
+        if not lines:
+            return
+        first, last = lines[0], lines[-1]
+        opening, closing = len(sentences(first[0])[0]), len(sentences(last[0])[-1])
+        for start, end in (
+            (first.start(), first.end()),
+            (first.start(), first.start() + opening),
+            (last.start(), last.end()),
+            (last.end() - closing, last.end()),
+        ):
+            part = text[start:end]
+            is_line = end - start in (len(first[0]), len(last[0]))
+            choice = self._choice(part) if part == reply[start:end] else None
+            if choice is not None and (is_line or (len(choice) > 1 and not choice.isdigit())):  # "1." begins an item
+                yield _Statement(start, end, choice, WEAK, self._judged.has_line(part))
+        if is_last and len(lines) == 1 and len(sentences(first[0])) == 1:
+            yield from self._first_word(text[first.start() : first.end()], first.start())
+
+    def _first_word(self, line: str, start: int) -> Iterator[_Statement]:
+        """Yield the choice that begins a reply of one sentence."""
+        value = self._value.match(line)
+        if value is None or value["top"] is not None:
+            return
+        choice = self._value_of(value, line[value.end() :])
+        after = line[value.end() :].lstrip()[:1]
+        allowed = ",;:—–-(!、" if choice and not choice.isdigit() else ",;—("
+        is_word = choice is not None and (len(choice) > 1 or choice.isdigit() or choice not in "AIaio")
+        if choice is not None and is_word and after and after in allowed:
+            yield _Statement(start, start + value.end(), choice, WEAK)
+
+    def _is_taken_back(self, rest: str, rest_with_quotations: str, choice: str) -> bool:
+        """Return whether text after a statement takes it back, or names another choice after a label or in a few words.
+
+        A judge that hesitates may repeat a line of the response as its new verdict, so that neither of the two counts.
+        """
+        rest = without_quotations(rest, lambda part: False)
+        own = [part for part in sentences(rest) if not self._judged.has_line(part)]
+        joined = "\n".join(own)
+        if _TAKEN_BACK.search(joined):
+            return True
+        if _RETRACTION.search(joined) and self._names_choice(rest_with_quotations, besides=choice):
+            return True
+        for part in own:
+            label = _ANY_LABEL.search(part)
+            if label is not None and self._names_choice(part[label.end() :], besides=choice):
+                return True
+            if len(re.findall(r"\w+", part)) <= _MAX_SHORT_WORDS and self._is_at_edge(part, choice):
+                return True
+        return False
+
+    def _is_at_edge(self, sentence: str, choice: str) -> bool:
+        """Return whether a sentence begins or ends with another choice."""
+        words = re.findall(r"\w+", sentence)
+        others = [self._choice(word) for word in (words[:1] + words[-1:])]
+        return any(other not in (None, choice) for other in others)
+
+    def _names_choice(self, text: str, besides: str | None = None) -> bool:
+        """Return whether a text contains a choice as a word ("I" and "A" are words of their own)."""
+        named = [self._choice(word[0]) for word in self._word.finditer(text)]
+        return any(choice is not None and choice != besides and choice not in ("A", "I") for choice in named)
+
+    def _choice(self, words: str) -> str | None:
+        """Return the choice that a text consists of, with or without marks around it."""
+        while True:
+            stripped = words.strip()
+            bare = _EDGE_MARKS.sub("", stripped).strip(_EDGES)
+            for name in (stripped, bare):
+                choice = self._exact.get(name) or self._folded.get(name.casefold())
+                if choice is not None:
+                    return choice
+            wrapped = _WRAPPED.fullmatch(bare)
+            if wrapped is None:
+                return self._scaled(bare)
+            words = next(wrapped[name] for name in "abcdef" if wrapped[name] is not None)
+
+    def _scaled(self, words: str) -> str | None:
+        """Return the choice of "8/10" or "8 out of 10" if 10 is the highest choice."""
+        value = self._value.fullmatch(words)
+        if value is None or value["top"] is None or int(value["top"]) != self._top:
+            return None
+        return self._exact.get(value["choice"])
 
 
-def _whole(reply: str, choices: Sequence[str], is_truncated: bool) -> str | None:
-    """Return the verdict of a reply that is one JSON object or one choice; "" if the object has another verdict."""
-    content = _unfenced(reply)
-    value, end = _object_at(content, 0)
-    if value is not None and end == len(content):
-        return _choice(value, choices) or ""
-    if is_truncated:
-        return None
-    if end == 0 and content.startswith("{") and content.endswith("}"):  # almost JSON, such as {'verdict': 'no'}
-        named = re.findall(r"""["']?verdict["']?\s*:\s*["']?([^"',}\n]*)""", content)
-        return (_choice(named[0], choices) or "") if len(set(named)) == 1 else ""
-    return _choice(reply, choices)
+def _blanked(text: str, start: int, end: int) -> str:
+    """Return a text of the same length with spaces in place of a part."""
+    return text[:start] + re.sub(r"[^\n]", " ", text[start:end]) + text[end:]
 
 
-def _in_words(reply: str, choices: Sequence[str], judged: str) -> list[_Statement]:
-    """Return the statements in words, outside of quotations."""
-    own = _without_quotations(reply, choices)
-    options = "|".join(re.escape(choice) for choice in sorted(choices, key=len, reverse=True))
-    label = rf"{_LABEL}{_MARKS}(?::|=|\n|\bis\b)[\s*_`\"']*({options}){_NO_MORE}"
-    labeled = [
-        found
-        for found in re.finditer(label, own, flags=re.IGNORECASE | re.MULTILINE)
-        if not _is_quoted_in_line(own, found, judged)
-    ]
-    # Where the judge has a statement that the response does not contain, a repeated one is a quotation.
-    labeled = [found for found in labeled if _squeezed(found[0]) not in _squeezed(judged)] or labeled
-    statements = [_Statement(found.start(), _choice(found[1], choices)) for found in labeled]
-    lines = [line for line in re.finditer(r"[^\n]+", own) if line[0].strip(_EDGES)]
-    if lines:
-        statements += [_Statement(-1, _choice(lines[0][0], choices))]
-        is_repeated = statements[-1].choice is not None and lines[-1][0].strip() in map(str.strip, judged.splitlines())
-        if not is_repeated:
-            statements += [_Statement(lines[-1].start(), _choice(lines[-1][0], choices))]
-    return [statement for statement in statements if statement.choice is not None]
+def _unique(pairs: Iterator[tuple[str, str]]) -> dict[str, str]:
+    """Return choices by spelling, without a spelling that two of them share."""
+    listed = list(pairs)
+    counts = Counter(name for name, _ in listed)
+    return {name: choice for name, choice in listed if counts[name] == 1}
 
 
-def _in_json(reply: str, choices: Sequence[str], judged: str, is_truncated: bool) -> list[_Statement]:
-    """Return the verdict of the JSON object that begins the reply and of the one that ends it."""
-    content = reply.rstrip("` \t\r\n*")  # a closing code fence
-    first = re.match(r"(?:```\w*\s*)?(?=\{)", content)
-    places = {first.end()} if first else set()
-    if not is_truncated:
-        braces = [found.start() for found in re.finditer(r"\{", content)][-MAX_BRACES:]
-        places |= {start for start in braces if _object_at(content, start)[1] == len(content)}
-    read = [(start, *_object_at(content, start)) for start in places]
-    return [
-        _Statement(start, _choice(verdict, choices))
-        for start, verdict, end in read
-        if verdict is not None and _squeezed(content[start:end]) not in _squeezed(judged)
-    ]
-
-
-def _object_at(text: str, start: int) -> tuple[str | None, int]:
-    """Return the "verdict" of the JSON object at an index of a text, None without one, and the index of its end."""
-    try:
-        value, end = _DECODER.raw_decode(text, start)
-    except (ValueError, RecursionError):
-        return None, start
-    return (str(value["verdict"]) if isinstance(value, dict) and "verdict" in value else None), end
+def _without_reasoning(reply: str) -> list[str]:
+    """Return the parts of a reply after its reasoning, which think tags separate; empty ones are left out."""
+    reply = reply.strip()
+    while OPENING_TAG.match(reply):
+        closing = CLOSING_TAG.search(reply)
+        if closing is None:  # unfinished reasoning
+            return []
+        reply = reply[closing.end() :].strip()
+    tags = list(REASONING_TAG.finditer(without_quotations(reply, lambda part: False)))
+    starts = [0, *(tag.end() for tag in tags)]
+    ends = [*(tag.start() for tag in tags), len(reply)]
+    pieces = [reply[start:end].strip() for start, end in zip(starts, ends, strict=True)]
+    return [piece for piece in pieces if piece.strip(_EDGES)]
 
 
 def _unfenced(reply: str) -> str:
     """Return the content of the code fence that the whole text is; any other text as it is."""
-    found = re.fullmatch(r"```\w*\n(.*)\n\s*```", reply, flags=re.DOTALL)
-    return found[1].strip() if found and "```" not in found[1] else reply
-
-
-def _without_quotations(reply: str, choices: Sequence[str]) -> str:
-    """Return a text of the same length with spaces in place of what it quotes, except for a choice alone."""
-
-    def blank(found: re.Match[str]) -> str:
-        is_choice = "\n" not in found[0].strip() and _choice(found[0], choices) is not None
-        return found[0] if is_choice else re.sub(r"[^\n]", " ", found[0])
-
-    text = re.sub(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", blank, reply, flags=re.DOTALL | re.MULTILINE)
-    text = re.sub(r"^[ \t]*>.*$", blank, text, flags=re.MULTILINE)
-    return re.sub(_QUOTED, blank, text)
-
-
-def _is_quoted_in_line(text: str, found: re.Match[str], judged: str) -> bool:
-    """Return whether a labeled choice is part of a longer line and also occurs in the judged response."""
-    line = text[text.rfind("\n", 0, found.start()) + 1 : found.start()]
-    return bool(line.strip(_EDGES)) and _squeezed(found[0]) in _squeezed(judged)
-
-
-def _squeezed(text: str) -> str:
-    """Return a text in lower case without white space and marks, to compare a quotation with what it quotes."""
-    return re.sub(r"[\s*_`\"':=]+", "", text).casefold()
+    fenced = re.fullmatch(r"```\w*\n(.*)\n\s*```", reply, flags=re.DOTALL)
+    return fenced[1].strip() if fenced and "```" not in fenced[1] else reply
 
 
 def leading(verdicts: Sequence[str]) -> list[str]:

@@ -177,6 +177,8 @@ class Evidence(msgspec.Struct, frozen=True, kw_only=True):
     """How much the best policy uses what the conversation does not show; see `hidden_share`."""
     diagnoses: list[Diagnosis] = []
     """What may prevent learning."""
+    split: str = ""
+    """How the environment splits its rows into training and held-out ones, if it says so."""
 
     @property
     def task(self) -> Task:
@@ -270,6 +272,7 @@ async def examine(
         response_tokens=limit,
         hidden=hidden,
         diagnoses=diagnoses,
+        split=env.split_description,
     )
     return Examination(evidence, texts, [branch for branches in conversations for branch in branches])
 
@@ -419,7 +422,7 @@ def choose(env: str, env_args: Mapping[str, Any], evidence: Evidence) -> list[Se
         "max_tokens": max_tokens,
     }
     return [
-        Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}),
+        Section("", {"env": env, "references": [f"scripted:{one.name}" for one in evidence.policies]}, evidence.split),
         _model_section(model, _with_examples(env_args, evidence, POLICY_EXAMPLES)),
         *(_sft_sections(env_args, evidence, scale, sampled) if needs_sft else []),
         _rl_section(env_args, evidence, scale, sampled),

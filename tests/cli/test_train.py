@@ -197,6 +197,35 @@ def test_a_file_of_questions_keeps_some_for_evaluation(rove: Rove) -> None:
     assert values["data"]["num_examples"] == 45
 
 
+def test_the_dry_run_counts_repeated_questions_and_says_how_rows_are_held_out(rove: Rove) -> None:
+    rows = [{"question": f"{n % 40} + 1?", "answer": n % 40 + 1} for n in range(50)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    done = rove("train", "sums.jsonl", "--scorer", "numeric", "--dry-run", "--run-dir", "mine")
+    assert done.status == 0, done.err
+    assert "# 50 rows with 40 different questions; 10 rows repeat a question." in done.out
+    assert (
+        "are held out; a hash of the question decides, so rows with equal questions are on the same side." in done.out
+    )
+
+
+def test_a_folder_with_questions_held_out_by_position_is_not_continued(rove: Rove) -> None:
+    rows = [{"question": f"{n} + 1?", "answer": n + 1} for n in range(20)]
+    Path("sums.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ("train", "sums.jsonl", "--scorer", "numeric", "--dry-run", "--run-dir", "mine")
+    assert rove(*words).status == 0
+    request = json.loads(Path("mine/request.json").read_text())
+    assert request["version"].endswith(" (held out by content)")
+    older = {**request, "version": request["version"].removesuffix(" (held out by content)")}
+    Path("mine/request.json").write_text(json.dumps(older))
+    Path("mine/data").mkdir()
+    done = rove(*words)
+    assert done.status == 2
+    assert "was made by an older version of rove, which held out questions by their position" in done.err
+    Path("mine/data").rmdir()  # nothing was trained yet: the recipe is made again
+    assert rove(*words).status == 0
+    assert json.loads(Path("mine/request.json").read_text())["version"] == request["version"]
+
+
 def test_an_environment_that_cannot_teach_is_refused_before_training(rove: Rove) -> None:
     environment(Path("environments"), "broken", PARITY.replace("float(parser", "1 / 0 + float(parser"))
     done = rove("train", "broken")

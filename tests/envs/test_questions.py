@@ -12,6 +12,7 @@ from commands import Rove, in_this_process
 from toys import roll, says
 
 import rove as vf
+from rove.core.digest import digest_files
 from rove.core.errors import ConfigError
 from rove.envs.loading import environment_version
 from rove.envs.questions import QuestionsEnv
@@ -63,14 +64,14 @@ def test_missing_pyarrow_is_reported_with_the_install_command(tmp_path: Path, mo
 @pytest.mark.parametrize(
     ("name", "text", "message"),
     [
-        ("q.jsonl", '{"ask": "1 + 1?", "gold": 2}\n', "row 1 has no value in the column 'question'; its columns: ask, gold. "),
-        ("q.jsonl", '{"prompt": "1 + 1?"}\n', "row 1 has no value in the column 'answer'; its columns: prompt"),
-        ("q.jsonl", '{"question": "a", "answer": 1}\n{"question": "b", "answer": null}\n', "row 2 has no value in"),
+        ("q.jsonl", '{"ask": "1 + 1?", "gold": 2}\n', "no value in the column 'question'; its columns: 'ask', 'gold'. "),
+        ("q.jsonl", '{"prompt": "1 + 1?"}\n', "row 1 \\(line 1\\) has no value in the column 'answer'; its columns: 'prompt'"),
+        ("q.jsonl", '{"question": "a", "answer": 1}\n{"question": "b", "answer": null}\n', "row 2 \\(line 2\\) has no value in"),
         ("q.jsonl", "[1]\n", "line 1"),
         ("q.jsonl", "", "has no rows"),
-        ("q.csv", "question,answer\na,1,234\n", "line 2 has more fields than the header"),
+        ("q.csv", "question,answer\na,1,234\n", "line 2.*more fields than the header"),
         ("q.csv", 'question,answer\n"a,1\n', "is not a CSV file"),
-        ("q.csv", b"question,answer\n\xff,1\n", "is not a CSV file"),
+        ("q.csv", b"question,answer\n\xff,1\n", "line 2: the byte 0xff is not UTF-8"),
         ("q.parquet", "no parquet", "is not a Parquet file"),
     ],
 )  # fmt: skip
@@ -104,7 +105,7 @@ def test_choices_are_listed_with_letters_and_answered_by_letter_or_text(tmp_path
 @pytest.mark.parametrize(("choices", "answer"), [("red or green", "red"), (["red"], "red"), (["red", "green"], "blue")])
 def test_invalid_choices_are_rejected(tmp_path: Path, choices: Any, answer: str):
     file = write_jsonl(tmp_path / "q.jsonl", [{"question": "Which?", "choices": choices, "answer": answer}])
-    with pytest.raises(ConfigError, match="row 1: the (choices are|answer)"):
+    with pytest.raises(ConfigError, match=r"row 1 \(line 1\): the (choices are|answer)"):
         QuestionsEnv(file, "choice")
 
 
@@ -133,7 +134,9 @@ def test_unknown_scorers_and_arguments_are_rejected_with_a_suggestion(tmp_path: 
     with pytest.raises(ConfigError, match="tolerance is 'much'; expected float"):
         vf.load_environment(str(file), tolerance="much")
     fraction = write_jsonl(tmp_path / "fraction.jsonl", [*ROWS, {"question": "Half of 1?", "answer": "1/2"}])
-    with pytest.raises(ConfigError, match=rf"row {len(ROWS) + 1}: the right answer '1/2' has 2 numbers"):
+    with pytest.raises(
+        ConfigError, match=rf"row {len(ROWS) + 1} \(line {len(ROWS) + 1}\): the right answer '1/2' has 2 numbers"
+    ):
         QuestionsEnv(fraction, "numeric")
     with pytest.raises(ConfigError, match=r"no file 'nothing.csv'"):
         vf.load_environment("nothing.csv")
@@ -179,6 +182,37 @@ def test_the_scorer_flag_of_eval_is_an_environment_argument(rove: Rove, tmp_path
     assert (rejected.status, "has no argument 'scorer'" in rejected.err) == (2, True)
 
 
+def test_a_run_with_rows_held_out_by_position_says_why_it_is_not_resumed(rove: Rove, tmp_path: Path):
+    write_jsonl(tmp_path / "q.jsonl", ROWS)
+    arguments = ("eval", "q.jsonl", "-m", "scripted:teacher", "-r", "1", "--run-dir", "run", "-a", '{"held_out": 0.5}')
+    assert rove(*arguments).status == 0
+    config = Path("run/config.toml")
+    assert config.read_text().count(" (held out by content)") == 1
+    config.write_text(config.read_text().replace(" (held out by content)", ""))
+    done = rove(*arguments)
+    assert done.status == 1
+    assert "holds a different run" in done.err and "now 'q.jsonl#" in done.err and "(held out by content)" in done.err
+
+
+def test_the_version_names_the_split_only_if_rows_are_held_out(tmp_path: Path):
+    file = write_jsonl(tmp_path / "q.jsonl", ROWS)
+    whole = vf.load_environment(str(file))
+    split = vf.load_environment(str(file), held_out=0.5)
+    assert whole.identity["env"] == environment_version(str(file)) == f"{file}#{digest_files([file])}"
+    assert split.identity["env"] == environment_version(str(file), env_args={"held_out": 0.5})
+    assert split.identity["env"] == whole.identity["env"] + " (held out by content)"
+
+
+def test_equal_questions_are_not_on_both_sides(tmp_path: Path):
+    rows = [{"question": f"What is {n % 20} + 1?", "answer": n % 20 + 1} for n in range(40)]
+    env = QuestionsEnv(write_jsonl(tmp_path / "q.jsonl", rows), "numeric", held_out=0.2)
+    trained, held_out = (
+        {example["answer"] for example in dataset} for dataset in (env.get_dataset(), env.get_eval_dataset())
+    )
+    assert (len(trained), len(held_out), trained & held_out) == (16, 4, set())
+    assert env.description.startswith("8 questions held out of 40 (20 rows of the file repeat a question), scorer")
+
+
 def test_held_out_rows_are_only_for_evaluation(tmp_path: Path):
     rows = [{"question": f"What is {n} + {n}?", "answer": 2 * n} for n in range(40)]
     env = QuestionsEnv(write_jsonl(tmp_path / "q.jsonl", rows), "numeric", held_out=0.1)
@@ -203,6 +237,22 @@ def test_a_held_out_fraction_out_of_range_is_rejected(held_out: float, tmp_path:
         QuestionsEnv(write_jsonl(tmp_path / "q.jsonl", ROWS), "numeric", held_out=held_out)
 
 
+def test_a_scorer_in_the_current_folder_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    write_jsonl(tmp_path / "q.jsonl", ROWS[:2])
+    (tmp_path / "scorers_of_mine.py").write_text(
+        "from helpers_of_mine import HIGH\n\ndef tagged(completion):\n    return HIGH * ('4' in completion[-1].content)\n"
+    )
+    (tmp_path / "helpers_of_mine.py").write_text("HIGH = 0.5\n")
+    (tmp_path / "json.py").write_text("raise ImportError('hides the standard module')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(
+        sys, "path", [folder for folder in sys.path if folder not in ("", ".")]
+    )  # as of the command `rove`
+    env = vf.load_environment("q.jsonl", scorer="scorers_of_mine:tagged")
+    assert (rewards(env, "4"), rewards(env, "5")) == ([0.5, 0.5], [0.0, 0.0])
+    assert sys.path[-1] == str(tmp_path)
+
+
 def test_the_scorer_can_be_a_custom_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     (tmp_path / "my_scorer.py").write_text(
         "def even(completion):\n    return float(int(completion[-1].content) % 2 == 0)\n"
@@ -212,5 +262,5 @@ def test_the_scorer_can_be_a_custom_function(tmp_path: Path, monkeypatch: pytest
     assert (rewards(env, "4"), rewards(env, "5")) == ([1.0, 1.0], [0.0, 0.0])
     with pytest.raises(ConfigError, match="scorer 'my_scorer:odd': my_scorer has no 'odd'; known: even"):
         QuestionsEnv(tmp_path / "q.jsonl", "my_scorer:odd")
-    with pytest.raises(ConfigError, match="importing no_such_module failed with ModuleNotFoundError"):
+    with pytest.raises(ConfigError, match="importing no_such_module failed with ModuleNotFoundError.*current folder"):
         QuestionsEnv(tmp_path / "q.jsonl", "no_such_module:score")

@@ -1,0 +1,166 @@
+"""Read the rows of a file of questions."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import io
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rove.core.errors import ConfigError
+from rove.envs.dataset import JsonLines, check_no_utf16, reject_bytes
+
+SUFFIXES = (".jsonl", ".ndjson", ".csv", ".parquet")
+OTHER_SUFFIXES = {
+    ".json": "write one JSON object per line as .jsonl (jq -c '.[]' FILE)",
+    ".tsv": "separate the columns by commas and name it .csv",
+    ".txt": "write one JSON object per line as .jsonl",
+    ".yaml": "write one JSON object per line as .jsonl",
+    ".yml": "write one JSON object per line as .jsonl",
+    ".xlsx": "save the sheet as CSV in UTF-8",
+    ".xls": "save the sheet as CSV in UTF-8",
+    ".ods": "save the sheet as CSV in UTF-8",
+    ".arrow": "save it as .parquet",
+    ".feather": "save it as .parquet",
+    ".gz": "unpack it",
+    ".zip": "unpack it",
+    ".zst": "unpack it",
+}
+"""Other forms of data files, and how to make a file of questions from them."""
+OTHER_DELIMITERS = (";", "\t", "|")
+MAX_FIELD_CHARS = 2**31 - 1
+"""The longest field that the csv module can be told to read on every platform."""
+
+
+class FileRow(NamedTuple):
+    """A row of a file of questions."""
+
+    place: str
+    """Its position for messages: "row 3 (line 5)"."""
+    values: Mapping[str, Any]
+
+
+def is_question_file(env_id: str) -> bool:
+    """Return whether an environment name is that of a data file, such as a file of questions."""
+    suffix = Path(env_id).suffix.lower()
+    return suffix in SUFFIXES or suffix in OTHER_SUFFIXES
+
+
+def check_question_file(path: Path) -> None:
+    """Raise ConfigError if there is no such file, or it has another form."""
+    forms = ", ".join(SUFFIXES)
+    advice = OTHER_SUFFIXES.get(path.suffix.lower())
+    if advice is not None:
+        raise ConfigError(f"'{path}' is a {path.suffix} file; a file of questions is one of {forms}: {advice}")
+    if not path.is_file():
+        raise ConfigError(f"no file '{path}'; an environment that ends in {forms} is a file of questions")
+
+
+def read_rows(path: Path) -> list[FileRow]:
+    """Return the rows of a file of questions.
+
+    Raises:
+        ConfigError: there is no such file, it has another form, or it cannot be read; the message names the line.
+    """
+    check_question_file(path)
+    suffix = path.suffix.lower()
+    if suffix == ".csv":
+        return list(_read_csv(path))
+    if suffix == ".parquet":
+        return [FileRow(f"row {number}", values) for number, values in enumerate(_read_parquet(path), start=1)]
+    rows = JsonLines(path)
+    return [FileRow(_place(index + 1, rows.line_number(index)), values) for index, values in enumerate(rows)]
+
+
+def _place(row: int, line: int) -> str:
+    return f"row {row} (line {line})"
+
+
+def _read_csv(path: Path) -> Iterator[FileRow]:
+    content = path.read_bytes()
+    check_no_utf16(path, content[:2])
+    try:
+        text = content.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        reject_bytes(path, content.count(b"\n", 0, error.start) + 1, error)
+    reader = csv.reader(io.StringIO(text, newline=""), strict=True, skipinitialspace=True)
+    header: list[str] | None = None
+    unnamed: set[int] = set()
+    count = 0
+    try:
+        with _long_fields():
+            for fields in reader:
+                if not fields:
+                    continue
+                if header is None:
+                    header = [name.strip() for name in fields]
+                    _check_columns(path, f"line {reader.line_num}", header)
+                    unnamed = {index for index, name in enumerate(header) if not name}
+                    continue
+                count += 1
+                place = _place(count, reader.line_num)
+                yield FileRow(place, _csv_values(path, place, header, fields, unnamed))
+    except csv.Error as error:
+        raise ConfigError(f"{path}, line {reader.line_num}: this is not a CSV file: {error}") from error
+
+
+def _csv_values(
+    path: Path, place: str, header: Sequence[str], fields: Sequence[str], unnamed: set[int]
+) -> dict[str, Any]:
+    """Return the values of a line by column; None for columns that it does not reach."""
+    if len(fields) > len(header):
+        raise ConfigError(
+            f"{path}, {place} has {len(fields)} fields, more fields than the header {list(header)}; quote fields that contain "
+            'a comma: "1,234"'
+        )
+    filled = [index for index in unnamed if index < len(fields) and fields[index].strip()]
+    if filled:
+        raise ConfigError(f"{path}, {place}: column {filled[0] + 1} has a value but no name; name it in the header")
+    values: dict[str, Any] = dict.fromkeys(name for name in header if name)
+    for name, field in zip(header, fields, strict=False):
+        if name:
+            values[name] = field
+    return values
+
+
+def _check_columns(path: Path, place: str, names: Sequence[str]) -> None:
+    """Raise ConfigError if two columns have one name, or the columns of a CSV file are separated by another character."""
+    repeated = [name for name, count in Counter(names).items() if count > 1 and name]
+    if repeated:
+        raise ConfigError(f"{path}, {place}: the column '{repeated[0]}' is there twice; rename or delete one of them")
+    used = [delimiter for delimiter in OTHER_DELIMITERS if len(names) == 1 and delimiter in names[0]]
+    if used:
+        raise ConfigError(
+            f"{path}, {place}: the header {names[0]!r} has no comma; separate the columns by commas instead of {used[0]!r}"
+        )
+
+
+@contextmanager
+def _long_fields() -> Iterator[None]:
+    """Let the csv module read fields of any length: its limit of 131,072 characters is global."""
+    before = csv.field_size_limit(MAX_FIELD_CHARS)
+    try:
+        yield
+    finally:
+        csv.field_size_limit(before)
+
+
+def _read_parquet(path: Path) -> list[dict[str, Any]]:
+    try:
+        parquet = importlib.import_module("pyarrow.parquet")
+    except ImportError as error:
+        raise ConfigError(
+            f"reading {path} needs the package 'pyarrow', which is not installed: pip install 'rove[hf]', or convert the "
+            "file to .jsonl"
+        ) from error
+    try:
+        table = parquet.read_table(path)
+        names, rows = table.column_names, table.to_pylist()
+    except (OSError, ValueError) as error:  # pyarrow's errors are ValueErrors or OSErrors
+        raise ConfigError(f"{path} is not a Parquet file: {error}") from error
+    _check_columns(path, "schema", names)
+    return rows

@@ -1,0 +1,93 @@
+"""Tell what a judge says from what it quotes out of the text that it judges."""
+
+from __future__ import annotations
+
+import re
+import unicodedata
+from collections.abc import Callable
+
+_TAG_PATTERN = r"<{end}\s*(?:think|thinking|reasoning)\s*>|\[{end}THINK\]"
+OPENING_TAG = re.compile(_TAG_PATTERN.format(end=""), re.IGNORECASE)
+CLOSING_TAG = re.compile(_TAG_PATTERN.format(end="/"), re.IGNORECASE)
+REASONING_TAG = re.compile(_TAG_PATTERN.format(end="/?"), re.IGNORECASE)
+"""A tag that opens or closes the reasoning of a model."""
+_LINE_ENDS = re.compile(r"\r\n?|[\v\f\x1c-\x1e\x85\u2028\u2029]")
+_INVISIBLE = re.compile("[\u00ad\u034f\u115f\u1160\u17b4\u17b5\u3164\ufe00-\ufe0f\uffa0]")
+_SENTENCE_END = re.compile(r"\n|(?<=[.!?])[ \t]+|(?<=[。！？])|" + REASONING_TAG.pattern, re.IGNORECASE)
+_QUOTED = re.compile(
+    r"\"[^\"\n]*\"|“[^”\n]*”|„[^“”\n]*[“”]|«[^»\n]*»|「[^」\n]*」|`[^`\n]+`|(?<!\w)'[^'\n]*'(?!\w)|(?<!\w)‘[^’\n]*’(?!\w)"
+)
+_FENCE = re.compile(r"^[ \t]*(```|~~~).*?(?:^[ \t]*\1[ \t]*$|\Z)", re.DOTALL | re.MULTILINE)
+_BLOCK_QUOTE = re.compile(r"^[ \t]*>.*$", re.MULTILINE)
+
+
+def plain(text: str) -> str:
+    """Return a text with one spelling of each character (NFKC), one kind of line end, and no invisible characters."""
+    text = _LINE_ENDS.sub("\n", unicodedata.normalize("NFKC", text))
+    visible = "".join(char for char in text if unicodedata.category(char) != "Cf")
+    return _INVISIBLE.sub("", visible)
+
+
+def sentences(text: str) -> list[str]:
+    """Return the sentences of a text that are not empty; a line end also ends a sentence."""
+    return [part for part in _SENTENCE_END.split(text) if part.strip()]
+
+
+def squeezed(text: str) -> str:
+    """Return the letters, digits and symbols of a text in lower case, to compare a quotation with what it quotes."""
+    kept = (char for char in text if unicodedata.category(char)[0] not in "ZCP" and char not in "`^~=|<>$")
+    return "".join(kept).casefold()
+
+
+def without_quotations(text: str, is_kept: Callable[[str], bool]) -> str:
+    """Return a text of the same length with spaces in place of what stands in quotation marks, fences and block quotes.
+
+    Args:
+        text: the text.
+        is_kept: returns whether to keep a quotation on one line, such as a verdict in quotation marks.
+    """
+
+    def blank(match: re.Match[str]) -> str:
+        if "\n" not in match[0] and is_kept(match[0]):
+            return match[0]
+        return re.sub(r"[^\n]", " ", match[0])
+
+    for pattern in (_FENCE, _BLOCK_QUOTE, _QUOTED):
+        text = pattern.sub(blank, text)
+    return text
+
+
+class JudgedText:
+    """The text that a judge has read, to recognize quotations of it.
+
+    Case, white space, punctuation, invisible characters and the width of letters are ignored, so that a quotation is
+    recognized even if the judge formats it anew.
+
+    Args:
+        text: the text.
+    """
+
+    def __init__(self, text: str):
+        text = plain(text)
+        lines = [*text.split("\n"), *sentences(text), text]
+        self._lines = {line for line in map(squeezed, lines) if line}
+        self._all = squeezed(text)
+        self.has_reasoning_tag = REASONING_TAG.search(text) is not None
+        self._with_marks = _without_spaces(text)
+
+    def has_line(self, line: str) -> bool:
+        """Return whether a line or a sentence also is a line or a sentence of the text."""
+        return squeezed(line) in self._lines
+
+    def contains(self, part: str) -> bool:
+        """Return whether the text contains a part, within a line or across lines."""
+        wanted = squeezed(part)
+        return bool(wanted) and wanted in self._all
+
+    def contains_marks(self, part: str) -> bool:
+        """Return whether the text contains a part with its brackets and punctuation, at any white space and case."""
+        return _without_spaces(part) in self._with_marks
+
+
+def _without_spaces(text: str) -> str:
+    return re.sub(r"\s+", "", text).casefold()

@@ -1,0 +1,41 @@
+"""JSON objects with a verdict in a text."""
+
+from __future__ import annotations
+
+import pytest
+
+from rove.rubrics.verdict_json import object_at, objects_in
+
+
+@pytest.mark.parametrize(
+    ("text", "verdict"),
+    [
+        ('{"verdict": "no"}', "no"),
+        ('{"a": {"verdict": "yes"}, "verdict": "no"}', "no"),
+        ('{"reason": "1,} {", "Verdict": "no",}', "no"),
+        ('{"reason": "a\nb", /* c } */ "verdict": "no"} ', "no"),
+        ("{'reason': 'it\\'s \"5\"', verdict: no}", "no"),
+        ('{"score": 8.0}', "8"),
+        ('{"score": 8.5}', "8.5"),
+        ('{"verdict": true}', "True"),
+        ('{"verdict": "no", "verdict": "yes"}', ""),
+        ('{"grade": "C", "score": 2}', ""),
+        ('{"reason": "no"}', None),
+    ],
+)
+def test_the_verdict_of_an_object_is_read(text: str, verdict: str | None) -> None:
+    found = object_at(text, 0)
+    assert found is not None and found.verdict == verdict
+    assert found.end == len(text.rstrip())
+
+
+@pytest.mark.parametrize(
+    "text", ["", "no", '{"verdict": "no"', '{"a": "b" "c"}', '{"a": b c}', "{" * 200 + "}" * 200, '["no"]']
+)
+def test_what_is_no_object_is_not_read(text: str) -> None:
+    assert object_at(text, 0) is None
+
+
+def test_objects_are_found_in_order_without_those_inside_others() -> None:
+    text = 'a {"verdict": "no", "b": {"verdict": "yes"}} c {d} {"verdict": "e"}'
+    assert [place.verdict for place in objects_in(text)] == ["no", "e"]

@@ -193,22 +193,29 @@ class Renderer:
         return self.encode(text)
 
     def read(
-        self, completion_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0
+        self,
+        completion_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        before: int = 0,
+        is_cut: bool = False,
     ) -> Message:
         """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments."""
-        return self.message(self.decode(self._without_end(completion_ids)), tools, before)
+        return self.message(self.decode(self._without_end(completion_ids)), tools, before, is_cut)
 
-    def message(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0) -> Message:
+    def message(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0, is_cut: bool = False
+    ) -> Message:
         """Return a sampled text as an assistant message with its tool calls.
 
         Args:
             text: Text of the model.
             tools: Available tools in chat form. Without tools, calls are not parsed.
             before: Number of prompt tokens, so that equal calls of different turns get different ids.
+            is_cut: Whether the complete calls are kept if the last one is cut off.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            content, calls = read_calls(text, self.tool_format, names, before)
+            content, calls = read_calls(text, self.tool_format, names, before, is_cut)
             if calls:
                 return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)

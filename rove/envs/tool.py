@@ -274,7 +274,8 @@ class ToolEnv(MultiTurnEnv):
     def _left_call(self, state: State) -> str | None:
         """Return the name of a tool whose call the endpoint left in the text of the last reply.
 
-        A reply with tokens comes from a model whose own format was parsed, so that a call in another format is the model's mistake.
+        A reply with tokens comes from a model whose own format was parsed, so that a call in another format is the model's
+        mistake.
         """
         steps = state["trajectory"]
         if not steps or steps[-1].tokens is not None:

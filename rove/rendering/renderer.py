@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -42,6 +43,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
         """Convert ids to text."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: Any, /) -> Any:
+        """Return the vocabulary's name of an id."""
         ...
 
 
@@ -94,7 +99,7 @@ class Renderer:
         if tools and self.tool_format is None:
             raise ConfigError(
                 "tools are given, but the model's chat template has no known tool-call format "
-                "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model or remove the tools"
+                "(Hermes/Qwen3, Llama 3, LFM2, Mistral; not XML, as of Qwen3-Coder); use another model or remove the tools"
             )
         if not self.template:
             raise ConfigError(
@@ -165,6 +170,23 @@ class Renderer:
             tuple(listed) if len(listed) <= MAX_CACHED_LENGTH else None,
             lambda: self.tokenizer.decode(listed, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
+
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character and then has no text of its own.
+
+        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback call a byte "<0x0A>".
+        """
+        text = self.decode([id])
+        if "\ufffd" not in text:
+            return text.encode()
+        piece = self.tokenizer.convert_ids_to_tokens(id)
+        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+        if fallback:
+            return bytes.fromhex(fallback[1])
+        byte_of = _byte_level_alphabet()
+        if all(character in byte_of for character in piece):
+            return bytes(byte_of[character] for character in piece)
+        return text.encode()
 
     def prompt_ids(
         self,
@@ -327,6 +349,18 @@ class Renderer:
         if cut is not None:
             return answer[: cut[0]] + cut[1]
         return answer + (ends[0] if ends else "")
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level token stands for, as GPT-2 defined it.
+
+    Visible characters of Latin-1 stand for themselves; the other bytes are numbered from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    other = [byte for byte in range(256) if byte not in visible]
+    alphabet = {chr(byte): byte for byte in visible}
+    return alphabet | {chr(256 + number): byte for number, byte in enumerate(other)}
 
 
 def _cached(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

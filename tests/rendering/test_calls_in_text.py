@@ -137,7 +137,7 @@ ORDINARY = {
     "name and number": "save\n42",
     "heading and list": "save\n[1, 2, 3]",
     "Python code": "```python\ndef save(x):\n    return x\n\nsave(x=1)\n```",
-    "example, then the answer": 'A call looks like this:\n```json\n{"name": "save", "arguments": {"x": 1}}\n```\nThe answer is 4.',
+    "example, then the answer": 'Write this:\n```json\n{"name": "save", "arguments": {"x": 1}}\n```\nThe answer is 4.',
     "code block of data": '```json\n{"name": "save", "size": 3}\n```',
     "quoted JSON": 'The log says {"name": "save", "arguments": {"x": 1}} and then stops.',
     "result quoted": '<tool_response>{"name": "save", "arguments": {"x": 1}}</tool_response> was the result.',

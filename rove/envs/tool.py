@@ -112,7 +112,7 @@ class ToolEnv(MultiTurnEnv):
     ends the rollout instead. A result is a text, a list of content parts (images), or anything else, sent as JSON.
 
     Args:
-        tools: sync or async functions; see `rove.tools.tool.make_tool`.
+        tools: sync or async functions; see `rove.tools.make_tool`.
         max_turns: maximum number of model turns; -1 = no limit.
         error_formatter: converts an exception to the text for the model.
         stop_errors: exception classes that end the rollout with a `ToolParseError` or `ToolCallError` instead of

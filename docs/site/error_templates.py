@@ -20,7 +20,7 @@ STATUS_FIRST = {"RejectedError"}
 FIXES = {
     "AgentError": "Read the traceback of the rollout (`rove view`) and fix the agent.",
     "ConfigError": "Change the setting, flag, or file that the message names. `rove COMMAND --help-all` lists all settings.",
-    "EmptyModelResponseError": "Raise `--max-tokens`. A reasoning model may use up all tokens before it answers.",
+    "EmptyModelResponseError": "Read the server's log: the server, and not the model, ended the answer.",
     "Error": "Read the message: it names the part that failed.",
     "HubError": "Check the hub's address, your token (`rove hub login`), and the package's name. The message quotes the hub.",
     "InfraError": "Repeat the command; finished rollouts are kept. To check the endpoint, run `rove doctor -m MODEL -b URL`.",

@@ -66,7 +66,10 @@ class InvalidModelResponseError(ModelError):
 
 
 class EmptyModelResponseError(InvalidModelResponseError):
-    """The response has neither text nor tool calls."""
+    """The response is empty, and the server reports that it did not finish it.
+
+    An empty response that the model ended is an answer and raises no error.
+    """
 
 
 class OverlongPromptError(ModelError):

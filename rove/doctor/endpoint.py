@@ -12,7 +12,7 @@ import msgspec
 
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import CompletionsClient, OpenAIClient
-from rove.core.errors import EmptyModelResponseError, Error, InfraError, nearest
+from rove.core.errors import Error, InfraError, nearest
 from rove.core.messages import UserMessage, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, human_seconds
@@ -78,7 +78,7 @@ async def check_endpoint(
     yield check_key(listed, first)
     yield check_models(listed, model)
     yield check_response(first, max_tokens)
-    if _is_refusal(first):
+    if isinstance(first, Error):
         yield Finding(SKIP, "other checks", "not run", "run rove doctor again when the server responds")
         return
     checks: dict[str, Callable[[EndpointClient, str], Awaitable[Finding]]] = {
@@ -142,7 +142,7 @@ def check_key(listed: Sequence[Any] | Error, response: Response | Error) -> Find
             return Finding(
                 FAIL, "key", _error_text(result), "set the variable of -k to a key of this server; see its account page"
             )
-    if _is_refusal(response):
+    if isinstance(response, Error):
         return Finding(SKIP, "key", "unknown without a response")
     return Finding(OK, "key", "accepted, or not needed")
 
@@ -165,10 +165,6 @@ def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> 
     """Check whether a short prompt gets a complete response within `max_tokens`."""
     if isinstance(response, Error) and _timed_out(response):
         return Finding(WARN, "response", _error_text(response), SLOW_ADVICE)
-    if isinstance(response, EmptyModelResponseError):
-        return Finding(
-            WARN, "response", "empty", "the model sometimes returns nothing: check its chat template, or train it"
-        )
     if isinstance(response, Error):
         return Finding(
             FAIL,
@@ -184,8 +180,11 @@ def check_response(response: Response | Error, max_tokens: int = MAX_TOKENS) -> 
         return Finding(
             WARN, "response", seen, f"does not end within {max_tokens} tokens: raise -t, or check the chat template"
         )
-    if not text:
+    if not text and response.message.get("reasoning_content"):
         return Finding(WARN, "response", seen, "only reasoning, no text: raise -t")
+    if not text:
+        advice = "the model sometimes returns nothing: check its chat template, or train it"
+        return Finding(WARN, "response", "empty", advice)
     return Finding(OK, "response", seen)
 
 
@@ -319,7 +318,7 @@ async def check_latency(client: EndpointClient, model: str) -> Finding:
         taken.append(time.perf_counter() - started)
         if isinstance(response, Response):
             tokens += response.usage.completion_tokens
-        elif _is_refusal(response):
+        else:
             raise response
     median = sorted(taken)[1]
     speed = f", {tokens / sum(taken):.0f} tokens/s" if tokens else ""
@@ -346,11 +345,6 @@ async def _respond(client: EndpointClient, request: Request) -> Response | Error
 def _timed_out(error: Error) -> bool:
     """Return whether the server accepted a connection but did not respond in time."""
     return isinstance(error, InfraError) and "no answer within" in str(error)
-
-
-def _is_refusal(response: Response | Error) -> bool:
-    """Return whether the request failed; an empty response is a response."""
-    return isinstance(response, Error) and not isinstance(response, EmptyModelResponseError)
 
 
 async def _twice(client: EndpointClient, model: str, **sampling: Any) -> tuple[bool, str]:

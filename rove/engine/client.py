@@ -77,7 +77,8 @@ class EngineClient(Generic[AnEngine]):
 
         The tokens of `request.previous` are extended, not tokenized again, unless the conversation before was changed. A
         `request.model` that names a loaded adapter selects it; any other name means the base model. Tool calls are parsed from
-        the completion; `request.tool_choice` constrains the completion to calls of those tools. `request.on_text` receives the
+        the completion; `request.tool_choice` constrains the completion to calls of those tools, of which the
+        complete ones are kept if the length limit cuts the last one. `request.on_text` receives the
         text as it is sampled, except for a suffix that may still become a stop string or a tool call.
 
         Raises:
@@ -120,9 +121,11 @@ class EngineClient(Generic[AnEngine]):
         if request.text is not None:
             cut = made.text
             return self.renderer.read_text(prompt_ids, made.ids) if cut is None else AssistantMessage(cut)
+        # A required call that is complete must not be lost because the length limit cut the next one.
+        is_cut = request.tool_choice is not None and made.finish_reason == "length"
         if made.text is None:
-            return self.renderer.read(made.ids, request.tools, len(prompt_ids))
-        return self.renderer.message(made.text, request.tools, len(prompt_ids))
+            return self.renderer.read(made.ids, request.tools, len(prompt_ids), is_cut)
+        return self.renderer.message(made.text, request.tools, len(prompt_ids), is_cut)
 
     async def close(self) -> None:
         """Free cached keys and values."""

@@ -2,14 +2,12 @@
 
 They come from JSON schemas, regular expressions, choices, Lark, or a forced tool call. Grammars of tool calls accept calls of
 the allowed tools in the model's own format, with arguments that match the tool's JSON schema. `rove.rendering.tool_calls` parses
-every text that they accept, except numbers beyond the range of a float (1e999) and strings that contain the end mark of a call.
+every text that they accept, except numbers beyond the range of a float (1e999).
 """
 
 from __future__ import annotations
 
 import json
-import re
-import unicodedata
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
@@ -20,6 +18,7 @@ from llguidance.hf import from_tokenizer
 
 from rove.core.errors import ConfigError, as_json
 from rove.core.protocols import SamplingParams, ToolChoice
+from rove.rendering.python_calls import NAME
 from rove.rendering.tool_calls import Format
 
 WHITESPACE = " ?"
@@ -160,8 +159,6 @@ FindSpecialToken = Callable[[str], int | None]
 
 MAX_CALLS = 8
 """Maximum calls in one response; small models tend to repeat themselves until they run out of tokens."""
-_PYTHON_NAME = re.compile(r"[^\W\d]\w*(\.[^\W\d]\w*)*")
-_MISTRAL_NAME = re.compile(r"[\w.-]+")
 _COMPOSED = {"$ref", "allOf", "anyOf", "oneOf"}
 """Parts of a schema that may describe arguments not in its `properties`."""
 
@@ -262,7 +259,7 @@ def _mistral(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
 def _mistral_named(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
     calls = []
     for one in functions:
-        name = lark.literal(_checked(one["name"], bool(_MISTRAL_NAME.fullmatch(one["name"]))))
+        name = lark.literal(_checked(one["name"]))
         calls.append(f"{lark.mark('[TOOL_CALLS]')} {name} {lark.mark('[ARGS]')} {lark.json(_schema(one))}")
     return "", "", "", calls
 
@@ -275,7 +272,7 @@ def _pythonic(lark: _Lark, functions: Sequence[Mapping[str, Any]]) -> CallRules:
 
 def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     """Return a call with named arguments in the schema's order; values are JSON, which the parser accepts within Python."""
-    name, schema = _python_function(function["name"]), _schema(function)
+    name, schema = _checked(function["name"]), _schema(function)
     properties = schema.get("properties") or {}
     required = set(schema.get("required") or ())
     if missing := _undescribed(schema):
@@ -295,7 +292,7 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
                 )
             continue
         value = {} if value is True else value
-        argument = f"{lark.literal(f'{_python_argument(key)}=')} {lark.json({**value, **shared})}"
+        argument = f"{lark.literal(f'{_checked(key)}=')} {lark.json({**value, **shared})}"
         then = lark.rule(f"{argument} {more}")
         after = f"{lark.literal(', ')} {then}"
         if key in required:
@@ -305,25 +302,12 @@ def _python_call(lark: _Lark, function: Mapping[str, Any]) -> str:
     return f"{lark.literal(f'{name}(')} {first} {lark.literal(')')}"
 
 
-def _python_function(name: str) -> str:
-    fits = _PYTHON_NAME.fullmatch(name) is not None and all(map(_is_identifier, name.split(".")))
-    return _checked(name, fits and not name.endswith(".call"))  # the parser reads "f.call" as a call of f
-
-
-def _python_argument(name: str) -> str:
-    return _checked(name, _is_identifier(name))
-
-
-def _is_identifier(name: str) -> bool:
-    """Return whether Python's parser reads this name unchanged; the tool call parser also allows keywords."""
-    return name.isidentifier() and unicodedata.normalize("NFKC", name) == name
-
-
-def _checked(name: str, fits: bool) -> str:
-    if not fits:
+def _checked(name: str) -> str:
+    """Return the name of a tool or of an argument, which such formats write without quotes."""
+    if not NAME.fullmatch(name):
         raise ConfigError(
-            f"this model cannot write the name '{name}' in a tool call; expected letters, digits and underscores "
-            "in Unicode's normal form NFKC, and no '.call' at the end: rename it"
+            f"this model cannot write the name '{name}' in a tool call; expected letters, digits, underscores, hyphens and "
+            "dots: rename it"
         )
     return name
 

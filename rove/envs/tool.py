@@ -26,6 +26,7 @@ from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_m
 from rove.core.state import State
 from rove.envs.environment import Turn, stop
 from rove.envs.multi_turn import MultiTurnEnv
+from rove.rendering.calls_in_text import call_left_in
 from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
 from rove.rubrics import Rubric
 from rove.tools.tool import (
@@ -111,7 +112,7 @@ class ToolEnv(MultiTurnEnv):
     ends the rollout instead. A result is a text, a list of content parts (images), or anything else, sent as JSON.
 
     Args:
-        tools: sync or async functions; see `rove.tools.tool.make_tool`.
+        tools: sync or async functions; see `rove.tools.make_tool`.
         max_turns: maximum number of model turns; -1 = no limit.
         error_formatter: converts an exception to the text for the model.
         stop_errors: exception classes that end the rollout with a `ToolParseError` or `ToolCallError` instead of
@@ -264,11 +265,24 @@ class ToolEnv(MultiTurnEnv):
 
     @stop
     def no_tools_called(self, state: State) -> bool:
-        """Stop when the model answers without a tool call, unless it wrote a call that cannot be parsed."""
+        """Stop when the model answers without a tool call, unless its text has a call: `env_response` explains why."""
         steps = state["trajectory"]
-        if not steps or steps[-1].completion[-1].get("tool_calls"):
+        if not steps or steps[-1].completion[-1].get("tool_calls") or self._left_call(state):
             return False
         return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(steps[-1].completion[-1]))
+
+    def _left_call(self, state: State) -> str | None:
+        """Return the name of a tool whose call the endpoint left in the text of the last reply.
+
+        A reply with tokens comes from a model whose own format was parsed, so that a call in another format is the model's
+        mistake.
+        """
+        steps = state["trajectory"]
+        if not steps or steps[-1].tokens is not None:
+            return None
+        reply = steps[-1].completion[-1]
+        tools = [call_name(definition) or "" for definition in state.get("tools") or ()]
+        return None if reply.get("tool_calls") else call_left_in(text_of(reply), tools)
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Return one tool message per call, in order; one user message if the calls cannot be parsed.
@@ -282,14 +296,19 @@ class ToolEnv(MultiTurnEnv):
         if not isinstance(calls, list):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
-        if not calls and (how := unparsed_call_format(text)):
-            steps = state["trajectory"]
-            if steps and steps[-1].tokens is None and read_calls(text, how, self._tools_by_name)[1]:
-                raise ToolParseError(
-                    "the reply has a tool call in its text but no tool_calls: the server does not parse tool calls. Enable its "
-                    "parser (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted policy returns "
-                    "AssistantMessage(None, tool_calls=[…])"
-                )
+        how = None if calls else unparsed_call_format(text)
+        steps = state["trajectory"]
+        left_call = self._left_call(state)
+        if left_call is None and how is not None and steps and steps[-1].tokens is None:
+            parsed = read_calls(text, how, self._tools_by_name)[1]
+            left_call = call_name(parsed[0]) if parsed else None
+        if left_call is not None:
+            raise ToolParseError(
+                f"the reply has a call of '{left_call}' in its text but no tool_calls: the server does not parse tool calls of "
+                "this model. Enable the parser of the model (vLLM: --enable-auto-tool-choice --tool-call-parser …); a scripted "
+                "policy returns AssistantMessage(None, tool_calls=[…])"
+            )
+        if how is not None:
             example = how.write([Call("name", {"argument": "value"})])
             error = ToolParseError(f"the tool call cannot be read; expected, with nothing left out: {example}")
             return [UserMessage(self._error_message(error, error, ToolParseError, "")["content"])]

@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.errors import ConfigError, MCPServerError
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
 
@@ -95,21 +95,47 @@ MAX_TOOL_PAGES = 1000
 class Session:
     """A session with a server, for either major of the SDK."""
 
-    def __init__(self, client: Any, process: ServerProcess | None = None):
+    def __init__(self, client: Any, name: str, process: ServerProcess | None = None):
         self._client = client
+        self._name = name
         self._process = process
 
     async def tools(self) -> list[dict[str, Any]]:
-        """Return all tools of the server: name, description, inputSchema, …"""
+        """Return all tools of the server: name, description, inputSchema, …
+
+        A list ends with a page that names no next page. An empty page that names a page again also ends it.
+
+        Raises:
+            MCPServerError: the list does not end.
+        """
         tools: list[dict[str, Any]] = []
+        cursors: set[str] = set()
         cursor: str | None = None
         for _ in range(MAX_TOOL_PAGES):
-            page = _plain(await self._client.list_tools(**_page(cursor)))
+            page = await self._tool_page(cursor)
             tools += page["tools"]
             cursor = page.get("nextCursor")
-            if not cursor:
-                break
-        return tools
+            if not cursor or (cursor in cursors and not page["tools"]):
+                return tools
+            if cursor in cursors:
+                raise MCPServerError(
+                    f"MCP server '{self._name}' names the page {cursor!r} of its tools again; expected another nextCursor for "
+                    "each page, and none after the last: correct its tools/list"
+                )
+            cursors.add(cursor)
+        raise MCPServerError(
+            f"MCP server '{self._name}' has more than {MAX_TOOL_PAGES} pages of tools; expected a page without nextCursor: "
+            "correct its tools/list"
+        )
+
+    async def _tool_page(self, cursor: str | None) -> dict[str, Any]:
+        try:
+            return _plain(await self._client.list_tools(**_page(cursor)))
+        except ValueError as error:  # pydantic's, from the SDK
+            raise MCPServerError(
+                f"MCP server '{self._name}' lists its tools in another form than the protocol's: {_invalid_fields(error)}; "
+                'expected a name and an inputSchema {"type": "object", …} for every tool: correct its tools/list'
+            ) from error
 
     async def call(self, tool: str, arguments: Mapping[str, Any]) -> dict[str, Any]:
         """Call a tool and return content, structuredContent and isError.
@@ -127,10 +153,25 @@ class Session:
         return getattr(data, "code", None) == CONNECTION_CLOSED or getattr(data, "message", "") == "Session terminated"
 
 
-def message_of(error: BaseException) -> str:
-    """Return the message of an SDK error, or of the first error in a group."""
+def _invalid_fields(error: ValueError) -> str:
+    """Return the fields that a validation error names, with its reasons."""
+    details = getattr(error, "errors", None)
+    if details is None:
+        return str(error)
+    fields = [f"{'.'.join(map(str, detail['loc']))}: {detail['msg']}" for detail in details()]
+    return "; ".join(fields)
+
+
+def first_error(error: BaseException) -> BaseException:
+    """Return the first error in a group, in which the SDK raises the errors of its tasks; any other error unchanged."""
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
+    return error
+
+
+def message_of(error: BaseException) -> str:
+    """Return the message of an SDK error, or of the first error in a group."""
+    error = first_error(error)
     data = getattr(error, "error", None)
     return str(getattr(data, "message", "") or error) or repr(error)
 
@@ -183,7 +224,7 @@ async def connected(
             incoming, outgoing, *_ = await stack.enter_async_context(transport)
             client = await stack.enter_async_context(mcp.ClientSession(incoming, outgoing))
             await client.initialize()
-        yield Session(client, process)
+        yield Session(client, settings.name, process)
 
 
 async def _over_http(settings: ServerSettings, read_seconds: float, stack: AsyncExitStack) -> Any:

@@ -135,8 +135,9 @@ class Connection:
         holder = self._holder
         if error is None and holder is not None and holder.done() and not holder.cancelled():
             error = holder.exception()
-        if isinstance(error, Error):  # has a complete message
-            return error
+        first = None if error is None else sdk.first_error(error)
+        if isinstance(first, Error):  # has a complete message
+            return first
         failure = self._error(f"{what} ({sdk.message_of(error)})" if error is not None else what)
         failure.__cause__ = error
         return failure

@@ -75,7 +75,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """Return the tools for the model.
 
         Raises:
-            ConfigError: `include` or `exclude` has an unknown tool.
+            ConfigError: `include` or `exclude` has an unknown tool, or two tools have the same name.
         """
         names = [tool["name"] for tool in tools]
         for setting, wanted in (("include", self.include or []), ("exclude", self.exclude)):
@@ -85,7 +85,16 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
                         f"MCP server '{self.name}' has no tool '{name}' to {setting}; {nearest(name, names)}"
                     )
         left = set(names if self.include is None else self.include) - set(self.exclude)
-        return [tool for tool in tools if tool["name"] in left]
+        chosen = [tool for tool in tools if tool["name"] in left]
+        chosen_names: set[str] = set()
+        for tool in chosen:
+            if tool["name"] in chosen_names:
+                raise ConfigError(
+                    f"MCP server '{self.name}' lists the tool '{tool['name']}' twice; expected one tool of each name: correct "
+                    f"the server, or exclude the tool (exclude=['{tool['name']}'])"
+                )
+            chosen_names.add(tool["name"])
+        return chosen
 
 
 def read_servers(given: Iterable[Any]) -> list[ServerSettings]:

@@ -5,8 +5,9 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
-from functools import cached_property
+from functools import cache, cached_property
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -42,6 +43,10 @@ class Tokenizer(Protocol):
 
     def decode(self, token_ids: Any, *, skip_special_tokens: bool, clean_up_tokenization_spaces: bool) -> Any:
         """Convert ids to text."""
+        ...
+
+    def convert_ids_to_tokens(self, ids: Any, /) -> Any:
+        """Return the vocabulary's name of an id."""
         ...
 
 
@@ -94,7 +99,7 @@ class Renderer:
         if tools and self.tool_format is None:
             raise ConfigError(
                 "tools are given, but the model's chat template has no known tool-call format "
-                "(Hermes/Qwen, Llama 3, LFM2, Mistral); use another model or remove the tools"
+                "(Hermes/Qwen3, Llama 3, LFM2, Mistral; not XML, as of Qwen3-Coder); use another model or remove the tools"
             )
         if not self.template:
             raise ConfigError(
@@ -166,6 +171,23 @@ class Renderer:
             lambda: self.tokenizer.decode(listed, skip_special_tokens=False, clean_up_tokenization_spaces=False),
         )
 
+    def token_bytes(self, id: int) -> bytes:
+        """Return the bytes of a token, which may be a part of a character and then has no text of its own.
+
+        Byte-level tokenizers write each byte of a token as one character; tokenizers with byte fallback call a byte "<0x0A>".
+        """
+        text = self.decode([id])
+        if "\ufffd" not in text:
+            return text.encode()
+        piece = self.tokenizer.convert_ids_to_tokens(id)
+        fallback = re.fullmatch(r"<0x([0-9A-Fa-f]{2})>", piece)
+        if fallback:
+            return bytes.fromhex(fallback[1])
+        byte_of = _byte_level_alphabet()
+        if all(character in byte_of for character in piece):
+            return bytes(byte_of[character] for character in piece)
+        return text.encode()
+
     def prompt_ids(
         self,
         messages: Sequence[Mapping[str, Any]],
@@ -193,22 +215,29 @@ class Renderer:
         return self.encode(text)
 
     def read(
-        self, completion_ids: Sequence[int], tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0
+        self,
+        completion_ids: Sequence[int],
+        tools: Sequence[Mapping[str, Any]] | None = None,
+        before: int = 0,
+        is_cut: bool = False,
     ) -> Message:
         """Return sampled ids as an assistant message without the end-of-turn token; see `message` for the arguments."""
-        return self.message(self.decode(self._without_end(completion_ids)), tools, before)
+        return self.message(self.decode(self._without_end(completion_ids)), tools, before, is_cut)
 
-    def message(self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0) -> Message:
+    def message(
+        self, text: str, tools: Sequence[Mapping[str, Any]] | None = None, before: int = 0, is_cut: bool = False
+    ) -> Message:
         """Return a sampled text as an assistant message with its tool calls.
 
         Args:
             text: Text of the model.
             tools: Available tools in chat form. Without tools, calls are not parsed.
             before: Number of prompt tokens, so that equal calls of different turns get different ids.
+            is_cut: Whether the complete calls are kept if the last one is cut off.
         """
         if tools and self.tool_format is not None:
             names = [tool.get("function", {}).get("name") for tool in tools]
-            content, calls = read_calls(text, self.tool_format, names, before)
+            content, calls = read_calls(text, self.tool_format, names, before, is_cut)
             if calls:
                 return AssistantMessage(content or None, tool_calls=calls, **{SAMPLED: text})
         return AssistantMessage(text)
@@ -320,6 +349,18 @@ class Renderer:
         if cut is not None:
             return answer[: cut[0]] + cut[1]
         return answer + (ends[0] if ends else "")
+
+
+@cache
+def _byte_level_alphabet() -> dict[str, int]:
+    """Return the byte that each character of a byte-level token stands for, as GPT-2 defined it.
+
+    Visible characters of Latin-1 stand for themselves; the other bytes are numbered from U+0100 on.
+    """
+    visible = [*range(ord("!"), ord("~") + 1), *range(ord("¡"), ord("¬") + 1), *range(ord("®"), ord("ÿ") + 1)]
+    other = [byte for byte in range(256) if byte not in visible]
+    alphabet = {chr(byte): byte for byte in visible}
+    return alphabet | {chr(256 + number): byte for number, byte in enumerate(other)}
 
 
 def _cached(memory: dict[Hashable, T], key: Hashable, make: Callable[[], T]) -> T:

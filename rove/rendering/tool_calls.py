@@ -2,24 +2,13 @@
 
 from __future__ import annotations
 
-import ast
 import hashlib
-import io
 import json
-import keyword
 import re
-import tokenize
-import warnings
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any, NamedTuple
 
-
-class Call(NamedTuple):
-    """A parsed tool call."""
-
-    name: str
-    arguments: dict[str, Any]
-
+from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, write_call_list
 
 Parsed = tuple[str, list[Call]]
 """The text outside the calls, and the calls."""
@@ -41,31 +30,63 @@ class Format(NamedTuple):
     """The start markers as plain text, without those of bare calls."""
     bare: bool = False
     """Whether a call is plain JSON, which counts as a call only if it names an available tool."""
+    call_end: str = "}"
+    """What ends each call."""
+    list_end: str = ""
+    """What ends a list of calls, if the format has lists."""
 
 
-class MalformedCall(Exception):
-    """The text is not a valid tool call."""
+_XML_CALL = re.compile(r"<(?:function|parameter|invoke|arg_key|arg_value)(?:=|>| name=)")
+_TAGGED_SPAN = re.compile(r"<tool_call>((?:(?!</?tool_call>).)*)</tool_call>", re.DOTALL)
 
 
 def format_of(template: str) -> Format | None:
-    """Return the tool-call format of a chat template; None if it has no known format."""
-    return next((one for one in FORMATS if one.mark.search(template)), None)
+    """Return the tool-call format of a chat template; None if it has no known format.
+
+    A template whose calls are XML, or Python in a code block, has no known format, although its markers are those of Hermes or
+    LFM2: such calls would be read as text.
+    """
+    how = next((one for one in FORMATS if one.mark.search(template)), None)
+    if how is None or (how.name == "hermes" and _has_xml_calls(template)):
+        return None
+    return None if how.name == "lfm2" and "```python" in template else how
+
+
+def _has_xml_calls(template: str) -> bool:
+    """Return whether there are further tags inside <tool_call>, or tags for the name or arguments of a call."""
+    spans = [match[1] for match in _TAGGED_SPAN.finditer(template)]
+    return bool(_XML_CALL.search(template)) or any(re.search(r"</\w", span) for span in spans)
 
 
 def read_calls(
-    text: str, how: Format, names: Collection[str] = (), before: int = 0
+    text: str, how: Format, names: Collection[str] = (), before: int = 0, is_cut: bool = False
 ) -> tuple[str, list[dict[str, Any]]]:
     """Return the text of a response outside its calls, and the calls in chat form.
 
-    If any call is malformed, for example cut off, the whole response is returned as text. Text inside <think></think> is
-    never parsed as a call.
+    If any call is malformed, the whole response is returned as text. Text inside <think></think> is never parsed as a call.
 
     Args:
         text: The response.
         how: The format.
         names: Names of the available tools.
         before: Number that differs between the turns of a conversation, so that their calls get different ids.
+        is_cut: Whether the response was cut at its length limit. Its complete calls are then returned, and what follows them,
+            the beginning of another call, is dropped.
     """
+    if is_cut:
+        ends = [match.end() for match in re.finditer(re.escape(how.call_end), text)]
+        for end in reversed(ends[-MAX_CALL_ENDS:]):
+            content, calls = _read_calls(text[:end] + how.list_end, how, names, before)
+            if calls:
+                return content, calls
+    return _read_calls(text, how, names, before)
+
+
+MAX_CALL_ENDS = 200
+"""Positions at which the last complete call of a cut response may end; each is tried, from the end on."""
+
+
+def _read_calls(text: str, how: Format, names: Collection[str], before: int) -> tuple[str, list[dict[str, Any]]]:
     for end in _thought_ends(text):
         try:
             content, calls = how.parse(text[end:]) if how.starts.search(text[end:]) else ("", [])
@@ -148,6 +169,8 @@ def _whole_json(text: str) -> Any:
 
 
 def _arguments(value: Any) -> dict[str, Any]:
+    if value is None:
+        return {}
     if isinstance(value, str):
         value = _whole_json(value) if value.strip() else {}
     if not isinstance(value, dict):
@@ -155,10 +178,28 @@ def _arguments(value: Any) -> dict[str, Any]:
     return value
 
 
-def _call(value: Any, key: str = "arguments") -> Call:
+ARGUMENT_KEYS = ("arguments", "parameters")
+_METADATA = frozenset({"name", "id", "type", "index", *ARGUMENT_KEYS})
+"""Keys of a call that hold no arguments of the tool."""
+
+
+def _call(value: Any, needs_arguments: bool = False) -> Call:
+    """Return the call in a JSON object; its arguments are under one of `ARGUMENT_KEYS`.
+
+    Null is no arguments. An object without arguments is a call only if no other key might hold them, because arguments must not
+    be lost silently.
+    """
     if not isinstance(value, dict) or not isinstance(value.get("name"), str) or not value["name"]:
         raise MalformedCall("not a call")
-    return Call(value["name"], _arguments(value.get(key, {})))
+    given = [value[key] for key in ARGUMENT_KEYS if value.get(key) is not None]
+    if len(given) > 1:
+        raise MalformedCall("two keys hold arguments")
+    if needs_arguments and not value.keys() & set(ARGUMENT_KEYS):
+        raise MalformedCall("no arguments")
+    arguments = _arguments(given[0]) if given else {}
+    if not arguments and value.keys() - _METADATA:
+        raise MalformedCall("the arguments have another key")
+    return Call(value["name"], arguments)
 
 
 def _dumped(call: Call, key: str = "arguments") -> str:
@@ -176,7 +217,7 @@ def _parse_tagged(text: str) -> Parsed:
         close = re.compile(r"\s*</tool_call>").match(text, end)
         if close is None:
             raise MalformedCall("not closed")
-        calls.append(_call(value))
+        calls += [_call(item) for item in (value if isinstance(value, list) else [value])]
         at = close.end()
     return content + text[at:], calls
 
@@ -189,18 +230,18 @@ def _write_tagged(calls: Sequence[Call]) -> str:
 
 
 def _parse_llama(text: str) -> Parsed:
-    content, tag, body = text.partition("<|python_tag|>")
-    if not tag:
+    content, _, body = text.partition("<|python_tag|>")
+    if text.lstrip().startswith("{"):  # a bare call, whose arguments may contain the marker
         content, body = "", text
     elif not body.lstrip().startswith("{"):
-        return content, [_python_call(_python(body))]
+        call, end = read_call(body)
+        if body[end:].strip():
+            raise MalformedCall("unexpected text after the call")
+        return content, [Call(call.name.removesuffix(".call"), call.arguments)]
     calls, at = [], 0
     while True:
         value, at = _json(body, at)
-        key = "parameters" if isinstance(value, dict) and "parameters" in value else "arguments"
-        if not isinstance(value, dict) or key not in value:
-            raise MalformedCall("not a call")
-        calls.append(_call(value, key))
+        calls.append(_call(value, needs_arguments=True))
         more = re.compile(r"\s*;?\s*").match(body, at)
         at = more.end() if more else at
         if at == len(body):
@@ -214,95 +255,27 @@ def _write_llama(calls: Sequence[Call]) -> str:
 # LFM2: <|tool_call_start|>[f(a=1), g(b='x')]<|tool_call_end|>
 
 
-_KEYWORD = "_rove_keyword_"
-"""Prefix of a Python keyword that is the name of a tool or of an argument."""
-
-
-def _python(text: str) -> ast.expr:
-    try:
-        with warnings.catch_warnings():  # invalid escapes such as "\\d"
-            warnings.simplefilter("ignore")
-            try:
-                return ast.parse(text.strip(), mode="eval").body
-            except SyntaxError:
-                return ast.parse(_mark_keywords(text.strip()), mode="eval").body
-    except (SyntaxError, ValueError, RecursionError, MemoryError, tokenize.TokenError) as error:
-        raise MalformedCall(str(error)) from error
-
-
-def _mark_keywords(text: str) -> str:
-    """Prefix keywords that are used as names with `_KEYWORD`: Python cannot parse `f(from="a")` or `pass()`."""
-    tokens = [(token.type, token.string) for token in tokenize.generate_tokens(io.StringIO(text).readline)]
-    following = [string for _, string in tokens[1:]] + [""]
-    marked, previous = [], ""
-    for (kind, string), after in zip(tokens, following, strict=True):
-        is_name = keyword.iskeyword(string) and (previous == "." or after in ("=", "(", "."))
-        marked.append((kind, _KEYWORD + string if is_name else string))
-        previous = string
-    return tokenize.untokenize(marked)
-
-
-def _python_call(node: ast.expr) -> Call:
-    if not isinstance(node, ast.Call) or node.args:
-        raise MalformedCall("not a call with named arguments")
-    arguments = {}
-    for argument in node.keywords:
-        if argument.arg is None:
-            raise MalformedCall("** is not supported")
-        arguments[argument.arg.removeprefix(_KEYWORD)] = _python_value(argument.value)
-    name = ast.unparse(node.func).replace(_KEYWORD, "")
-    if not re.fullmatch(r"[^\W\d]\w*(\.\w+)*", name):
-        raise MalformedCall(name)
-    return Call(name.removesuffix(".call"), arguments)
-
-
-_NAMES = {"true": True, "false": False, "null": None}
-"""JSON constants that models mix into Python literals."""
-
-
-def _python_value(node: ast.expr) -> Any:
-    """Return the JSON value of a Python literal without evaluating code."""
-    if isinstance(node, ast.Name) and node.id in _NAMES:
-        return _NAMES[node.id]
-    if isinstance(node, ast.List | ast.Tuple):
-        return [_python_value(item) for item in node.elts]
-    if isinstance(node, ast.Dict):
-        keys = [None if key is None else _python_value(key) for key in node.keys]
-        if not all(isinstance(key, str) for key in keys):
-            raise MalformedCall("the keys are not strings")
-        return dict(zip(keys, map(_python_value, node.values), strict=True))
-    if isinstance(node, ast.UnaryOp) and isinstance(node.op, ast.USub):
-        value = _python_value(node.operand)
-        if type(value) in (int, float):
-            return -value
-    elif isinstance(node, ast.Constant) and isinstance(node.value, str | int | float | None):
-        return node.value
-    raise MalformedCall(f"not a literal: {type(node).__name__}")
-
-
 def _parse_pythonic(text: str) -> Parsed:
     calls, content, at = [], "", 0
     while (start := text.find("<|tool_call_start|>", at)) >= 0:
-        end = text.find("<|tool_call_end|>", start)
-        if end < 0:
-            raise MalformedCall("not closed")
         content += text[at:start]
-        node = _python(text[start + len("<|tool_call_start|>") : end])
-        if not isinstance(node, ast.List) or not node.elts:
-            raise MalformedCall("not a list of calls")
-        calls += [_python_call(item) for item in node.elts]
-        at = end + len("<|tool_call_end|>")
+        listed, end = read_call_list(text, start + len("<|tool_call_start|>"))  # strings may contain the end marker
+        close = re.compile(r"\s*<\|tool_call_end\|>").match(text, end)
+        if close is None:
+            raise MalformedCall("not closed")
+        calls += listed
+        at = close.end()
     return content + text[at:], calls
 
 
 def _write_pythonic(calls: Sequence[Call]) -> str:
-    written = (
-        f"{call.name}({', '.join(f'{key}={value!r}' for key, value in call.arguments.items())})" for call in calls
-    )
-    return f"<|tool_call_start|>[{', '.join(written)}]<|tool_call_end|>"
+    return f"<|tool_call_start|>{write_call_list(calls)}<|tool_call_end|>"
 
 
-# Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], in newer models [TOOL_CALLS]f[ARGS]{…}
+# Mistral: [TOOL_CALLS][{"name": …, "arguments": {…}}], in newer models [TOOL_CALLS]f[ARGS]{…}, also with the id of the call or
+# without the second marker: [TOOL_CALLS]f[CALL_ID]123456789[ARGS]{…}, [TOOL_CALLS]f{…}
+
+_MISTRAL_HEAD = re.compile(r"\s*(?P<name>[\w.-]+)\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*(?=\{)")
 
 
 def _parse_mistral(text: str) -> Parsed:
@@ -314,16 +287,17 @@ def _parse_mistral(text: str) -> Parsed:
         return content, [_call(value) for value in values]
     calls, at = [], 0
     while True:
-        name, mark, _ = body[at:].partition("[ARGS]")
-        if not mark or not re.fullmatch(r"\s*[\w.-]+\s*", name):
+        head = _MISTRAL_HEAD.match(body, at)
+        if head is None:
             raise MalformedCall("not a call")
-        value, at = _json(body, at + len(name) + len(mark))
-        calls.append(Call(name.strip(), _arguments(value)))
-        if not body[at:].strip():
+        value, at = _json(body, head.end())
+        calls.append(Call(head["name"], _arguments(value)))
+        rest = body[at:].lstrip()
+        if not rest:
             return content, calls
-        if not body.startswith("[TOOL_CALLS]", at):
+        if not rest.startswith("[TOOL_CALLS]"):
             raise MalformedCall("unexpected text after the call")
-        at += len("[TOOL_CALLS]")
+        at = len(body) - len(rest) + len("[TOOL_CALLS]")
 
 
 def _write_mistral(calls: Sequence[Call]) -> str:
@@ -336,7 +310,7 @@ def _write_mistral_named(calls: Sequence[Call]) -> str:
 
 _TAG, _MARKER, _MISTRAL = map(re.compile, (r"<tool_call>", r"<\|tool_call_start\|>", r"\[TOOL_CALLS\]"))
 FORMATS = (
-    Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG, ("<tool_call>",)),
+    Format("hermes", _parse_tagged, _write_tagged, _TAG, _TAG, ("<tool_call>",), call_end="</tool_call>"),
     Format(
         "lfm2",
         _parse_pythonic,
@@ -344,9 +318,11 @@ FORMATS = (
         re.compile(r"<\|tool_(call|list)_start\|>"),
         _MARKER,
         ("<|tool_call_start|>",),
+        call_end=")",
+        list_end="]<|tool_call_end|>",
     ),
     Format("mistral_named", _parse_mistral, _write_mistral_named, re.compile(r"\[ARGS\]"), _MISTRAL, ("[TOOL_CALLS]",)),
-    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL, ("[TOOL_CALLS]",)),
+    Format("mistral", _parse_mistral, _write_mistral, _MISTRAL, _MISTRAL, ("[TOOL_CALLS]",), list_end="]"),
     Format(
         "llama3",
         _parse_llama,

@@ -94,7 +94,7 @@ class RequestQueue:
         self.tasks: set[asyncio.Task[Any]] = set()
         """Tasks that wait for a response."""
         self._slots = asyncio.Semaphore(client.max_concurrent)
-        self._texts: dict[int, str] = {}
+        self._texts: dict[int, tuple[str, bytes]] = {}
 
     @property
     def renderer(self) -> Renderer:
@@ -252,8 +252,8 @@ class RequestQueue:
         """Return sampled tokens in the wire format; `offset` is the number of characters before them."""
         made = []
         for token in tokens:
-            top = [TokenLogprob(self._text(id), logprob, id=id) for id, logprob in token.top or []]
-            made.append(TokenLogprob(self._text(token.id), token.logprob, top, token.id, offset))
+            top = [self._token(id, logprob) for id, logprob in token.top or []]
+            made.append(self._token(token.id, token.logprob, top, offset))
             offset += len(made[-1].token)
         return made
 
@@ -270,17 +270,18 @@ class RequestQueue:
         tops = [[], *(response.prompt_top_logprobs or [[]] * (len(ids) - 1))]
         made, offset = [], 0
         for id, logprob, top in zip(ids, logprobs, tops):
-            top = [TokenLogprob(self._text(other), value, id=other) for other, value in top]
-            made.append(TokenLogprob(self._text(id), logprob, top, id, offset))
+            top = [self._token(other, value) for other, value in top]
+            made.append(self._token(id, logprob, top, offset))
             offset += len(made[-1].token)
         return made
 
-    def _text(self, id: int) -> str:
-        """Return the text of one token, cached because a response may list a hundred thousand of them."""
-        text = self._texts.get(id)
-        if text is None:
-            text = self._texts[id] = self.renderer.decode([id])
-        return text
+    def _token(self, id: int, logprob: float | None, top: Sequence[TokenLogprob] = (), offset: int = 0) -> TokenLogprob:
+        """Return a token; its text and bytes are cached because a response may list a hundred thousand tokens."""
+        if id not in self._texts:
+            text = self.renderer.decode([id])
+            self._texts[id] = (text, self.renderer.token_bytes(id) if "\ufffd" in text else b"")
+        text, utf8 = self._texts[id]
+        return TokenLogprob(text, logprob, top, id, offset, utf8)
 
 
 def tokens_of(response: Response) -> list[Token]:

@@ -332,28 +332,39 @@ def call_name(call: Any) -> str | None:
 
 
 def call_arguments(call: Any) -> Arguments:
-    """Return the arguments of a tool call, given as a JSON object in a string or as a dict. "" and None are {}.
+    """Return the arguments of a tool call: a JSON object, as a dict, as its text, or as the JSON text of that text.
+
+    None, null and a blank text are no arguments.
 
     Raises:
         ToolParseError: the arguments are anything else.
     """
     name, given = call_name(call), call["function"].get("arguments")
     arguments = given
-    if given is None or (isinstance(given, str) and not given.strip()):
-        arguments = {}
-    elif isinstance(given, str):
-        try:
-            arguments = msgspec.json.decode(given)
-        except (ValueError, RecursionError) as error:
-            raise ToolParseError(
-                f"the arguments of {name} are not JSON ({_cut(str(error))}): {_cut(given)}; expected a JSON object"
-            ) from error
+    if isinstance(given, str):
+        arguments = _decoded(name, given)
+    if isinstance(arguments, str) and arguments.lstrip().startswith("{"):  # some servers encode the text twice
+        arguments = _decoded(name, arguments)
+    if arguments is None:
+        return {}
     if not isinstance(arguments, dict):
-        kind = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}.get(type(arguments))
+        kinds = {list: "a list", str: "a text", bool: "a bool", int: "a number", float: "a number"}
         raise ToolParseError(
-            f'the arguments of {name} are {kind or "null"}; expected a JSON object like {{"name": value}}'
+            f'the arguments of {name} are {kinds[type(arguments)]}; expected a JSON object like {{"name": value}}'
         )
     return arguments
+
+
+def _decoded(name: str | None, text: str) -> Any:
+    """Return the JSON value of a text; None for a blank text."""
+    if not text.strip():
+        return None
+    try:
+        return msgspec.json.decode(text)
+    except (ValueError, RecursionError) as error:
+        raise ToolParseError(
+            f"the arguments of {name} are not JSON ({_cut(str(error))}): {_cut(text)}; expected a JSON object"
+        ) from error
 
 
 def as_content(value: Any) -> str | list[Any]:

@@ -13,6 +13,7 @@ from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
     ToolCall,
+    arguments_text,
     build_response,
     count,
     excerpt,
@@ -55,9 +56,9 @@ class _Thinking(msgspec.Struct):
 
 
 class _ToolUse(msgspec.Struct):
-    id: str
-    name: str
-    input: dict[str, Any] = {}
+    id: Any = None
+    name: Any = None
+    input: Any = None
 
 
 class _Message(msgspec.Struct):
@@ -132,7 +133,7 @@ def read_response(body: Any) -> Response:
 
     Raises:
         InvalidModelResponseError: the body is not a Messages response.
-        EmptyModelResponseError: there is no text, tool use, thinking or refusal, and no length limit explains that.
+        EmptyModelResponseError: see `build_response`.
     """
     try:
         message = msgspec.convert(body, _Message)
@@ -227,7 +228,7 @@ def _text(blocks: list[dict[str, Any]]) -> str:
 
 def _tool_calls(blocks: list[dict[str, Any]]) -> list[dict[str, Any]]:
     uses = [msgspec.convert(block, _ToolUse) for block in blocks if block.get("type") == "tool_use"]
-    return [tool_call(use.id, use.name, msgspec.json.encode(use.input).decode()) for use in uses]
+    return [tool_call(use.id, use.name, arguments_text(use.input)) for use in uses]
 
 
 def _refusal(details: Any) -> str:

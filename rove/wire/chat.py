@@ -12,7 +12,6 @@ from rove.core.messages import FIELDS, ROLES, text_of
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
-    ToolCall,
     build_response,
     count,
     excerpt,
@@ -71,7 +70,8 @@ RESERVED = frozenset(
 
 class _Message(msgspec.Struct):
     content: str | list[dict[str, Any]] | None = None
-    tool_calls: list[dict[str, Any]] | None = None
+    tool_calls: list[Any] | None = None
+    function_call: Any = None
     reasoning_content: Any = None
     reasoning: Any = None
     refusal: Any = None
@@ -123,27 +123,28 @@ def _tool_choice(request: Request) -> str | dict[str, Any] | None:
 def read_response(body: Any) -> Response:
     """Return the answer in a decoded chat completion.
 
-    Text parts are joined. Tool calls keep unknown fields. Reasoning is read from `reasoning_content` or `reasoning`.
-    Missing usage counts as 0 tokens, a missing finish reason as "stop".
+    Text parts are joined. Tool calls are read as in `normalized_calls`, or from the older field `function_call`. Reasoning is
+    read from `reasoning_content` or `reasoning`. Missing usage counts as 0 tokens, a missing finish reason as "stop".
 
     Raises:
         InvalidModelResponseError: the body is not a chat completion.
-        EmptyModelResponseError: there is no text, tool call, reasoning or refusal, and no length limit explains that.
+        EmptyModelResponseError: see `build_response`.
     """
     try:
         completion = msgspec.convert(body, _Completion)
-        choice = completion.choices[0]
-        msgspec.convert(choice.message.tool_calls or [], list[ToolCall])
     except msgspec.ValidationError as error:
         raise InvalidModelResponseError(f"not a chat completion ({error}): {excerpt(body)}") from error
 
+    choice = completion.choices[0]
     message = choice.message
+    is_old_call = isinstance(message.function_call, dict) and is_text(message.function_call.get("name"))
+    old_calls = [{"function": message.function_call}] if is_old_call else []
     return build_response(
         body,
         text_of({"content": message.content}),
         Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens")),
         choice.finish_reason or "stop",
-        tool_calls=message.tool_calls,
+        tool_calls=message.tool_calls or old_calls,
         reasoning_content=next(
             (text for text in (message.reasoning_content, message.reasoning) if is_text(text)), None
         ),

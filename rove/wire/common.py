@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import hashlib
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +13,8 @@ from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import Usage
 
+UNFINISHED = frozenset({"abort", "aborted", "cancelled", "error"})
+"""Finish reasons with which servers report that they, and not the model, ended an answer."""
 MAX_TOKENS = 10**9
 """Largest plausible token count of one response; a larger or negative one counts as not reported."""
 NO_ARGUMENTS = {"type": "object", "properties": {}}
@@ -189,19 +192,90 @@ def refuse_unsupported(request: Request, api: str, *names: str) -> None:
 def build_response(body: Any, text: str, usage: Usage, finish_reason: str, **fields: Any) -> Response:
     """Return a response with this text and the message fields that are not empty.
 
+    An empty answer is an answer, as it is for a local model: its message has the text "". Otherwise a model that stays silent
+    on hard examples would gain, because these examples would not count. Tool calls get the form of `normalized_calls`.
+
     Raises:
-        InvalidModelResponseError: two tool calls have the same id, so their results could not be distinguished.
-        EmptyModelResponseError: there is neither text nor a field, and no length limit explains that.
+        InvalidModelResponseError: a tool call is not a JSON object.
+        EmptyModelResponseError: the answer is empty and the server reports that it did not finish it.
     """
     given = {name: value for name, value in fields.items() if value}
-    ids = [call["id"] for call in given.get("tool_calls", ())]
-    if len(set(ids)) < len(ids):
-        raise InvalidModelResponseError(f"two tool calls have the same id, out of {ids}: {excerpt(body)}")
-    if not (text or given or finish_reason == "length"):
-        raise EmptyModelResponseError(f"the answer has neither text nor tool calls: {excerpt(body)}")
+    if "tool_calls" in given:
+        given["tool_calls"] = normalized_calls(given["tool_calls"])
+    if finish_reason in UNFINISHED and not (text or given):
+        raise EmptyModelResponseError(
+            f"the answer is empty and ended with '{finish_reason}'; expected an answer that the model ended: check the "
+            f"server's log. Given: {excerpt(body)}"
+        )
     # Next to tool calls an empty text is null, as chat servers send and expect it; alone it must be a text.
     message = AssistantMessage(text or (None if "tool_calls" in given else ""), **given)
     return Response(message, usage, finish_reason)
+
+
+def normalized_calls(calls: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return the tool calls of a server in chat form, whatever their ids and arguments look like.
+
+    Ids are made by servers and do not change what the model called. A missing, null or empty id, or one that an earlier call
+    has, is replaced by a new one, because the next request must tell the calls apart; a number becomes its text. Arguments
+    become JSON text: an object is encoded, and null is no arguments. A text stays as it is, even if it is not JSON: the
+    environment reports it to the model. Unknown fields are kept.
+
+    Raises:
+        InvalidModelResponseError: a tool call is not a JSON object.
+    """
+    normalized: list[dict[str, Any]] = []
+    used_ids: set[str] = set()
+    for index, call in enumerate(calls):
+        if not isinstance(call, Mapping):
+            raise InvalidModelResponseError(
+                f"tool call {excerpt(call)}; expected an object like {excerpt(tool_call('call_1', 'add', '{}'))}"
+            )
+        id = _id_text(call.get("id"))
+        if not id or id in used_ids:
+            id = _new_id(index, calls, used_ids)
+        used_ids.add(id)
+        normalized.append({**call, "id": id, "type": call.get("type") or "function", "function": _function(call)})
+    return normalized
+
+
+def _id_text(id: Any) -> str:
+    """Return the id of a call as text; "" if it has none."""
+    if isinstance(id, int) and not isinstance(id, bool):
+        return str(id)
+    return id if isinstance(id, str) else ""
+
+
+def _new_id(index: int, calls: Sequence[Any], used_ids: set[str]) -> str:
+    """Return an id that no call of the message has; equal answers get equal ids."""
+    taken = used_ids | {_id_text(call.get("id")) for call in calls if isinstance(call, Mapping)}
+    attempt = 0
+    while True:
+        salt = f"{attempt} {index} {as_json(list(calls))}"
+        # Mistral's templates require nine letters or digits.
+        id = hashlib.sha1(salt.encode(errors="replace"), usedforsecurity=False).hexdigest()[:9]
+        if id not in taken:
+            return id
+        attempt += 1
+
+
+def _function(call: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the function of a call, with its name and arguments as texts; some servers put both next to the id."""
+    function = call.get("function")
+    if not isinstance(function, Mapping):
+        function = {"name": call.get("name"), "arguments": call.get("arguments")}
+    name = function.get("name")
+    return {
+        **function,
+        "name": name if isinstance(name, str) else "",
+        "arguments": arguments_text(function.get("arguments")),
+    }
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return the arguments of a call as JSON text; null is no arguments."""
+    if arguments is None:
+        return "{}"
+    return arguments if isinstance(arguments, str) else msgspec.json.encode(arguments).decode()
 
 
 def finish_reason(hit_limit: bool, tool_calls: Any) -> str:

@@ -12,6 +12,7 @@ from rove.core.messages import text_of
 from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
+    UNFINISHED,
     build_response,
     count,
     excerpt,
@@ -46,7 +47,7 @@ from rove.wire.serving import (
 
 
 class _Choice(msgspec.Struct):
-    text: str
+    text: str | None
     finish_reason: str | None = None
 
 
@@ -82,11 +83,12 @@ def request_body(request: Request) -> Json:
 def read_response(body: Any) -> Response:
     """Return the continuation in a decoded completion as an assistant message.
 
-    Missing usage counts as 0 tokens, any finish reason but "length" as "stop".
+    Missing usage counts as 0 tokens, a missing text as "". Any finish reason but "length"
+    and those of `UNFINISHED` counts as "stop".
 
     Raises:
         InvalidModelResponseError: the body is not a completion.
-        EmptyModelResponseError: the text is empty, and no length limit explains that.
+        EmptyModelResponseError: see `build_response`.
     """
     try:
         completion = msgspec.convert(body, _Completion)
@@ -94,7 +96,10 @@ def read_response(body: Any) -> Response:
         raise InvalidModelResponseError(f"not a completion ({error}): {excerpt(body)}") from error
     choice = completion.choices[0]
     usage = Usage(count(completion.usage, "prompt_tokens"), count(completion.usage, "completion_tokens"))
-    return build_response(body, choice.text, usage, finish_reason(choice.finish_reason == "length", tool_calls=None))
+    reason = choice.finish_reason or ""
+    if reason not in UNFINISHED:
+        reason = finish_reason(reason == "length", tool_calls=None)
+    return build_response(body, choice.text or "", usage, reason)
 
 
 def _prompt(messages: list[dict[str, Any]]) -> str:

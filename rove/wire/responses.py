@@ -15,6 +15,7 @@ from rove.core.protocols import Request, Response
 from rove.core.records import Usage
 from rove.wire.common import (
     NO_ARGUMENTS,
+    arguments_text,
     build_response,
     count,
     excerpt,
@@ -39,9 +40,10 @@ OUTPUT = "responses_output"
 
 
 class _FunctionCall(msgspec.Struct):
-    call_id: str
-    name: str
-    arguments: str = ""
+    call_id: Any = None
+    id: Any = None
+    name: Any = None
+    arguments: Any = None
 
 
 class _Text(msgspec.Struct):
@@ -131,7 +133,7 @@ def read_response(body: Any) -> Response:
     Raises:
         ModelError: the server reports a failure.
         InvalidModelResponseError: the body is not a finished response.
-        EmptyModelResponseError: there is no text, function call, reasoning or refusal, and no length limit explains that.
+        EmptyModelResponseError: see `build_response`.
     """
     try:
         result = msgspec.convert(body, _Result)
@@ -238,7 +240,7 @@ def _text(items: list[dict[str, Any]]) -> str:
 
 def _tool_calls(items: list[dict[str, Any]]) -> list[dict[str, Any]]:
     calls = [msgspec.convert(item, _FunctionCall) for item in items if item.get("type") == "function_call"]
-    return [tool_call(call.call_id, call.name, call.arguments) for call in calls]
+    return [tool_call(call.call_id or call.id, call.name, arguments_text(call.arguments)) for call in calls]
 
 
 def _needs_original(items: list[dict[str, Any]], reasoning: list[_Reasoning]) -> bool:

@@ -134,6 +134,8 @@ class TokenLogprob(msgspec.Struct, frozen=True):
     id: int = -1
     offset: int = 0
     """Characters of the answer's tokens before it."""
+    utf8: bytes = b""
+    """Bytes of the token if it is a part of a character, whose text shows U+FFFD instead; else b""."""
 
 
 Json = dict[str, Any]
@@ -273,12 +275,13 @@ def usage_body(usage: Usage) -> dict[str, int]:
 
 
 def logprobs_content(tokens: Iterable[TokenLogprob]) -> list[dict[str, Any]]:
-    """Return log-probabilities in the form of chat completions and the Responses API."""
+    """Return log-probabilities in the form of chat completions and the Responses API.
+
+    The bytes of all tokens together are the UTF-8 text, also where a character consists of several tokens.
+    """
 
     def entry(one: TokenLogprob) -> dict[str, Any]:
-        # The bytes of an incomplete character are unknown here.
-        known = None if "\ufffd" in one.token else list(one.token.encode())
-        return {"token": one.token, "logprob": one.logprob, "bytes": known}
+        return {"token": one.token, "logprob": one.logprob, "bytes": list(one.utf8 or one.token.encode())}
 
     return [{**entry(token), "top_logprobs": [entry(other) for other in token.top]} for token in tokens]
 

@@ -309,7 +309,7 @@ def test_a_fault_fails_only_its_own_rollout_and_a_repeat_retries_it(rove: Rove):
     bad: dict[str, str] = {}
 
     def fault(number: int, body: dict[str, Any]) -> str:
-        kinds = ("ok", "500", "garbage", "hang", "close", "empty")
+        kinds = ("ok", "500", "garbage", "hang", "close", "aborted")
         return bad.setdefault(last_text(body), kinds[len(bad) % len(kinds)])
 
     with endpoint(fault, backwards) as server:

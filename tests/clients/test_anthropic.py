@@ -11,7 +11,6 @@ import rove
 from rove.clients.anthropic import AnthropicClient
 from rove.core.errors import (
     ConfigError,
-    EmptyModelResponseError,
     InfraError,
     InvalidModelResponseError,
     MissingKeyError,
@@ -108,7 +107,6 @@ TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
     "529": (Answer(529, OVERLOADED), "HTTP 529: .*Overloaded", InfraError),
     "garbage": ("garbage", "not JSON .*Bad gateway", InvalidModelResponseError),
     "error as success": (Answer(body=OVERLOADED), "not an Anthropic message .*Overloaded", InvalidModelResponseError),
-    "empty": ("empty", "neither text nor tool calls", EmptyModelResponseError),
 }
 
 

@@ -54,7 +54,7 @@ ECHOES: dict[str, Fault] = {
     "500": Answer(500, ALL),
     "not JSON": Answer(200, f"<html>{ALL}"),
     "JSON of another shape": Answer(200, {"error": ALL}),
-    "empty": Answer(200, {"echo": ALL, **completion(None)}),
+    "empty": Answer(200, {"echo": ALL, **completion(None, finish_reason="error")}),
     "too long": Answer(400, f"maximum context length {ALL}"),
     **{f"cut after {n}, {status}": Answer(status, LONG[:-n] + KEY) for n in (1, 3, 8) for status in (200, 500)},
     "cut inside JSON": Answer(200, {"e": LONG[:-8] + KEY}),

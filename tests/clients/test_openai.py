@@ -196,12 +196,12 @@ TRANSIENT: dict[str, tuple[Fault, str]] = {
     "garbage": ("garbage", "not JSON .*Bad gateway"),
     "invalid UTF-8": (Answer(body=b'{"choices": "\xff\xfe"}'), "not JSON .*can't decode byte 0xff"),
     "error as success": (Answer(body={"error": "overloaded"}), "not a chat completion .*overloaded"),
-    "empty": ("empty", "neither text nor tool calls"),
+    "aborted": ("aborted", "empty and ended with 'abort'"),
     "close": ("close", "Disconnected|Connection"),
     "cut": ("cut", "ClientPayloadError|Connection"),
     "hang": ("hang", "no answer within 0.3 s"),
 }
-INVALID_RESPONSES = {"garbage", "invalid UTF-8", "error as success", "empty"}
+INVALID_RESPONSES = {"garbage", "invalid UTF-8", "error as success", "aborted"}
 
 
 @pytest.mark.parametrize("name", TRANSIENT)
@@ -229,21 +229,32 @@ async def test_a_persistent_failure_is_raised_after_max_retries(name: str):
 
 
 async def test_all_attempts_are_listed_in_order():
-    async with FaultEndpoint(["500", "garbage", "close", "empty", "429"]) as server:
+    async with FaultEndpoint(["500", "garbage", "close", "aborted", "429"]) as server:
         with pytest.raises(InfraError, match=r"no answer from http://.*/chat/completions in 5 tries") as caught:
             await get_response(server)
     first, second, third, fourth, fifth = caught.value.attempts
     assert first.startswith("HTTP 500")
     assert second.startswith("not JSON")
     assert third
-    assert fourth.startswith("the answer has neither")
+    assert fourth.startswith("the answer is empty")
     assert fifth.startswith("HTTP 429")
 
 
-async def test_an_empty_response_raises_its_own_error():
-    async with FaultEndpoint("empty") as server:
+async def test_an_empty_response_that_the_server_aborted_raises_its_own_error():
+    async with FaultEndpoint("aborted") as server:
         with pytest.raises(EmptyModelResponseError):
             await get_response(server, max_retries=0)
+        assert server.requests == 1
+
+
+async def test_an_empty_response_is_an_answer_and_is_not_requested_again():
+    async with FaultEndpoint("empty") as server:
+        response = await get_response(server)
+        assert (response.message, response.finish_reason, response.attempts) == (
+            {"role": "assistant", "content": ""},
+            "stop",
+            [],
+        )
         assert server.requests == 1
 
 

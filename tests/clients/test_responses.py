@@ -11,7 +11,6 @@ import rove
 from rove.clients.openai import ResponsesClient
 from rove.core.errors import (
     ConfigError,
-    EmptyModelResponseError,
     InfraError,
     InvalidModelResponseError,
     MissingKeyError,
@@ -83,7 +82,6 @@ TRANSIENT: dict[str, tuple[Fault, str, type[Exception]]] = {
     "500": ("500", "HTTP 500: ", InfraError),
     "garbage": ("garbage", "not JSON .*Bad gateway", InvalidModelResponseError),
     "error as success": (Answer(body={"error": "busy"}), "not a finished OpenAI response", InvalidModelResponseError),
-    "empty": ("empty", "neither text nor tool calls", EmptyModelResponseError),
 }
 
 

@@ -4,20 +4,43 @@ import asyncio
 from typing import Any
 
 import pytest
-from fakes import generate_naively, tiny_model
+from fakes import bpe_tokenizer, generate_naively, tiny_model
 from msgspec import structs
 from tiers import first_quick
 
 import rove as vf
 from rove.core.errors import ConfigError, OverlongPromptError
-from rove.core.protocols import Client, Request, SamplingParams, Token
+from rove.core.protocols import Client, Request, SamplingParams, Token, ToolChoice
 from rove.core.records import StepTokens, Usage
 from rove.engine.client import EngineClient
 from rove.train.sequences import sequences_from_record
 from tests.rendering.test_tools import TEMPLATES
 
 SAMPLING = SamplingParams(max_tokens=6)
+END: int = bpe_tokenizer().eos_token_id
 MESSAGES = [{"role": "user", "content": "0 1 2"}]
+REPEAT = {END: -100.0}
+"""Biases against the end of a completion, so that several calls follow each other."""
+
+
+async def test_a_required_call_that_is_complete_survives_the_length_limit():
+    client = EngineClient.from_model(tiny_model())
+    tools = [{"type": "function", "function": {"name": "f", "parameters": {"type": "object", "properties": {}}}}]
+
+    def request(max_tokens: int) -> Request:
+        sampling = SamplingParams(max_tokens=max_tokens, logit_bias=REPEAT)
+        return Request(MESSAGES, sampling, tools=tools, tool_choice=ToolChoice(("f",), True), seed=1)
+
+    whole = await client.respond(request(120))
+    assert whole.tokens is not None
+    ids = whole.tokens.completion_ids
+    texts = [client.renderer.decode(ids[:length]) for length in range(len(ids))]
+    first_end = next(length for length, text in enumerate(texts) if "</tool_call>" in text)
+    cut = await client.respond(request(first_end + 8))
+    assert texts[first_end + 8].endswith("</tool_call>\n<tool_c")  # the second call is not complete
+    (call,) = cut.message["tool_calls"]
+    assert (call["function"], cut.message.content) == ({"name": "f", "arguments": "{}"}, None)
+    assert cut.finish_reason == "length"
 
 
 def test_client_takes_its_concurrency_from_the_engine_and_stop_ids_from_the_renderer():

@@ -337,17 +337,13 @@ def test_arguments_are_an_object_that_matches_the_whole_schema(
 @pytest.mark.parametrize(
     ("how", "tools", "message"),
     [
-        ("lfm2", [tool("a-b")], "cannot write the name 'a-b'"),
+        ("lfm2", [tool("a+b")], r"cannot write the name 'a\+b'"),
         ("lfm2", [tool("f", {"type": "object", "properties": {"a b": {}}})], "cannot write the name 'a b'"),
         (
             "lfm2",
             [tool("f", {"type": "object", "required": ["a"]})],
             "requires a, which its properties do not describe",
         ),
-        ("lfm2", [tool("f", {"properties": {"a.b": {}}})], "cannot write the name 'a.b'"),
-        ("lfm2", [tool("f", {"properties": {"ﬁ": {}}})], "cannot write the name 'ﬁ'"),  # Python normalizes it to "fi"
-        ("lfm2", [tool("a.1")], "cannot write the name 'a.1'"),
-        ("lfm2", [tool("get.call")], "cannot write the name 'get.call'"),  # the parser reads it as "get"
         ("lfm2", [tool("f", {"properties": {"a": False}, "required": ["a"]})], "requires a, whose schema false"),
         ("lfm2", [tool("f", {"allOf": [{"$ref": "#/$defs/A"}], "$defs": NEEDS_A})], "tool 'f' use allOf"),
         ("hermes", [tool("f", {"type": "string"})], "parameters of the tool 'f' have type string; expected object"),
@@ -360,8 +356,8 @@ def test_tools_that_a_call_format_cannot_express_are_refused(loaded: Any, how: s
         grammar_text(loaded, next(one for one in FORMATS if one.name == how), *names, tools=tools)
 
 
-@pytest.mark.parametrize("name", ["from", "class", "in", "None", "pass", "true", "print", "größe"])
-def test_tool_names_that_are_python_keywords_are_supported(loaded: Any, name: str):
+@pytest.mark.parametrize("name", ["from", "class", "None", "true", "größe", "ﬁ", "a-b", "a.1", "get.call", "1st"])
+def test_tool_names_that_python_could_not_read_are_supported(loaded: Any, name: str):
     how = next(one for one in FORMATS if one.name == "lfm2")
     tools = [tool(name, {"properties": {name: {"type": "string"}, "never": False}})]
     constraint = build_constraint(loaded, structured_sampling(grammar=grammar_text(loaded, how, name, tools=tools)))

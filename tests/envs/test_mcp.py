@@ -25,6 +25,7 @@ from rove.mcp.servers import Connection
 from tests.envs.test_tool import call, calls, in_turn, play, told
 
 SERVER = str(Path(mcp_server.__file__))
+ODD_SERVER = str(Path(mcp_server.__file__).with_name("odd_mcp_server.py"))
 MUTE = "echo waiting for a database >&2; cat > /dev/null"
 ENV = {"PYTHONPATH": os.environ.get("PYTHONPATH", "")}
 
@@ -210,6 +211,41 @@ def test_two_servers_with_the_same_tool_need_a_prefix() -> None:
     tool_calls = [call("count", {}, "1"), call("count", {}, "2"), call("other_count", {}, "3")]
     answers = told(play(env, calls(*tool_calls)))
     assert sorted(answer.split()[0] for answer in answers) == ["1", "1", "2"]
+
+
+@pytest.mark.parametrize(
+    ("oddity", "tools"),
+    [
+        ("pages", ["t0", "t1", "t2"]),
+        ("empty page that names itself", ["t0"]),
+        ("text on stdout", ["t0"]),
+        ("definitions", ["t0"]),
+        ("odd names", ["a_b", "c_d"]),
+    ],
+)
+def test_a_list_of_tools_in_an_unusual_form_is_read(oddity: str, tools: list[str]) -> None:
+    record = play(env_of(command(name="odd", args=[ODD_SERVER, oddity])), calls(call(tools[-1], {})))
+    assert record.error is None
+    assert [tool["function"]["name"] for tool in record.tools or ()] == tools
+    assert told(record) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("oddity", "kind", "message"),
+    [
+        (
+            "page that names itself",
+            "MCPServerError",
+            "'odd' names the page 'again' of its tools again; expected another",
+        ),
+        ("same name twice", "ConfigError", "'odd' lists the tool 't0' twice; expected one tool of each name"),
+        ("no type", "MCPServerError", "'odd' lists its tools in another form than the protocol's: tools.0.inputSchema"),
+    ],
+)
+def test_an_unusable_list_of_tools_is_explained(oddity: str, kind: str, message: str) -> None:
+    error = play(env_of(command(name="odd", args=[ODD_SERVER, oddity])), "x").error
+    assert error is not None and error.type == kind
+    assert message in error.message and "correct" in error.message
 
 
 def test_tools_to_include_must_exist() -> None:

@@ -31,6 +31,11 @@ def add(a: int, b: int) -> int:
     return a + b
 
 
+def noon() -> str:
+    """Tell the time."""
+    return "12:00"
+
+
 async def double(n: int) -> dict[str, int]:
     """Double a number, a little later."""
     await asyncio.sleep(0)
@@ -215,7 +220,7 @@ def test_descriptions_bound_values_and_hidden_arguments_are_part_of_the_identity
         (call("ad"), "there is no tool 'ad'; did you mean 'add'?"),
         (call("add", '{"a": 1'), "the arguments of add are not JSON (Input data was truncated)"),
         (call("add", "[1, 2]"), "the arguments of add are a list; expected a JSON object"),
-        (call("add", '"{\\"a\\": 1}"'), "the arguments of add are a text"),
+        (call("add", '"a = 1"'), "the arguments of add are a text"),
         (call("add", {"a": 1}), "add needs the argument 'b'; expected at least a, b"),
         (call("add", {"a": 1, "b": "2"}), "add: argument 'b': Expected `int`, got `str`"),
         (call("add", {"a": 1, "b": 2, "c": 3}), "add has no argument 'c'"),
@@ -275,11 +280,40 @@ def test_a_malformed_call_in_the_text_is_reported_to_the_model(text: str, exampl
 @pytest.mark.parametrize("how", FORMATS, ids=lambda how: how.name)
 def test_a_valid_call_in_the_text_means_that_the_server_does_not_parse_tool_calls(how: Format):
     record = play(env_of(add), vf.AssistantMessage(how.write([Call("add", {"a": 1, "b": 2})])))
-    if how.bare:  # this format looks like any JSON text
-        assert (record.error, record.stop_condition) == (None, "no_tools_called")
-    else:
-        assert record.error is not None and "does not parse tool calls" in record.error.message
-        assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
+    assert record.error is not None and "a call of 'add' in its text" in record.error.message
+    assert (record.error.type, record.error.phase) == ("ToolParseError", "env_response")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"name": "add", "parameters": {"a": 1, "b": 2}}',
+        '<|tool_call_begin|>functions.add:0<|tool_call_argument_begin|>{"a": 1, "b": 2}<|tool_call_end|>',
+        '<invoke name="add"><parameter name="a">1</parameter></invoke>',
+        "<tool_call>\n<function=add>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>",
+    ],
+)
+@pytest.mark.parametrize("max_turns", [1, 10])
+def test_a_call_of_another_format_in_the_text_fails_the_rollout_too(text: str, max_turns: int):
+    record = play(env_of(add, max_turns=max_turns), vf.AssistantMessage(text))
+    assert record.error is not None and record.error.type == "ToolParseError"
+    after_a_call = play(env_of(add), calls(call("add", {"a": 1, "b": 2})), vf.AssistantMessage(text))
+    assert after_a_call.error is not None and after_a_call.error.type == "ToolParseError"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ['{"name": "add", "score": 1}', '{"name": "other", "parameters": {"a": 1}}', "add", "The tool is add(a=1, b=2).", ""],
+)
+def test_an_answer_without_a_call_is_scored(text: str):
+    record = play(env_of(add), vf.AssistantMessage(text))
+    assert (record.error, record.stop_condition) == (None, "no_tools_called")
+
+
+def test_arguments_that_are_null_or_encoded_twice_are_read():
+    record = play(env_of(noon), calls(*(call("noon", value, str(n)) for n, value in enumerate(["null", None, "", {}]))))
+    assert told(record) == ["12:00"] * 4
+    assert told(play(env_of(add), calls(call("add", json.dumps('{"a": 1, "b": 2}'))))) == ["3"]
 
 
 class CutOff(vf.ScriptedClient):

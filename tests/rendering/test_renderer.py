@@ -333,3 +333,21 @@ def test_a_template_with_the_current_time_is_not_cached():
     renderer = renderer_with("{{ strftime_now('%d') }}{{ messages[0]['content'] }}")
     renderer.text([user("a")])
     assert not renderer._texts
+
+
+def byte_fallback_tokenizer() -> Any:
+    """Return a tokenizer as SentencePiece makes them: words, and 256 bytes for everything else."""
+    vocabulary = {f"<0x{byte:02X}>": byte for byte in range(256)} | {"a": 256, "é": 257, "<unk>": 258}
+    tokenizer = Tokenizer(models.BPE(vocabulary, [], byte_fallback=True, unk_token="<unk>"))
+    tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    return PreTrainedTokenizerFast(tokenizer_object=tokenizer)
+
+
+BYTE_FALLBACK = Renderer(byte_fallback_tokenizer())
+
+
+@pytest.mark.parametrize("renderer", [RENDERER, BYTE_FALLBACK], ids=["byte-level", "byte fallback"])
+@given(text=st.text(max_size=12) | st.sampled_from(["é€😀\ufffd", "a 😀\n"]))
+def test_the_bytes_of_all_tokens_are_the_text(renderer: Renderer, text: str):
+    ids = renderer.encode(text)
+    assert b"".join(renderer.token_bytes(id) for id in ids) == text.encode()

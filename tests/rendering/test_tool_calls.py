@@ -1,7 +1,6 @@
 from __future__ import annotations
 
 import json
-import keyword
 from typing import Any
 
 import pytest
@@ -21,9 +20,21 @@ from rove.rendering.tool_calls import (
 )
 
 BY_NAME = {one.name: one for one in FORMATS}
-IDENTIFIERS = st.from_regex(r"[a-z_][a-z0-9_]{0,8}", fullmatch=True).filter(lambda name: not keyword.iskeyword(name))
+NAMES = st.from_regex(r"[a-zA-Z0-9_-][a-zA-Z0-9_.-]{0,8}", fullmatch=True) | st.sampled_from(
+    ["from", "None", "get.call"]
+)
+MARKERS = [
+    "</think>",
+    "<tool_call>",
+    "</tool_call>",
+    "<|tool_call_start|>",
+    "]<|tool_call_end|>",
+    "[TOOL_CALLS]",
+    "[ARGS]",
+]
+MARKERS += ["<|python_tag|>", "\n", "\r\n", '"', "'", "\\", "'" * 3, '"' * 3, "\0", "it's so", "; ", ")", "}]"]
 SCALARS = (
-    st.just("</think>")
+    st.lists(st.sampled_from(MARKERS), min_size=1, max_size=3).map("".join)
     | st.none()
     | st.booleans()
     | st.integers()
@@ -33,7 +44,8 @@ SCALARS = (
 VALUES = st.recursive(
     SCALARS, lambda v: st.lists(v, max_size=3) | st.dictionaries(st.text(max_size=5), v, max_size=3), max_leaves=8
 )
-CALLS = st.lists(st.builds(Call, IDENTIFIERS, st.dictionaries(IDENTIFIERS, VALUES, max_size=4)), min_size=1, max_size=3)
+ARGUMENTS = st.dictionaries(NAMES | st.text(max_size=4), VALUES, max_size=4)
+CALLS = st.lists(st.builds(Call, NAMES, ARGUMENTS), min_size=1, max_size=3)
 
 FRAGMENTS = ["<tool_call>", "</tool_call>", "<|tool_call_start|>[", "]<|tool_call_end|>", "[TOOL_CALLS]", "[", "[ARGS]"]
 FRAGMENTS += [
@@ -99,9 +111,22 @@ def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
         ("hermes", '<tool_call>{"name": "f", "arguments": "{\\"a\\": 1}"}</tool_call>', "", [("f", {"a": 1})]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": "x\ny"}}</tool_call>', "", [("f", {"a": "x\ny"})]),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"</tool_call>": 1}}</tool_call>', "", [("f", {"</tool_call>": 1})]),
+        ("hermes", '<tool_call>{"name": "f", "parameters": {"a": 1}}</tool_call>', "", [("f", {"a": 1})]),
+        ("hermes", '<tool_call>{"name": "f", "arguments": null, "id": "1"}</tool_call>', "", [("f", {})]),
+        ("hermes", '<tool_call>[{"name": "f", "arguments": {"a": 1}}, {"name": "g"}]</tool_call>', "",
+         [("f", {"a": 1}), ("g", {})]),
         ("llama3", '{"name": "f", "parameters": {"a": 1}}', "", [("f", {"a": 1})]),
+        ("llama3", '{"name": "f", "parameters": {"a": "<|python_tag|>"}}', "", [("f", {"a": "<|python_tag|>"})]),
         ("llama3", '<|python_tag|>{"name": "f", "parameters": {}}; {"name": "g", "arguments": {}}', "", [("f", {}), ("g", {})]),
         ("llama3", '<|python_tag|>f.call(query="x")', "", [("f", {"query": "x"})]),
+        ("lfm2", "<|tool_call_start|>[get-weather(max-items=3, a.b=[1, (2,)])]<|tool_call_end|>", "",
+         [("get-weather", {"max-items": 3, "a.b": [1, [2]]})]),
+        ("lfm2", "<|tool_call_start|>[f(a='x\ny', b='<|tool_call_end|>')]<|tool_call_end|>", "",
+         [("f", {"a": "x\ny", "b": "<|tool_call_end|>"})]),
+        ("lfm2", "<|tool_call_start|>[f(**{'a b': 1}, c='1' \"2\", d=r'\\n')]<|tool_call_end|>", "",
+         [("f", {"a b": 1, "c": "12", "d": "\\n"})]),
+        ("lfm2", '<|tool_call_start|>[f(a="\\ud83d\\ude00\\/", b=.5, c=0x1f, d=(1), e=())]<|tool_call_end|>', "",
+         [("f", {"a": "😀/", "b": 0.5, "c": 31, "d": 1, "e": []})]),
         ("lfm2", "<|tool_call_start|>[f(a='x', b=-1.5), g(c=true)]<|tool_call_end|>Well.", "Well.",
          [("f", {"a": "x", "b": -1.5}), ("g", {"c": True})]),
         ("lfm2", "<|tool_call_start|>[f(from='a(in=1)', None=[None, True],\n in=-1), pass()]<|tool_call_end|>", "",
@@ -110,6 +135,8 @@ def test_any_text_can_be_parsed(how: Format, pieces: list[str]):
          [("mail.import", {"class": 'a "from=" b'})]),
         ("mistral", '[TOOL_CALLS] [{"name": "f", "arguments": {"a": 1}, "id": "123456789"}]', "", [("f", {"a": 1})]),
         ("mistral_named", '[TOOL_CALLS]f[ARGS]{"a": 1}[TOOL_CALLS]g[ARGS]{}', "", [("f", {"a": 1}), ("g", {})]),
+        ("mistral_named", '[TOOL_CALLS]f[CALL_ID]abcdefghi[ARGS]{"a": 1}\n[TOOL_CALLS]g-1 {"b": 2}', "",
+         [("f", {"a": 1}), ("g-1", {"b": 2})]),
     ],
 )  # fmt: skip
 def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, calls: list[tuple[str, dict[str, Any]]]):
@@ -124,6 +151,14 @@ def test_calls_of_each_format_are_parsed(how: str, text: str, outside: str, call
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}'),
         ("hermes", '<tool_call>{"name": "f", "arguments": [1]}</tool_call>'),
         ("hermes", '<tool_call>{"name": "", "arguments": {}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "args": {"a": 1}}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {}, "a": 1}</tool_call>'),
+        ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1}, "parameters": {"b": 1}}</tool_call>'),
+        ("lfm2", "<|tool_call_start|>[f(a=1, a=2)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(**[1])]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=1j)]<|tool_call_end|>"),
+        ("lfm2", "<|tool_call_start|>[f(a=2024-01-01)]<|tool_call_end|>"),
+        ("llama3", "<|python_tag|>f.call(a=1) or so"),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": NaN}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {"a": 1e999}}</tool_call>'),
         ("hermes", '<tool_call>{"name": "f", "arguments": {}}</tool_call><tool_call>oops</tool_call>'),
@@ -170,6 +205,12 @@ def test_equal_calls_of_different_turns_have_different_ids():
     ("template", "name"),
     [
         ("{{- '<tool_call>\\n' }}", "hermes"),
+        ('Write <tool_call>\n{"name": <function-name>, "arguments": <args-json-object>}\n</tool_call>', "hermes"),
+        ("<tool_call>\n<function=f>\n<parameter=a>\n1\n</parameter>\n</function>\n</tool_call>", None),
+        ("{{ '<tool_call>' + name }}{{ '\n<arg_key>' + key + '</arg_key>' }}</tool_call>", None),
+        ("<tool_call><name>f</name><input>{}</input></tool_call>", None),
+        ("{{ '<tool_call>' }}{{ '<function=' + name + '>' }}", None),
+        ("<|tool_call_start|>\n```python\nf(a=1)\n```\n<|tool_call_end|>", None),
         ("<|tool_list_start|>", "lfm2"),
         ('{{- "[TOOL_CALLS] [" }}', "mistral"),
         ('{{- "[TOOL_CALLS]" + name + "[ARGS]" }}', "mistral_named"),
@@ -182,6 +223,21 @@ def test_equal_calls_of_different_turns_have_different_ids():
 def test_the_tool_call_format_is_detected_from_the_template(template: str, name: str | None):
     how = format_of(template)
     assert (how and how.name) == name
+
+
+@pytest.mark.parametrize("how", FORMATS, ids=lambda one: one.name)
+def test_a_cut_response_keeps_its_complete_calls(how: Format):
+    calls = [Call("f", {"a": [{"b": ")}"}], "c": "</tool_call>"}), Call("g", {})]
+    text = how.write(calls)
+    kept = set()
+    for length in range(len(text)):
+        content, parsed = read_calls(text[:length], how, ["f", "g"], is_cut=True)
+        parsed_calls = calls_of({"tool_calls": parsed})
+        assert parsed_calls is not None and parsed_calls == calls[: len(parsed_calls)]
+        assert content == ("" if parsed else text[:length])
+        kept.add(len(parsed_calls))
+    assert kept >= {0, 1}
+    assert read_calls(text[:-20], how, ["f", "g"])[1] == [] or how.name in ("llama3", "mistral_named")
 
 
 def test_calls_of_returns_none_for_invalid_calls():

@@ -84,6 +84,19 @@ async def test_chat_completions_equal_the_engines_responses(stream: bool):
         assert texts == expected
 
 
+async def test_the_bytes_of_the_logprobs_are_the_text():
+    async with served() as (server, _):
+        create: Any = server.sdk.chat.completions.create
+        regex = {"structured_outputs": {"regex": "é€😀"}}
+        fields = {"model": "tiny", "messages": MESSAGES, "max_tokens": 20, "logprobs": True, "top_logprobs": 2}
+        response = await create(**fields, extra_body=regex)
+        entries = response.choices[0].logprobs.content
+        text = b"".join(bytes(entry.bytes) for entry in entries).decode()
+        assert text.startswith("é€😀") and len(entries) > 3
+        assert any(entry.token == "\ufffd" for entry in entries)
+        assert all(top.bytes for entry in entries for top in entry.top_logprobs)
+
+
 async def test_logprobs_are_those_of_the_sampled_tokens():
     async with served() as (server, _):
         tokens = (await server.here(4, messages=MESSAGES)).tokens

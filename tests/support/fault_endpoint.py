@@ -26,7 +26,7 @@ Fault = str | Answer
 
 "ok": a chat completion. "hang": no answer while the server lives. "close": the connection drops before the answer.
 "cut": it drops in the middle of the answer. "garbage": 200 with a body that is not JSON. "empty": a completion without
-text. "context": 400, the prompt is too long. A number such as "429": that status, with an error in JSON.
+text. "aborted": a completion without text that the server did not finish. "context": 400, the prompt is too long. A number such as "429": that status, with an error in JSON.
 """
 
 CONTEXT_ERROR = {
@@ -158,6 +158,8 @@ class FaultEndpoint:
             return Answer(body="<html>Bad gateway</html>")
         if name == "empty":
             return Answer(body=completion(None))
+        if name == "aborted":
+            return Answer(body=completion(None, finish_reason="abort"))
         if name == "context":
             return Answer(400, CONTEXT_ERROR)
         if name.isdigit():

@@ -262,9 +262,19 @@ def test_missing_or_malformed_usage_is_read_as_zero(usage: Any):
 
 
 @pytest.mark.parametrize("content", [[], [text_block("")], [REDACTED_THOUGHT]])
-def test_an_empty_response_raises_an_error(content: list[Any]):
-    with pytest.raises(EmptyModelResponseError, match="msg_1"):
-        read_response(response_json(*content))
+def test_an_empty_response_is_an_answer(content: list[Any]):
+    response = read_response(response_json(*content))
+    assert (response.message, response.finish_reason) == ({"role": "assistant", "content": ""}, "stop")
+
+
+@pytest.mark.parametrize(
+    ("odd", "arguments"),
+    [({"input": None}, "{}"), ({"input": '{"a": 2}'}, '{"a": 2}'), ({"id": None}, '{"a":2,"b":2}')],
+)
+def test_a_tool_use_in_an_odd_form_is_read(odd: dict[str, Any], arguments: str):
+    (call,) = read_response(response_json({**TOOL_USE, **odd})).message["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": arguments}
+    assert call["id"]
 
 
 @pytest.mark.parametrize(
@@ -274,8 +284,6 @@ def test_an_empty_response_raises_an_error(content: list[Any]):
         ({"type": "error", "error": {"message": "Overloaded"}}, "missing required field `content`.*Overloaded"),
         (response_json(7), "got `int`"),
         (response_json({"type": "text"}), "missing required field `text`"),
-        (response_json({**TOOL_USE, "input": "{}"}), "got `str`"),
-        (response_json({"type": "tool_use", "name": "add"}), "missing required field `id`"),
         (response_json(text_block("hi"), content="hi"), "got `str`"),
     ],
 )

@@ -207,9 +207,20 @@ def test_a_missing_finish_reason_is_read_as_stop():
 
 
 @pytest.mark.parametrize("content", [None, "", []])
-def test_an_empty_response_raises_an_error(content: Any):
-    with pytest.raises(EmptyModelResponseError, match="chatcmpl-1"):
-        read_response(completion(content, tool_calls=[]))
+def test_an_empty_response_is_an_answer(content: Any):
+    response = read_response(completion(content, tool_calls=[]))
+    assert (response.message, response.finish_reason) == ({"role": "assistant", "content": ""}, "stop")
+    with pytest.raises(EmptyModelResponseError, match="ended with 'error'.*chatcmpl-1"):
+        read_response(completion(content, tool_calls=[], finish_reason="error"))
+
+
+def test_a_call_in_the_older_field_is_read():
+    body = completion("")
+    body["choices"][0]["message"]["function_call"] = {"name": "add", "arguments": '{"a": 1}'}
+    (call,) = read_response(body).message["tool_calls"]
+    assert call["function"] == {"name": "add", "arguments": '{"a": 1}'}
+    body["choices"][0]["message"]["function_call"] = {}
+    assert "tool_calls" not in read_response(body).message
 
 
 @pytest.mark.parametrize(
@@ -221,11 +232,8 @@ def test_an_empty_response_raises_an_error(content: Any):
         ({"choices": []}, "length >= 1"),
         ({"choices": [{}]}, "missing required field `message`"),
         (completion(7), "got `int`"),
-        (completion(None, tool_calls=[{"id": "1", "function": {"name": None}}]), "got `null`"),
-        (
-            completion(None, tool_calls=[{"function": {"name": "add", "arguments": "{}"}}]),
-            "missing required field `id`",
-        ),
+        (completion(None, tool_calls="add(1)"), "got `str`"),
+        (completion(None, tool_calls=["add(1)"]), r"tool call add\(1\); expected an object"),
     ],
 )
 def test_an_invalid_completion_raises_an_error(body: Any, expected: str):

@@ -16,6 +16,7 @@ from rove.wire.common import (
     finish_reason,
     function_of,
     is_unedited,
+    normalized_calls,
     parts_of,
     text_in,
     text_or_refusal,
@@ -88,7 +89,7 @@ def test_function_of():
             function_of(wrong)
 
 
-def test_build_response_refuses_empty_responses():
+def test_build_response_accepts_an_empty_answer_that_the_model_ended():
     assert build_response({}, "hi", Usage(), "stop", tool_calls=[], refusal=None).message == {
         "role": "assistant",
         "content": "hi",
@@ -96,14 +97,65 @@ def test_build_response_refuses_empty_responses():
     assert build_response({}, "", Usage(), "stop", tool_calls=[tool_call("1", "f", "")]).message.content is None
     assert build_response({}, "", Usage(), "stop", reasoning_content="hm").message.content == ""
     assert build_response({}, "", Usage(), "length").message.content == ""
-    with pytest.raises(EmptyModelResponseError, match='neither text nor tool calls: {"id": 1}'):
-        build_response({"id": 1}, "", Usage(), "stop", tool_calls=[])
+    for reason in ("stop", "content_filter", "eos_token", ""):
+        response = build_response({"id": 1}, "", Usage(), reason, tool_calls=[])
+        assert (response.message, response.finish_reason) == ({"role": "assistant", "content": ""}, reason)
+    with pytest.raises(EmptyModelResponseError, match="ended with 'abort'.*{\"id\": 1}"):
+        build_response({"id": 1}, "", Usage(), "abort", tool_calls=[])
+    assert build_response({}, "hi", Usage(), "abort").message.content == "hi"
 
 
-def test_two_tool_calls_with_the_same_id_are_refused():
-    calls = [tool_call("call_1", "f", "{}"), tool_call("call_1", "g", "{}")]
-    with pytest.raises(InvalidModelResponseError, match="two tool calls have the same id"):
-        build_response({}, "", Usage(), "tool_calls", tool_calls=calls)
+@pytest.mark.parametrize(
+    ("given_ids", "kept"),
+    [
+        (["a", "b"], ["a", "b"]),
+        (["a", "a", "b"], ["a", None, "b"]),
+        ([7, "7"], ["7", None]),
+        ([None, "", "c"], [None, None, "c"]),
+        ([True, 1.5, ["x"]], [None, None, None]),
+    ],
+)
+def test_calls_get_unique_ids_and_keep_the_ids_of_the_server(given_ids: list[Any], kept: list[str | None]):
+    calls = [{"id": id, "function": {"name": "f", "arguments": "{}"}} for id in given_ids]
+    ids = [call["id"] for call in normalized_calls(calls)]
+    assert len(set(ids)) == len(ids) and all(isinstance(id, str) and id for id in ids)
+    assert all(kept_id in (None, id) for kept_id, id in zip(kept, ids, strict=True))
+    assert ids == [call["id"] for call in normalized_calls(calls)]
+
+
+def test_a_new_id_is_not_the_id_of_a_later_call():
+    alone = normalized_calls([{"function": {"name": "f"}}])[0]["id"]
+    calls = [{"function": {"name": "f"}}, {"id": alone, "function": {"name": "f"}}]
+    ids = [call["id"] for call in normalized_calls(calls)]
+    assert ids[1] == alone != ids[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "text"),
+    [
+        ({"x": "ü"}, '{"x":"ü"}'),
+        (None, "{}"),
+        ("null", "null"),
+        ("", ""),
+        ('{"x": 1}', '{"x": 1}'),
+        ("not JSON", "not JSON"),
+        ([1], "[1]"),
+        (3, "3"),
+    ],
+)
+def test_arguments_become_json_text(arguments: Any, text: str):
+    (call,) = normalized_calls([{"id": "1", "function": {"name": "f", "arguments": arguments, "more": 1}, "index": 0}])
+    function = {"name": "f", "arguments": text, "more": 1}
+    assert call == {"id": "1", "type": "function", "function": function, "index": 0}
+
+
+def test_a_call_without_the_inner_object_or_the_name_is_read():
+    (call,) = normalized_calls([{"id": "1", "name": "f", "arguments": {"x": 1}}])
+    assert call["function"] == {"name": "f", "arguments": '{"x":1}'}
+    (call,) = normalized_calls([{"id": "1", "function": {"name": None}}])
+    assert call["function"] == {"name": "", "arguments": "{}"}
+    with pytest.raises(InvalidModelResponseError, match="expected an object like"):
+        normalized_calls([None])
 
 
 def test_finish_reason_without_none_count_and_is_unedited():

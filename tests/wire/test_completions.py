@@ -98,13 +98,15 @@ def test_read_response(said: str | None, ours: str):
     assert response.finish_reason == ours
 
 
-def test_an_empty_text_is_refused_unless_truncated():
-    with pytest.raises(EmptyModelResponseError):
-        read_response(completion_json(""))
-    assert read_response(completion_json("", "length", usage=None)).usage == Usage(0, 0)
+@pytest.mark.parametrize("text", ["", None])
+def test_an_empty_text_is_an_answer(text: str | None):
+    response = read_response(completion_json(text, usage=None))
+    assert (response.message.content, response.finish_reason, response.usage) == ("", "stop", Usage(0, 0))
+    with pytest.raises(EmptyModelResponseError, match="ended with 'abort'"):
+        read_response(completion_json(text, "abort"))
 
 
-@pytest.mark.parametrize("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completion_json(None)])
+@pytest.mark.parametrize("body", [None, {}, {"choices": []}, {"choices": [{"message": {}}]}, completion_json(7)])
 def test_an_invalid_completion_raises_an_error(body: Any):
     with pytest.raises(InvalidModelResponseError, match="not a completion") as caught:
         read_response(body)

@@ -117,6 +117,15 @@ def test_logprobs_in_the_formats_of_both_apis():
     assert logprobs["top_logprobs"] == [{"é": -1.0, "b": -2.0}, {"b": -2.0}]
 
 
+def test_the_bytes_of_parts_of_a_character_are_those_of_the_character_together():
+    parts = [TokenLogprob("\ufffd", -1.0, utf8=bytes([byte])) for byte in "é".encode()]
+    tokens = [TokenLogprob("a", -1.0), *parts, TokenLogprob("\ufffd", -1.0)]
+    logprobs = chat.response_body(HEAD, [Response(AssistantMessage("aé\ufffd"))], Usage(), [tokens])
+    entries = logprobs["choices"][0]["logprobs"]["content"]
+    assert b"".join(bytes(entry["bytes"]) for entry in entries).decode() == "aé\ufffd"
+    assert [len(entry["bytes"]) for entry in entries] == [1, 1, 1, 3]
+
+
 def test_logprobs_are_read_from_the_request():
     body: dict[str, Any] = {"messages": [{"role": "user", "content": "a"}]}
     assert chat.read_request(body).logprobs is None

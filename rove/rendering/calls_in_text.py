@@ -1,0 +1,266 @@
+"""Find tool calls that a server left in the text of a reply, in the formats of published models.
+
+A server with the right parser moves each call from the text to `tool_calls`. Without one, the text still holds the call, the
+environment runs nothing, and the model would earn nothing for a fault of the server. `call_left_in` must therefore know every
+format, and it must not take an ordinary answer for a call. A text holds a call only if all of this is true:
+
+- The call names one of the environment's own tools. A text about tools, or about other functions, holds none.
+- The name and the arguments stand in the form of a published format: after its marker, in its tags, or alone. JSON and Python
+  without a marker count only if they are the whole reply, because servers remove markers that are special tokens, or if they are
+  the code block at its end.
+- The arguments are complete: a JSON object, named Python arguments, or tags that are closed.
+
+Reasoning is no part of the reply, and a reply whose reasoning is not closed holds no call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from functools import lru_cache
+from typing import Any
+
+from rove.rendering.python_calls import Call, MalformedCall, read_call, read_call_list, read_calls_until
+
+MAX_STARTS = 100
+"""Positions in a text at which a call of one form may start; further ones are not tried."""
+
+_REASONING = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("<|START_THINKING|>", "<|END_THINKING|>"))
+_FENCE = r"(?:```(?:json|tool_call|tool_code|python)?\s*)?"
+_TAG = r"[\w:▁｜|-]{0,30}"
+_NO_CALL = rf"(?!{_TAG}(?:response|result|output|list|tools>|functions>))"
+# The word is in a lookahead: a tag that could match in several ways would take exponential time when it is repeated.
+_HAS_WORD = rf"(?={_TAG}?(?:tool|function|call|action|plugin|python))"
+_MARKER = rf"(?:<{_NO_CALL}{_HAS_WORD}[\w:▁｜|-]{{1,60}}>\s*)"
+"""A tag or special token that announces a call, such as <tool_call>, <TOOLCALL>, <|action_start|>, <|python_tag|>.
+
+It does not announce the result of a call or the list of the tools."""
+
+JSON_FORMS = (
+    rf"{_MARKER}(?:functions\.)?NAME(?::\w+)?\s*(?:<{_TAG}(?:sep|argument){_TAG}>)?\s*{_FENCE}",  # Kimi K2, DeepSeek V3.1
+    r"\bfunctions\.NAME:\d+\s*",  # Kimi K2 without its special tokens
+    rf"<｜tool[▁_]call[▁_]begin｜>function<｜tool[▁_]sep｜>NAME\s*{_FENCE}",  # DeepSeek V3 and R1
+    r"\[TOOL_CALLS\]\s*NAME\s*(?:\[CALL_ID\]\s*[\w-]+\s*)?(?:\[ARGS\])?\s*",  # Mistral
+    r"\bto=functions\.NAME[^{\n]{0,100}",  # gpt-oss
+    r"(?:\A|\n)>>>\s*NAME\s*\n\s*",  # Functionary 3.2
+    r"<\|recipient\|>\s*NAME\s*<\|content\|>\s*",  # Functionary 2
+    r"<function=NAME>\s*",  # Functionary 3.1, Llama 3.1
+    r"✿FUNCTION✿\s*:?\s*NAME\s*\n\s*✿ARGS✿\s*:?\s*",  # Qwen-Agent
+    rf"(?:\A|\n)Action\s*:\s*NAME\s*\n\s*Action Input\s*:\s*{_FENCE}",  # ReAct
+)
+"""Regular expressions of what comes before a JSON object with arguments. NAME stands for the name of a tool."""
+WHOLE_FORMS = (
+    r"\A(?:call:)?NAME\s*(?=\{)",  # GLM-4, and Mistral without its special tokens
+    r"\Afunction\s*NAME\s*```(?:json)?\s*",  # DeepSeek V3 without its special tokens
+)
+"""As `JSON_FORMS`, for a reply that holds nothing but the call."""
+TAG_FORMS = (
+    (r"<function=NAME>", "</function>"),  # Qwen3-Coder, Nemotron 3, Seed-OSS
+    (r"<tool_call>\s*NAME\s*(?=<arg_key>|</tool_call>)", "</tool_call>"),  # GLM-4.5
+    (rf"<{_TAG}invoke\s+name=[\"']?NAME[\"']?\s*>", "invoke>"),  # Anthropic, MiniMax, DeepSeek V3.2
+    (r"<(?:tool|function)_call\s+name=[\"']?NAME[\"']?\s*>", "_call>"),
+    (r"<(?:tool|function)_calls?>\s*<function\s+name=[\"']?NAME[\"']?\s*>", "</function>"),
+    (rf"<{_TAG}name>\s*NAME\s*</{_TAG}name>\s*(?=<(?:arguments|parameters|input)>)", "</"),  # Anthropic's older models
+    (r"<(?:tool_calls?|tool_use|function_calls?)>\s*<NAME>", "</"),
+    (r"(?:<start_function_call>|<\|tool_call>|\A)\s*call:NAME\s*\{", "}"),  # Gemma
+    (r"\ANAME\s*```(?:python)?\s*tool_call\(", ")"),  # ChatGLM3
+)
+"""Regular expressions of the beginning of a call, and the text that closes it."""
+
+_JSON_START = re.compile(
+    rf"(?:{_MARKER}{{1,3}}|\[TOOL_CALLS\]|\bfunctools|(?:\A|\n)function call|(?:\A|\n)Action:)\s*{_FENCE}(?=[\[{{])",
+    re.IGNORECASE,
+)
+_PYTHON_START = re.compile(rf"(?:{_MARKER}{{1,3}}{_FENCE}|```tool_code\s*)(?=[\[\w])", re.IGNORECASE)
+
+
+def call_left_in(text: str, tools: Collection[str]) -> str | None:
+    """Return the name of the tool that a complete call in the text of a reply names; None if the text holds no call."""
+    reply = _without_reasoning(text)
+    mentioned = [tool for tool in tools if tool in reply]
+    if not mentioned:
+        return None
+    return next(_called_tools(reply, frozenset(mentioned)), None)
+
+
+def _without_reasoning(text: str) -> str:
+    """Return what follows the reasoning of a reply; "" if the reasoning is not closed."""
+    for start, end in _REASONING:
+        _, closed, rest = text.rpartition(end)
+        if closed:
+            return "" if start in rest else rest.strip()
+        if text.lstrip().startswith(start):
+            return ""
+    return text.strip()
+
+
+def _called_tools(reply: str, tools: frozenset[str]) -> Iterator[str]:
+    """Yield the tools that complete calls name."""
+    for names in _names_in_calls(reply, tuple(sorted(tools, key=len, reverse=True))):
+        yield from (name for name in names if name in tools)
+
+
+def _names_in_calls(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
+    """Yield the names in each complete call, or list of calls; those of calls without a marker may be of other tools."""
+    yield from _names_in_whole_reply(reply, tools)
+    for pattern in _compiled(JSON_FORMS, tools):
+        for match in _starts(pattern, reply):
+            if isinstance(_json_at(reply, match.end())[0], dict):
+                yield [match["name"]]
+    patterns = _compiled(tuple(start for start, _ in TAG_FORMS), tools)
+    for pattern, (_, end) in zip(patterns, TAG_FORMS, strict=True):
+        for match in _starts(pattern, reply):
+            if end in reply[match.end() :]:
+                yield [match["name"]]
+    for match in _starts(_JSON_START, reply):
+        yield _json_names(_json_at(reply, match.end())[0], is_marked=True)
+    for match in _starts(_PYTHON_START, reply):
+        yield from _python_names(reply, match.end())
+
+
+def _names_in_whole_reply(reply: str, tools: tuple[str, ...]) -> Iterator[Sequence[str]]:
+    """Yield the names in a reply that holds nothing but calls, or that ends with a code block of calls."""
+    yield _names_in_json_texts(_last_block(reply) if reply.endswith("```") else reply)
+    for pattern in _compiled(WHOLE_FORMS, tools):
+        match = pattern.match(reply)
+        if match is None:
+            continue
+        value, end = _json_at(reply, match.end())
+        if isinstance(value, dict) and reply[end:].strip(" \n`") == "":
+            yield [match["name"]]
+    for read in (_whole_list, _whole_builtin_call):
+        try:
+            yield read(reply)
+        except (MalformedCall, RecursionError):
+            continue
+
+
+def _last_block(reply: str) -> str:
+    """Return the content of the code block with which a reply ends; "" if it is of another language than JSON."""
+    block = reply[: -len("```")].rpartition("```")[2]
+    label, _, content = block.partition("\n")
+    return content.strip() if label.strip() in ("", "json", "tool_call", "tool_code") else ""
+
+
+def _names_in_json_texts(text: str) -> list[str]:
+    """Return the names in JSON calls that fill a text, one after the other or separated by semicolons."""
+    names: list[str] = []
+    at = 0
+    while at < len(text):
+        value, at = _json_at(text, at)
+        called = _json_names(value, is_marked=False)
+        if not called:
+            return []
+        names += called
+        while at < len(text) and (text[at].isspace() or text[at] == ";"):
+            at += 1
+    return names
+
+
+def _json_names(value: Any, is_marked: bool) -> list[str]:
+    """Return the names in a JSON value that is a call, a list of calls only, or an object that holds them; else []."""
+    if isinstance(value, list):
+        listed = [_json_names(item, is_marked) for item in value]
+        return [name for names in listed for name in names] if all(listed) else []
+    if not isinstance(value, dict):
+        return []
+    if len(value) == 1:
+        key, content = next(iter(value.items()))
+        if key in ("tool_calls", "tool_call", "function_call"):
+            return _json_names(content, is_marked)
+        if is_marked and isinstance(content, dict):  # Apertus: {"name of the tool": {…}}
+            return [key]
+    name = _called_name(value, is_marked)
+    return [name] if name else []
+
+
+_NAME_KEYS = ("name", "tool_name")
+_ARGUMENT_KEYS = ("arguments", "parameters")
+_MARKED_NAME_KEYS = (*_NAME_KEYS, "function_name", "function", "tool", "action")
+_MARKED_ARGUMENT_KEYS = (*_ARGUMENT_KEYS, "args", "input", "tool_input", "action_input", "kwargs")
+_METADATA = frozenset({"id", "type", "index", "call_id", "tool_call_id"})
+"""Keys of a call besides those of its name and arguments."""
+
+
+def _called_name(call: Mapping[str, Any], is_marked: bool) -> str:
+    """Return the name of the function that an object calls; "" if the object is no call.
+
+    The description of a tool is no call, although it has a name and `parameters`. Without a marker, an object with any further
+    key is data, such as the answer to a question.
+    """
+    if isinstance(call.get("function"), Mapping):
+        return _called_name(call["function"], is_marked)
+    name_keys = _MARKED_NAME_KEYS if is_marked else _NAME_KEYS
+    argument_keys = _MARKED_ARGUMENT_KEYS if is_marked else _ARGUMENT_KEYS
+    names = [call[key] for key in name_keys if isinstance(call.get(key), str)]
+    arguments = [call[key] for key in argument_keys if key in call]
+    further = call.keys() - {*name_keys, *argument_keys} - _METADATA
+    if len(names) != 1 or "description" in call or any(map(_is_schema, arguments)):
+        return ""
+    if not is_marked and (further or len(arguments) != 1 or not _is_object(arguments[0])):
+        return ""
+    return names[0]
+
+
+def _is_schema(value: Any) -> bool:
+    return isinstance(value, Mapping) and isinstance(value.get("properties"), Mapping)
+
+
+def _is_object(value: Any) -> bool:
+    """Return whether arguments are an object, or its JSON text."""
+    if isinstance(value, str):
+        value = _json_at(value, 0)[0]
+    return isinstance(value, dict)
+
+
+def _whole_list(reply: str) -> Sequence[str]:
+    """Return the names in a reply that is a Python list of calls, as of Llama 4."""
+    calls, end = read_call_list(reply)
+    if reply[end:].strip():
+        raise MalformedCall("unexpected text after the calls")
+    return [call.name for call in calls]
+
+
+def _whole_builtin_call(reply: str) -> Sequence[str]:
+    """Return the name in a reply such as f.call(a=1), Llama 3's form without its special tokens."""
+    call, end = read_call(reply)
+    if reply[end:].strip() or not call.name.endswith(".call"):
+        raise MalformedCall("not a call alone")
+    return [call.name.removesuffix(".call")]
+
+
+def _python_names(reply: str, at: int) -> Iterator[Sequence[str]]:
+    """Yield the names in Python calls after a marker: in a list, alone, or one a line up to the end of the block."""
+    ends = [end for end in ("</", "<|", "```") if end in reply[at:]]
+    reads: list[Callable[[], list[Call]]] = [lambda: read_call_list(reply, at)[0], lambda: [read_call(reply, at)[0]]]
+    reads += [lambda end=end: read_calls_until(reply, at, end)[0] for end in ends]
+    for read in reads:
+        try:
+            yield [call.name.removesuffix(".call") for call in read()]
+        except (MalformedCall, RecursionError):
+            continue
+
+
+@lru_cache(maxsize=64)
+def _compiled(forms: tuple[str, ...], names: tuple[str, ...]) -> list[re.Pattern[str]]:
+    name = rf"(?P<name>{'|'.join(map(re.escape, names))})(?![\w-])"
+    return [re.compile(form.replace("NAME", name)) for form in forms]
+
+
+def _starts(pattern: re.Pattern[str], text: str) -> Iterator[re.Match[str]]:
+    for number, match in enumerate(pattern.finditer(text)):
+        if number == MAX_STARTS:
+            return
+        yield match
+
+
+_DECODER = json.JSONDecoder(strict=False)  # models put raw line breaks into strings
+
+
+def _json_at(text: str, at: int) -> tuple[Any, int]:
+    """Return the JSON value at a position and the position after it; None and the end of the text if there is none."""
+    try:
+        return _DECODER.raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None, len(text)

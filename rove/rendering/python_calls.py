@@ -1,0 +1,227 @@
+"""Parse and write tool calls in Python's syntax: `[f(a=1), g(b='x')]`.
+
+Names of tools and arguments are any words with letters, digits, `_`, `-` and `.`, although Python would read `max-items` as a
+difference and reject `from` and `pass`. An argument with another name stands in a dict: `f(**{'a b': 1})`. Values are literals of
+Python or JSON. Strings may contain raw line breaks, which models write, and any marker of a format, because a string is read to
+its end quote. No code is evaluated.
+"""
+
+from __future__ import annotations
+
+import ast
+import json
+import re
+import warnings
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+
+class Call(NamedTuple):
+    """A parsed tool call."""
+
+    name: str
+    arguments: dict[str, Any]
+
+
+class MalformedCall(Exception):
+    """The text is not a valid tool call."""
+
+
+NAME = re.compile(r"[\w.-]+")
+"""Name of a tool or of an argument that needs no quotes."""
+_SPACE = re.compile(r"\s*")
+_STRING = re.compile(
+    r"""(?P<prefix>[rRuU]?)(?:'''(?:\\.|(?!''').)*'''|\"""(?:\\.|(?!\""").)*\"""|'(?:\\.|[^'\\])*'|"(?:\\.|[^"\\])*")""",
+    re.DOTALL,
+)
+_NUMBER = re.compile(r"[+-]?(?:\.\d|\d)[\w.]*(?:(?<=[eE])[+-]\d+)?")
+_CONSTANTS = {"True": True, "False": False, "None": None, "true": True, "false": False, "null": None}
+"""Python's constants, and JSON's, which models mix in."""
+
+
+def read_call_list(text: str, start: int = 0) -> tuple[list[Call], int]:
+    """Return the calls in the list `[f(a=1), …]` that starts at `start`, and the position after it.
+
+    Raises:
+        MalformedCall: the text is not a list of calls.
+    """
+    reader = _Reader(text, start)
+    reader.expect("[")
+    calls = reader.items("]", reader.call)
+    if not calls:
+        raise MalformedCall("an empty list")
+    return calls, reader.at
+
+
+def read_calls_until(text: str, start: int, end: str) -> tuple[list[Call], int]:
+    """Return the calls that follow each other, one a line, until the marker `end`, and the position after it.
+
+    Raises:
+        MalformedCall: there is anything else than calls.
+    """
+    reader = _Reader(text, start)
+    calls = [reader.call()]
+    while not reader.skip(end):
+        calls.append(reader.call())
+    return calls, reader.at
+
+
+def read_call(text: str, start: int = 0) -> tuple[Call, int]:
+    """Return the call `f(a=1)` that starts at `start`, and the position after it.
+
+    Raises:
+        MalformedCall: the text is not a call.
+    """
+    reader = _Reader(text, start)
+    return reader.call(), reader.at
+
+
+def write_call(call: Call) -> str:
+    """Return a call in Python's syntax."""
+    plain = [f"{key}={value!r}" for key, value in call.arguments.items() if NAME.fullmatch(key)]
+    quoted = {key: value for key, value in call.arguments.items() if not NAME.fullmatch(key)}
+    return f"{call.name}({', '.join([*plain, *([f'**{quoted!r}'] if quoted else [])])})"
+
+
+def write_call_list(calls: Sequence[Call]) -> str:
+    """Return a list of calls in Python's syntax."""
+    return f"[{', '.join(map(write_call, calls))}]"
+
+
+class _Reader:
+    """Reads calls and literals from a position on."""
+
+    def __init__(self, text: str, start: int):
+        self.text = text
+        self.at = start
+
+    def skip(self, mark: str) -> bool:
+        """Skip spaces and a mark, and return whether the mark is there."""
+        self._skip_space()
+        if not self.text.startswith(mark, self.at):
+            return False
+        self.at += len(mark)
+        return True
+
+    def expect(self, mark: str) -> None:
+        """Skip spaces and a mark that must be there."""
+        if not self.skip(mark):
+            raise MalformedCall(f"expected {mark} at character {self.at}")
+
+    def items(self, end: str, read: Callable[[], Any]) -> list[Any]:
+        """Return items that commas separate, until `end`; a comma may follow the last one."""
+        items: list[Any] = []
+        while not self.skip(end):
+            items.append(read())
+            if self.skip(","):
+                continue
+            self.expect(end)
+            break
+        return items
+
+    def call(self) -> Call:
+        """Return the call at the position."""
+        name = self._match(NAME, "the name of a tool")
+        self.expect("(")
+        arguments: dict[str, Any] = {}
+        for argument in self.items(")", self._argument):
+            if argument.keys() & arguments.keys():
+                raise MalformedCall(f"an argument of {name} is given twice")
+            arguments.update(argument)
+        return Call(name, arguments)
+
+    def _argument(self) -> dict[str, Any]:
+        if self.skip("**"):
+            value = self.value()
+            if not isinstance(value, dict):
+                raise MalformedCall("** is not followed by a dict")
+            return value
+        name = self._match(NAME, "the name of an argument")
+        self.expect("=")
+        return {name: self.value()}
+
+    def value(self) -> Any:
+        """Return the JSON value of the literal at the position."""
+        if self.skip("["):
+            return self.items("]", self.value)
+        if self.skip("("):
+            return self._tuple()
+        if self.skip("{"):
+            return self._dict()
+        if _STRING.match(self.text, self.at):
+            return self._strings()
+        if _NUMBER.match(self.text, self.at):
+            return _number(self._match(_NUMBER, "a number"))
+        word = self._match(NAME, "a value")
+        if word not in _CONSTANTS:
+            raise MalformedCall(f"not a literal: {word}")
+        return _CONSTANTS[word]
+
+    def _tuple(self) -> Any:
+        start = self.at
+        items = self.items(")", self.value)
+        has_comma = self.text[start : self.at - 1].rstrip().endswith(",")
+        return items[0] if len(items) == 1 and not has_comma else items
+
+    def _dict(self) -> dict[str, Any]:
+        pairs = self.items("}", self._pair)
+        return dict(pairs)
+
+    def _pair(self) -> tuple[str, Any]:
+        key = self.value()
+        if not isinstance(key, str):
+            raise MalformedCall("the keys are not strings")
+        self.expect(":")
+        return key, self.value()
+
+    def _strings(self) -> str:
+        """Return the string at the position, joined with the strings that follow it, as Python joins them."""
+        joined = ""
+        while match := _STRING.match(self.text, self.at):
+            self.at = match.end()
+            joined += _string(match[0])
+            self._skip_space()
+        return joined
+
+    def _match(self, pattern: re.Pattern[str], expected: str) -> str:
+        self._skip_space()
+        match = pattern.match(self.text, self.at)
+        if match is None:
+            raise MalformedCall(f"expected {expected} at character {self.at}")
+        self.at = match.end()
+        return match[0]
+
+    def _skip_space(self) -> None:
+        space = _SPACE.match(self.text, self.at)
+        self.at = space.end() if space else self.at
+
+
+def _string(literal: str) -> str:
+    """Return the value of a string literal of Python or JSON that may contain raw line breaks."""
+    if literal.startswith('"') and not literal.startswith('"""'):
+        try:
+            return json.loads(literal, strict=False)  # reads pairs of surrogates and `\/`, as Python does not
+        except ValueError:
+            pass
+    one_line = literal.replace("\\\r\n", "").replace("\\\n", "").replace("\r", "\\r").replace("\n", "\\n")
+    is_raw = literal[0] in "rR"
+    value = _literal(literal if is_raw else one_line)
+    if not isinstance(value, str):
+        raise MalformedCall("not a string")
+    return value
+
+
+def _number(literal: str) -> int | float:
+    value = _literal(literal)
+    if type(value) not in (int, float):
+        raise MalformedCall("not a number")
+    return value
+
+
+def _literal(literal: str) -> Any:
+    try:
+        with warnings.catch_warnings():  # invalid escapes such as "\\d"
+            warnings.simplefilter("ignore")
+            return ast.literal_eval(literal)
+    except (SyntaxError, ValueError, RecursionError, MemoryError) as error:
+        raise MalformedCall(str(error)) from error

@@ -25,8 +25,9 @@ from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
 from rove.audit.findings import Finding, Severity
 from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.messages import Messages, text_of
+from rove.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.engine.client import EngineClient
@@ -59,34 +60,31 @@ WINDOW = 5
 """Steps that are averaged to find where reward and measure part."""
 
 
-class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LearnOptions(Settings, frozen=True, kw_only=True):
     """Settings of the learner.
 
     Raises:
-        ConfigError: A value is not positive.
+        ConfigError: A value is out of range.
     """
 
     folder: Path
     """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and both of each function: `rl_FUNCTION`, …"""
-    steps: int = 100
+    steps: PositiveInt = 100
     """RL steps."""
-    batch_size: int = 128
+    batch_size: PositiveInt = 128
     """Rollouts per RL step (a multiple of 16); half of it in environments with several turns."""
-    replies: int = 1600
+    replies: PositiveInt = 1600
     """Rollouts that the model learns to write replies from."""
-    epochs: int = 6
+    epochs: PositiveInt = 6
     """Passes over them."""
-    max_tokens: int = 64
+    max_tokens: PositiveInt = 64
     """Maximum tokens of a response."""
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of RL."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the weights and of sampling."""
     second_phase: bool = True
     """Continue RL without an entropy bonus, with as many steps again, if it has raised the reward without a finding."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "steps", "batch_size", "replies", "epochs", "max_tokens", "learning_rate")
 
 
 OnProgress = Callable[[str, int, int], None]

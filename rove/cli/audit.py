@@ -21,7 +21,7 @@ from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
-from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
+from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError
 from rove.utils.files import atomic_write
 
@@ -141,11 +141,22 @@ def run_audit(
 @click.argument("env", required=False)
 @env_args_option
 @env_dir_option
-@click.option("-n", "--num-examples", type=int, default=60, show_default=True, help="Examples per policy.")
+@click.option(
+    "-n",
+    "--num-examples",
+    type=setting_range(AuditOptions, "num_examples"),
+    default=60,
+    show_default=True,
+    help="Examples per policy.",
+)
 @click.option("--only", multiple=True, help="Check to do; repeatable.  [default: all]")
 @click.option("--skip", multiple=True, help="Check to leave out; repeatable.")
-@click.option("--seconds", type=float, default=600.0, show_default=True, help="Time budget.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the search.")
+@click.option(
+    "--seconds", type=setting_range(AuditOptions, "seconds"), default=600.0, show_default=True, help="Time budget."
+)
+@click.option(
+    "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the search."
+)
 @click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
 @click.option(
     "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."

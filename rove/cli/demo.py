@@ -15,13 +15,14 @@ import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, run_async, short
 from rove.cli.hacking import run_hacking
-from rove.cli.options import examples, json_option
+from rove.cli.options import examples, in_range, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
 from rove.core.config import convert, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.core.protocols import Client, SamplingParams
+from rove.core.ranges import NonNegativeInt
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
@@ -111,7 +112,7 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
     type=click.Path(),
     help="Recipe file, or the name of one that comes with rove.  [default: the environment's demo-MODEL.toml or demo.toml]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for all stages.  [default: one in runs/ for these arguments]"
 )

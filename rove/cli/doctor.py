@@ -23,6 +23,7 @@ from rove.cli.options import (
     endpoints_option,
     env_args_option,
     examples,
+    in_range,
     json_object,
     json_option,
     settings,
@@ -31,6 +32,7 @@ from rove.cli.options import (
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError
+from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.server import base_url_of, listening, make_app
@@ -182,10 +184,14 @@ def _rl_command(words: Sequence[str], given: Mapping[str, Any]) -> str:
 @endpoints_option
 @trust_option
 @env_args_option
-@click.option("-r", "--rollouts-per-example", type=int, help="As for rove rl, like all its other settings.")
-@click.option("-T", "--temperature", type=float, help="As for rove rl.")
-@click.option("-t", "--max-tokens", type=int, help="As for rove rl.")
-@click.option("--groups", default=GROUPS, show_default=True, help="Number of groups to sample.")
+@click.option(
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="As for rove rl, like all its other settings."
+)
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="As for rove rl.")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="As for rove rl.")
+@click.option(
+    "--groups", type=in_range(PositiveInt), default=GROUPS, show_default=True, help="Number of groups to sample."
+)
 @click.option("--quick", is_flag=True, help="Sample nothing: check only settings, memory and disk.")
 @json_option
 @click.pass_context
@@ -224,7 +230,7 @@ def command(
         config = settings(RLConfig, ctx, bare="env", **given)
         title = f"rl {config.env} · {short(config.model)}"
         with progress(console, f"doctor {title}") as report:
-            findings = run_async(diagnose_training(config, 0 if quick else max(1, groups), report))
+            findings = run_async(diagnose_training(config, 0 if quick else groups, report))
         next_step = "train: " + _rl_command(ctx.args, given | {"env_args": env_args})
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")

@@ -21,12 +21,15 @@ from rove.cli.options import (
     examples,
     json_object,
     json_option,
+    setting_range,
     settings,
     trust_option,
 )
 from rove.clients.scripted import ScriptedClient
+from rove.core.checks import Settings
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
+from rove.core.ranges import Fraction, NonNegativeInt, PositiveInt
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import CATALOG, get_model, models_folder
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from rove.models.load import LoadedModel
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove model new`."""
 
     env: str
@@ -47,15 +50,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
     """tiny (0.5 M parameters) or small (4 M)."""
-    vocab_size: int = 512
+    vocab_size: PositiveInt = 512
     """Maximum size of the vocabulary."""
-    word_share: float = 0.05
-    """Minimum share of the rollouts (0 to 1) with a word that becomes one token; other words are spelled."""
-    games: int = 300
+    word_share: Fraction = 0.05
+    """Minimum share of the rollouts with a word that becomes one token; other words are spelled."""
+    games: PositiveInt = 300
     """Rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None
     """Folder to write; by default models/ENV-ARCH-SIZE."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the weights."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""
@@ -238,7 +241,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @env_args_option
 @env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
-@click.option("--seed", type=int, help="Random seed of the weights.  [default: 0]")
+@click.option("--seed", type=setting_range(ModelConfig, "seed"), help="Random seed of the weights.  [default: 0]")
 @json_option
 @click.pass_context
 def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -> None:

@@ -17,8 +17,10 @@ from rich.table import Table
 from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.suite import EvalConfig
+from rove.core.checks import Settings
 from rove.core.config import convert, merge
 from rove.core.messages import as_messages, text_of
+from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
 from rove.utils.processes import peak_memory, release_memory
@@ -34,18 +36,18 @@ BASE = "base"
 SAMPLED = "the same at T = 1"
 
 
-class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExhaustiveConfig(Settings, frozen=True, kw_only=True):
     """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
 
     values: list[str]
     """Reward functions and metrics (0 or 1) that the table shows."""
     goals: Goals = Goals()
     """Goals that the model should reach."""
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Maximum tokens per response."""
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recipe(Settings, frozen=True, kw_only=True):
     """A `demo.toml` or `recipe.toml`: the settings of each stage, and the columns of the results table."""
 
     env: str | None = None
@@ -73,7 +75,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Columns of the results table: a title, reward functions or metrics (or "reward"), and the condition, if there are several.
     With `interval = true`, a cell shows the mean with its 95 % interval, else the means in percent."""
     baseline: list[dict[str, Any]] = []
-    answers: int = 0
+    answers: NonNegativeInt = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
     lora: dict[str, Any] = {}
     """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""

@@ -23,6 +23,7 @@ from rove.cli.options import (
     env_args_option,
     env_dir_option,
     examples,
+    in_range,
     isolated_option,
     isolated_python_option,
     json_object,
@@ -34,6 +35,7 @@ from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
+from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
@@ -301,7 +303,12 @@ def check_options(
 @env_args_option
 @env_dir_option
 @click.option(
-    "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
+    "-T",
+    "--temperature",
+    type=in_range(NonNegativeFloat),
+    default=0.0,
+    show_default=True,
+    help="Sampling temperature of the model.",
 )
 @max_tokens_option
 @base_url_option
@@ -310,10 +317,15 @@ def check_options(
 @isolated_option
 @isolated_python_option
 @hub_option
-@click.option("--seed", type=int, default=None, help="Random seed that chooses the example.  [default: random]")
+@click.option(
+    "--seed",
+    type=in_range(NonNegativeInt),
+    default=None,
+    help="Random seed that chooses the example.  [default: random]",
+)
 @click.option("--web", is_flag=True, help="Play in the browser, game after game.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
+    "--port", type=in_range(Port), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Folder for games kept with --web.  [default: runs/played--…]"

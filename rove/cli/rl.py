@@ -30,6 +30,7 @@ from rove.cli.options import (
     env_args_option,
     env_dir_option,
     examples,
+    in_range,
     isolated_option,
     json_object,
     json_option,
@@ -41,6 +42,7 @@ from rove.cli.options import (
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import Watch, begin, draw, identity_of
+from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
@@ -219,12 +221,14 @@ def _config_type() -> type[RLConfig]:
 @trust_option
 @env_args_option
 @env_dir_option
-@click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
-@click.option("--batch-size", type=int, help="Rollouts per optimizer step.  [default: 256]")
-@click.option("-r", "--rollouts-per-example", type=int, help="Rollouts per example: the group size.  [default: 8]")
-@click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.0003]")
-@click.option("-T", "--temperature", type=float, help="Sampling temperature.  [default: 1]")
-@click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.  [default: 512]")
+@click.option("--steps", type=in_range(PositiveInt), help="Optimizer steps.  [default: 100]")
+@click.option("--batch-size", type=in_range(PositiveInt), help="Rollouts per optimizer step.  [default: 256]")
+@click.option(
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="Rollouts per example: the group size.  [default: 8]"
+)
+@click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.0003]")
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="Sampling temperature.  [default: 1]")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.  [default: 512]")
 @click.option(
     "--loss", help="cispo, grpo, dapo, dr_grpo, gspo, reinforce, or package.module:function.  [default: cispo]"
 )

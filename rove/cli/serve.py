@@ -19,12 +19,13 @@ from rich.console import Console
 from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
 from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
-from rove.cli.options import SETTINGS, endpoints_option, examples, settings, trust_option
-from rove.core.config import check_positive
+from rove.cli.options import SETTINGS, endpoints_option, examples, setting_range, settings, trust_option
+from rove.core.checks import Settings
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Request, Response
+from rove.core.ranges import NonNegativeInt, Port, PositiveInt, SecondsOrZero
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -35,7 +36,7 @@ ROWS = 10_000
 """Rows of each dataset that a scripted policy can answer."""
 
 
-class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServeConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove serve`."""
 
     model: str
@@ -44,16 +45,16 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Run Python files that the model folder contains."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 picks a free one."""
     api_key_var: str | None = None
     """Environment variable with the API key that requests must send; None = no key."""
     name: str | None = None
     """Name of the model in requests; by default MODEL, without "scripted:"."""
-    max_batch: int = 256
-    """Maximum concurrent responses (≥ 1); further requests wait."""
-    drain_seconds: float = 30.0
-    """Seconds in which running requests may finish after SIGTERM or Ctrl-C (≥ 0)."""
+    max_batch: PositiveInt = 256
+    """Maximum concurrent responses; further requests wait."""
+    drain_seconds: SecondsOrZero = 30.0
+    """Seconds in which running requests may finish after SIGTERM or Ctrl-C."""
     adapters: dict[str, str] = {}
     """LoRA adapters of a model folder: name in requests → folder in PEFT's format."""
     endpoints: str | None = None
@@ -66,11 +67,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder in which the environment is looked up first."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_batch")
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port is {self.port}; expected 0 (any) to 65535")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}; expected 0 or more")
+        super().__post_init__()
         if self.served_name in self.adapters:
             raise ConfigError(
                 f"an adapter and the model are both called '{self.served_name}'; give them different names"
@@ -273,7 +270,9 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
-@click.option("--port", type=int, help="Port to listen on; 0 picks a free one.  [default: 8000]")
+@click.option(
+    "--port", type=setting_range(ServeConfig, "port"), help="Port to listen on; 0 picks a free one.  [default: 8000]"
+)
 @click.option(
     "-k", "--api-key-var", help="Environment variable with the API key that requests must send.  [default: no key]"
 )
@@ -287,8 +286,14 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     help="LoRA adapter and its name in requests; repeatable.",
 )
 @trust_option
-@click.option("--max-batch", type=int, help="Maximum concurrent responses.  [default: 256]")
-@click.option("--drain-seconds", type=float, help="Seconds for running requests to finish on exit.  [default: 30]")
+@click.option(
+    "--max-batch", type=setting_range(ServeConfig, "max_batch"), help="Maximum concurrent responses.  [default: 256]"
+)
+@click.option(
+    "--drain-seconds",
+    type=setting_range(ServeConfig, "drain_seconds"),
+    help="Seconds for running requests to finish on exit.  [default: 30]",
+)
 @endpoints_option
 @click.option("--env", help="Environment that has the policy scripted:NAME.")
 @click.option("--openenv", metavar="ENV", help="Serve this environment with the OpenEnv protocol instead of a model.")
@@ -308,7 +313,7 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
         ctx.exit(1)
 
 
-class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenEnvConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove serve --openenv`."""
 
     openenv: str
@@ -319,15 +324,12 @@ class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder in which the environment is looked up first."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 picks a free one."""
-    max_sessions: int = 1024
-    """Maximum concurrent sessions (≥ 1); others are refused."""
-    seed: int = 0
+    max_sessions: PositiveInt = 1024
+    """Maximum concurrent sessions; others are refused."""
+    seed: NonNegativeInt = 0
     """Random seed of episodes whose reset gives none."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "max_sessions")
 
 
 def run_open_env(config: OpenEnvConfig, console: Console) -> None:

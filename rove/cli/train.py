@@ -15,11 +15,12 @@ from rich.table import Table
 
 from rove.cli.clients import needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, named_environment, print_best_step, print_json, run_async, working
-from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
+from rove.cli.options import env_args_option, env_dir_option, examples, in_range, json_object, json_option
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
+from rove.core.ranges import NonNegativeInt
 from rove.envs.loading import environment_arguments, environment_version, load_environment
 from rove.models.pretrained import model_path
 from rove.runs.run import Run
@@ -449,7 +450,7 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @env_dir_option
 @click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
 @json_option

@@ -27,11 +27,12 @@ from rove.audit.findings import Finding, Severity
 from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
 from rove.core.checks import Settings
 from rove.core.messages import Messages, text_of
-from rove.core.ranges import NonNegativeInt, PositiveFloat, PositiveInt
+from rove.core.ranges import Device, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
+from rove.models.device import choose_device
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.rollouts.evaluate import conversation_texts
@@ -81,6 +82,8 @@ class LearnOptions(Settings, frozen=True, kw_only=True):
     """Maximum tokens of a response."""
     learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of RL."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     seed: NonNegativeInt = 0
     """Random seed of the weights and of sampling."""
     second_phase: bool = True
@@ -209,7 +212,7 @@ class _Learner:
             if name:
                 if self.subject.remaining < seconds:
                     return None
-                loaded = load_model(self.options.folder / "sft" / "final")
+                loaded = load_model(self.options.folder / "sft" / "final", self.options.device)
                 learned = await self.reinforce(loaded, name)
                 finding = await self.judge(learned)
                 if finding is not None:
@@ -326,6 +329,7 @@ async def _imitate(
     on_progress("replies to learn from", 0, 1)
     records = await _replies(subject, base, options)
     loaded = new_model(conversation_texts(records), seed=options.seed)
+    loaded.model.to(choose_device(options.device))
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
     max_tokens = _max_tokens(loaded, records, options.max_tokens)
     return loaded, max_tokens, await _measure(subject, loaded, "learner: after SFT", options, max_tokens)

@@ -29,6 +29,7 @@ from rove.cli.options import (
     SETTINGS,
     api_key_var_option,
     base_url_option,
+    device_option,
     endpoints_option,
     env_args_option,
     env_dir_option,
@@ -127,6 +128,8 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.max_retries,
         config.endpoints,
         config.trust_remote_code,
+        config.device,
+        console,
     )
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
@@ -255,6 +258,7 @@ def _resume_words(folder: str) -> list[str]:
 @endpoints_option
 @api_key_var_option
 @trust_option
+@device_option
 @click.option("-s", "--save/--no-save", default=None, help="Save the rollouts in a run folder.  [default: save]")
 @isolated_option
 @isolated_python_option

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.clients import needs_train_extra
+from rove.cli.clients import needs_train_extra, print_device
 from rove.cli.common import console_for, hint, named_environment, print_json, run_async, working
 from rove.cli.options import (
     SETTINGS,
@@ -99,7 +99,7 @@ def run_model_new(config: ModelConfig) -> NewModel:
     return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))
 
 
-def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False) -> int:
+def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False, device: str = "cpu") -> int:
     """Merge an adapter into its base model and save the result to `path`; return the number of parameters.
 
     Raises:
@@ -108,7 +108,7 @@ def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = F
     with needs_train_extra():
         from rove.models.load import load_adapter
     check_empty(path)
-    loaded = load_adapter(adapter, device="cpu", trust_remote_code=trust_remote_code)
+    loaded = load_adapter(adapter, device, trust_remote_code=trust_remote_code)
     save_atomically(loaded, path)
     return sum(p.numel() for p in loaded.model.parameters())
 
@@ -223,7 +223,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
     hint(
         console,
         f"evaluate it: rove eval short_sentences -m {name} -n 20 -r 1 --max-tokens 40",
-        f"serve it: rove serve {name}",
+        f"serve it: rove serve -m {name}",
     )
 
 
@@ -259,16 +259,18 @@ def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @trust_option
+@click.option("--device", default="cpu", show_default=True, help="Device that merges: auto, cpu, cuda, cuda:N or mps.")
 @json_option
-def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
+def merge(adapter: str, output: Path, trust_remote_code: bool | None, device: str, as_json: bool) -> None:
     """Merge ADAPTER into its base model and write an ordinary Hugging Face model folder.
 
     ADAPTER is a folder in PEFT's format, such as final/ of a run with --lora.rank; it names its base model.
     """
     console = console_for(as_json)
-    parameters = run_model_merge(adapter, output, bool(trust_remote_code))
+    print_device(device, console)
+    parameters = run_model_merge(adapter, output, bool(trust_remote_code), device)
     if as_json:
         print_json({"path": str(output), "parameters": parameters})
         return
     console.print(f"{output}: {parameters:,} parameters, adapter merged", markup=False, soft_wrap=True)
-    hint(console, f"serve it: rove serve {output}")
+    hint(console, f"serve it: rove serve -m {output}")

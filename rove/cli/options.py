@@ -90,6 +90,10 @@ trust_option = click.option(
     default=None,
     help="Run Python files that the model folder contains.  [default: refuse such a model]",
 )
+device_option = click.option(
+    "--device",
+    help="Device of a model folder: auto (CUDA if available, else cpu), cpu, cuda, cuda:N or mps.  [default: auto]",
+)
 isolated_option = click.option(
     "--isolated", is_flag=True, default=None, help="Run ENV in a separate process, which may crash or hang safely."
 )

@@ -14,6 +14,7 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
+from rove.cli.clients import is_folder
 from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.suite import EvalConfig
@@ -95,6 +96,7 @@ class Pipeline:
         ranks: The training processes, one of which is this process.
         model: Folder of the initial model; None creates the recipe's new model.
         full: Whether to run the recipe's `full` stage.
+        device: Device of every model; unless it is "auto", it overrides the devices that the recipe names.
     """
 
     def __init__(
@@ -107,6 +109,7 @@ class Pipeline:
         ranks: Ranks,
         model: str | None = None,
         full: bool = False,
+        device: str = "auto",
     ):
         self.env = env
         self.recipe = recipe
@@ -117,6 +120,8 @@ class Pipeline:
         self.is_new = model is None
         self.model = model or str(folder / "model")
         self.full = full
+        self.device = device
+        self._device = {} if device == "auto" else {"device": device}
         self.after_step: Callable[[Path, Mapping[str, float], int], None] = lambda folder, metrics, total: None
         """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
         self.after_stage: Callable[[Path], None] = lambda folder: None
@@ -215,7 +220,7 @@ class Pipeline:
 
         given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         given |= self._env_dir
-        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
+        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft, **self._device})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
         """Return the settings of an RL stage."""
@@ -223,7 +228,7 @@ class Pipeline:
 
         values = {key: value for key, value in stage.items() if key != "name"}
         given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
-        return convert(RLConfig, {**given, **self._env_dir, **values})
+        return convert(RLConfig, {**given, **self._env_dir, **values, **self._device})
 
     @property
     def _env_dir(self) -> dict[str, Any]:
@@ -271,7 +276,9 @@ class Pipeline:
 
     def eval_config(self, folder: Path, values: Mapping[str, Any]) -> EvalConfig:
         """Return the settings of an evaluation in this recipe's environment."""
-        return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
+        is_local = is_folder(str(values.get("model", ""))) and values.get("base_url") is None
+        device = self._device if is_local else {}
+        return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values, **device})
 
     def _new_model(self) -> None:
         if not (Path(self.model) / "config.json").exists():

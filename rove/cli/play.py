@@ -14,12 +14,13 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from rove.cli.clients import API_KEY_VAR, make_client
+from rove.cli.clients import API_KEY_VAR, is_folder, make_client
 from rove.cli.common import hint, run_async
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     api_key_var_option,
     base_url_option,
+    device_option,
     env_args_option,
     env_dir_option,
     examples,
@@ -314,6 +315,7 @@ def check_options(
 @base_url_option
 @api_key_var_option
 @trust_option
+@device_option
 @isolated_option
 @isolated_python_option
 @hub_option
@@ -351,6 +353,7 @@ def command(
     trust_remote_code: bool | None,
     isolated: bool | None,
     isolated_python: str | None,
+    device: str | None,
     seed: int | None,
     web: bool,
     port: int,
@@ -365,9 +368,22 @@ def command(
     check_options(env, env_id, model, watch, given_roles, cases)
     sampling = SamplingParams.from_args({"temperature": temperature, "max_tokens": max_tokens})
 
+    def device_of(name: str) -> str:
+        """Return the device of a model; `--device` is for -m, and for model roles that are model folders."""
+        uses_device = name == model or is_folder(name)
+        return device if device and uses_device else "auto"
+
     def client_of(name: str) -> Client:
         key_var = api_key_var or API_KEY_VAR
-        return make_client(name, env, base_url, key_var, trust_remote_code=bool(trust_remote_code))
+        return make_client(
+            name,
+            env,
+            base_url,
+            key_var,
+            trust_remote_code=bool(trust_remote_code),
+            device=device_of(name),
+            console=console,
+        )
 
     model_client = client_of(model) if model is not None else None
     if cases is not None:

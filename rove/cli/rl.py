@@ -27,6 +27,7 @@ from rove.cli.common import (
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     SETTINGS,
+    device_option,
     env_args_option,
     env_dir_option,
     examples,
@@ -55,6 +56,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
+    "device",
     "threads",
     "micro_batch_tokens",
     "activation_checkpointing",
@@ -219,6 +221,7 @@ def _config_type() -> type[RLConfig]:
 )
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
+@device_option
 @env_args_option
 @env_dir_option
 @click.option("--steps", type=in_range(PositiveInt), help="Optimizer steps.  [default: 100]")
@@ -252,7 +255,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    ranks = join_process_group()
+    ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
             follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)

@@ -16,16 +16,16 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
+from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra, print_device
 from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
-from rove.cli.options import SETTINGS, endpoints_option, examples, setting_range, settings, trust_option
+from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
 from rove.core.checks import Settings
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Request, Response
-from rove.core.ranges import NonNegativeInt, Port, PositiveInt, SecondsOrZero
+from rove.core.ranges import Device, NonNegativeInt, Port, PositiveInt, SecondsOrZero
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -43,6 +43,8 @@ class ServeConfig(Settings, frozen=True, kw_only=True):
     """A model folder, a name in endpoints.toml, or scripted:NAME."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     host: str = "127.0.0.1"
     """Address to listen on."""
     port: Port = 8000
@@ -145,18 +147,24 @@ def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], 
     return tuple((message["role"], text_of(message)) for message in prompt)
 
 
-def served_client(config: ServeConfig) -> Client:
+def served_client(config: ServeConfig, console: Console | None = None) -> Client:
     """Return the client that answers requests.
+
+    Args:
+        config: Settings.
+        console: Shows the device of a model folder.
 
     Raises:
         ConfigError: The model or an adapter does not exist or does not fit, or adapters are given without a model folder.
     """
+    endpoint = find_endpoint(config.model, config.endpoints)
+    if config.device != "auto" and (endpoint is not None or config.model.startswith(SCRIPTED)):
+        raise ConfigError(f"device is '{config.device}', but {config.model} is not a model folder: leave it out")
     if config.model.startswith(SCRIPTED):
         if config.env is None:
             raise ConfigError(f"{config.model} belongs to an environment; name it with --env")
         env = load_environment(config.env, config.env_dir, **config.env_args)
         return ScriptedServerClient(make_client(config.model, env), env)
-    endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(model_path(config.model)).expanduser()
@@ -167,10 +175,14 @@ def served_client(config: ServeConfig) -> Client:
         from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
+    if console is not None:
+        print_device(config.device, console)
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
-    client = EngineClient.from_model(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
+    client = EngineClient.from_model(
+        load_for_sampling(folder, config.trust_remote_code, config.device), config.max_batch
+    )
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client
@@ -215,7 +227,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
 
     key = api_key_of(config)
     console.print(f"loading {config.model} …", markup=False, soft_wrap=True)
-    client = served_client(config)
+    client = served_client(config, console)
     if config.adapters and not hasattr(client, "engine"):
         raise ConfigError("only a model folder can have adapters; omit --adapter, or serve the folder itself")
     app = make_app(client, [config.served_name, *config.adapters], api_key=key)
@@ -261,14 +273,15 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 
 @click.command(
     epilog=examples(
-        "rove serve models/tiny --port 8000",
-        "rove serve models/base --adapter mine=runs/sft/final",
-        "rove serve scripted:teacher --env tictactoe",
+        "rove serve -m models/tiny --port 8000",
+        "rove serve -m models/base --adapter mine=runs/sft/final",
+        "rove serve -m scripted:teacher --env tictactoe",
         "rove serve --openenv tictactoe",
     ),
     context_settings=SETTINGS,
-    options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
+    options_metavar="-m MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
+@click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or scripted:NAME.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
 @click.option(
     "--port", type=setting_range(ServeConfig, "port"), help="Port to listen on; 0 picks a free one.  [default: 8000]"
@@ -286,6 +299,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     help="LoRA adapter and its name in requests; repeatable.",
 )
 @trust_option
+@device_option
 @click.option(
     "--max-batch", type=setting_range(ServeConfig, "max_batch"), help="Maximum concurrent responses.  [default: 256]"
 )
@@ -299,7 +313,7 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 @click.option("--openenv", metavar="ENV", help="Serve this environment with the OpenEnv protocol instead of a model.")
 @hub_option
 @click.pass_context
-def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
+def command(ctx: click.Context, openenv: str | None, model: str | None, **named: Any) -> None:
     """Serve MODEL as an OpenAI-compatible endpoint: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Routes: chat completions, completions, models, /health and /metrics; for a model folder also /tokenize, /detokenize and
@@ -307,9 +321,12 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
     --openenv, an environment is served, and the connecting client acts as the model.
     """
     if openenv is not None:
+        if model is not None:
+            raise ConfigError(f"--openenv serves an environment, but -m {model} is a model; give one of them")
         run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))
         return
-    if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
+    config = settings(ServeConfig, ctx, bare="model", model=model, **named)  # `rove serve MODEL` still works
+    if run_serve(config, console_for(json=False)):
         ctx.exit(1)
 
 

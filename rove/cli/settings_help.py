@@ -13,8 +13,7 @@ import click
 import msgspec
 
 from rove.core.checks import type_below
-from rove.core.ranges import range_of
-
+from rove.core.ranges import form_of, range_of
 
 WORDS = {
     "bool": "true or false",
@@ -96,6 +95,8 @@ def type_text(annotation: Any) -> str:
     allowed = range_of(annotation)
     if allowed is not None:
         return allowed.description
+    if form := form_of(annotation):
+        return form
     values = range_of(type_below(annotation, "")) if get_origin(annotation) is dict else None
     if values is not None:
         return f"table; each value: {values.description}"

@@ -28,6 +28,7 @@ from rove.cli.common import (
 )
 from rove.cli.options import (
     SETTINGS,
+    device_option,
     examples,
     in_range,
     json_object,
@@ -60,6 +61,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
+    "device",
     "threads",
     "micro_batch_tokens",
     "activation_checkpointing",
@@ -189,6 +191,7 @@ def _config_type() -> type[SFTConfig]:
 @click.option("--data", help="Run folder with the rollouts to train on.")
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
+@device_option
 @click.option("--min-reward", type=in_range(FiniteFloat), help="Leave out rollouts below this reward.")
 @click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
 @click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")
@@ -217,7 +220,8 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
         from rove.train.sft import follow_sft
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
-    config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join_process_group()
+    config = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
             follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
@@ -315,7 +319,7 @@ def _measure_all(
     from rove.train.policy_comparison import turn_limit
 
     with progress(console, f"{target.env} after SFT", 1 + len(names)) as report:
-        client = embedded(str(final))
+        client = embedded(str(final), device=config.device)
         assert isinstance(client, EngineClient)
         limit = turn_limit(client.renderer, data.finished())
         rows = [_measure(config, target, client, "the trained model", limit, report)]

@@ -26,7 +26,7 @@ from rove.cli.options import settings
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
-from rove.core.ranges import CountOrAll, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
+from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
 from rove.models.pretrained import model_path
@@ -52,6 +52,8 @@ class EvalConfig(Options, frozen=True, kw_only=True):
     """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Arguments of the environment."""
     num_examples: CountOrAll = 5
@@ -306,7 +308,8 @@ def check_client(config: EvalConfig, env: Environment) -> None:
         if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
         return
-    make_client(config.model, env, config.base_url, config.api_key_var, endpoints=config.endpoints)
+    key_var, device = config.api_key_var, config.device
+    make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -15,7 +15,7 @@ from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
 import msgspec
 
 from rove.core.errors import ConfigError, SettingError, nearest
-from rove.core.ranges import range_of
+from rove.core.ranges import form_of, range_of
 from rove.core.renamed_settings import rename_hint
 
 
@@ -139,6 +139,8 @@ def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
     allowed = None if annotation is None else range_of(annotation)
     if allowed is not None:
         return f"{name} is {value!r}; expected {allowed.expected(value)}"
+    if annotation is not None and (form := form_of(annotation)):
+        return f"{name} is {value!r}; expected {form}"
     advice = f": write [[{name}]]" if isinstance(value, dict) and "`array`" in problem else ""
     if isinstance(value, str) and is_text_list(annotation):
         advice = f": write {text_list(value)}"

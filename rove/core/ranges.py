@@ -48,6 +48,11 @@ Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, extra={"range": "more than
 
 SecondsOrZero = Annotated[float, Meta(ge=0, le=MAX_SECONDS, extra={"range": "0 or more and at most 1e9"})]
 
+Device = Annotated[
+    str, Meta(pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,4}|mps)$", extra={"expected": "auto, cpu, cuda, cuda:N, or mps"})
+]
+"""Device that a model computes on; see `rove.models.device`."""
+
 
 class Range(NamedTuple):
     """The numbers that a type allows."""
@@ -120,3 +125,9 @@ def _range(info: Any) -> Range | None:
         return None
     number = int if isinstance(info, msgspec.inspect.IntType) else float
     return Range(number, info.gt, info.ge, info.lt, info.le, extra.get("excluded"), extra.get("range", ""))
+
+
+def form_of(annotation: Any) -> str:
+    """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
+    info = msgspec.inspect.type_info(annotation)
+    return (info.extra or {}).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

@@ -13,6 +13,7 @@ from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
 from rove.core.ranges import (
     CountOrAll,
+    Device,
     FiniteFloat,
     FloatAbove1,
     FloatFrom1,
@@ -343,6 +344,9 @@ class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Initial model: a folder, or a name that `rove model list` prints."""
     trust_remote_code: bool = False
     """Run Python files that come with the model folder."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps". Under
+    torchrun, each process uses the CUDA device of its local rank."""
     batch_size: PositiveInt
     learning_rate: PositiveFloat
     warmup_steps: NonNegativeInt

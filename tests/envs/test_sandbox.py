@@ -141,7 +141,7 @@ def test_arguments_set_the_sandbox_limits():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"memory_gb": 0}, "memory_bytes is 0; expected more than 0"),
+        ({"memory_gb": 0}, "memory_bytes is 0; expected an integer, 1 or more"),
         ({"timeout_per_command_seconds": -1}, "seconds is -1"),
         (
             {"pip_install_packages": "nonesuch"},

@@ -421,9 +421,9 @@ def test_all_losses_and_aggregations_differ():
 
 @pytest.mark.parametrize("ceiling", [1.0, 0.2, 0.0, -3.0, math.nan])
 def test_a_ceiling_that_scales_down_on_policy_tokens_is_rejected(ceiling: float):
-    with pytest.raises(ConfigError, match="absolute ceiling"):
+    with pytest.raises(ConfigError, match="max_ratio is .*; expected a .*number, more than 1"):
         cispo(ceiling)
-    with pytest.raises(ConfigError, match="absolute ceiling"):
+    with pytest.raises(ConfigError, match="max_ratio is .*; expected a .*number, more than 1"):
         make_loss("cispo", max_ratio=ceiling)
 
 
@@ -581,7 +581,7 @@ def test_invalid_aggregations_are_rejected():
     with pytest.raises(ConfigError, match="did you mean 'token'"):
         token_weights("tokens", [1])
     for wrong in (None, 0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match="divides by"):
+        with pytest.raises(ConfigError, match="constant is .*; expected a .*number, more than 0"):
             token_weights("constant", [1], constant=wrong)
     with pytest.raises(ValueError):
         token_weights("token", [1, 2], [0])

@@ -109,6 +109,15 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
         raise_explained(error, values, kind)
 
 
+def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:
+    """Return settings unchanged, or build them from a dict.
+
+    Raises:
+        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
+    """
+    return convert(kind, values) if isinstance(values, Mapping) else values
+
+
 def import_function(setting: str, path: str) -> Callable[..., Any]:
     """Import the function "package.module:function" that a setting names.
 

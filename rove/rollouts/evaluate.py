@@ -337,6 +337,10 @@ def run_identity(env: Environment, client: Any, model: str, options: Options) ->
 def _opened(
     run: Run | str | Path | None, env: Environment, client: Any, model: str, values: dict[str, Any]
 ) -> Iterator[_Evaluation]:
+    for name in values.keys() & set(SamplingParams.__struct_fields__) - set(Options.__struct_fields__):
+        raise ConfigError(
+            f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
+        )
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
     if not isinstance(client, Client):
         from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need

@@ -53,18 +53,16 @@ def make_client(
             model that this machine does not compute.
         MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
-    endpoint = find_endpoint(model, endpoints) if base_url is None else None
-    is_local = base_url is None and endpoint is None and not model.startswith(SCRIPTED) and is_folder(model)
-    if device != "auto" and not is_local:
-        kind = "is a scripted policy" if model.startswith(SCRIPTED) else "runs at an endpoint"
-        raise ConfigError(f"device is '{device}', but {model} {kind}, so no device is used here: leave it out")
     if model.startswith(SCRIPTED):
+        refuse_device(device, f"{model} is a scripted policy")
         return _scripted(model, env)
+    endpoint = find_endpoint(model, endpoints) if base_url is None else None
+    if base_url is None and endpoint is None and is_folder(model):
+        return embedded(model, trust_remote_code, device, console)
+    refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
-    if is_local:
-        return embedded(model, trust_remote_code, device, console)
     from rove.clients.openai import OpenAIClient
 
     try:
@@ -81,6 +79,16 @@ def make_client(
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"
         raise MissingKeyError(str(error) + hint) from error
+
+
+def refuse_device(device: str, reason: str) -> None:
+    """Refuse a device for a model that this machine does not compute.
+
+    Raises:
+        ConfigError: A device is given.
+    """
+    if device != "auto":
+        raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
 
 
 def _scripted(model: str, env: Environment | None) -> Client:

@@ -14,7 +14,16 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rove.cli.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra, print_device
+from rove.cli.clients import (
+    API_KEY_VAR,
+    SCRIPTED,
+    embedded,
+    find_endpoint,
+    is_folder,
+    needs_train_extra,
+    print_device,
+    refuse_device,
+)
 from rove.cli.common import RUNS, WIDTH, ReportProgress, console_for, hint, print_json, progress, run_async, short
 from rove.cli.options import (
     SETTINGS,
@@ -109,10 +118,7 @@ async def diagnose_endpoint(
         async with served(model, trust_remote_code, device) as client:
             await collect(client, model)
         return findings
-    if device != "auto":
-        raise ConfigError(
-            f"device is '{device}', but {model} runs at an endpoint, so no device is used here: leave it out"
-        )
+    refuse_device(device, f"{model} runs at an endpoint")
     clients = endpoint_clients(model, base_url, api_key_var, endpoints)
     total = CHECKS * len(clients)
     for client, name in clients:

@@ -16,7 +16,15 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra, print_device
+from rove.cli.clients import (
+    SCRIPTED,
+    find_endpoint,
+    is_folder,
+    make_client,
+    needs_train_extra,
+    print_device,
+    refuse_device,
+)
 from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
 from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
@@ -157,15 +165,15 @@ def served_client(config: ServeConfig, console: Console | None = None) -> Client
     Raises:
         ConfigError: The model or an adapter does not exist or does not fit, or adapters are given without a model folder.
     """
-    endpoint = find_endpoint(config.model, config.endpoints)
-    if config.device != "auto" and (endpoint is not None or config.model.startswith(SCRIPTED)):
-        raise ConfigError(f"device is '{config.device}', but {config.model} is not a model folder: leave it out")
     if config.model.startswith(SCRIPTED):
+        refuse_device(config.device, f"{config.model} is a scripted policy")
         if config.env is None:
             raise ConfigError(f"{config.model} belongs to an environment; name it with --env")
         env = load_environment(config.env, config.env_dir, **config.env_args)
         return ScriptedServerClient(make_client(config.model, env), env)
+    endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
+        refuse_device(config.device, f"{config.model} runs at an endpoint")
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(model_path(config.model)).expanduser()
     if not folder.is_dir():

@@ -121,9 +121,15 @@ def test_version(rove: Rove):
         (["eval", *SMALL, "--num-exampls", "3"], "unknown setting 'num_exampls'; did you mean 'num_examples'?"),
         (["eval", *SMALL, "-x", "3"], "unknown flag '-x'; see --help"),
         (["eval", *SMALL, "--seed", "five"], "seed is 'five'; expected an integer"),
-        (["eval", *SMALL, "-n", "five"], "Invalid value for '-n' / '--num-examples': five; expected an integer, 1 or more, or -1 for all"),
+        (
+            ["eval", *SMALL, "-n", "five"],
+            "Invalid value for '-n' / '--num-examples': five; expected an integer, 1 or more, or -1 for all",
+        ),
         (["eval", *SMALL, "-n", "0"], "num_examples is 0; expected an integer, 1 or more, or -1 for all"),
-        (["eval", *SMALL, "-r", "0"], "Invalid value for '-r' / '--rollouts-per-example': 0; expected an integer, 1 or more"),
+        (
+            ["eval", *SMALL, "-r", "0"],
+            "Invalid value for '-r' / '--rollouts-per-example': 0; expected an integer, 1 or more",
+        ),
         (["eval", *SMALL, "-c", "0"], "Invalid value for '-c' / '--max-concurrent': 0; expected an integer, 1 or more"),
         (["eval", *SMALL, "reverse_text"], "unexpected argument 'reverse_text'"),
         (["eval", *SMALL, "-a", "nope"], "-a takes a JSON object like '{\"seed\": 1}', got 'nope'"),

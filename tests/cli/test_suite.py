@@ -270,7 +270,10 @@ def test_later_files_override_earlier_ones(rove: Rove):
             "[[eval]] 1 (temprature = 0.1): unknown setting 'temprature'",
         ),
         ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: seed is 'x'; expected an integer, 0 or more"),
-        ("[[eval]]\n[[eval]]\nnum_examples = 0", "suite.toml, [[eval]] 2: num_examples is 0; expected an integer, 1 or more"),
+        (
+            "[[eval]]\n[[eval]]\nnum_examples = 0",
+            "suite.toml, [[eval]] 2: num_examples is 0; expected an integer, 1 or more",
+        ),
         ("[[eval]]\n[[eval]]\nenv = 'tictactoo'", "suite.toml, [[eval]] 2: no environment 'tictactoo'"),
         ("[[eval]]\n[[eval]]\nenv_args = {sed = 1}", "suite.toml, [[eval]] 2: environment 'tictactoe' has no argument"),
         (

@@ -13,8 +13,6 @@ from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
 from rove.audit.baseline import Baseline, measure_baseline
 from rove.audit.data_checks import check_leaks, check_overlap, check_round_trip, check_same_rows, check_seed_shift
 from rove.audit.findings import CHECKS, Finding, Report, Severity, selected, shortened
@@ -47,8 +45,9 @@ from rove.audit.reward_checks import (
 )
 from rove.audit.search import search
 from rove.audit.subject import OutOfTime, RolloutsFail, Subject
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.errors import ConfigError, Error
+from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.envs.loading import environment_file
 from rove.remote import IsolatedEnv
 from rove.workers.import_alias import active_import_alias
@@ -62,30 +61,27 @@ ROWS_SECONDS = 120.0
 """Time limit for reading the rows in a process of their own."""
 
 
-class AuditOptions(msgspec.Struct, frozen=True, kw_only=True):
+class AuditOptions(Settings, frozen=True, kw_only=True):
     """Settings of an audit.
 
     Raises:
-        ConfigError: A value is not positive.
+        ConfigError: A value is out of range.
     """
 
-    num_examples: int = 60
+    num_examples: PositiveInt = 60
     """Examples per policy."""
     only: tuple[str, ...] = ()
     """Checks to do; all if empty."""
     skip: tuple[str, ...] = ()
     """Checks to leave out."""
-    seconds: float = 600.0
+    seconds: Seconds = 600.0
     """Time budget."""
-    hang_seconds: float = 10.0
+    hang_seconds: Seconds = 10.0
     """Kill the environment when it is unresponsive for this many seconds."""
-    start_seconds: float = 120.0
+    start_seconds: Seconds = 120.0
     """Time limit for loading the environment."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the search."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "num_examples", "seconds", "hang_seconds", "start_seconds")
 
 
 async def audit(

@@ -25,12 +25,14 @@ from rove.audit.baseline import Baseline
 from rove.audit.exploration import WEIGHTS, exploration
 from rove.audit.findings import Finding, Severity
 from rove.audit.subject import OUT_OF_TIME, Measured, OutOfTime, Policy, Subject, evidence
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.messages import Messages, text_of
+from rove.core.ranges import Device, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
+from rove.models.device import choose_device
 from rove.models.from_scratch import new_model
 from rove.models.load import LoadedModel, load_model
 from rove.rollouts.evaluate import conversation_texts
@@ -59,34 +61,33 @@ WINDOW = 5
 """Steps that are averaged to find where reward and measure part."""
 
 
-class LearnOptions(msgspec.Struct, frozen=True, kw_only=True):
+class LearnOptions(Settings, frozen=True, kw_only=True):
     """Settings of the learner.
 
     Raises:
-        ConfigError: A value is not positive.
+        ConfigError: A value is out of range.
     """
 
     folder: Path
     """Empty folder for the runs `sft`, `rl`, `more_rl` (the second phase), and both of each function: `rl_FUNCTION`, …"""
-    steps: int = 100
+    steps: PositiveInt = 100
     """RL steps."""
-    batch_size: int = 128
+    batch_size: PositiveInt = 128
     """Rollouts per RL step (a multiple of 16); half of it in environments with several turns."""
-    replies: int = 1600
+    replies: PositiveInt = 1600
     """Rollouts that the model learns to write replies from."""
-    epochs: int = 6
+    epochs: PositiveInt = 6
     """Passes over them."""
-    max_tokens: int = 64
+    max_tokens: PositiveInt = 64
     """Maximum tokens of a response."""
-    learning_rate: float = 1e-3
+    learning_rate: PositiveFloat = 1e-3
     """Peak learning rate of RL."""
-    seed: int = 0
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
+    seed: NonNegativeInt = 0
     """Random seed of the weights and of sampling."""
     second_phase: bool = True
     """Continue RL without an entropy bonus, with as many steps again, if it has raised the reward without a finding."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "steps", "batch_size", "replies", "epochs", "max_tokens", "learning_rate")
 
 
 OnProgress = Callable[[str, int, int], None]
@@ -211,7 +212,7 @@ class _Learner:
             if name:
                 if self.subject.remaining < seconds:
                     return None
-                loaded = load_model(self.options.folder / "sft" / "final")
+                loaded = load_model(self.options.folder / "sft" / "final", self.options.device)
                 learned = await self.reinforce(loaded, name)
                 finding = await self.judge(learned)
                 if finding is not None:
@@ -328,6 +329,7 @@ async def _imitate(
     on_progress("replies to learn from", 0, 1)
     records = await _replies(subject, base, options)
     loaded = new_model(conversation_texts(records), seed=options.seed)
+    loaded.model.to(choose_device(options.device))
     await asyncio.to_thread(_fine_tune, loaded, records, options, on_progress)
     max_tokens = _max_tokens(loaded, records, options.max_tokens)
     return loaded, max_tokens, await _measure(subject, loaded, "learner: after SFT", options, max_tokens)

@@ -13,11 +13,12 @@ from typing import Any
 import msgspec
 
 from rove.clients.scripted import ScriptedClient
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.protocols import Limits
+from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Outcome, RolloutRecord
 from rove.core.state import State
 from rove.remote import IsolatedEnv
@@ -84,27 +85,25 @@ MAX_ERROR_CHARS = 300
 """Maximum characters kept of an error message."""
 
 
-class CheckLimits(msgspec.Struct, frozen=True, kw_only=True):
+class CheckLimits(Settings, frozen=True, kw_only=True):
     """Limits of a check.
 
     Raises:
-        ConfigError: A value is not positive.
+        ConfigError: A limit is out of range.
     """
 
-    num_examples: int = 2
-    max_turns: int = 30
+    num_examples: PositiveInt = 2
+    """Examples to play."""
+    max_turns: PositiveInt = 30
     """Maximum turns per rollout."""
-    install_seconds: float = 900.0
+    install_seconds: Seconds = 900.0
     """Time limit for installing the package with its dependencies."""
-    start_seconds: float = 120.0
+    start_seconds: Seconds = 120.0
     """Time limit for loading the environment, and again for its dataset."""
-    hang_seconds: float = 30.0
+    hang_seconds: Seconds = 30.0
     """Kill the environment when it is unresponsive for this many seconds."""
-    play_seconds: float = 300.0
+    play_seconds: Seconds = 300.0
     """Time limit for all rollouts."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, *self.__struct_fields__)
 
 
 class Failure(msgspec.Struct, frozen=True, order=True):

@@ -18,9 +18,9 @@ from rove.audit.judge import JudgeModel
 from rove.audit.report import json_report, junit_report, markdown_report, rate_text, sarif_report
 from rove.audit.subject import OUT_OF_TIME
 from rove.cli.audit_comparison import compare_audits, located
-from rove.cli.clients import make_client, needs_train_extra
+from rove.cli.clients import make_client, needs_train_extra, print_device
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress, run_async, run_folder
-from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option
+from rove.cli.options import env_args_option, env_dir_option, examples, json_object, json_option, setting_range
 from rove.core.errors import ConfigError
 from rove.utils.console import styled
 from rove.utils.files import atomic_write
@@ -126,6 +126,18 @@ def run_audit(
         return run_async(run())
 
 
+def _learner_settings(
+    learn: bool, device: str | None, folder: Path, seed: int, console: Console
+) -> dict[str, Any] | None:
+    """Return the settings of the learner, and print its device; None without --learn."""
+    if not learn:
+        if device is not None:
+            raise ConfigError(f"--device is '{device}', but no model is trained: add --learn, or leave it out")
+        return None
+    print_device(device or "auto", console)
+    return {"folder": folder, "seed": seed, "device": device or "auto"}
+
+
 @click.command(
     epilog=examples(
         "rove audit tictactoe",
@@ -139,16 +151,28 @@ def run_audit(
 @click.argument("env", required=False)
 @env_args_option
 @env_dir_option
-@click.option("-n", "--num-examples", type=int, default=60, show_default=True, help="Examples per policy.")
+@click.option(
+    "-n",
+    "--num-examples",
+    type=setting_range(AuditOptions, "num_examples"),
+    default=60,
+    show_default=True,
+    help="Examples per policy.",
+)
 @click.option("--only", multiple=True, help="Check to do; repeatable.  [default: all]")
 @click.option("--skip", multiple=True, help="Check to leave out; repeatable.")
-@click.option("--seconds", type=float, default=600.0, show_default=True, help="Time budget.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed of the search.")
+@click.option(
+    "--seconds", type=setting_range(AuditOptions, "seconds"), default=600.0, show_default=True, help="Time budget."
+)
+@click.option(
+    "--seed", type=setting_range(AuditOptions, "seed"), default=0, show_default=True, help="Random seed of the search."
+)
 @click.option("-o", "--output", multiple=True, help="Write FILE.md, .json, .sarif or .xml (JUnit); repeatable.")
 @click.option(
     "--fail-on", type=click.Choice(LEVELS), default="high", show_default=True, help="Severity of exit status 1."
 )
 @click.option("--learn", is_flag=True, help="Train a tiny model by RL, and compare its reward with what it does.")
+@click.option("--device", help="Device of the model of --learn.  [default: auto]")
 @click.option("--judge", metavar="MODEL", help="Also let MODEL answer as the environment's judge, and give it orders.")
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for the learner's runs.  [default: one in runs/ for ENV and the seed]"
@@ -172,6 +196,7 @@ def command(
     output: tuple[str, ...],
     fail_on: str,
     learn: bool,
+    device: str | None,
     judge: str | None,
     run_dir: str | None,
     compare: tuple[str, str] | None,
@@ -206,7 +231,7 @@ def command(
     check_outputs(output, SUFFIXES)
     env, env_dir = located(env, env_dir)
     folder = run_folder(run_dir, env, "audit", identity={"env_args": args, "seed": seed})
-    learner = {"folder": folder, "seed": seed} if learn else None
+    learner = _learner_settings(learn, device, folder, seed, console)
     report = run_audit(env, env_dir, args, settings, console, learner, judge)
     for one in output:
         write(report, one, Severity[fail_on.upper()])

@@ -16,7 +16,7 @@ from rove.check.package_files import Package, packages_in
 from rove.check.report import as_json, as_markdown, report_notes
 from rove.check.rollouts import CheckLimits
 from rove.cli.common import WIDTH, check_outputs, console_for, hint, print_json, progress
-from rove.cli.options import env_dir_option, examples, json_object
+from rove.cli.options import env_dir_option, examples, json_object, setting_range
 from rove.hub.client.installed import find
 from rove.hub.package.names import parse_reference
 from rove.utils.console import styled
@@ -87,22 +87,39 @@ def print_summary(reports: Sequence[Report], console: Console) -> None:
 @click.option(
     "-n",
     "--num-examples",
+    type=setting_range(CheckLimits, "num_examples"),
     default=CheckLimits().num_examples,
     show_default=True,
     help="Number of examples per package.",
 )
 @click.option("-o", "--output", multiple=True, help="Write the matrix to FILE.md or FILE.json; repeatable.")
 @click.option(
-    "--start-seconds", default=CheckLimits().start_seconds, show_default=True, help="Time limit for loading a package."
+    "--start-seconds",
+    type=setting_range(CheckLimits, "start_seconds"),
+    default=CheckLimits().start_seconds,
+    show_default=True,
+    help="Time limit for loading a package.",
 )
 @click.option(
-    "--hang-seconds", default=CheckLimits().hang_seconds, show_default=True, help="Time limit for a single operation."
+    "--hang-seconds",
+    type=setting_range(CheckLimits, "hang_seconds"),
+    default=CheckLimits().hang_seconds,
+    show_default=True,
+    help="Time limit for a single operation.",
 )
 @click.option(
-    "--play-seconds", default=CheckLimits().play_seconds, show_default=True, help="Time limit for all rollouts."
+    "--play-seconds",
+    type=setting_range(CheckLimits, "play_seconds"),
+    default=CheckLimits().play_seconds,
+    show_default=True,
+    help="Time limit for all rollouts.",
 )
 @click.option(
-    "--install-seconds", default=CheckLimits().install_seconds, show_default=True, help="Time limit for installation."
+    "--install-seconds",
+    type=setting_range(CheckLimits, "install_seconds"),
+    default=CheckLimits().install_seconds,
+    show_default=True,
+    help="Time limit for installation.",
 )
 @click.option("--json", "as_json_", is_flag=True, help="Print the result as JSON.")
 @click.pass_context

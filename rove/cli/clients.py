@@ -13,6 +13,8 @@ from rove.envs.environment import Environment
 from rove.models.pretrained import CATALOG, model_path
 
 if TYPE_CHECKING:
+    from rich.console import Console
+
     from rove.clients.endpoints_file import Endpoint
 
 SCRIPTED = "scripted:"
@@ -29,6 +31,8 @@ def make_client(
     max_retries: int = 4,
     endpoints: str | Path | None = None,
     trust_remote_code: bool = False,
+    device: str = "auto",
+    console: Console | None = None,
 ) -> Client:
     """Return the client for `-m MODEL`.
 
@@ -41,20 +45,24 @@ def make_client(
         env: The environment whose scripted policies can be named; None allows no scripted policy.
         api_key_var: Environment variable with the API key; if not the default, it overrides that of endpoints.toml.
         endpoints: See `find_endpoint`.
-        trust_remote_code: See `rove.models.load.load_model`.
+        trust_remote_code, device: See `rove.models.load.load_model`.
+        console: Shows the device of a model folder.
 
     Raises:
-        ConfigError: The scripted policy or folder does not exist, or the file of endpoints is invalid.
+        ConfigError: The scripted policy or folder does not exist, the file of endpoints is invalid, or a device is given for a
+            model that this machine does not compute.
         MissingKeyError: OpenAI's endpoint has no key, or the named variable is not set.
     """
     if model.startswith(SCRIPTED):
+        refuse_device(device, f"{model} is a scripted policy")
         return _scripted(model, env)
     endpoint = find_endpoint(model, endpoints) if base_url is None else None
+    if base_url is None and endpoint is None and is_folder(model):
+        return embedded(model, trust_remote_code, device, console)
+    refuse_device(device, f"{model} runs at an endpoint")
     if endpoint is not None:
         key = _key(api_key_var) if api_key_var != API_KEY_VAR else None
         return endpoint.client(key, max_concurrent, timeout, max_retries)
-    if base_url is None and is_folder(model):
-        return embedded(model, trust_remote_code)
     from rove.clients.openai import OpenAIClient
 
     try:
@@ -71,6 +79,16 @@ def make_client(
         if base_url is None and (names := _endpoint_names(endpoints)):
             hint += f", nor in endpoints.toml: {nearest(model, names)}"
         raise MissingKeyError(str(error) + hint) from error
+
+
+def refuse_device(device: str, reason: str) -> None:
+    """Refuse a device for a model that this machine does not compute.
+
+    Raises:
+        ConfigError: A device is given.
+    """
+    if device != "auto":
+        raise ConfigError(f"device is '{device}', but {reason}, so no device is used: leave it out")
 
 
 def _scripted(model: str, env: Environment | None) -> Client:
@@ -121,11 +139,13 @@ def is_folder(model: str) -> bool:
     return model in CATALOG or Path(model).is_dir() or model.startswith((".", "/", "~", "runs/", "models/"))
 
 
-def embedded(model: str, trust_remote_code: bool = False) -> Client:
+def embedded(
+    model: str, trust_remote_code: bool = False, device: str = "auto", console: Console | None = None
+) -> Client:
     """Return a client that runs a model folder in the embedded engine.
 
     Raises:
-        ConfigError: The folder does not exist, or torch is not installed.
+        ConfigError: The folder does not exist, the device is not available, or torch is not installed.
     """
     path = Path(model_path(model)).expanduser()
     if not path.is_dir():
@@ -133,7 +153,20 @@ def embedded(model: str, trust_remote_code: bool = False) -> Client:
     with needs_train_extra():
         from rove.engine.client import EngineClient
         from rove.models.load import load_for_sampling
-    return EngineClient.from_model(load_for_sampling(path, trust_remote_code))
+    if console is not None:
+        print_device(device, console)
+    return EngineClient.from_model(load_for_sampling(path, trust_remote_code, device))
+
+
+def print_device(device: str, console: Console) -> None:
+    """Print the device of a setting `device`.
+
+    Raises:
+        ConfigError: The device is not available, or torch is not installed.
+    """
+    with needs_train_extra():
+        from rove.models.device import choose_device, describe_device
+    console.print(f"device: {describe_device(choose_device(device))}", markup=False, soft_wrap=True)
 
 
 def _key(variable: str) -> str | None:

@@ -16,13 +16,14 @@ import rove
 from rove.cli.clients import make_client, needs_train_extra
 from rove.cli.common import RUNS, console_for, hint, print_json, print_warnings, run_async, short
 from rove.cli.hacking import run_hacking
-from rove.cli.options import examples, json_option
+from rove.cli.options import device_option, examples, in_range, json_option
 from rove.cli.pipeline import ExhaustiveConfig, Pipeline, Recipe, answers_table, results_table
 from rove.core.config import convert, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
 from rove.core.protocols import Client, SamplingParams
+from rove.core.ranges import NonNegativeInt
 from rove.envs.loading import environment_file, load_environment
 from rove.games.exhaustive import ExhaustiveGame, Goals, Line, as_exhaustive_game, play_all_games, summarize, values_of
 from rove.models.pretrained import model_path
@@ -113,7 +114,8 @@ SMOKE_NOTE = "smoke test: the figures above mean nothing; "
     type=click.Path(),
     help="Recipe file, or the name of one that comes with rove.  [default: the environment's demo-MODEL.toml or demo.toml]",
 )
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@device_option
+@click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option(
     "--run-dir", type=click.Path(), help="Folder for all stages.  [default: one in runs/ for these arguments]"
 )
@@ -132,6 +134,7 @@ def command(
     env: str,
     model: str | None,
     file: str | None,
+    device: str | None,
     seed: int,
     run_dir: str | None,
     full: bool,
@@ -148,9 +151,12 @@ def command(
     You can stop at any time: repeat the command to continue.
     """
     console = console_for(as_json)
+    device = device or "auto"
     if env == HACKING:
         with needs_train_extra():
-            results = run_hacking(Path(run_dir) if run_dir else RUNS / f"demo-hacking-seed{seed}", seed, console)
+            results = run_hacking(
+                Path(run_dir) if run_dir else RUNS / f"demo-hacking-seed{seed}", seed, console, device
+            )
         if as_json:
             print_json(results)
         return
@@ -162,7 +168,7 @@ def command(
     if (full or models) and recipe.exhaustive is None:
         raise ConfigError(f"the demo of '{env}' has no [exhaustive] table, which --full and --exhaustive need")
     if models:
-        results = evaluate_exhaustively(env, recipe, {short(name): name for name in models}, console)
+        results = evaluate_exhaustively(env, recipe, {short(name): name for name in models}, console, device)
         if as_json:
             print_json(results)
         return
@@ -173,7 +179,7 @@ def command(
     folder = Path(run_dir) if run_dir else RUNS / "-".join([name, f"seed{seed}", *variants])
     if recipe.needs and not smoke:
         console.print(f"needs {recipe.needs}", markup=False, soft_wrap=True)
-    demo = Pipeline(env, recipe, folder, seed, console, join_process_group(), model, full)
+    demo = Pipeline(env, recipe, folder, seed, console, join_process_group(device), model, full, device)
     if not demo.ranks.is_first:
         demo.follow()
         return
@@ -223,15 +229,17 @@ def demo_results(demo: Pipeline) -> dict[str, Any]:
     shown: dict[str, Any] = {"rows": rows, "folder": str(demo.folder)}
     if demo.full:
         trained = {row["name"]: row["model"] for row in rows if row["name"].startswith("+ ")}
-        shown["exhaustive"] = evaluate_exhaustively(demo.env, recipe, trained, console)
+        shown["exhaustive"] = evaluate_exhaustively(demo.env, recipe, trained, console, demo.device)
     return shown
 
 
-def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], console: Console) -> list[dict[str, Any]]:
+def evaluate_exhaustively(
+    env: str, recipe: Recipe, models: dict[str, str], console: Console, device: str = "auto"
+) -> list[dict[str, Any]]:
     """Evaluate models in every possible game, print the table and verdicts, and return the results as JSON."""
     config = recipe.exhaustive
     assert config is not None
-    results = {name: run_exhaustive(env, model, config) for name, model in models.items()}
+    results = {name: run_exhaustive(env, model, config, device) for name, model in models.items()}
     console.print()
     console.print(exhaustive_table(config, results))
     for name, result in results.items():
@@ -239,7 +247,7 @@ def evaluate_exhaustively(env: str, recipe: Recipe, models: dict[str, str], cons
     return list(results.values())
 
 
-def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig) -> dict[str, Any]:
+def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig, device: str = "auto") -> dict[str, Any]:
     """Evaluate a model's greedy policy in every possible game; return the result as `--json` shows it.
 
     Raises:
@@ -256,7 +264,7 @@ def run_exhaustive(env_id: str, model: str, config: ExhaustiveConfig) -> dict[st
         finally:
             await client.close()
 
-    lines = run_async(play(make_client(model, env)))
+    lines = run_async(play(make_client(model, env, device=device)))
     result = summarize(env, lines)
     shown = [_line_as_json(line, _failed_goals(game, line, config.goals)) for line in lines]
     failed, missed = [line for line in shown if line["failed"]], [one.text for one in config.goals.missed(result)]

@@ -14,15 +14,26 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from rove.cli.clients import API_KEY_VAR, SCRIPTED, embedded, find_endpoint, is_folder, needs_train_extra
+from rove.cli.clients import (
+    API_KEY_VAR,
+    SCRIPTED,
+    embedded,
+    find_endpoint,
+    is_folder,
+    needs_train_extra,
+    print_device,
+    refuse_device,
+)
 from rove.cli.common import RUNS, WIDTH, ReportProgress, console_for, hint, print_json, progress, run_async, short
 from rove.cli.options import (
     SETTINGS,
     api_key_var_option,
     base_url_option,
+    device_option,
     endpoints_option,
     env_args_option,
     examples,
+    in_range,
     json_object,
     json_option,
     settings,
@@ -31,6 +42,7 @@ from rove.cli.options import (
 from rove.clients.endpoint import EndpointClient
 from rove.clients.openai import OpenAIClient
 from rove.core.errors import ConfigError, MissingKeyError
+from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.doctor.endpoint import CHECKS, check_endpoint
 from rove.doctor.findings import FAIL, OK, SKIP, WARN, Finding, failed
 from rove.server import base_url_of, listening, make_app
@@ -70,9 +82,9 @@ def endpoint_clients(
 
 
 @asynccontextmanager
-async def served(folder: str, trust_remote_code: bool = False) -> AsyncIterator[EndpointClient]:
+async def served(folder: str, trust_remote_code: bool = False, device: str = "auto") -> AsyncIterator[EndpointClient]:
     """Serve a model folder on a free port of this machine, and yield a client for it."""
-    engine = embedded(folder, trust_remote_code)
+    engine = embedded(folder, trust_remote_code, device)
     try:
         async with listening(make_app(engine, folder)) as runner:
             client = OpenAIClient(base_url_of(runner), "none", timeout=TIMEOUT_S, max_retries=0)
@@ -91,6 +103,7 @@ async def diagnose_endpoint(
     endpoints: str | None,
     report: ReportProgress,
     trust_remote_code: bool = False,
+    device: str = "auto",
 ) -> list[Finding]:
     """Return all findings about `-m MODEL`; those of several replicas are named by their address."""
     findings: list[Finding] = []
@@ -102,9 +115,10 @@ async def diagnose_endpoint(
             report(len(findings), finding.name, total)
 
     if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
-        async with served(model, trust_remote_code) as client:
+        async with served(model, trust_remote_code, device) as client:
             await collect(client, model)
         return findings
+    refuse_device(device, f"{model} runs at an endpoint")
     clients = endpoint_clients(model, base_url, api_key_var, endpoints)
     total = CHECKS * len(clients)
     for client, name in clients:
@@ -181,11 +195,16 @@ def _rl_command(words: Sequence[str], given: Mapping[str, Any]) -> str:
 @api_key_var_option
 @endpoints_option
 @trust_option
+@device_option
 @env_args_option
-@click.option("-r", "--rollouts-per-example", type=int, help="As for rove rl, like all its other settings.")
-@click.option("-T", "--temperature", type=float, help="As for rove rl.")
-@click.option("-t", "--max-tokens", type=int, help="As for rove rl.")
-@click.option("--groups", default=GROUPS, show_default=True, help="Number of groups to sample.")
+@click.option(
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="As for rove rl, like all its other settings."
+)
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="As for rove rl.")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="As for rove rl.")
+@click.option(
+    "--groups", type=in_range(PositiveInt), default=GROUPS, show_default=True, help="Number of groups to sample."
+)
 @click.option("--quick", is_flag=True, help="Sample nothing: check only settings, memory and disk.")
 @json_option
 @click.pass_context
@@ -196,6 +215,7 @@ def command(
     api_key_var: str | None,
     endpoints: str | None,
     trust_remote_code: bool | None,
+    device: str | None,
     env_args: str | None,
     groups: int,
     quick: bool,
@@ -219,18 +239,24 @@ def command(
             **named,
             "model": model,
             "trust_remote_code": trust_remote_code,
+            "device": device,
             "env_args": json_object(env_args, "-a"),
         }
         config = settings(RLConfig, ctx, bare="env", **given)
         title = f"rl {config.env} · {short(config.model)}"
+        print_device(config.device, console)
         with progress(console, f"doctor {title}") as report:
-            findings = run_async(diagnose_training(config, 0 if quick else max(1, groups), report))
+            findings = run_async(diagnose_training(config, 0 if quick else groups, report))
         next_step = "train: " + _rl_command(ctx.args, given | {"env_args": env_args})
     elif model is not None:
         title = short(model) + (f" at {base_url}" if base_url else "")
+        if base_url is None and find_endpoint(model, endpoints) is None and is_folder(model):
+            print_device(device or "auto", console)
         with progress(console, f"doctor {title}", CHECKS) as report:
             findings = run_async(
-                diagnose_endpoint(model, base_url, api_key_var, endpoints, report, bool(trust_remote_code))
+                diagnose_endpoint(
+                    model, base_url, api_key_var, endpoints, report, bool(trust_remote_code), device or "auto"
+                )
             )
         where = f" -b {base_url}" if base_url else ""
         where += f" -k {api_key_var}" if api_key_var != API_KEY_VAR else ""

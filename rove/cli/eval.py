@@ -30,6 +30,7 @@ from rove.cli.options import (
     api_key_var_option,
     base_url_option,
     confirm_foreign,
+    device_option,
     endpoints_option,
     env_args_option,
     env_dir_option,
@@ -41,6 +42,7 @@ from rove.cli.options import (
     max_tokens_option,
     overwrite_option,
     ray_option,
+    setting_range,
     trust_option,
 )
 from rove.cli.settings_help import help_all_option
@@ -128,6 +130,8 @@ def run_eval(config: EvalConfig, console: Console, title: str = "") -> tuple[dic
         config.max_retries,
         config.endpoints,
         config.trust_remote_code,
+        config.device,
+        console,
     )
     identity = run_identity(env, client, config.model, Options(**config.options))
     run = Run(run_folder(config.run_dir, config.env, config.model, identity=identity)) if config.save else None
@@ -220,13 +224,28 @@ def _resume_words(folder: str) -> list[str]:
     options_metavar="ENV [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
 @click.option("-m", "--model", help="scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at -b.")
-@click.option("-n", "--num-examples", type=int, help="Number of examples; -1 = all.  [default: 5]")
-@click.option("-r", "--rollouts-per-example", type=int, help="Rollouts of each example.  [default: 3]")
 @click.option(
-    "-c", "--max-concurrent", type=int, help="Maximum concurrent rollouts.  [default: adapts to the endpoint]"
+    "-n",
+    "--num-examples",
+    type=setting_range(EvalConfig, "num_examples"),
+    help="Number of examples; -1 = all.  [default: 5]",
+)
+@click.option(
+    "-r",
+    "--rollouts-per-example",
+    type=setting_range(EvalConfig, "rollouts_per_example"),
+    help="Rollouts of each example.  [default: 3]",
+)
+@click.option(
+    "-c",
+    "--max-concurrent",
+    type=setting_range(EvalConfig, "max_concurrent"),
+    help="Maximum concurrent rollouts.  [default: adapts to the endpoint]",
 )
 @max_tokens_option
-@click.option("-T", "--temperature", type=float, help="Sampling temperature; 0 is greedy.")
+@click.option(
+    "-T", "--temperature", type=setting_range(EvalConfig, "temperature"), help="Sampling temperature; 0 is greedy."
+)
 @env_args_option
 @env_dir_option
 @click.option(
@@ -241,14 +260,23 @@ def _resume_words(folder: str) -> list[str]:
 @endpoints_option
 @api_key_var_option
 @trust_option
+@device_option
 @click.option("-s", "--save/--no-save", default=None, help="Save the rollouts in a run folder.  [default: save]")
 @isolated_option
 @isolated_python_option
 @hub_option
 @ray_option
 @click.option("--run-dir", help="The run folder.  [default: runs/ENV--MODEL--hash]")
-@click.option("--max-errors", type=float, help="Stop after this many failed rollouts: a count, or a fraction below 1.")
-@click.option("--budget", type=float, help="Maximum cost of the run; no rollout starts beyond it (needs a price).")
+@click.option(
+    "--max-errors",
+    type=setting_range(EvalConfig, "max_errors"),
+    help="Stop after this many failed rollouts: a count, or a fraction below 1.",
+)
+@click.option(
+    "--budget",
+    type=setting_range(EvalConfig, "budget"),
+    help="Maximum cost of the run; no rollout starts beyond it (needs a price).",
+)
 @click.option("--resume", metavar="RUN", help="Resume this run folder with its settings.")
 @overwrite_option
 @click.option("--dry-run", is_flag=True, help="Print all settings as TOML and run nothing.")
@@ -347,13 +375,15 @@ def print_rescored(summary: dict[str, Any], env: Environment, source: Run, into:
 @click.option(
     "-c",
     "--max-concurrent",
-    type=click.IntRange(min=1),
+    type=setting_range(EvalConfig, "max_concurrent"),
     default=DEFAULT_MAX_CONCURRENT,
     show_default=True,
     help="Maximum concurrent rollouts.",
 )
 @click.option(
-    "--max-scoring", type=click.IntRange(min=1), help="Maximum rollouts scored concurrently.  [default: no limit]"
+    "--max-scoring",
+    type=setting_range(EvalConfig, "max_scoring"),
+    help="Maximum rollouts scored concurrently.  [default: no limit]",
 )
 @overwrite_option
 @json_option

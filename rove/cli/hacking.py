@@ -27,13 +27,14 @@ EVALUATION: dict[str, Any] = {"num_examples": 56, "rollouts_per_example": 8, "te
 """Held-out sums of each evaluation."""
 
 
-def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
+def run_hacking(folder: Path, seed: int, console: Console, device: str = "auto") -> dict[str, Any]:
     """Audit both graders of `sums` with the learner, evaluate what it learned, and print the table.
 
     Args:
         folder: Folder for all runs.
         seed: Random seed.
         console: Shows progress and tables.
+        device: Device of the models.
 
     Returns:
         `reports` and `rows` of the table as JSON values.
@@ -43,13 +44,13 @@ def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     for grader, meaning in GRADERS.items():
         console.print(f"\nAudit the grader '{grader}': {meaning}", style="bold", soft_wrap=True)
         args, runs = {"grader": grader}, folder / grader
-        learn = {**LEARN, "folder": runs, "seed": seed}
+        learn = {**LEARN, "folder": runs, "seed": seed, "device": device}
         reports[grader] = run_audit(ENV, None, args, AuditOptions(only=CHECKS, seed=seed), console, learn)
         for finding in reports[grader].findings:
             console.print(f"  {finding.severity.label}: {finding.text}", markup=False, soft_wrap=True)
         if not reports[grader].findings:
             console.print("  no findings")
-        rows += [_row(grader, stage, runs, console) for stage in STAGES]
+        rows += [_row(grader, stage, runs, console, device) for stage in STAGES]
     console.print()
     console.print(_table(rows))
     a, b = (folder / grader / "eval-rl" for grader in GRADERS)
@@ -62,9 +63,9 @@ def run_hacking(folder: Path, seed: int, console: Console) -> dict[str, Any]:
     return {"reports": [json_report(report) for report in reports.values()], "rows": rows, "folder": str(folder)}
 
 
-def _row(grader: str, stage: str, runs: Path, console: Console) -> dict[str, Any]:
+def _row(grader: str, stage: str, runs: Path, console: Console, device: str) -> dict[str, Any]:
     """Evaluate the learner's model after a stage; return the row of the table."""
-    given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final")}
+    given = {"env": ENV, "env_args": {"grader": grader}, "model": str(runs / stage / "final"), "device": device}
     where = {"run_dir": str(runs / f"eval-{stage}"), "overwrite": True}
     config = convert(EvalConfig, {**given, **EVALUATION, **where, "max_tokens": LEARN["max_tokens"]})
     summary, _ = run_eval(config, console, f"{grader}, {STAGES[stage]}")

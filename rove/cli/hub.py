@@ -17,10 +17,12 @@ from rich.table import Table
 
 from rove.cli.common import console_for, counted, hint, print_json, run_async
 from rove.cli.hub_options import at, hub_option, with_hub
-from rove.cli.options import examples, json_option
+from rove.cli.options import examples, in_range, json_option
 from rove.core.errors import ConfigError
+from rove.core.ranges import NonNegativeInt, Port
 from rove.hub.client.hub import Hub
 from rove.hub.client.settings import is_url, normalize_address, require_server, resolve_hub, save_hub
+from rove.hub.package import limits
 from rove.hub.package.names import Reference, parse_reference
 from rove.hub.package.signing import key_file, load_key, make_key, public_key
 from rove.utils.terminal_text import make_logs_inert
@@ -121,10 +123,16 @@ def check_key(text: str) -> None:
     multiple=True,
     help="read, upload:OWNER/NAME, upload:OWNER/* or admin; repeatable.  [default: read and upload:OWNER/*]",
 )
-@click.option("--days", type=float, default=365, show_default=True, help="Days until the token expires; 0 = never.")
+@click.option(
+    "--days",
+    type=in_range(limits.TokenDaysOrNever),
+    default=365,
+    show_default=True,
+    help="Days until the token expires; 0 = never.",
+)
 @click.option("--note", default="", help="Purpose of the token.")
 @click.option("--list", "listed", is_flag=True, help="List tokens instead, of OWNER or of all owners.")
-@click.option("--revoke", type=int, metavar="ID", help="Revoke a token instead.")
+@click.option("--revoke", type=in_range(NonNegativeInt), metavar="ID", help="Revoke a token instead.")
 @data_option
 @json_option
 def token(
@@ -186,7 +194,7 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
 @click.option("--host", default="127.0.0.1", show_default=True, help="Address to listen on.")
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=in_range(Port),
     default=8900,
     show_default=True,
     help="Port to listen on; 0 picks a free one.",
@@ -197,7 +205,13 @@ def _list_tokens(found: list[Any], as_json: bool) -> None:
     metavar="URL",
     help="Package index for pip for everything an owner does not have, such as https://index.example/simple/.",
 )
-@click.option("--uploads", type=click.IntRange(1, 64), default=8, show_default=True, help="Maximum concurrent uploads.")
+@click.option(
+    "--uploads",
+    type=in_range(limits.ConcurrentUploads),
+    default=8,
+    show_default=True,
+    help="Maximum concurrent uploads.",
+)
 @data_option
 def serve(host: str, port: int, name: str, fallback: str | None, uploads: int, data: Path) -> None:
     """Serve a hub until Ctrl-C. Publishing is atomic."""

@@ -14,7 +14,7 @@ from rich.table import Table
 
 from rove.cli.common import console_for, hint, print_json, run_async
 from rove.cli.hub_options import at, details_table, hub_at, hub_option, listing, plain, show_notes, versions, with_hub
-from rove.cli.options import confirmed, examples, json_option
+from rove.cli.options import confirmed, examples, in_range, json_option
 from rove.core.errors import ConfigError
 from rove.envs.loading import environments_in, example_environments
 from rove.hub.client import settings, sources
@@ -33,6 +33,7 @@ from rove.hub.client.installing import (
     write_lock,
 )
 from rove.hub.client.settings import require_hub
+from rove.hub.package.limits import SearchLimit
 from rove.hub.package.names import Reference, parse_reference
 from rove.utils.console import styled
 from rove.viewer.format import interval, number
@@ -291,7 +292,7 @@ def uninstall_command(ctx: click.Context, names: tuple[str, ...]) -> None:
 @click.option("--tag", help="Only environments with this tag.")
 @click.option("--owner", help="Only environments of this owner.")
 @click.option("--compatibility", type=click.Choice(["rove", "verifiers v0"]), help="Only environments for this API.")
-@click.option("--limit", type=click.IntRange(1, 1000), default=25, show_default=True, help="Maximum results.")
+@click.option("--limit", type=in_range(SearchLimit), default=25, show_default=True, help="Maximum results.")
 @json_option
 def search_command(words: tuple[str, ...], hub: str | None, limit: int, as_json: bool, **wanted: Any) -> None:
     """Search for environments with all WORDS in name, description or tags; without words, list all."""

@@ -12,7 +12,7 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.clients import needs_train_extra
+from rove.cli.clients import needs_train_extra, print_device
 from rove.cli.common import console_for, hint, named_environment, print_json, run_async, working
 from rove.cli.options import (
     SETTINGS,
@@ -21,12 +21,15 @@ from rove.cli.options import (
     examples,
     json_object,
     json_option,
+    setting_range,
     settings,
     trust_option,
 )
 from rove.clients.scripted import ScriptedClient
+from rove.core.checks import Settings
 from rove.core.errors import ConfigError
 from rove.core.messages import as_messages, text_of
+from rove.core.ranges import Fraction, NonNegativeInt, PositiveInt
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
 from rove.models.pretrained import CATALOG, get_model, models_folder
@@ -36,7 +39,7 @@ if TYPE_CHECKING:
     from rove.models.load import LoadedModel
 
 
-class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ModelConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove model new`."""
 
     env: str
@@ -47,15 +50,15 @@ class ModelConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Architecture: llama, lfm2 or qwen3."""
     size: str = "tiny"
     """tiny (0.5 M parameters) or small (4 M)."""
-    vocab_size: int = 512
+    vocab_size: PositiveInt = 512
     """Maximum size of the vocabulary."""
-    word_share: float = 0.05
-    """Minimum share of the rollouts (0 to 1) with a word that becomes one token; other words are spelled."""
-    games: int = 300
+    word_share: Fraction = 0.05
+    """Minimum share of the rollouts with a word that becomes one token; other words are spelled."""
+    games: PositiveInt = 300
     """Rollouts of each scripted policy on which the tokenizer is trained."""
     output: str | None = None
     """Folder to write; by default models/ENV-ARCH-SIZE."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed of the weights."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""
@@ -96,7 +99,7 @@ def run_model_new(config: ModelConfig) -> NewModel:
     return NewModel(path, parameters, len(loaded.tokenizer), sorted(env.policies))
 
 
-def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False) -> int:
+def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = False, device: str = "cpu") -> int:
     """Merge an adapter into its base model and save the result to `path`; return the number of parameters.
 
     Raises:
@@ -105,7 +108,7 @@ def run_model_merge(adapter: str | Path, path: Path, trust_remote_code: bool = F
     with needs_train_extra():
         from rove.models.load import load_adapter
     check_empty(path)
-    loaded = load_adapter(adapter, device="cpu", trust_remote_code=trust_remote_code)
+    loaded = load_adapter(adapter, device, trust_remote_code=trust_remote_code)
     save_atomically(loaded, path)
     return sum(p.numel() for p in loaded.model.parameters())
 
@@ -220,7 +223,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
     hint(
         console,
         f"evaluate it: rove eval short_sentences -m {name} -n 20 -r 1 --max-tokens 40",
-        f"serve it: rove serve {name}",
+        f"serve it: rove serve -m {name}",
     )
 
 
@@ -238,7 +241,7 @@ def get(source: str, output: Path | None, as_json: bool) -> None:
 @env_args_option
 @env_dir_option
 @click.option("-o", "--output", help="Folder to write.  [default: models/ENV-ARCH-SIZE]")
-@click.option("--seed", type=int, help="Random seed of the weights.  [default: 0]")
+@click.option("--seed", type=setting_range(ModelConfig, "seed"), help="Random seed of the weights.  [default: 0]")
 @json_option
 @click.pass_context
 def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -> None:
@@ -256,16 +259,18 @@ def new(ctx: click.Context, env_args: str | None, as_json: bool, **named: Any) -
 @click.argument("adapter")
 @click.option("-o", "--output", required=True, type=click.Path(path_type=Path), help="Folder to write.")
 @trust_option
+@click.option("--device", default="cpu", show_default=True, help="Device that merges: auto, cpu, cuda, cuda:N or mps.")
 @json_option
-def merge(adapter: str, output: Path, trust_remote_code: bool | None, as_json: bool) -> None:
+def merge(adapter: str, output: Path, trust_remote_code: bool | None, device: str, as_json: bool) -> None:
     """Merge ADAPTER into its base model and write an ordinary Hugging Face model folder.
 
     ADAPTER is a folder in PEFT's format, such as final/ of a run with --lora.rank; it names its base model.
     """
     console = console_for(as_json)
-    parameters = run_model_merge(adapter, output, bool(trust_remote_code))
+    print_device(device, console)
+    parameters = run_model_merge(adapter, output, bool(trust_remote_code), device)
     if as_json:
         print_json({"path": str(output), "parameters": parameters})
         return
     console.print(f"{output}: {parameters:,} parameters, adapter merged", markup=False, soft_wrap=True)
-    hint(console, f"serve it: rove serve {output}")
+    hint(console, f"serve it: rove serve -m {output}")

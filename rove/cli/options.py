@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
 import click
+import msgspec
 
 from rove.core.config import RUN_CONFIG, load, parse_value, read_toml
 from rove.core.errors import ConfigError, as_json
+from rove.core.ranges import PositiveInt, Range, range_of
 from rove.runs.provenance import is_in_run_folder, is_own, risky_settings, seal
 from rove.utils.terminal_text import inert
 
@@ -20,6 +23,58 @@ YES_FLAG = "--yes"
 """Flag of every command: answer all questions with yes."""
 SETTINGS: dict[str, Any] = {"ignore_unknown_options": True, "allow_extra_args": True}
 """click settings of commands that take `@ file.toml` and `--key value`."""
+
+
+class _IntRange(click.IntRange):
+    """An integer option; the message for a wrong value is that of settings."""
+
+    def __init__(self, allowed: Range, **bounds: Any):
+        super().__init__(**bounds)
+        self.allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail."""
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value}; expected {self.allowed.expected()}", param, ctx)
+
+
+class _FloatRange(click.FloatRange):
+    """A number option that refuses nan and infinity; the message for a wrong value is that of settings."""
+
+    def __init__(self, allowed: Range, **bounds: Any):
+        super().__init__(**bounds)
+        self.allowed = allowed
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        """Return the number, or fail."""
+        try:
+            number = super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail(f"{value}; expected {self.allowed.expected()}", param, ctx)
+        if not math.isfinite(number):
+            self.fail(f"{value}; expected {self.allowed.expected(number)}", param, ctx)
+        return number
+
+    def _describe_range(self) -> str:
+        """Return the range for `--help`."""
+        has_bounds = self.min is not None or self.max is not None
+        return super()._describe_range() if has_bounds else "a finite number"
+
+
+def in_range(annotation: Any) -> click.ParamType:
+    """Return the type of an option for a number type of `rove.core.ranges`; `--help` shows its range."""
+    allowed = range_of(annotation)
+    assert allowed is not None, f"{annotation} is not a number type"
+    kind = _IntRange if allowed.number is int else _FloatRange
+    return kind(allowed, min=allowed.low, max=allowed.high, min_open=allowed.ge is None, max_open=allowed.le is None)
+
+
+def setting_range(settings: type[msgspec.Struct], name: str) -> click.ParamType:
+    """Return the type of the option for a setting."""
+    return in_range(next(field.type for field in msgspec.structs.fields(settings) if field.name == name))
+
 
 base_url_option = click.option(
     "-b", "--base-url", help="URL of an OpenAI-compatible endpoint, such as http://localhost:8000/v1."
@@ -32,12 +87,16 @@ endpoints_option = click.option(
 )
 env_args_option = click.option("-a", "--env-args", help="Environment arguments as a JSON object.")
 env_dir_option = click.option("--env-dir", help="Folder that is searched first for the environment.")
-max_tokens_option = click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.")
+max_tokens_option = click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.")
 trust_option = click.option(
     "--trust-remote-code",
     is_flag=True,
     default=None,
     help="Run Python files that the model folder contains.  [default: refuse such a model]",
+)
+device_option = click.option(
+    "--device",
+    help="Device of a model folder: auto (CUDA if available, else cpu), cpu, cuda, cuda:N or mps.  [default: auto]",
 )
 isolated_option = click.option(
     "--isolated", is_flag=True, default=None, help="Run ENV in a separate process, which may crash or hang safely."

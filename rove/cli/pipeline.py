@@ -13,11 +13,14 @@ import msgspec
 from rich.console import Console
 from rich.table import Table
 
+from rove.cli.clients import is_folder
 from rove.cli.eval import run_eval
 from rove.cli.model import ModelConfig, print_model, run_model_new
 from rove.cli.suite import EvalConfig
+from rove.core.checks import Settings
 from rove.core.config import convert, merge
 from rove.core.messages import as_messages, text_of
+from rove.core.ranges import NonNegativeInt, PositiveInt
 from rove.games.exhaustive import Goals
 from rove.runs.run import Run
 from rove.utils.console import styled
@@ -34,18 +37,18 @@ BASE = "base"
 SAMPLED = "the same at T = 1"
 
 
-class ExhaustiveConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ExhaustiveConfig(Settings, frozen=True, kw_only=True):
     """Settings of the exhaustive evaluation: the `[exhaustive]` table of a demo.toml."""
 
     values: list[str]
     """Reward functions and metrics (0 or 1) that the table shows."""
     goals: Goals = Goals()
     """Goals that the model should reach."""
-    max_tokens: int | None = None
+    max_tokens: PositiveInt | None = None
     """Maximum tokens per response."""
 
 
-class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Recipe(Settings, frozen=True, kw_only=True):
     """A `demo.toml` or `recipe.toml`: the settings of each stage, and the columns of the results table."""
 
     env: str | None = None
@@ -73,7 +76,7 @@ class Recipe(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
     """Columns of the results table: a title, reward functions or metrics (or "reward"), and the condition, if there are several.
     With `interval = true`, a cell shows the mean with its 95% interval, else the means in percent."""
     baseline: list[dict[str, Any]] = []
-    answers: int = 0
+    answers: NonNegativeInt = 0
     """Questions of the evaluation that are printed at the end with the first and the last model's answers."""
     lora: dict[str, Any] = {}
     """What `--lora` changes: settings by stage, which train an adapter instead of the full model."""
@@ -93,6 +96,7 @@ class Pipeline:
         ranks: The training processes, one of which is this process.
         model: Folder of the initial model; None creates the recipe's new model.
         full: Whether to run the recipe's `full` stage.
+        device: Device of every model; unless it is "auto", it overrides the devices that the recipe names.
     """
 
     def __init__(
@@ -105,6 +109,7 @@ class Pipeline:
         ranks: Ranks,
         model: str | None = None,
         full: bool = False,
+        device: str = "auto",
     ):
         self.env = env
         self.recipe = recipe
@@ -115,6 +120,8 @@ class Pipeline:
         self.is_new = model is None
         self.model = model or str(folder / "model")
         self.full = full
+        self.device = device
+        self._device = {} if device == "auto" else {"device": device}
         self.after_step: Callable[[Path, Mapping[str, float], int], None] = lambda folder, metrics, total: None
         """Called after each training step with the stage's folder, the step's metrics, and the maximum number of steps."""
         self.after_stage: Callable[[Path], None] = lambda folder: None
@@ -229,7 +236,7 @@ class Pipeline:
 
         given = {"data": str(self.folder / "data"), "model": self.model, "seed": self.seed, "final_eval_rollouts": 0}
         given |= self._env_dir
-        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft})
+        return convert(SFTConfig, {"run_dir": str(self.folder / "sft"), **given, **self.recipe.sft, **self._device})
 
     def rl_config(self, folder: str, stage: dict[str, Any], model: str) -> RLConfig:
         """Return the settings of an RL stage."""
@@ -237,7 +244,7 @@ class Pipeline:
 
         values = {key: value for key, value in stage.items() if key != "name"}
         given = {"env": self.env, "model": model, "seed": self.seed, "run_dir": str(self.folder / folder)}
-        return convert(RLConfig, {**given, **self._env_dir, **values})
+        return convert(RLConfig, {**given, **self._env_dir, **values, **self._device})
 
     @property
     def _env_dir(self) -> dict[str, Any]:
@@ -285,7 +292,9 @@ class Pipeline:
 
     def eval_config(self, folder: Path, values: Mapping[str, Any]) -> EvalConfig:
         """Return the settings of an evaluation in this recipe's environment."""
-        return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values})
+        is_local = is_folder(str(values.get("model", ""))) and values.get("base_url") is None
+        device = self._device if is_local else {}
+        return convert(EvalConfig, {"env": self.env, "run_dir": str(folder), **self._env_dir, **values, **device})
 
     def _new_model(self) -> None:
         if not (Path(self.model) / "config.json").exists():

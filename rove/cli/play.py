@@ -13,15 +13,17 @@ import click
 from rich.console import Console
 from rich.table import Table
 
-from rove.cli.clients import API_KEY_VAR, make_client
+from rove.cli.clients import API_KEY_VAR, is_folder, make_client
 from rove.cli.common import hint, run_async
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     api_key_var_option,
     base_url_option,
+    device_option,
     env_args_option,
     env_dir_option,
     examples,
+    in_range,
     isolated_option,
     isolated_python_option,
     json_object,
@@ -33,6 +35,7 @@ from rove.cli.tables import message_text
 from rove.core.errors import ConfigError, RunError, as_json
 from rove.core.messages import AssistantMessage, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
+from rove.core.ranges import NonNegativeFloat, NonNegativeInt, Port
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.environment import Environment
@@ -302,19 +305,30 @@ def check_options(
 @env_args_option
 @env_dir_option
 @click.option(
-    "-T", "--temperature", type=float, default=0.0, show_default=True, help="Sampling temperature of the model."
+    "-T",
+    "--temperature",
+    type=in_range(NonNegativeFloat),
+    default=0.0,
+    show_default=True,
+    help="Sampling temperature of the model.",
 )
 @max_tokens_option
 @base_url_option
 @api_key_var_option
 @trust_option
+@device_option
 @isolated_option
 @isolated_python_option
 @hub_option
-@click.option("--seed", type=int, default=None, help="Random seed that chooses the example.  [default: random]")
+@click.option(
+    "--seed",
+    type=in_range(NonNegativeInt),
+    default=None,
+    help="Random seed that chooses the example.  [default: random]",
+)
 @click.option("--web", is_flag=True, help="Play in the browser, game after game.")
 @click.option(
-    "--port", type=click.IntRange(0, 65535), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
+    "--port", type=in_range(Port), default=8124, show_default=True, help="Port for --web; 0 picks a free one."
 )
 @click.option(
     "--run-dir", type=click.Path(path_type=Path), help="Folder for games kept with --web.  [default: runs/played--…]"
@@ -340,6 +354,7 @@ def command(
     trust_remote_code: bool | None,
     isolated: bool | None,
     isolated_python: str | None,
+    device: str | None,
     seed: int | None,
     web: bool,
     port: int,
@@ -354,9 +369,22 @@ def command(
     check_options(env, env_id, model, watch, given_roles, cases)
     sampling = SamplingParams.from_args({"temperature": temperature, "max_tokens": max_tokens})
 
+    def device_of(name: str) -> str:
+        """Return the device of a model; `--device` is for -m, and for model roles that are model folders."""
+        uses_device = name == model or is_folder(name)
+        return device if device and uses_device else "auto"
+
     def client_of(name: str) -> Client:
         key_var = api_key_var or API_KEY_VAR
-        return make_client(name, env, base_url, key_var, trust_remote_code=bool(trust_remote_code))
+        return make_client(
+            name,
+            env,
+            base_url,
+            key_var,
+            trust_remote_code=bool(trust_remote_code),
+            device=device_of(name),
+            console=console,
+        )
 
     model_client = client_of(model) if model is not None else None
     if cases is not None:

@@ -27,9 +27,11 @@ from rove.cli.common import (
 from rove.cli.environments import hub_option
 from rove.cli.options import (
     SETTINGS,
+    device_option,
     env_args_option,
     env_dir_option,
     examples,
+    in_range,
     isolated_option,
     json_object,
     json_option,
@@ -41,6 +43,7 @@ from rove.cli.options import (
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table, rollout_text
 from rove.cli.training import Watch, begin, draw, identity_of
+from rove.core.ranges import IntFrom2, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_version
@@ -53,6 +56,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
+    "device",
     "threads",
     "micro_batch_tokens",
     "activation_checkpointing",
@@ -217,14 +221,17 @@ def _config_type() -> type[RLConfig]:
 )
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
+@device_option
 @env_args_option
 @env_dir_option
-@click.option("--steps", type=int, help="Optimizer steps.  [default: 100]")
-@click.option("--batch-size", type=int, help="Rollouts per optimizer step.  [default: 256]")
-@click.option("-r", "--rollouts-per-example", type=int, help="Rollouts per example: the group size.  [default: 8]")
-@click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.0003]")
-@click.option("-T", "--temperature", type=float, help="Sampling temperature.  [default: 1]")
-@click.option("-t", "--max-tokens", type=int, help="Maximum tokens per response.  [default: 512]")
+@click.option("--steps", type=in_range(PositiveInt), help="Optimizer steps.  [default: 100]")
+@click.option("--batch-size", type=in_range(PositiveInt), help="Rollouts per optimizer step.  [default: 256]")
+@click.option(
+    "-r", "--rollouts-per-example", type=in_range(IntFrom2), help="Rollouts per example: the group size.  [default: 8]"
+)
+@click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.0003]")
+@click.option("-T", "--temperature", type=in_range(PositiveFloat), help="Sampling temperature.  [default: 1]")
+@click.option("-t", "--max-tokens", type=in_range(PositiveInt), help="Maximum tokens per response.  [default: 512]")
 @click.option(
     "--loss", help="cispo, grpo, dapo, dr_grpo, gspo, reinforce, or package.module:function.  [default: cispo]"
 )
@@ -248,7 +255,7 @@ def command(ctx: click.Context, as_json: bool, env_args: str | None, overwrite: 
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
     config = settings(RLConfig, ctx, bare="env", env_args=json_object(env_args, "-a"), **named)
-    ranks = join_process_group()
+    ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
             follow_rl(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)

@@ -16,15 +16,24 @@ import click
 import msgspec
 from rich.console import Console
 
-from rove.cli.clients import SCRIPTED, find_endpoint, is_folder, make_client, needs_train_extra
+from rove.cli.clients import (
+    SCRIPTED,
+    find_endpoint,
+    is_folder,
+    make_client,
+    needs_train_extra,
+    print_device,
+    refuse_device,
+)
 from rove.cli.common import console_for, counted, hint
 from rove.cli.environments import hub_option
-from rove.cli.options import SETTINGS, endpoints_option, examples, settings, trust_option
-from rove.core.config import check_positive
+from rove.cli.options import SETTINGS, device_option, endpoints_option, examples, setting_range, settings, trust_option
+from rove.core.checks import Settings
 from rove.core.digest import check_base
 from rove.core.errors import ConfigError, MissingKeyError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Request, Response
+from rove.core.ranges import Device, NonNegativeInt, Port, PositiveInt, SecondsOrZero
 from rove.core.state import State
 from rove.envs.environment import Environment
 from rove.envs.loading import load_environment
@@ -35,25 +44,27 @@ ROWS = 10_000
 """Rows of each dataset that a scripted policy can answer."""
 
 
-class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServeConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove serve`."""
 
     model: str
     """A model folder, a name in endpoints.toml, or scripted:NAME."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 picks a free one."""
     api_key_var: str | None = None
     """Environment variable with the API key that requests must send; None = no key."""
     name: str | None = None
     """Name of the model in requests; by default MODEL, without "scripted:"."""
-    max_batch: int = 256
-    """Maximum concurrent responses (≥ 1); further requests wait."""
-    drain_seconds: float = 30.0
-    """Seconds in which running requests may finish after SIGTERM or Ctrl-C (≥ 0)."""
+    max_batch: PositiveInt = 256
+    """Maximum concurrent responses; further requests wait."""
+    drain_seconds: SecondsOrZero = 30.0
+    """Seconds in which running requests may finish after SIGTERM or Ctrl-C."""
     adapters: dict[str, str] = {}
     """LoRA adapters of a model folder: name in requests → folder in PEFT's format."""
     endpoints: str | None = None
@@ -66,11 +77,7 @@ class ServeConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fiel
     """Folder in which the environment is looked up first."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_batch")
-        if not 0 <= self.port < 1 << 16:
-            raise ConfigError(f"port is {self.port}; expected 0 (any) to 65535")
-        if self.drain_seconds < 0:
-            raise ConfigError(f"drain_seconds is {self.drain_seconds}; expected 0 or more")
+        super().__post_init__()
         if self.served_name in self.adapters:
             raise ConfigError(
                 f"an adapter and the model are both called '{self.served_name}'; give them different names"
@@ -148,19 +155,25 @@ def _words(prompt: str | Sequence[Mapping[str, Any]]) -> tuple[tuple[str, str], 
     return tuple((message["role"], text_of(message)) for message in prompt)
 
 
-def served_client(config: ServeConfig) -> Client:
+def served_client(config: ServeConfig, console: Console | None = None) -> Client:
     """Return the client that answers requests.
+
+    Args:
+        config: Settings.
+        console: Shows the device of a model folder.
 
     Raises:
         ConfigError: The model or an adapter does not exist or does not fit, or adapters are given without a model folder.
     """
     if config.model.startswith(SCRIPTED):
+        refuse_device(config.device, f"{config.model} is a scripted policy")
         if config.env is None:
             raise ConfigError(f"{config.model} belongs to an environment; name it with --env")
         env = load_environment(config.env, config.env_dir, **config.env_args)
         return ScriptedServerClient(make_client(config.model, env), env)
     endpoint = find_endpoint(config.model, config.endpoints)
     if endpoint is not None:
+        refuse_device(config.device, f"{config.model} runs at an endpoint")
         return endpoint.client(max_concurrent=config.max_batch)
     folder = Path(model_path(config.model)).expanduser()
     if not folder.is_dir():
@@ -170,10 +183,14 @@ def served_client(config: ServeConfig) -> Client:
         from rove.engine.client import EngineClient
         from rove.engine.lora import read_folder
         from rove.models.load import load_for_sampling
+    if console is not None:
+        print_device(config.device, console)
     adapters = {name: read_folder(path) for name, path in config.adapters.items()}  # check before loading the model
     for path in config.adapters.values():
         check_base(path, folder)
-    client = EngineClient.from_model(load_for_sampling(folder, config.trust_remote_code), config.max_batch)
+    client = EngineClient.from_model(
+        load_for_sampling(folder, config.trust_remote_code, config.device), config.max_batch
+    )
     for name, adapter in adapters.items():
         client.engine.load_adapter(name, adapter)
     return client
@@ -218,7 +235,7 @@ def run_serve(config: ServeConfig, console: Console) -> int:
 
     key = api_key_of(config)
     console.print(f"loading {config.model} …", markup=False, soft_wrap=True)
-    client = served_client(config)
+    client = served_client(config, console)
     if config.adapters and not hasattr(client, "engine"):
         raise ConfigError("only a model folder can have adapters; omit --adapter, or serve the folder itself")
     app = make_app(client, [config.served_name, *config.adapters], api_key=key)
@@ -264,16 +281,19 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
 
 @click.command(
     epilog=examples(
-        "rove serve models/tiny --port 8000",
-        "rove serve models/base --adapter mine=runs/sft/final",
-        "rove serve scripted:teacher --env tictactoe",
+        "rove serve -m models/tiny --port 8000",
+        "rove serve -m models/base --adapter mine=runs/sft/final",
+        "rove serve -m scripted:teacher --env tictactoe",
         "rove serve --openenv tictactoe",
     ),
     context_settings=SETTINGS,
-    options_metavar="MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
+    options_metavar="-m MODEL [OPTIONS] [@ FILE] [--KEY VALUE]...",
 )
+@click.option("-m", "--model", help="A model folder, a name in endpoints.toml, or scripted:NAME.")
 @click.option("--host", help="Address to listen on.  [default: 127.0.0.1, this machine only]")
-@click.option("--port", type=int, help="Port to listen on; 0 picks a free one.  [default: 8000]")
+@click.option(
+    "--port", type=setting_range(ServeConfig, "port"), help="Port to listen on; 0 picks a free one.  [default: 8000]"
+)
 @click.option(
     "-k", "--api-key-var", help="Environment variable with the API key that requests must send.  [default: no key]"
 )
@@ -287,14 +307,21 @@ def _read_adapters(_: click.Context, __: click.Parameter, given: Sequence[str]) 
     help="LoRA adapter and its name in requests; repeatable.",
 )
 @trust_option
-@click.option("--max-batch", type=int, help="Maximum concurrent responses.  [default: 256]")
-@click.option("--drain-seconds", type=float, help="Seconds for running requests to finish on exit.  [default: 30]")
+@device_option
+@click.option(
+    "--max-batch", type=setting_range(ServeConfig, "max_batch"), help="Maximum concurrent responses.  [default: 256]"
+)
+@click.option(
+    "--drain-seconds",
+    type=setting_range(ServeConfig, "drain_seconds"),
+    help="Seconds for running requests to finish on exit.  [default: 30]",
+)
 @endpoints_option
 @click.option("--env", help="Environment that has the policy scripted:NAME.")
 @click.option("--openenv", metavar="ENV", help="Serve this environment with the OpenEnv protocol instead of a model.")
 @hub_option
 @click.pass_context
-def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
+def command(ctx: click.Context, openenv: str | None, model: str | None, **named: Any) -> None:
     """Serve MODEL as an OpenAI-compatible endpoint: a model folder, a name in endpoints.toml, or scripted:NAME with --env.
 
     Routes: chat completions, completions, models, /health and /metrics; for a model folder also /tokenize, /detokenize and
@@ -302,13 +329,16 @@ def command(ctx: click.Context, openenv: str | None, **named: Any) -> None:
     --openenv, an environment is served, and the connecting client acts as the model.
     """
     if openenv is not None:
+        if model is not None:
+            raise ConfigError(f"--openenv serves an environment, but -m {model} is a model; give one of them")
         run_open_env(settings(OpenEnvConfig, ctx, openenv=openenv, **named), console_for(json=False))
         return
-    if run_serve(settings(ServeConfig, ctx, bare="model", **named), console_for(json=False)):
+    config = settings(ServeConfig, ctx, bare="model", model=model, **named)  # `rove serve MODEL` still works
+    if run_serve(config, console_for(json=False)):
         ctx.exit(1)
 
 
-class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class OpenEnvConfig(Settings, frozen=True, kw_only=True):
     """Settings of `rove serve --openenv`."""
 
     openenv: str
@@ -319,15 +349,12 @@ class OpenEnvConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fi
     """Folder in which the environment is looked up first."""
     host: str = "127.0.0.1"
     """Address to listen on."""
-    port: int = 8000
+    port: Port = 8000
     """Port to listen on; 0 picks a free one."""
-    max_sessions: int = 1024
-    """Maximum concurrent sessions (≥ 1); others are refused."""
-    seed: int = 0
+    max_sessions: PositiveInt = 1024
+    """Maximum concurrent sessions; others are refused."""
+    seed: NonNegativeInt = 0
     """Random seed of episodes whose reset gives none."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, "max_sessions")
 
 
 def run_open_env(config: OpenEnvConfig, console: Console) -> None:

@@ -7,10 +7,23 @@ import re
 from collections.abc import Callable, Iterator, Mapping
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_origin, get_type_hints
 
 import click
 import msgspec
+
+from rove.core.checks import type_below
+from rove.core.ranges import form_of, range_of
+
+WORDS = {
+    "bool": "true or false",
+    "dict[str, Any]": "table",
+    "dict[str, str]": "table of texts",
+    "list[EvaluationConfig]": "list of tables",
+    "list[str]": "list of texts",
+    "str": "text",
+}
+"""Types in words."""
 
 
 class Setting(NamedTuple):
@@ -19,6 +32,7 @@ class Setting(NamedTuple):
     name: str
     """Dotted name, as in `--isolation.on`."""
     type: str
+    """The type; for a number, with its range."""
     default: str
     """The default as TOML-like text; "required" if there is none."""
     meaning: str
@@ -72,13 +86,23 @@ def settings_of(kind: type[msgspec.Struct], prefix: str = "") -> Iterator[Settin
         if isinstance(nested, type) and issubclass(nested, msgspec.Struct):
             yield from settings_of(nested, f"{prefix}{field.name}.")
         else:
-            text = _type_text(hints[field.name])
+            text = type_text(field.type)
             yield Setting(prefix + field.name, text, _default(field), meanings.get(field.name, ""))
 
 
-def _type_text(hint: Any) -> str:
-    text = hint.__name__ if isinstance(hint, type) and not hasattr(hint, "__args__") else str(hint)
-    return re.sub(r"\b(?:\w+\.)+", "", text)
+def type_text(annotation: Any) -> str:
+    """Return a type in words: a number with its range, a table of numbers with the range of its values."""
+    allowed = range_of(annotation)
+    if allowed is not None:
+        return allowed.description
+    if form := form_of(annotation):
+        return form
+    values = range_of(type_below(annotation, "")) if get_origin(annotation) is dict else None
+    if values is not None:
+        return f"table; each value: {values.description}"
+    text = annotation.__name__ if isinstance(annotation, type) and not get_origin(annotation) else str(annotation)
+    text = re.sub(r"\b(?:\w+\.)+", "", text).removesuffix(" | None")
+    return WORDS.get(text, text)
 
 
 def _default(field: msgspec.structs.FieldInfo) -> str:

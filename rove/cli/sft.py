@@ -26,13 +26,24 @@ from rove.cli.common import (
     run_async,
     run_folder,
 )
-from rove.cli.options import SETTINGS, examples, json_object, json_option, overwrite_option, settings, trust_option
+from rove.cli.options import (
+    SETTINGS,
+    device_option,
+    examples,
+    in_range,
+    json_object,
+    json_option,
+    overwrite_option,
+    settings,
+    trust_option,
+)
 from rove.cli.settings_help import help_all_option
 from rove.cli.tables import curves_table
 from rove.cli.training import Watch, begin, draw, identity_of
 from rove.clients.scripted import ScriptedClient
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, Error
+from rove.core.ranges import FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.envs.dataset import example_key
 from rove.envs.environment import Environment
 from rove.envs.question_files import is_question_file
@@ -50,6 +61,7 @@ if TYPE_CHECKING:
 
 BOOKKEEPING = {  # settings that a resumed run may change: they do not affect what it learns, beyond rounding
     "trust_remote_code",
+    "device",
     "threads",
     "micro_batch_tokens",
     "activation_checkpointing",
@@ -179,15 +191,16 @@ def _config_type() -> type[SFTConfig]:
 @click.option("--data", help="Run folder with the rollouts to train on.")
 @click.option("-m", "--model", help="Initial model: a folder, or a name that `rove model list` prints.")
 @trust_option
-@click.option("--min-reward", type=float, help="Leave out rollouts below this reward.")
-@click.option("--epochs", type=int, help="Maximum passes over the data.  [default: 10]")
-@click.option("--batch-size", type=int, help="Conversations per step.  [default: 32]")
-@click.option("--learning-rate", type=float, help="Peak learning rate.  [default: 0.001]")
+@device_option
+@click.option("--min-reward", type=in_range(FiniteFloat), help="Leave out rollouts below this reward.")
+@click.option("--epochs", type=in_range(PositiveInt), help="Maximum passes over the data.  [default: 10]")
+@click.option("--batch-size", type=in_range(PositiveInt), help="Conversations per step.  [default: 32]")
+@click.option("--learning-rate", type=in_range(PositiveFloat), help="Peak learning rate.  [default: 0.001]")
 @click.option("--env", help="Evaluate the trained model in this environment.  [default: that of --data]")
 @click.option("-a", "--env-args", help="Environment arguments as a JSON object; they override those of --data.")
 @click.option(
     "--final-eval-rollouts",
-    type=int,
+    type=in_range(NonNegativeInt),
     help="Rollouts of the trained model and of each scripted policy after training; 0 = none.  [default: 64]",
 )
 @click.option("--run-dir", help="The run folder.  [default: runs/sft--MODEL--hash]")
@@ -207,7 +220,8 @@ def command(ctx: click.Context, as_json: bool, overwrite: bool, env_args: str | 
         from rove.train.sft import follow_sft
         from rove.train.worker_group import join_process_group
     console = console_for(as_json)
-    config, ranks = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named), join_process_group()
+    config = settings(SFTConfig, ctx, env_args=json_object(env_args, "-a"), **named)
+    ranks = join_process_group(config.device)
     if not ranks.is_first:
         if ranks.broadcast_continue():
             follow_sft(config, load_model(config.model, "cpu", trust_remote_code=config.trust_remote_code), ranks)
@@ -305,7 +319,7 @@ def _measure_all(
     from rove.train.policy_comparison import turn_limit
 
     with progress(console, f"{target.env} after SFT", 1 + len(names)) as report:
-        client = embedded(str(final))
+        client = embedded(str(final), device=config.device)
         assert isinstance(client, EngineClient)
         limit = turn_limit(client.renderer, data.finished())
         rows = [_measure(config, target, client, "the trained model", limit, report)]

@@ -26,6 +26,7 @@ from rove.cli.tables import folded
 from rove.core.config import RUN_CONFIG, merge, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError, Error, nearest, traceback_text
+from rove.core.ranges import CountOrAll, Device, NonNegativeFloat, NonNegativeInt, PositiveInt, Seconds
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_defaults
 from rove.models.pretrained import model_path
@@ -44,7 +45,7 @@ ENVIRONMENT_DEFAULTS = frozenset({*Options.__struct_fields__, "max_tokens", "tem
 """Settings for which an environment may define defaults: how to evaluate, but not the model, keys or files."""
 
 
-class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvalConfig(Options, frozen=True, kw_only=True):
     """Settings of `rove eval`: those of `rove.rollouts.evaluate.Options`, the model, the environment and the run folder."""
 
     env: str
@@ -53,26 +54,28 @@ class EvalConfig(Options, frozen=True, kw_only=True, forbid_unknown_fields=True)
     """scripted:NAME, a model folder, a name in endpoints.toml, or a model's name at `base_url`."""
     trust_remote_code: bool = False
     """Run Python files that the model folder contains."""
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"."""
     env_args: dict[str, Any] = msgspec.field(default_factory=dict)
     """Arguments of the environment."""
-    num_examples: int = 5
-    """Number of examples from the start of the dataset; -1 = all."""
-    rollouts_per_example: int = 3
-    """Rollouts of each example (≥ 1)."""
-    max_tokens: int | None = None
-    """Maximum tokens per response (≥ 1); by default the endpoint decides."""
-    temperature: float | None = None
-    """Sampling temperature (≥ 0; 0 is greedy); by default the endpoint decides."""
+    num_examples: CountOrAll = 5
+    """Number of examples from the start of the dataset."""
+    rollouts_per_example: PositiveInt = 3
+    """Rollouts of each example."""
+    max_tokens: PositiveInt | None = None
+    """Maximum tokens per response; by default the endpoint decides."""
+    temperature: NonNegativeFloat | None = None
+    """Sampling temperature; 0 is greedy; by default the endpoint decides."""
     base_url: str | None = None
     """URL of an OpenAI-compatible endpoint."""
     endpoints: str | None = None
     """File of named endpoints; by default endpoints.toml, else configs/endpoints.toml."""
     api_key_var: str = API_KEY_VAR
     """Environment variable that holds the API key."""
-    timeout: float = 600.0
-    """Timeout of one request, in seconds (> 0)."""
-    max_retries: int = 4
-    """Maximum retries of one request (≥ 0)."""
+    timeout: Seconds = 600.0
+    """Timeout of one request, in seconds."""
+    max_retries: NonNegativeInt = 4
+    """Maximum retries of one request."""
     env_dir: str | None = None
     """Folder in which the environment is looked up first."""
     isolation: IsolationConfig = IsolationConfig()
@@ -307,7 +310,8 @@ def check_client(config: EvalConfig, env: Environment) -> None:
         if not Path(model_path(config.model)).expanduser().is_dir():
             raise ConfigError(f"model folder {config.model} does not exist")
         return
-    make_client(config.model, env, config.base_url, config.api_key_var, endpoints=config.endpoints)
+    key_var, device = config.api_key_var, config.device
+    make_client(config.model, env, config.base_url, key_var, endpoints=config.endpoints, device=device)
 
 
 def varied(evaluations: Sequence[Evaluation]) -> list[dict[str, Any]]:

@@ -24,11 +24,21 @@ from rove.cli.common import (
     run_async,
     working,
 )
-from rove.cli.options import confirm_foreign, env_args_option, env_dir_option, examples, json_object, json_option
+from rove.cli.options import (
+    confirm_foreign,
+    device_option,
+    env_args_option,
+    env_dir_option,
+    examples,
+    in_range,
+    json_object,
+    json_option,
+)
 from rove.cli.pipeline import Pipeline, Recipe, results_table
 from rove.core.config import convert, read_toml
 from rove.core.digest import fingerprint
 from rove.core.errors import ConfigError
+from rove.core.ranges import NonNegativeInt
 from rove.envs.loading import environment_arguments, environment_version, load_environment
 from rove.envs.question_files import is_question_file
 from rove.models.pretrained import model_path
@@ -138,6 +148,7 @@ def examine_environment(
     model: str | None,
     console: Console,
     tokenizer: Mapping[str, Any] = MappingProxyType({}),
+    device: str = "auto",
 ) -> tuple[Examination, LoadedModel | None]:
     """Run the scripted policies of an environment, and a pretrained model in it; return what they show, and the model.
 
@@ -148,6 +159,7 @@ def examine_environment(
         model: Folder or name of the pretrained model; None for a new one.
         console: Shows progress.
         tokenizer: Settings of a new model's tokenizer.
+        device: Device of the pretrained model.
     """
     with needs_train_extra():
         from rove.models.load import load_for_sampling
@@ -156,7 +168,7 @@ def examine_environment(
     pretrained: LoadedModel | None = None
     if model is not None:
         with working(console, f"loading {model}"):
-            pretrained = load_for_sampling(model_path(model))._replace(name=model)
+            pretrained = load_for_sampling(model_path(model), device=device)._replace(name=model)
     with working(console, f"running the scripted policies{f' and {model}' if model else ''} in {env}"):
         arguments = environment_arguments(env, env_dir)
         return run_async(examine(loaded, arguments, pretrained, tokenizer)), pretrained
@@ -176,13 +188,15 @@ def examine_given(pipeline: Pipeline, needs_model: bool) -> tuple[Examination | 
         if not policies or (pipeline.is_new and policies == 1):
             return None, None
         model = pipeline.model if not pipeline.is_new and (needs_model or policies == 1) else None
-        return examine_environment(pipeline.env, recipe.env_dir, env_args, model, pipeline.console, tokenizer)
+        return examine_environment(
+            pipeline.env, recipe.env_dir, env_args, model, pipeline.console, tokenizer, pipeline.device
+        )
     except ConfigError as error:
         pipeline.console.print(f"rove cannot diagnose the training: {error}", style="yellow", markup=False)
         return None, None
 
 
-def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> None:
+def write_recipe(request: Mapping[str, Any], folder: Path, console: Console, device: str = "auto") -> None:
     """Examine an environment, and a pretrained model in it; write the recipe for them, and what they showed."""
     version = request_version(request)  # of the code that is examined below
     env, env_dir, env_args, model = (request[name] for name in ("env", "env_dir", "env_args", "model"))
@@ -190,7 +204,7 @@ def write_recipe(request: Mapping[str, Any], folder: Path, console: Console) -> 
         from rove.train.recipe import choose, limited, requested_examples
         from rove.train.recipe_file import as_toml
     env_args = with_held_out(env, env_args)
-    seen, pretrained = examine_environment(env, env_dir, env_args, model, console)
+    seen, pretrained = examine_environment(env, env_dir, env_args, model, console, device=device)
     sections = choose(env, env_args, seen.evidence)
     requested = requested_examples(sections)
     if requested is not None and "num_examples" not in env_args:
@@ -479,7 +493,8 @@ def next_steps(pipeline: Pipeline, path: Path) -> list[str]:
 @env_dir_option
 @click.option("--scorer", help="For a file of questions: exact, numeric, choice, …, or package.module:function.")
 @click.option("--recipe", "file", type=click.Path(exists=True), help="Recipe file to use.  [default: choose one]")
-@click.option("--seed", type=int, default=0, show_default=True, help="Random seed.")
+@device_option
+@click.option("--seed", type=in_range(NonNegativeInt), default=0, show_default=True, help="Random seed.")
 @click.option("--run-dir", type=click.Path(), help="Folder for all stages.  [default: runs/train-ENV-seedN]")
 @click.option("--dry-run", is_flag=True, help="Only write and print the recipe, with an estimate of time and memory.")
 @json_option
@@ -490,6 +505,7 @@ def command(
     env_dir: str | None,
     scorer: str | None,
     file: str | None,
+    device: str | None,
     seed: int,
     run_dir: str | None,
     dry_run: bool,
@@ -502,14 +518,14 @@ def command(
     console = console_for(as_json)
     with needs_train_extra():
         from rove.train.worker_group import join_process_group
-    ranks = join_process_group()
+    ranks = join_process_group(device or "auto")
     given = {"scorer": scorer} if scorer else {}
     request = {"env": env, "model": model, "env_args": given | (json_object(env_args, "-a") or {}), "env_dir": env_dir}
     folder = Path(run_dir) if run_dir else RUNS / _folder_name(request, seed)
     path = Path(file) if file else folder / RECIPE
     is_new = not path.exists() or (not file and is_outdated(request, folder))
     if is_new:
-        write_recipe(request, folder, console)
+        write_recipe(request, folder, console, device or "auto")
     elif not file:
         check_request(request, folder)
     elif too_many := [
@@ -524,7 +540,7 @@ def command(
     recipe = convert(Recipe, values)
     if recipe.env not in (None, env):
         raise ConfigError(f"{path} is a recipe for '{recipe.env}', but the environment is '{env}'; give '{recipe.env}'")
-    pipeline = Pipeline(env, recipe, folder, seed, console, ranks, recipe.model.get("name"))
+    pipeline = Pipeline(env, recipe, folder, seed, console, ranks, recipe.model.get("name"), device=device or "auto")
     pipeline.check()
     if dry_run:
         print_plan(path, pipeline, (None if file else read_estimate(folder)) or estimate_given(pipeline), as_json)

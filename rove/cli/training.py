@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 from rich.console import Console
 
+from rove.cli.clients import print_device
 from rove.cli.common import CURVES, print_warnings, working
 from rove.core.digest import digest_model
 from rove.envs.loading import environment_version
@@ -103,10 +104,12 @@ def begin(
         kind: "sft" or "rl".
         warnings: Returns the warnings of a new run.
     """
+    from rove.models.device import choose_device
     from rove.models.load import check_model, load_model
     from rove.train.checkpoint import recover
 
     check_model(config.model)  # before the run folder is created
+    choose_device(config.device)
     run.resume_command = (
         f"rove {kind} @ {shlex.quote(str(run.path / 'config.toml'))} --run-dir {shlex.quote(str(run.path))}"
     )
@@ -123,8 +126,10 @@ def begin(
         console.print(f"continuing {run.path} after step {last[1].step}")
     else:
         print_warnings(console, warnings())
+    device = config.device if ranks.size == 1 else ranks.device
+    print_device(device, console)
     with working(console, f"loading {config.model}"):
-        loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
+        loaded = load_model(config.model, device, trust_remote_code=config.trust_remote_code)
     ranks.broadcast_continue()
     if ranks.size > 1:
         console.print(f"training in {ranks.size} processes")

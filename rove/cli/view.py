@@ -8,8 +8,9 @@ from pathlib import Path
 import click
 
 from rove.cli.common import RUNS, console_for, hint, run_async
-from rove.cli.options import examples
+from rove.cli.options import examples, in_range
 from rove.core.errors import ConfigError
+from rove.core.ranges import NonNegativeInt, Port
 from rove.runs.run import Run
 from rove.utils.terminal_text import inert
 from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
@@ -32,7 +33,7 @@ from rove.viewer.report import MAX_ROLLOUTS, markdown, write_report
 )
 @click.option(
     "--port",
-    type=click.IntRange(0, 65535),
+    type=in_range(Port),
     default=8123,
     show_default=True,
     help="Port to listen on; 0 picks a free one.",
@@ -104,7 +105,7 @@ FILE = "report.html"
 )
 @click.option(
     "--rollouts",
-    type=click.IntRange(min=0),
+    type=in_range(NonNegativeInt),
     default=MAX_ROLLOUTS,
     show_default=True,
     help="Maximum rollouts in the report.",

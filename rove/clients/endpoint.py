@@ -22,6 +22,7 @@ from yarl import URL
 
 from rove.clients.limiter import Limiter
 from rove.clients.masking import NO_KEY, Secrets
+from rove.core.checks import check_values, checked
 from rove.core.errors import (
     ConfigError,
     InfraError,
@@ -32,6 +33,7 @@ from rove.core.errors import (
     cancelled_unanswered,
 )
 from rove.core.protocols import Request, Response
+from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds, SecondsOrZero
 from rove.wire.chat import excerpt
 
 MAX_BACKOFF_S = 8.0
@@ -119,11 +121,8 @@ class EndpointClient(ABC):
         self.connect_timeout = connect_timeout
         self.max_retries = max_retries
         self.backoff = backoff
-        _require("max_concurrent", max_concurrent, max_concurrent is None or max_concurrent >= 1, "1 or more, or None")
-        _require("timeout", timeout, timeout > 0, "seconds, more than 0")
-        _require("connect_timeout", connect_timeout, connect_timeout > 0, "seconds, more than 0")
-        _require("max_retries", max_retries, max_retries >= 0, "0 or more")
-        _require("backoff", backoff, backoff >= 0, "seconds, 0 or more")
+        checked("max_concurrent", max_concurrent, PositiveInt | None)
+        check_values(self, timeout=Seconds, connect_timeout=Seconds, max_retries=NonNegativeInt, backoff=SecondsOrZero)
         self._limiter = Limiter(adaptive=True) if max_concurrent is None else Limiter(max_concurrent)
         self._limiter_loop: asyncio.AbstractEventLoop | None = None
         self._headers = CIMultiDict({**self.auth_headers(key or NO_KEY), "Content-Type": "application/json"})
@@ -379,11 +378,6 @@ def _checked_url(base_url: str, example: str) -> URL:
             f"base_url is {base_url!r}; expected http(s)://host[:port]/path without user or query, like {example}"
         )
     return url
-
-
-def _require(name: str, value: float | None, good: bool, expected: str) -> None:
-    if not good:
-        raise ConfigError(f"{name} is {value!r}; expected {expected}")
 
 
 def _seconds(headers: Mapping[str, str]) -> float:

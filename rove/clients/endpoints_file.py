@@ -15,8 +15,10 @@ from rove.clients.endpoint import EndpointClient
 from rove.clients.masking import NO_KEY
 from rove.clients.openai import CompletionsClient, OpenAIClient, ResponsesClient
 from rove.clients.replicas import Replicas
-from rove.core.config import check_positive, convert, read_toml
+from rove.core.checks import Settings
+from rove.core.config import convert, read_toml
 from rove.core.errors import ConfigError, MissingKeyError, nearest
+from rove.core.ranges import NonNegativeFloat, PositiveInt
 
 DEFAULT_PATHS = (Path("endpoints.toml"), Path("configs/endpoints.toml"))
 """Paths that are tried if none is given."""
@@ -36,7 +38,7 @@ APIS: dict[str, type[EndpointClient]] = {
 Text = Annotated[str, msgspec.Meta(min_length=1)]
 
 
-class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Address(Settings, frozen=True, kw_only=True):
     """One `[[endpoint]]` table: where a model is served. Tables with the same `endpoint_id` are replicas.
 
     Raises:
@@ -55,22 +57,20 @@ class Address(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """One of `APIS`."""
     headers: dict[str, str] = {}
     """Headers for every request."""
-    price: dict[str, float] | None = None
+    price: dict[str, NonNegativeFloat] | None = None
     """Price per million tokens: `{input = 0.4, output = 1.6}`. One replica may give it for all."""
-    max_concurrent: int | None = None
+    max_concurrent: PositiveInt | None = None
     """Maximum number of concurrent requests. Default: adaptive."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "max_concurrent")
+        super().__post_init__()
         if self.api_client_type not in APIS:
             raise ConfigError(
                 f"api_client_type is '{self.api_client_type}'; {nearest(self.api_client_type, APIS)} "
                 f"(there are {', '.join(APIS)})"
             )
-        if self.price is not None and not (
-            self.price.keys() == {"input", "output"} and all(cost >= 0 for cost in self.price.values())
-        ):
-            raise ConfigError(f"price is {self.price}; expected {{input = …, output = …}}, each 0 or more")
+        if self.price is not None and self.price.keys() != {"input", "output"}:
+            raise ConfigError(f"price is {self.price}; expected {{input = …, output = …}}")
         if self.key is not None and not _is_variable_name(self.key):
             raise ConfigError(
                 "key is not the name of an environment variable, and may be the secret itself (so it is not shown); "

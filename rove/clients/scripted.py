@@ -7,9 +7,11 @@ import random
 from collections.abc import Awaitable, Callable, Mapping
 from typing import Any
 
+from rove.core.checks import check_values
 from rove.core.errors import InvalidModelResponseError
 from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
 from rove.core.protocols import Request, Response
+from rove.core.ranges import PositiveInt
 from rove.core.records import Usage
 from rove.core.state import State
 
@@ -39,6 +41,7 @@ class ScriptedClient:
         self.policy = policy
         self.name = name
         self.max_concurrent = max_concurrent
+        check_values(self, max_concurrent=PositiveInt)
 
     @property
     def identity(self) -> dict[str, Any]:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
-import re
 import sys
 import tomllib
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -12,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
-import msgspec.inspect
 
+from rove.core.checks import is_bool, is_text, is_text_list, raise_explained, text_list, type_below
 from rove.core.errors import ConfigError, nearest
 from rove.core.renamed_settings import rename_hint, upgrade
 
@@ -100,7 +99,7 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
         flags: Further names for suggestions after a misspelled name.
 
     Raises:
-        ConfigError: A key is unknown or missing, or a value has the wrong type.
+        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
     """
     _check_known(kind, values, flags)
     missing = _missing(kind, values)
@@ -109,59 +108,16 @@ def convert(kind: type[T], values: Mapping[str, Any], flags: Iterable[str] = ())
     try:
         return msgspec.convert(dict(values), kind, strict=False)
     except msgspec.ValidationError as error:
-        if isinstance(error.__cause__, ConfigError):  # raised by __post_init__ of a struct
-            raise error.__cause__ from None
-        raise ConfigError(f"settings: {_explained(str(error), values, kind)}") from error
+        raise_explained(error, values, kind)
 
 
-def _explained(message: str, values: Any, kind: Any) -> str:
-    """Return msgspec's message with the given value, or with a suggestion for an unknown name."""
-    problem, _, path = message.partition(" - at `$")
-    steps = re.findall(r"\.\.\.|[^.\[\]`]+", path)
-    info = msgspec.inspect.type_info(kind)
-    for step in steps:
-        info = _below(info, step)
-        if "..." not in steps:  # stands for any key of a table in msgspec
-            values = values[int(step)] if isinstance(values, list) else values[step]
-    where = path.rstrip("`").lstrip(".")
-    if "..." in steps:
-        return f"{where}: {problem}"
-    unknown = re.search(r"unknown field `(.*)`", problem)
-    if unknown is None:
-        advice = f": write [[{where}]]" if isinstance(values, dict) and "`array`" in problem else ""
-        if isinstance(values, str) and _lists_texts(info):
-            advice = f": write {_as_list(values)}"
-        if "`object`" in problem and (hint := rename_hint(where)) is not None:
-            advice = f": {hint}"
-        return f"{where} is {values!r}: {problem[:1].lower()}{problem[1:]}{advice}"
-    if (hint := rename_hint(unknown[1])) is not None:
-        return f"{where} has the unknown setting '{unknown[1]}': {hint}"
-    known = [field.name for one in getattr(info, "types", (info,)) for field in getattr(one, "fields", ())]
-    return f"{where} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], known)}"
-
-
-def _below(info: Any, step: str) -> Any:
-    """Return the type of a field or an item; None if it is unknown."""
-    for one in getattr(info, "types", (info,)):
-        if isinstance(one, msgspec.inspect.StructType):
-            return next((field.type for field in one.fields if field.name == step), None)
-        if isinstance(one, msgspec.inspect.ListType):
-            return one.item_type
-        if isinstance(one, msgspec.inspect.DictType):
-            return one.value_type
-    return None
-
-
-def check_positive(settings: Any, *names: str) -> None:
-    """Check that settings are positive or None.
+def as_settings(kind: type[T], values: T | Mapping[str, Any]) -> T:
+    """Return settings unchanged, or build them from a dict.
 
     Raises:
-        ConfigError: One of them is 0 or negative.
+        ConfigError: A key is unknown or missing, or a value has another type or is out of range.
     """
-    for name in names:
-        value = getattr(settings, name)
-        if value is not None and value <= 0:
-            raise ConfigError(f"{name} is {value}; expected more than 0")
+    return convert(kind, values) if isinstance(values, Mapping) else values
 
 
 def import_function(setting: str, path: str) -> Callable[..., Any]:
@@ -243,45 +199,26 @@ def _flag(word: str, words: list[str], kind: Any) -> tuple[str, Any]:
     name = key.replace("-", "_")
     if not equals:
         alone = not words or words[0].startswith(("--", "@"))
-        if name.startswith("no_") and (alone or _is_bool(_setting_type(kind, name[3:]))):
+        if name.startswith("no_") and (alone or is_bool(_setting_type(kind, name[3:]))):
             return name[3:], False
-        if alone or (_is_bool(_setting_type(kind, name)) and words[0] not in ("true", "false")):
+        if alone or (is_bool(_setting_type(kind, name)) and words[0] not in ("true", "false")):
             return name, True
         text = words.pop(0)
-    return name, text if _is_text(_setting_type(kind, name)) else parse_value(text)
+    return name, text if is_text(_setting_type(kind, name)) else parse_value(text)
 
 
 def _setting_type(kind: Any, key: str) -> Any:
     """Return the type of a setting by its dotted name; None if it is unknown."""
-    info = msgspec.inspect.type_info(kind)
+    annotation = kind
     for step in key.split("."):
-        info = _below(info, step)
-    return info
-
-
-def _is_bool(info: Any) -> bool:
-    return isinstance(info, msgspec.inspect.BoolType)
-
-
-def _is_text(info: Any) -> bool:
-    """Return whether a setting is a text or an optional text."""
-    types = [one for one in getattr(info, "types", (info,)) if not isinstance(one, msgspec.inspect.NoneType)]
-    return len(types) == 1 and isinstance(types[0], msgspec.inspect.StrType)
+        annotation = type_below(annotation, step)
+    return annotation
 
 
 def _check_alone(kind: Any, key: str, words: Sequence[str]) -> None:
     """Refuse a list setting without a value; the next argument, which starts like a flag, may be the intended value."""
-    if _lists_texts(_setting_type(kind, key)):
-        raise ConfigError(f"--{key} expects a JSON list: --{key} {_as_list(words[0] if words else 'a value')}")
-
-
-def _lists_texts(info: Any) -> bool:
-    lists = [one for one in getattr(info, "types", (info,)) if isinstance(one, msgspec.inspect.ListType)]
-    return any(isinstance(one.item_type, msgspec.inspect.StrType) for one in lists)
-
-
-def _as_list(text: str) -> str:
-    return f"'{msgspec.json.encode([text]).decode()}'"
+    if is_text_list(_setting_type(kind, key)):
+        raise ConfigError(f"--{key} expects a JSON list: --{key} {text_list(words[0] if words else 'a value')}")
 
 
 def nested(name: str, value: Any) -> dict[str, Any]:

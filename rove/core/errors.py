@@ -2,7 +2,8 @@
 
 Error
 ├── ConfigError             a setting, flag, file or name is wrong (also a ValueError)
-│   └── MissingKeyError     a required environment variable is not set
+│   ├── MissingKeyError     a required environment variable is not set
+│   └── SettingError        a setting has another type or is out of range
 ├── ModelError              the model returned no usable response
 │   ├── InvalidModelResponseError
 │   │   └── EmptyModelResponseError
@@ -51,6 +52,10 @@ class Error(Exception):
 
 class ConfigError(Error, ValueError):
     """A setting, flag, file, or name is wrong; the message states the given value, the expected value, and a fix."""
+
+
+class SettingError(ConfigError):
+    """A setting or an argument has another type or is out of range; the message begins with its name."""
 
 
 class MissingKeyError(ConfigError):

@@ -2,17 +2,34 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol, runtime_checkable
+from typing import Annotated, Any, Protocol, runtime_checkable
 
 import msgspec
+from msgspec import Meta
 
-from rove.core.config import check_positive
+from rove.core.checks import Settings, check_fields, raise_explained
 from rove.core.errors import ConfigError, OverlongPromptError, as_json
 from rove.core.messages import Message
+from rove.core.ranges import (
+    MAX_INT,
+    AnyInt,
+    Fraction,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+    Seconds,
+)
 from rove.core.records import StepTokens, Usage
 from rove.core.state import State
+
+MAX_BIAS = 100
+"""Largest absolute value of a `logit_bias`, as in OpenAI's API and vLLM."""
+TopK = Annotated[int, Meta(ge=-1, le=MAX_INT)]
+Penalty = Annotated[float, Meta(ge=-2, le=2)]
+Bias = Annotated[float, Meta(ge=-MAX_BIAS, le=MAX_BIAS)]
 
 
 class SamplingParams(msgspec.Struct, frozen=True):
@@ -25,37 +42,37 @@ class SamplingParams(msgspec.Struct, frozen=True):
         ['###']
     """
 
-    temperature: float | None = None
+    temperature: NonNegativeFloat | None = None
     """0 = greedy."""
-    max_tokens: int | None = None
+    max_tokens: NonNegativeInt | None = None
     """Maximum tokens per response. 0 only scores the prompt (`prompt_logprobs`), on engines that support it."""
-    top_p: float | None = None
+    top_p: PositiveFraction | None = None
     """Sample from the most likely tokens with this cumulative probability. 1 = off."""
-    seed: int | None = None
+    seed: AnyInt | None = None
     """Seed sent to endpoints; the embedded engine uses `Request.seed` instead."""
     stop: list[str] | None = None
     """Texts that end the answer; they are not included in it."""
-    top_k: int | None = None
+    top_k: TopK | None = None
     """Sample from this many of the most likely tokens. 0 or -1 = off."""
-    min_p: float | None = None
+    min_p: Fraction | None = None
     """Sample from tokens whose probability is at least this fraction of the highest one. 0 = off."""
-    repetition_penalty: float | None = None
+    repetition_penalty: PositiveFloat | None = None
     """Divide positive logits of tokens in the prompt and the answer by this, and multiply negative ones. 1 = off."""
-    presence_penalty: float | None = None
+    presence_penalty: Penalty | None = None
     """Subtracted from the logits of tokens that the answer already contains. 0 = off."""
-    frequency_penalty: float | None = None
+    frequency_penalty: Penalty | None = None
     """Subtracted from the logits of tokens of the answer once per occurrence. 0 = off."""
-    logit_bias: dict[int, float] | None = None
+    logit_bias: dict[NonNegativeInt, Bias] | None = None
     """Token id → number added to its logit."""
-    stop_token_ids: list[int] | None = None
+    stop_token_ids: list[NonNegativeInt] | None = None
     """Additional token ids that end the answer."""
-    min_tokens: int | None = None
+    min_tokens: NonNegativeInt | None = None
     """Minimum number of tokens; only a length limit ends the answer earlier."""
     ignore_eos: bool | None = None
     """Continue after the model's end-of-sequence tokens."""
-    logprobs: int | None = None
+    logprobs: NonNegativeInt | None = None
     """Return the log-probability of each sampled token and of this many of the most likely tokens at its position."""
-    prompt_logprobs: int | None = None
+    prompt_logprobs: NonNegativeInt | None = None
     """The same for the tokens of the prompt."""
     response_format: dict[str, Any] | None = None
     """JSON output in OpenAI's form: {"type": "json_schema", "json_schema": {"name": …, "schema": {…}}}."""
@@ -86,12 +103,16 @@ class SamplingParams(msgspec.Struct, frozen=True):
                 )
             extra |= more
         known = {key: given.pop(key) for key in list(given) if key in SamplingParams.__struct_fields__}
+        values = {**known, "extra": {**given, **extra}}
         try:
-            sampling = msgspec.convert({**known, "extra": {**given, **extra}}, SamplingParams)
+            sampling = msgspec.convert(values, SamplingParams)
         except msgspec.ValidationError as error:
-            raise ConfigError(f"sampling arguments {as_json(known | given)}: {error}") from error
-        _check_ranges(sampling)
+            raise_explained(error, values, SamplingParams)
+        _check_combinations(sampling)
         return sampling
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
 
 def _normalized(args: dict[str, Any]) -> dict[str, Any]:
@@ -115,32 +136,9 @@ def _normalized(args: dict[str, Any]) -> dict[str, Any]:
     return args
 
 
-_TINY, _HUGE = sys.float_info.min, sys.float_info.max
-_RANGES = {
-    "temperature": (0, _HUGE, "0 (greedy) or more"),
-    "max_tokens": (1, _HUGE, "1 or more"),
-    "top_p": (_TINY, 1, "more than 0 and at most 1 (off)"),
-    "top_k": (-1, _HUGE, "1 or more, or 0 or -1 (off)"),
-    "min_p": (0, 1, "0 (off) to 1"),
-    "repetition_penalty": (_TINY, _HUGE, "more than 0 (1: off)"),
-    "presence_penalty": (-2, 2, "-2 to 2"),
-    "frequency_penalty": (-2, 2, "-2 to 2"),
-    "min_tokens": (0, _HUGE, "0 or more"),
-    "logprobs": (0, _HUGE, "0 or more"),
-    "prompt_logprobs": (0, _HUGE, "0 or more"),
-}
-MAX_BIAS = 100
-"""Largest absolute value of a `logit_bias`, as in OpenAI's API and vLLM."""
-
-
-def _check_ranges(sampling: SamplingParams) -> None:
-    for name, (least, most, expected) in _RANGES.items():
-        value = getattr(sampling, name)
-        if value is not None and not least <= value <= most:
-            raise ConfigError(f"{name} is {value}; expected {expected}")
-    for token, bias in (sampling.logit_bias or {}).items():
-        if token < 0 or not -MAX_BIAS <= bias <= MAX_BIAS:
-            raise ConfigError(f"logit_bias of token {token} is {bias}; expected ids from 0, -{MAX_BIAS} to {MAX_BIAS}")
+def _check_combinations(sampling: SamplingParams) -> None:
+    if sampling.max_tokens == 0:
+        raise ConfigError("max_tokens is 0; expected an integer, 1 or more")
     if "" in (sampling.stop or []):
         raise ConfigError(f"stop is {sampling.stop}; expected texts that are not empty")
     if sampling.max_tokens is not None and (sampling.min_tokens or 0) > sampling.max_tokens:
@@ -152,7 +150,7 @@ def _check_ranges(sampling: SamplingParams) -> None:
         )
 
 
-class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Limits(Settings, frozen=True, kw_only=True):
     """Limits of one rollout, in addition to those of its environment. None = no limit.
 
     A rollout that reaches a limit ends with that stop condition and is scored.
@@ -161,20 +159,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
         >>> Limits(max_turns=5, timeout_seconds=60)
 
     Raises:
-        ConfigError: a limit is not above 0.
+        ConfigError: A limit is out of range.
     """
 
-    max_turns: int | None = None
+    max_turns: PositiveInt | None = None
     """Maximum number of model turns."""
-    max_total_tokens: int | None = None
+    max_total_tokens: PositiveInt | None = None
     """Maximum sum of prompt and completion tokens over all turns; checked before each turn."""
-    max_cost: float | None = None
+    max_cost: PositiveFloat | None = None
     """Maximum cost of these tokens, in the currency of the price table; checked before each turn."""
-    timeout_seconds: float | None = None
+    timeout_seconds: Seconds | None = None
     """Maximum wall time in seconds."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, *self.__struct_fields__)
 
 
 class ToolChoice(msgspec.Struct, frozen=True):

@@ -100,7 +100,7 @@ async def check_training(
     try:
         on_progress("loading the model", 0, 1)
         libraries = resident_memory()
-        loaded = load_model(config.model, trust_remote_code=config.trust_remote_code)
+        loaded = load_model(config.model, config.device, trust_remote_code=config.trust_remote_code)
         libraries = libraries if loaded.model.device.type == "cpu" else 0  # they take nothing of a GPU's memory
         torch.set_num_threads(config.threads or default_threads(loaded.model))
     except Exception as error:  # a broken file may raise anything

@@ -8,7 +8,7 @@ import os
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import digest_code
 from rove.core.errors import (
     AgentError,
@@ -22,6 +22,7 @@ from rove.core.errors import (
 )
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
 from rove.core.protocols import Request, SamplingParams
+from rove.core.ranges import CountOrUnlimited, PositiveInt, Seconds
 from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, teardown
@@ -122,7 +123,8 @@ class AgentEnv(Environment):
         self.environment_vars = dict(environment_vars or {})
         self.max_chars = max_chars
         self.max_threads = max_threads
-        check_positive(self, "grace_seconds", "max_chars", "max_threads")
+        check_values(self, max_turns=CountOrUnlimited, timeout_seconds=Seconds | None, grace_seconds=Seconds)
+        check_values(self, max_chars=PositiveInt, max_threads=PositiveInt)
         self._threads = Threads(max_threads)
         self._proxy: Proxy | None = None
         monitor = Rubric()

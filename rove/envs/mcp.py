@@ -8,9 +8,10 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.core.messages import Messages
+from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import Turn, cleanup, teardown
 from rove.envs.tool import ToolEnv
@@ -81,7 +82,8 @@ class MCPEnv(ToolEnv):
         self.max_restarts = max_restarts
         self.max_servers = max_servers
         self.max_chars = max_chars
-        check_positive(self, "call_timeout", "start_timeout", "max_servers", "max_chars")
+        check_values(self, call_timeout=Seconds, start_timeout=Seconds)
+        check_values(self, max_restarts=NonNegativeInt, max_servers=PositiveInt, max_chars=PositiveInt)
         check_installed()
         self._server_tool_names: set[str] = set()
         self._shared: Servers | None = None

@@ -7,8 +7,10 @@ from abc import abstractmethod
 from collections.abc import Mapping
 from typing import Any, ClassVar, Protocol, TypeVar, runtime_checkable
 
+from rove.core.checks import check_values
 from rove.core.errors import ConfigError, phase
 from rove.core.messages import Messages, as_messages, text_of
+from rove.core.ranges import CountOrUnlimited, Seconds
 from rove.core.renderings import Rendering
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, stop
@@ -61,8 +63,8 @@ class MultiTurnEnv(Environment):
     the last allowed model turn.
 
     Args:
-        max_turns: maximum number of model turns; -1 = no limit.
-        max_total_completion_tokens: stop after this many generated tokens; -1 = no limit.
+        max_turns: maximum number of model turns (1 or more); -1 = no limit.
+        max_total_completion_tokens: stop after this many generated tokens (1 or more); -1 = no limit.
         timeout_seconds: wall-time limit of a rollout; None = no limit. A rollout that exceeds it is scored as it is.
         **kwargs: see `Environment`.
 
@@ -86,6 +88,8 @@ class MultiTurnEnv(Environment):
         self.max_turns = max_turns
         self.max_total_completion_tokens = max_total_completion_tokens
         self.timeout_seconds = timeout_seconds
+        check_values(self, max_turns=CountOrUnlimited, max_total_completion_tokens=CountOrUnlimited)
+        check_values(self, timeout_seconds=Seconds | None)
         self.opponent: Opponent | None = None
         monitor = Rubric()
         monitor.add_metric(num_turns)

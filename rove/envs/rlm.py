@@ -12,12 +12,13 @@ from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Message, Messages, SystemMessage, UserMessage, as_messages, text_of
 from rove.core.model_roles import query
 from rove.core.protocols import Client
+from rove.core.ranges import CountOrUnlimited, NonNegativeInt, PositiveInt
 from rove.core.records import TrajectoryStep
 from rove.core.state import State
 from rove.envs.environment import Turn, stop, teardown
@@ -244,14 +245,15 @@ class RLMEnv(PythonEnv):
             raise ConfigError(f"RLMEnv has no argument '{name}': pass {RENAMED_ARGUMENTS[name]}")
         if code_in not in CODE_INSTRUCTIONS:
             raise ConfigError(f"code_in is {code_in!r}; expected one of {', '.join(CODE_INSTRUCTIONS)}")
-        if max_sub_calls < 0:
-            raise ConfigError(f"max_sub_calls is {max_sub_calls}; expected 0 or more: untrusted code makes these calls")
         self.context = context
         self.sub_client, self.sub_model, self.sub_sampling_args = sub_client, sub_model, sub_sampling_args
         self.max_sub_calls, self.max_sub_tokens = max_sub_calls, max_sub_tokens
         self.max_parallel_calls, self.max_depth, self.sub_max_turns = max_parallel_calls, max_depth, sub_max_turns
         self.train_sub_calls, self.code_in, self.preview_chars = train_sub_calls, code_in, preview_chars
-        check_positive(self, "max_parallel_calls", "max_depth", "sub_max_turns", "preview_chars")
+        check_values(
+            self, max_sub_calls=NonNegativeInt, max_sub_tokens=CountOrUnlimited, max_parallel_calls=PositiveInt
+        )
+        check_values(self, max_depth=PositiveInt, sub_max_turns=PositiveInt, preview_chars=PositiveInt)
         if train_sub_calls and (sub_client is not None or sub_model or sub_sampling_args is not None):
             raise ConfigError(
                 "train_sub_calls is combined with sub_client, sub_model or sub_sampling_args; expected one of them: training "

@@ -12,8 +12,10 @@ from typing import Any
 
 import msgspec
 
+from rove.core.checks import checked
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Messages
+from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.tool import StatefulToolEnv
@@ -127,6 +129,10 @@ class SandboxEnv(StatefulToolEnv):
     ):
         for name in UNSUPPORTED_ARGUMENTS.keys() & kwargs.keys():
             raise ConfigError(f"{type(self).__name__} has no argument '{name}': {UNSUPPORTED_ARGUMENTS[name]}")
+        checked("memory_gb", memory_gb, PositiveFloat | None)
+        checked("disk_size_gb", disk_size_gb, PositiveFloat | None)
+        checked("timeout_per_command_seconds", timeout_per_command_seconds, Seconds | None)
+        checked("max_sandboxes", max_sandboxes, PositiveInt)
         super().__init__(parallel_calls=parallel_calls, **kwargs)
         self.packages = package_names(pip_install_packages)
         self.start_command = start_command

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextvars import ContextVar
 from typing import Any
 
+from rove.core.checks import check_values
 from rove.core.errors import (
     ConfigError,
     InfraError,
@@ -23,6 +24,7 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
+from rove.core.ranges import NonNegativeInt
 from rove.core.state import State
 from rove.envs.environment import Turn, stop
 from rove.envs.multi_turn import MultiTurnEnv
@@ -148,6 +150,8 @@ class ToolEnv(MultiTurnEnv):
         self.error_formatter = error_formatter
         self.stop_errors = _exception_classes(stop_errors)
         self.parallel_calls = parallel_calls
+        self.max_threads = max_threads
+        check_values(self, max_threads=NonNegativeInt)
         self._threads = Threads(max_threads) if max_threads > 0 else None
         self.tools: list[Callable[..., Any]] = []
         self.tool_map: dict[str, Callable[..., Any]] = {}

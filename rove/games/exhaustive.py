@@ -10,10 +10,12 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import msgspec
 
+from rove.core.checks import Settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages, as_messages, text_of
 from rove.core.protocols import Client, Request, Response, SamplingParams
+from rove.core.ranges import Fraction
 from rove.core.records import RolloutRecord
 from rove.core.renderings import Rendering
 from rove.envs.dataset import build_example, example_key
@@ -95,7 +97,7 @@ class Missed(NamedTuple):
     text: str
 
 
-class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Goals(Settings, frozen=True, kw_only=True):
     """Goals of an exhaustive evaluation. Without goals, a result misses none.
 
     Example:
@@ -104,10 +106,10 @@ class Goals(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tru
 
     never: list[str] = []
     """Names of reward functions and metrics that must be 0 in every game."""
-    expected: dict[str, float] = {}
-    """Minimum mean (0 to 1) of each named reward function or metric against a uniformly random opponent."""
-    checks: dict[str, float] = {}
-    """Minimum share (0 to 1) of opportunities that the model must take in each named check; an opportunity that never occurs
+    expected: dict[str, Fraction] = {}
+    """Minimum mean of each named reward function or metric against a uniformly random opponent."""
+    checks: dict[str, Fraction] = {}
+    """Minimum share of opportunities that the model must take in each named check; an opportunity that never occurs
     counts as missed."""
 
     def missed(self, result: ExhaustiveResult) -> list[Missed]:

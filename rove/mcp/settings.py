@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import msgspec
-
+from rove.core.checks import Settings
 from rove.core.config import convert
 from rove.core.errors import ConfigError, nearest
 
 
-class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class ServerSettings(Settings, frozen=True, kw_only=True):
     """One server: a `command` to start, a `url` to connect to, or a `server` object in this process.
 
     Raises:
@@ -47,6 +46,7 @@ class ServerSettings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     """Prefix of tool names, for servers with tools of the same name."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         kinds = [kind for kind in ("command", "url", "server") if getattr(self, kind)]
         if len(kinds) != 1:
             given = " and ".join(kinds) or "none of them"

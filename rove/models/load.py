@@ -26,6 +26,7 @@ from transformers.utils.logging import disable_progress_bar
 from rove.core.digest import ADAPTER_CONFIG, adapter_base, check_base, digest_model
 from rove.core.errors import ConfigError, missing_train_package
 from rove.models import attention
+from rove.models.device import choose_device
 from rove.models.linear import use_fast_linear
 from rove.models.pretrained import model_path
 from rove.models.recompute import use_recomputing_layers
@@ -116,15 +117,6 @@ def context_of(model: Any) -> int:
     return int(getattr(model.config.get_text_config(), "max_position_embeddings", 1 << 30))
 
 
-def pick_device(name: str = "auto") -> torch.device:
-    """Return the device called `name`; "auto": CUDA, else MPS, else CPU."""
-    if name != "auto":
-        return torch.device(name)
-    if torch.cuda.is_available():
-        return torch.device("cuda")
-    return torch.device("mps" if torch.backends.mps.is_available() else "cpu")
-
-
 def load_model(
     path: str | Path,
     device: str = "auto",
@@ -137,19 +129,20 @@ def load_model(
 
     Args:
         path: Folder, name of `rove model list`, or name of a Hugging Face hub model in the local cache.
-        device: "auto" (CUDA, else MPS, else CPU) or a PyTorch device.
+        device: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps"; see `rove.models.device`.
         dtype: Type of the weights.
         trust_remote_code: Run the Python files named in the model's `auto_map`.
 
     Raises:
         ConfigError: There is no model, its tokenizer has no chat template, an adapter's base is missing, or the model needs its
-            own Python files and `trust_remote_code` is false.
+            own Python files and `trust_remote_code` is false, or the device is not available.
 
     Example:
         loaded = load_model("models/tiny")
         client = EngineClient.from_model(loaded)
     """
     path = model_path(path)
+    chosen = choose_device(device)  # before the weights are read
     check_model(path)
     if adapter_base(path) is not None:
         return load_adapter(path, device, dtype, trust_remote_code)
@@ -169,7 +162,7 @@ def load_model(
         raise ConfigError(f"cannot load a model from '{path}': {error}") from error
     if getattr(tokenizer, "chat_template", None) is None:
         raise ConfigError(f"the tokenizer in '{path}' has no chat template; rove renders conversations with it")
-    loaded = prepare(model.to(pick_device(device)), tokenizer)  # pyright: ignore[reportArgumentType]
+    loaded = prepare(model.to(chosen), tokenizer)  # pyright: ignore[reportArgumentType]
     return loaded._replace(name=digest_model(path))
 
 
@@ -332,9 +325,9 @@ def _are_equal(a: torch.Tensor, b: torch.Tensor) -> bool:
     return a is b or (a.shape == b.shape and torch.equal(a, b.to(a)))
 
 
-def load_for_sampling(path: str | Path, trust_remote_code: bool = False) -> LoadedModel:
-    """Load a model for sampling on the best device, with a suitable number of threads."""
-    loaded = load_model(path, trust_remote_code=trust_remote_code)
+def load_for_sampling(path: str | Path, trust_remote_code: bool = False, device: str = "auto") -> LoadedModel:
+    """Load a model for sampling, with a suitable number of threads."""
+    loaded = load_model(path, device, trust_remote_code=trust_remote_code)
     torch.set_num_threads(default_threads(loaded.model))
     return loaded
 

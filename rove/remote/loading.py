@@ -11,8 +11,9 @@ from typing import Any
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import Settings, check_fields
 from rove.core.errors import ConfigError
+from rove.core.ranges import PositiveInt, Seconds
 from rove.envs.environment import Environment
 from rove.envs.loading import environment_file, find_external_environment, load_environment
 from rove.envs.question_files import is_question_file
@@ -24,7 +25,7 @@ SETTINGS = ("isolation", "ray")
 """Tables of settings that state where an environment runs; they do not change what it does."""
 
 
-class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class IsolationConfig(Settings, frozen=True, kw_only=True):
     """The `[isolation]` table: environments in worker processes."""
 
     enabled: bool = False
@@ -32,31 +33,27 @@ class IsolationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_
     python: str | None = None
     """Python interpreter for the worker process; implies `enabled`. By default, rove uses a virtual environment that it
     creates."""
-    start_seconds: float = 60.0
-    """Maximum seconds that an isolated environment may take to load (> 0)."""
-    hang_seconds: float = 120.0
-    """Kill an isolated environment that is unresponsive for this many seconds (> 0)."""
+    start_seconds: Seconds = 60.0
+    """Maximum seconds that an isolated environment may take to load."""
+    hang_seconds: Seconds = 120.0
+    """Kill an isolated environment that is unresponsive for this many seconds."""
 
     @property
     def is_on(self) -> bool:
         """Whether environments run in worker processes."""
         return self.enabled or self.python is not None
 
-    def check(self) -> None:
-        """Raise a ConfigError if a setting is out of range."""
-        check_positive(self, "start_seconds", "hang_seconds")
 
-
-class RayConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RayConfig(Settings, frozen=True, kw_only=True):
     """The `[ray]` table: environments on a Ray cluster."""
 
     address: str | None = None
     """Ray cluster whose actors run the environments: "HOST:PORT", "auto" (the cluster that this machine belongs to), or "local"
     (a new cluster on this machine)."""
-    actors: int | None = None
-    """Number of actors (≥ 1); by default, one per free CPU in the cluster."""
-    rollouts_per_actor: int = 128
-    """Maximum number of concurrent rollouts per actor (≥ 1)."""
+    actors: PositiveInt | None = None
+    """Number of actors; by default, one per free CPU in the cluster."""
+    rollouts_per_actor: PositiveInt = 128
+    """Maximum number of concurrent rollouts per actor."""
 
 
 class Isolation(msgspec.Struct, frozen=True):
@@ -65,23 +62,25 @@ class Isolation(msgspec.Struct, frozen=True):
     on: bool = False
     python: str | None = None
     """Interpreter of its virtual environment. Default: rove makes one if the package declares dependencies."""
-    start_seconds: float = 60.0
-    hang_seconds: float = 120.0
+    start_seconds: Seconds = 60.0
+    hang_seconds: Seconds = 120.0
     ray: str | None = None
     """Address of the Ray cluster that runs the environment; "local" starts one here. Default: no cluster."""
-    ray_actors: int | None = None
+    ray_actors: PositiveInt | None = None
     """Number of Ray actors. Default: the number of free CPUs of the cluster."""
-    ray_rollouts: int = 128
+    ray_rollouts: PositiveInt = 128
     """Concurrent rollouts per actor."""
+
+    def __post_init__(self) -> None:
+        check_fields(self)
 
     @staticmethod
     def of(isolation: IsolationConfig, ray: RayConfig) -> Isolation:
         """Return what these tables mean together; an interpreter or a cluster implies isolation.
 
         Raises:
-            ConfigError: a setting of Ray is out of range, or set without an address.
+            ConfigError: A setting of Ray is set without an address.
         """
-        check_positive(ray, "actors", "rollouts_per_actor")
         unused = [n for n in ("actors", "rollouts_per_actor") if getattr(ray, n) != getattr(RayConfig(), n)]
         if unused and ray.address is None:
             raise ConfigError(

@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 
 from rove.clients.limiter import AdmissionLimiter
-from rove.core.config import check_positive, convert
+from rove.core.checks import Settings
+from rove.core.config import convert
 from rove.core.errors import ConfigError, TooManyErrorsError
 from rove.core.messages import text_of
 from rove.core.protocols import Client, Limits, SamplingParams
+from rove.core.ranges import CountOrAll, FiniteFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Usage
 from rove.envs.environment import Environment, EvaluationFunctions
 from rove.envs.loading import as_environment
@@ -36,24 +38,24 @@ MIN_ROLLOUTS_FOR_SHARE = 20
 """Finished rollouts from which `max_errors` applies as a share."""
 
 
-class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class Options(Settings, frozen=True, kw_only=True):
     """How to run an evaluation: the keyword arguments of `generate` and `evaluate`.
 
     Raises:
         ConfigError: a value is out of range, or a budget or a cost is limited without a price.
     """
 
-    num_examples: int = -1
-    """Number of rows from the start of the dataset, or after those that are skipped; -1 = all."""
-    skip_examples: int = 0
-    """Number of rows to skip at the start of the dataset (≥ 0), such as rows that were used to choose the model."""
-    rollouts_per_example: int = 1
+    num_examples: CountOrAll = -1
+    """Number of rows from the start of the dataset, or after those that are skipped."""
+    skip_examples: NonNegativeInt = 0
+    """Number of rows to skip at the start of the dataset, such as rows that were used to choose the model."""
+    rollouts_per_example: PositiveInt = 1
     """Rollouts per example (group size)."""
     sampling_args: dict[str, Any] = {}
     """Sampling parameters with OpenAI's names; they override the environment's."""
-    max_concurrent: int | None = None
+    max_concurrent: PositiveInt | None = None
     """Maximum concurrent rollouts. Default: the client's recommendation."""
-    max_scoring: int | None = None
+    max_scoring: PositiveInt | None = None
     """Maximum rollouts scored concurrently; None = no limit."""
     limits: Limits = Limits()
     """Limits of one rollout."""
@@ -61,27 +63,24 @@ class Options(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=T
     """Price of the model's tokens, for `limits.max_cost`, `budget` and the summary."""
     role_prices: dict[str, Price] = {}
     """Prices of the tokens of model roles, such as {"judge": …}, for the summary and for `budget` in this session."""
-    budget: float | None = None
+    budget: PositiveFloat | None = None
     """Maximum cost of the whole run, including earlier sessions and failed rollouts. When it is spent, no further rollout
     starts; running ones are finished."""
-    max_errors: float | None = None
+    max_errors: PositiveFloat | None = None
     """Stop when more rollouts failed than this: a count if 1 or more, else a share of the finished rollouts (from the
     20th on). Finished rollouts are kept."""
     fail_fast: bool = False
     """Raise at the first failed rollout instead of recording it."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed; the same seed, data and answers give the same rollouts."""
     train: bool = False
     """Use the training rows instead of the evaluation rows."""
-    pass_threshold: float = 1.0
+    pass_threshold: FiniteFloat = 1.0
     """A rollout passes, for pass@k, when its reward is at least this."""
 
     def __post_init__(self) -> None:
-        check_positive(self, "rollouts_per_example", "max_concurrent", "max_scoring", "budget", "max_errors")
-        if self.num_examples < 1 and self.num_examples != -1:
-            raise ConfigError(f"num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
-        if self.skip_examples < 0:
-            raise ConfigError(f"skip_examples is {self.skip_examples}; expected 0 or more")
+        super().__post_init__()
+        SamplingParams.from_args(self.sampling_args)
 
     @property
     def last_example(self) -> int:
@@ -353,6 +352,10 @@ def run_identity(env: Environment, client: Any, model: str, options: Options) ->
 def _opened(
     run: Run | str | Path | None, env: Environment, client: Any, model: str, values: dict[str, Any]
 ) -> Iterator[_Evaluation]:
+    for name in values.keys() & set(SamplingParams.__struct_fields__) - set(Options.__struct_fields__):
+        raise ConfigError(
+            f"unknown setting '{name}'; it is a sampling parameter: sampling_args={{'{name}': {values[name]!r}}}"
+        )
     options = convert(Options, {name: value for name, value in values.items() if value is not None})
     if not isinstance(client, Client):
         from rove.clients.openai import as_client  # loads aiohttp, which scripted and embedded clients do not need

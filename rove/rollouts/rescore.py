@@ -15,10 +15,12 @@ from typing import Any
 import msgspec
 
 from rove.clients.scripted import ScriptedClient
+from rove.core.checks import checked
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, Error, LimitReachedError, RunError, phase
 from rove.core.messages import Message, text_of
 from rove.core.protocols import Request, Response, SamplingParams
+from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
 from rove.core.state import State
 from rove.envs.environment import Environment, Turn, messages_of
@@ -89,9 +91,9 @@ async def rescore(
         ConfigError: `into` is `source`, or a number is not positive.
         RunError: `source` is not the run of an evaluation, or `into` cannot be used.
     """
-    for name, value in (("max_concurrent", max_concurrent), ("max_scoring", max_scoring)):
-        if value is not None and value < 1:
-            raise ConfigError(f"{name} is {value}; expected 1 or more")
+    checked("max_concurrent", max_concurrent, PositiveInt)
+    checked("max_scoring", max_scoring, PositiveInt | None)
+    checked("pass_threshold", pass_threshold, FiniteFloat | None)
     recorded = _Recorded(source)
     try:
         settings = msgspec.convert(recorded.config, _SummarySettings)

@@ -14,11 +14,13 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed, fingerprint
 from rove.core.errors import ConfigError, InfraError, InvalidModelResponseError, ModelError, OverlongPromptError
 from rove.core.messages import UserMessage, as_messages, text_of
 from rove.core.model_roles import record_query
 from rove.core.protocols import Client, Request, Response, SamplingParams
+from rove.core.ranges import Seconds
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.parsers.parser import Completion, MaybeThinkParser, Parser
@@ -137,6 +139,7 @@ class JudgeCache:
 
     def __init__(self, timeout_seconds: float | None = None, remembers: bool = True):
         self.timeout_seconds = timeout_seconds
+        check_values(self, timeout_seconds=Seconds | None)
         self.remembers = remembers
         self._calls: dict[bytes, asyncio.Task[tuple[Request, Response, float]]] = {}
 

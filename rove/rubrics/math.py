@@ -7,8 +7,9 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.errors import ConfigError, Error, InfraError, RemoteError, WorkerError
+from rove.core.ranges import PositiveInt, Seconds
 from rove.parsers.parser import Completion, MaybeThinkParser, Parser, extract_boxed_answer
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.workers import Workers
@@ -64,7 +65,7 @@ class MathRubric(Rubric):
         self.max_workers = min(MAX_WORKERS, os.cpu_count() or 1) if max_workers is None else max_workers
         self.timeout_seconds = timeout_seconds
         self.max_verify_chars = max_verify_chars
-        check_positive(self, "max_workers", "timeout_seconds", "max_verify_chars")
+        check_values(self, max_workers=PositiveInt, timeout_seconds=Seconds, max_verify_chars=PositiveInt)
         self._pool = MathPool(self.max_workers, timeout_seconds)
         self.add_reward_func(self.correct_answer)
 

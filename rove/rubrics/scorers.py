@@ -15,8 +15,9 @@ import string
 from collections.abc import Sequence
 from pathlib import Path
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.errors import Error, WorkerError
+from rove.core.ranges import PositiveInt, Seconds
 from rove.parsers.parser import Completion, MaybeThinkParser, XMLParser, extract_boxed_answer
 from rove.rubrics.rubric import Rubric
 from rove.workers import Workers
@@ -153,7 +154,7 @@ class RegexRubric(Rubric):
         super().__init__()
         self.timeout_seconds = timeout_seconds
         self.max_chars = max_chars
-        check_positive(self, "timeout_seconds", "max_chars")
+        check_values(self, timeout_seconds=Seconds, max_chars=PositiveInt)
         program = Path(__file__).with_name("regex_worker.py")
         self._workers = Workers(program, max_workers=MAX_REGEX_WORKERS, memory_bytes=REGEX_MEMORY_BYTES, name="regex")
         self.add_reward_func(self.regex)

@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import Settings
+from rove.core.ranges import PositiveInt, Seconds
 
 Functions = Mapping[str, Callable[..., Any]]
 """Host functions that code may call, by name; they may be async. Arguments and results are JSON: numbers, texts, lists and
@@ -18,36 +19,33 @@ dicts. The code chooses the arguments: check them.
 """
 
 
-class SandboxLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SandboxLimits(Settings, frozen=True, kw_only=True):
     """Limits of one session.
 
     Raises:
-        ConfigError: A limit is not positive.
+        ConfigError: A limit is out of range.
     """
 
-    seconds: float = 10.0
+    seconds: Seconds = 10.0
     """Default time limit of one call."""
-    cpu_seconds: int = 60
+    cpu_seconds: PositiveInt = 60
     """CPU time of one process, over all calls."""
-    memory_bytes: int = 1 << 30
+    memory_bytes: PositiveInt = 1 << 30
     """Address space of one process. With control groups also the memory of all processes of the session and of its files."""
-    processes: int = 32
+    processes: PositiveInt = 32
     """Concurrent processes and threads, including two of rove."""
-    disk_bytes: int = 64 << 20
+    disk_bytes: PositiveInt = 64 << 20
     """Size of the session's folder, which is in memory."""
-    files: int = 4096
+    files: PositiveInt = 4096
     """Number of files and folders in it."""
-    file_bytes: int = 32 << 20
+    file_bytes: PositiveInt = 32 << 20
     """Size of one file."""
-    open_files: int = 256
+    open_files: PositiveInt = 256
     """Open files of one process."""
-    output_chars: int = 8192
+    output_chars: PositiveInt = 8192
     """Bytes of a call's output, and of its value or traceback; longer text loses its middle."""
-    message_bytes: int = 4 << 20
+    message_bytes: PositiveInt = 4 << 20
     """Size of the arguments of a host function as JSON, and of its result."""
-
-    def __post_init__(self) -> None:
-        check_positive(self, *self.__struct_fields__)
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):

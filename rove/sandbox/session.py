@@ -12,8 +12,9 @@ from typing import Any, Self
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.errors import ConfigError, InfraError, LimitReachedError, SandboxError, SandboxFileError
+from rove.core.ranges import PositiveInt
 from rove.sandbox.backend import Functions, Result, SandboxLimits
 from rove.utils.functions import maybe_await
 
@@ -186,7 +187,7 @@ class SupervisedBackend(ABC):
 
     def __init__(self, limits: SandboxLimits | None, max_sessions: int):
         self.limits, self.max_sessions = limits or SandboxLimits(), max_sessions
-        check_positive(self, "max_sessions")
+        check_values(self, max_sessions=PositiveInt)
         self._sessions: set[SupervisedSession] = set()
 
     @abstractmethod

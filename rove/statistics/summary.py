@@ -10,7 +10,8 @@ from typing import Any
 
 import msgspec
 
-from rove.core.errors import ConfigError
+from rove.core.checks import check_fields
+from rove.core.ranges import NonNegativeFloat
 from rove.core.records import REWARD_ERRORS, Outcome, RolloutRecord, Scores, Usage
 from rove.statistics.intervals import (
     DIGITS,
@@ -36,18 +37,16 @@ class Price(msgspec.Struct, frozen=True):
         >>> Price(input=0.15, output=0.60)
 
     Raises:
-        ConfigError: A price is negative or not a number.
+        ConfigError: A price is negative or not a finite number.
     """
 
-    input: float
+    input: NonNegativeFloat
     """Prompt tokens."""
-    output: float
+    output: NonNegativeFloat
     """Completion tokens."""
 
     def __post_init__(self) -> None:
-        for name in ("input", "output"):
-            if not getattr(self, name) >= 0.0:
-                raise ConfigError(f"the {name} price is {getattr(self, name)}; expected 0 or more per million tokens")
+        check_fields(self)
 
     def of(self, usage: Usage) -> float:
         """Return the cost of these tokens."""

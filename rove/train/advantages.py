@@ -9,7 +9,9 @@ import math
 from collections.abc import Sequence
 from statistics import fmean
 
+from rove.core.checks import checked
 from rove.core.errors import ConfigError, nearest
+from rove.core.ranges import Fraction
 
 MIN_SPREAD = 1e-6
 """Rewards closer together than this count as equal."""
@@ -98,7 +100,7 @@ def turn_advantages(
         ConfigError: Unknown estimator, or a discount out of range.
         ValueError: A reward is not finite.
     """
-    check_gamma(gamma)
+    checked("gamma", gamma, Fraction)
     returns = [returns_to_go(rewards, gamma) for rewards in group]
     advantages = [[0.0] * len(rewards) for rewards in group]
     spread = False
@@ -110,18 +112,6 @@ def turn_advantages(
             for i, advantage in zip(members, found, strict=True):
                 advantages[i][turn] = advantage
     return advantages if spread else None
-
-
-def check_gamma(gamma: float) -> None:
-    """Check a discount.
-
-    Raises:
-        ConfigError: It is not between 0 and 1.
-    """
-    if not 0 <= gamma <= 1:
-        raise ConfigError(
-            f"gamma is {gamma}; expected a discount from 0 (a turn's own reward) to 1 (all later rewards in full)"
-        )
 
 
 def batch_advantages(

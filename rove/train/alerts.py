@@ -11,8 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 
-from rove.core.config import check_positive
-from rove.core.errors import ConfigError
+from rove.core.checks import Settings
+from rove.core.ranges import PositiveFloat, PositiveFraction, PositiveInt
 
 History = Sequence[Mapping[str, float]]
 
@@ -29,49 +29,35 @@ MIN_ENTROPY_CHANGE = 0.5
 """Entropy changes up to this many nats per token cause no alert: a model that was almost certain may well explore more."""
 
 
-class AlertLimits(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class AlertLimits(Settings, frozen=True, kw_only=True):
     """The `[alerts]` table: limits of training alerts."""
 
-    window: int = 5
+    window: PositiveInt = 5
     """Number of steps over which values are averaged before the alerts compare them."""
-    entropy_share: float = 0.1
+    entropy_share: PositiveFraction = 0.1
     """Minimum entropy, as a fraction of the entropy in the first steps."""
-    entropy_factor: float = 3.0
+    entropy_factor: PositiveFloat = 3.0
     """Maximum entropy, as a multiple of the entropy in the first steps; values up to 0.5 nats per token never cause an alert."""
-    ratio: float = 0.1
+    ratio: PositiveFloat = 0.1
     """Maximum difference between the mean importance ratio and 1."""
-    mismatch_kl: float = 0.01
+    mismatch_kl: PositiveFloat = 0.01
     """Maximum KL divergence between the sampler and the trainer, in nats per token."""
-    length_factor: float = 2.0
+    length_factor: PositiveFloat = 2.0
     """Maximum completion length, as a multiple of the length in the first steps."""
-    zero_advantage_groups: float = 0.8
+    zero_advantage_groups: PositiveFraction = 0.8
     """Maximum fraction of zero-advantage groups."""
-    format_drop: float = 0.1
+    format_drop: PositiveFloat = 0.1
     """Maximum decrease of a format score from its best value."""
-    held_out_gain: float = 0.1
+    held_out_gain: PositiveFloat = 0.1
     """Maximum increase of the training reward since the evaluation with the best held-out reward."""
-    held_out_measurements: int = 3
+    held_out_measurements: PositiveInt = 3
     """Minimum number of evaluations without a new best held-out reward before `held_out_gain` applies."""
-    loss_factor: float = 2.0
+    loss_factor: PositiveFloat = 2.0
     """Maximum loss in SFT, as a multiple of the lowest loss so far; increases of up to 0.5 nats per token cause no alert."""
-    grad_norm_factor: float = 10.0
+    grad_norm_factor: PositiveFloat = 10.0
     """Maximum gradient norm, as a multiple of the median of the previous steps."""
-    idle: float = 0.8
+    idle: PositiveFraction = 0.8
     """Maximum fraction of the time that the trainer or the sampler may be idle in asynchronous training."""
-
-    def check(self) -> None:
-        """Check the limits.
-
-        Raises:
-            ConfigError: A limit is out of range.
-        """
-        try:
-            check_positive(self, *self.__struct_fields__)
-        except ConfigError as error:
-            raise ConfigError(f"alerts: {error}") from None
-        for name in ("entropy_share", "zero_advantage_groups", "idle"):
-            if getattr(self, name) > 1:
-                raise ConfigError(f"alerts: {name} is {getattr(self, name)}; expected a share, at most 1")
 
 
 class Alert(msgspec.Struct, frozen=True):

@@ -87,7 +87,7 @@ class EmbeddedBackend:
         separate_weights: Whether it needs a copy; with `bf16_sampling` it always has one, if the device has bf16 products.
     """
 
-    metrics: dict[str, float] = {}  # noqa: RUF012  never changed
+    metrics: dict[str, float] = {}  # never changed
 
     def __init__(self, config: RLConfig, loaded: LoadedModel, separate_weights: bool):
         self.loaded = loaded

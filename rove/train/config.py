@@ -9,49 +9,65 @@ from typing import Any
 import msgspec
 
 import rove.games.exhaustive  # noqa: F401  registers the evaluation kind "exhaustive"
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.errors import ConfigError, nearest
+from rove.core.ranges import (
+    CountOrAll,
+    Device,
+    FiniteFloat,
+    FloatAbove1,
+    FloatFrom1,
+    Fraction,
+    FractionBelow1,
+    InnerFraction,
+    IntFrom2,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveFraction,
+    PositiveInt,
+)
 from rove.models.load import check_peft
 from rove.remote.loading import Isolation, IsolationConfig, RayConfig
 from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
-from rove.train.advantages import check_estimator, check_gamma
+from rove.train.advantages import check_estimator
 from rove.train.alerts import AlertLimits
 from rove.train.loggers import check_loggers
-from rove.train.losses import PolicyLoss, choose_aggregation, make_loss
+from rove.train.losses import PRESETS, PolicyLoss, choose_aggregation, make_loss
 from rove.vllm.server import DEFAULT_CONFIG, VLLMConfig
 
 VALIDATION_LOSS = "validation_loss"
 ENTROPY = "entropy/all/mean"
 
 
-class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LossConfig(Settings, frozen=True, kw_only=True):
     """The `[loss]` table of `rove rl`."""
 
     kind: str = "cispo"
     """Policy loss: "cispo", "reinforce", "grpo", "dapo", "dr_grpo", "gspo", or your own as "package.module:function"."""
-    max_ratio: float = 5.0
-    """Upper bound for the importance ratio in CISPO (> 1)."""
-    clip_low: float | None = None
-    """Lower clip range (0 to 1). The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio below 1 −
+    max_ratio: FloatAbove1 = 5.0
+    """Upper bound for the importance ratio of the loss "cispo"."""
+    clip_low: PositiveFraction | None = None
+    """Lower clip range. The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio below 1 −
     `clip_low`; the default depends on the loss."""
-    clip_high: float | None = None
-    """Upper clip range (> 0). The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio above 1 +
+    clip_high: PositiveFloat | None = None
+    """Upper clip range. The losses "grpo", "dapo", "dr_grpo", and "gspo" clip the importance ratio above 1 +
     `clip_high`; the default depends on the loss."""
     aggregation: str | None = None
     """How token losses are combined: "token", "sequence", or "constant"; the default depends on the loss."""
-    constant: float | None = None
-    """Number of tokens (> 0) by which the loss of each rollout is divided if `aggregation` is "constant"; by default,
+    constant: PositiveFloat | None = None
+    """Number of tokens by which the loss of each rollout is divided if `aggregation` is "constant"; by default,
     `max_tokens`."""
-    kl_penalty: float = 0.0
-    """Weight of the KL divergence from the reference model (≥ 0); with 0, there is no reference model."""
-    sync_reference_every: int | None = None
-    """Optimizer steps between updates of the reference model (≥ 1); by default, the initial model remains the reference."""
-    importance_cap: float = 2.0
-    """Upper bound (≥ 1) for the importance weights that correct for differences between sampling and training probabilities."""
-    entropy_bonus: float = 0.0
+    kl_penalty: NonNegativeFloat = 0.0
+    """Weight of the KL divergence from the reference model; with 0, there is no reference model."""
+    sync_reference_every: PositiveInt | None = None
+    """Optimizer steps between updates of the reference model; by default, the initial model remains the reference."""
+    importance_cap: FloatFrom1 = 2.0
+    """Upper bound for the importance weights that correct for differences between sampling and training probabilities."""
+    entropy_bonus: NonNegativeFloat = 0.0
     """Weight of the mean token entropy in the objective; 0 adds no bonus."""
-    entropy_target: float | None = None
-    """Entropy of the previous step, in nats per token (> 0), above which the bonus is turned off; by default, the bonus is always
+    entropy_target: PositiveFloat | None = None
+    """Entropy of the previous step, in nats per token, above which the bonus is turned off; by default, the bonus is always
     on."""
 
     def bonus_after(self, history: Sequence[Mapping[str, float]]) -> float:
@@ -70,13 +86,13 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Return the loss function.
 
         Raises:
-            ConfigError: a setting is out of range, or a custom loss cannot be imported.
+            ConfigError: There is no such loss, or a custom loss cannot be imported.
         """
         return make_loss(self.kind, self.max_ratio, self.clip_low, self.clip_high, self.kl_penalty, self.importance_cap)
 
     def check(self) -> None:
-        """Raise a ConfigError if a setting is out of range."""
-        check_positive(self, "constant", "sync_reference_every", "entropy_target")
+        """Raise a ConfigError if a setting has no effect, or a custom loss cannot be used."""
+        self._check_bounds()
         if self.entropy_target is not None and not self.entropy_bonus:
             raise ConfigError(
                 f"entropy_target is {self.entropy_target}, but entropy_bonus is 0, so nothing holds the entropy"
@@ -85,11 +101,32 @@ class LossConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             raise ConfigError(
                 f"sync_reference_every is {self.sync_reference_every}, but kl_penalty is 0, so there is no reference to sync"
             )
-        choose_aggregation(self.kind, self.aggregation)
+        aggregation = choose_aggregation(self.kind, self.aggregation)
+        if self.constant is not None and aggregation != "constant":
+            raise ConfigError(
+                f"loss.constant is {self.constant}, but the losses of tokens are combined by '{aggregation}', which uses no "
+                'constant: leave it out, or set loss.aggregation = "constant"'
+            )
         self.make()
 
+    def _check_bounds(self) -> None:
+        """Refuse bounds of the ratio that the loss does not use."""
+        used = PRESETS[self.kind].bounds if self.kind in PRESETS else {}
+        for name in ("max_ratio", "clip_low", "clip_high"):
+            value = getattr(self, name)
+            if name in used or value == getattr(DEFAULT_LOSS, name):
+                continue
+            others = ", ".join(loss for loss, preset in PRESETS.items() if name in preset.bounds)
+            raise ConfigError(
+                f"loss.{name} is {value}, but the loss '{self.kind}' does not use it: leave it out, or choose another loss "
+                f"({others})"
+            )
 
-class CurriculumConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+
+DEFAULT_LOSS = LossConfig()
+
+
+class CurriculumConfig(Settings, frozen=True, kw_only=True):
     """The `[curriculum]` table of `rove rl`: in which order training uses the dataset."""
 
     column: str | None = None
@@ -100,31 +137,33 @@ class CurriculumConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     stratify: str | None = None
     """Column to stratify by. Every step contains the values of this column in the same proportions as the dataset. Numeric
     columns are binned by quantile."""
-    stratify_bins: int = 4
-    """Number of quantile bins (≥ 2) for a numeric column that has more distinct values than bins."""
+    stratify_bins: IntFrom2 = 4
+    """Number of quantile bins for a numeric column that has more distinct values than bins."""
 
     def check(self) -> None:
-        """Raise a ConfigError if settings contradict each other or are out of range."""
+        """Raise a ConfigError if settings contradict each other or have no effect."""
         if self.stratify is not None and self.column is not None:
             raise ConfigError(
                 f"curriculum.stratify is '{self.stratify}' and curriculum.column is '{self.column}'; a step cannot have the "
                 "dataset's mix and follow the column: leave one of them out"
             )
-        if self.stratify_bins < 2:
-            raise ConfigError(f"stratify_bins is {self.stratify_bins}; expected 2 or more")
+        if self.stratify is None and self.stratify_bins != CurriculumConfig().stratify_bins:
+            raise ConfigError(
+                f"curriculum.stratify_bins is {self.stratify_bins}, but curriculum.stratify is not set, so nothing is binned"
+            )
 
 
-class FilterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class FilterConfig(Settings, frozen=True, kw_only=True):
     """The `[filter]` table of `rove rl`: which examples and groups training skips."""
 
-    hard_threshold: float | None = None
+    hard_threshold: FiniteFloat | None = None
     """Skip examples with a recent mean reward of at most this value; by default, no examples are skipped."""
-    easy_threshold: float | None = None
+    easy_threshold: FiniteFloat | None = None
     """Skip examples with a recent mean reward of at least this value; by default, no examples are skipped."""
-    difficulty_window: int = 100
-    """Number of steps that count as recent (≥ 1); a skipped example is used again after the same number of steps."""
-    dynamic_sampling_rounds: int = 0
-    """Maximum number of rounds per step (≥ 0) in which zero-advantage groups are replaced with new groups; 0 replaces none."""
+    difficulty_window: PositiveInt = 100
+    """Number of steps that count as recent; a skipped example is used again after the same number of steps."""
+    dynamic_sampling_rounds: NonNegativeInt = 0
+    """Maximum number of rounds per step in which zero-advantage groups are replaced with new groups; 0 replaces none."""
 
     @property
     def skips_examples(self) -> bool:
@@ -132,41 +171,37 @@ class FilterConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fie
         return self.hard_threshold is not None or self.easy_threshold is not None
 
     def check(self) -> None:
-        """Raise a ConfigError if settings are out of range, or skip every example."""
+        """Raise a ConfigError if settings skip every example or have no effect."""
         low, high = self.hard_threshold, self.easy_threshold
         if low is not None and high is not None and low >= high:
             raise ConfigError(
                 f"hard_threshold is {low} and easy_threshold is {high}; expected hard_threshold < easy_threshold, otherwise "
                 "every example is skipped"
             )
-        if self.difficulty_window < 1:
-            raise ConfigError(f"difficulty_window is {self.difficulty_window}; expected 1 step or more")
-        if self.dynamic_sampling_rounds < 0:
-            raise ConfigError(f"dynamic_sampling_rounds is {self.dynamic_sampling_rounds}; expected 0 (none) or more")
+        if not self.skips_examples and self.difficulty_window != FilterConfig().difficulty_window:
+            raise ConfigError(
+                f"filter.difficulty_window is {self.difficulty_window}, but neither hard_threshold nor easy_threshold is set, so "
+                "no examples are skipped"
+            )
 
 
-class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class LoRAConfig(Settings, frozen=True, kw_only=True):
     """The `[lora]` table of `rove rl` and `rove sft`."""
 
-    rank: int = 0
-    """LoRA rank (≥ 0); 0 trains the full model. An adapter needs two to ten times the learning rate of full fine-tuning."""
-    alpha: float = 32.0
-    """Scale of the adapter (> 0): its output is multiplied by alpha / rank."""
-    dropout: float = 0.0
-    """Dropout probability for the adapter's inputs in training (at least 0 and less than 1). With dropout, the policy that RL
+    rank: NonNegativeInt = 0
+    """LoRA rank; 0 trains the full model. An adapter needs two to ten times the learning rate of full fine-tuning."""
+    alpha: PositiveFloat = 32.0
+    """Scale of the adapter: its output is multiplied by alpha / rank."""
+    dropout: FractionBelow1 = 0.0
+    """Dropout probability for the adapter's inputs in training. With dropout, the policy that RL
     trains differs from the policy that generates the rollouts."""
     targets: list[str] = []
     """Names of the linear layers to adapt, such as "q_proj"; by default, all linear layers except the output layer."""
 
     def check(self) -> None:
-        """Raise a ConfigError if a setting is out of range or has no effect, or PEFT is missing."""
-        if self.rank < 0:
-            raise ConfigError(f"lora.rank is {self.rank}; expected 1 or more, or 0 to train the full model")
-        if self.alpha <= 0:
-            raise ConfigError(f"lora.alpha is {self.alpha}; expected more than 0")
-        if not 0 <= self.dropout < 1:
-            raise ConfigError(f"lora.dropout is {self.dropout}; expected a probability from 0 to below 1")
-        unused = [name for name in ("dropout", "targets") if getattr(self, name)]
+        """Raise a ConfigError if a setting has no effect, or PEFT is missing."""
+        default = LoRAConfig()
+        unused = [name for name in ("alpha", "dropout", "targets") if getattr(self, name) != getattr(default, name)]
         if unused and not self.rank:
             raise ConfigError(
                 f"lora.{unused[0]} is {getattr(self, unused[0])}, but lora.rank is 0, so there is no adapter"
@@ -175,7 +210,7 @@ class LoRAConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
             check_peft()
 
 
-class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class EvaluationConfig(Settings, frozen=True, kw_only=True):
     """One `[[evaluation]]` table: an evaluation that training repeats."""
 
     env: str
@@ -190,16 +225,16 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
     game."""
     goals: dict[str, Any] = {}
     """Goals of an exhaustive evaluation; the metric `missed` is 0 if all goals are reached."""
-    num_examples: int = 100
-    """Number of evaluation rows to use, starting with the first (≥ 1); -1 uses all."""
-    rollouts_per_example: int = 1
-    """Number of rollouts per example (≥ 1)."""
-    temperature: float = 0.0
-    """Sampling temperature (≥ 0); 0 is greedy."""
-    max_tokens: int = 512
-    """Maximum tokens per response (≥ 1)."""
-    every: int = 10
-    """Optimizer steps between two evaluations (≥ 1); the last step is always evaluated."""
+    num_examples: CountOrAll = 100
+    """Number of evaluation rows to use, starting with the first."""
+    rollouts_per_example: PositiveInt = 1
+    """Number of rollouts per example."""
+    temperature: NonNegativeFloat = 0.0
+    """Sampling temperature; 0 is greedy."""
+    max_tokens: PositiveInt = 512
+    """Maximum tokens per response."""
+    every: PositiveInt = 10
+    """Optimizer steps between two evaluations; the last step is always evaluated."""
     isolation: IsolationConfig = IsolationConfig()
     """Settings for running the environment in a worker process (`isolation` table); the run's `[isolation]` table also
     applies."""
@@ -228,7 +263,7 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             run: Where the environments of the run are.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: Settings contradict each other.
         """
         here = f"evaluation '{self.label}'"
         if self.kind != "rollouts" and self.evaluation_kind is None:
@@ -245,14 +280,6 @@ class EvaluationConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown
             raise ConfigError(
                 f"evaluation is named {self.name!r}; expected letters, digits, - and _: it names metrics and a folder"
             )
-        try:
-            check_positive(self, "rollouts_per_example", "max_tokens", "every")
-        except ConfigError as error:
-            raise ConfigError(f"{here}: {error}") from None
-        if self.num_examples < 1 and self.num_examples != -1:
-            raise ConfigError(f"{here}: num_examples is {self.num_examples}; expected 1 or more, or -1 for all")
-        if self.temperature < 0:
-            raise ConfigError(f"{here}: temperature is {self.temperature}; expected 0 (greedy) or more")
 
 
 def check_evaluations(evaluations: Sequence[EvaluationConfig], run: Isolation = Isolation()) -> None:  # noqa: B008  frozen
@@ -292,14 +319,13 @@ class Goal(msgspec.Struct, frozen=True):
             others: Further metrics that the run measures.
 
         Raises:
-            ConfigError: The run does not measure the metric, or a setting is out of range or needs a metric.
+            ConfigError: The run does not measure the metric, or a setting needs a metric.
         """
         for name in ("patience", "target"):
             if self.metric is None and getattr(self, name) is not None:
                 raise ConfigError(
                     f"{name} is {getattr(self, name)}, but keep_best is not set; set it to a metric like eval/NAME/reward/mean"
                 )
-        check_positive(self, "patience")
         known = [*others, *(f"eval/{evaluation.label}/" for evaluation in evaluations)]
         if self.metric is None or any(
             self.metric == one or (one[-1:] == "/" and self.metric.startswith(one)) for one in known
@@ -311,21 +337,24 @@ class Goal(msgspec.Struct, frozen=True):
         )
 
 
-class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class TrainingConfig(Settings, frozen=True, kw_only=True):
     """Settings that `rove rl` and `rove sft` share."""
 
     model: str
     """Initial model: a folder, or a name that `rove model list` prints."""
     trust_remote_code: bool = False
     """Run Python files that come with the model folder."""
-    batch_size: int
-    learning_rate: float
-    warmup_steps: int
-    final_lr_fraction: float
+    device: Device = "auto"
+    """Device that the model computes on: "auto" (CUDA if available, else the CPU), "cpu", "cuda", "cuda:N", or "mps". Under
+    torchrun, each process uses the CUDA device of its local rank."""
+    batch_size: PositiveInt
+    learning_rate: PositiveFloat
+    warmup_steps: NonNegativeInt
+    final_lr_fraction: Fraction
     lora: LoRAConfig = LoRAConfig()
     """Settings for training a LoRA adapter instead of the full model (`[lora]` table)."""
-    micro_batch_tokens: int = 2048
-    """Tokens per forward pass (≥ 1); affects memory and speed, but not the gradient."""
+    micro_batch_tokens: PositiveInt = 2048
+    """Tokens per forward pass; affects memory and speed, but not the gradient."""
     activation_checkpointing: bool = False
     """Recompute activations in the backward pass; this at least halves the memory for activations and takes up to a third more
     time."""
@@ -334,15 +363,15 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     mixed_precision: bool = False
     """Compute in bf16 if several processes train the model, or if one process trains it on an NVIDIA GPU (Ampere or
     newer) or on a CPU with bf16 instructions. Weights, gradient sums, and losses stay in fp32."""
-    threads: int | None = None
-    """Number of CPU threads (≥ 1). By default, rove uses half of the cores or, for models with 50M parameters or more,
+    threads: PositiveInt | None = None
+    """Number of CPU threads. By default, rove uses half of the cores or, for models with 50M parameters or more,
     PyTorch's own default."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: PositiveFloat = 1.0
     """Gradient norm above which the gradient is clipped."""
-    max_non_finite_steps: int = 3
-    """Stop after this many consecutive steps (≥ 1) with a non-finite loss or gradient; each such step is skipped."""
-    weight_decay: float = 0.0
-    """Weight decay of AdamW (≥ 0)."""
+    max_non_finite_steps: PositiveInt = 3
+    """Stop after this many consecutive steps with a non-finite loss or gradient; each such step is skipped."""
+    weight_decay: NonNegativeFloat = 0.0
+    """Weight decay of AdamW."""
     env_args: dict[str, Any] = {}
     env_dir: str | None = None
     """Folder that is searched first for environments."""
@@ -353,16 +382,16 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
     keep_best: str | None = None
     """Metric, such as "eval/NAME/reward/mean", used to select the final weights. rove keeps the weights with the best value of
     this metric, and of equal values the last. By default, the last weights become the final model."""
-    patience: int | None = None
-    """Stop after this many evaluations (≥ 1) without a new best value of `keep_best`; by default, training does not stop
+    patience: PositiveInt | None = None
+    """Stop after this many evaluations without a new best value of `keep_best`; by default, training does not stop
     early."""
-    target: float | None = None
+    target: FiniteFloat | None = None
     """Stop when the metric `keep_best` reaches this value; by default, training does not stop early."""
     loggers: list[str] = []
     """Services that also receive the metrics: "tensorboard", "wandb", or "trackio"."""
     alerts: AlertLimits = AlertLimits()
     """Limits for the training alerts (`[alerts]` table)."""
-    seed: int = 0
+    seed: NonNegativeInt = 0
     """Random seed."""
 
     @property
@@ -370,22 +399,12 @@ class TrainingConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_f
         """The metric that selects the best weights, and when training stops early."""
         return Goal(self.keep_best, self.patience, self.target)
 
-    def _check_shared(self, *positive: str) -> None:
-        check_positive(
-            self,
-            *positive,
-            "batch_size",
-            "learning_rate",
-            "micro_batch_tokens",
-            "max_non_finite_steps",
-            "threads",
-        )
+    def _check_shared(self) -> None:
         self.lora.check()
         check_loggers(self.loggers)
-        self.alerts.check()
 
 
-class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class RLConfig(TrainingConfig, frozen=True, kw_only=True):
     """Settings of an RL run.
 
     Example:
@@ -396,39 +415,39 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """Environment to train in."""
     env_args: dict[str, Any] = {}
     """Arguments for the environment."""
-    steps: int = 100
-    """Number of optimizer steps (≥ 1), or number of batches if `num_iterations` is greater than 1."""
-    batch_size: int = 256
+    steps: PositiveInt = 100
+    """Number of optimizer steps, or number of batches if `num_iterations` is greater than 1."""
+    batch_size: PositiveInt = 256
     """Rollouts per step (a multiple of `rollouts_per_example`); with fewer than 256 rollouts, training is noisy."""
-    rollouts_per_example: int = 8
-    """Number of rollouts in a group (≥ 2)."""
-    learning_rate: float = 3e-4
-    """Peak learning rate of AdamW (> 0)."""
-    warmup_steps: int = 5
+    rollouts_per_example: IntFrom2 = 8
+    """Number of rollouts in a group."""
+    learning_rate: PositiveFloat = 3e-4
+    """Peak learning rate of AdamW."""
+    warmup_steps: NonNegativeInt = 5
     """Number of steps over which the learning rate rises linearly to its peak."""
-    final_lr_fraction: float = 0.1
+    final_lr_fraction: Fraction = 0.1
     """Fraction of the peak learning rate that remains at the last step; the decay is linear."""
-    lr_backoff: float | None = None
-    """Factor (> 0, < 1) for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
+    lr_backoff: InnerFraction | None = None
+    """Factor for the learning rate after the reward `keep_best` falls; training then continues from the best weights.
     A fall is at least 10% of the best reward so far, and the 95% intervals do not overlap. Default: no change after a fall."""
     loss: LossConfig = LossConfig()
     """Settings for the policy loss (`[loss]` table)."""
     advantage_estimator: str = "mean"
     """Method that computes advantages from rewards: "mean", "std", "batch_std", or "leave_one_out"."""
-    gamma: float = 1.0
-    """Discount factor for the rewards of later turns (0 to 1)."""
-    num_iterations: int = 1
-    """Optimizer updates per batch (≥ 1)."""
-    temperature: float = 1.0
-    """Sampling temperature (> 0)."""
-    max_tokens: int = 512
-    """Maximum tokens per response (≥ 1)."""
+    gamma: Fraction = 1.0
+    """Discount factor for the rewards of later turns."""
+    num_iterations: PositiveInt = 1
+    """Optimizer updates per batch."""
+    temperature: PositiveFloat = 1.0
+    """Sampling temperature."""
+    max_tokens: PositiveInt = 512
+    """Maximum tokens per response."""
     curriculum: CurriculumConfig = CurriculumConfig()
     """Order of the examples (`[curriculum]` table)."""
     filter: FilterConfig = FilterConfig()
     """Examples and groups to skip (`[filter]` table)."""
-    max_off_policy_steps: int = 0
-    """Maximum age of the sampling weights, in steps (≥ 0). With 0, rove samples with the newest weights; with 1, it samples
+    max_off_policy_steps: NonNegativeInt = 0
+    """Maximum age of the sampling weights, in steps. With 0, rove samples with the newest weights; with 1, it samples
     for the next step while it trains on the current one; with 2 or more, it samples continuously."""
     truncated: str = "keep"
     """Treatment of truncated rollouts: "keep" keeps their reward, "zero" sets it to 0, and "mask" excludes the rollouts from
@@ -444,14 +463,14 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
     """Settings for running environments in worker processes (`[isolation]` table)."""
     ray: RayConfig = RayConfig()
     """Settings for running environments on a Ray cluster (`[ray]` table)."""
-    checkpoint_every: int = 10
-    """Steps between checkpoints (≥ 1)."""
-    keep_checkpoints: int = 2
-    """Number of checkpoints to keep (≥ 1); older ones are deleted."""
-    log_token_stats: int = 8
+    checkpoint_every: PositiveInt = 10
+    """Steps between checkpoints."""
+    keep_checkpoints: PositiveInt = 2
+    """Number of checkpoints to keep; older ones are deleted."""
+    log_token_stats: NonNegativeInt = 8
     """Number of rollouts per step for which `rove view` can show the log-probability and entropy of each token; 0 stores none."""
-    show_every: int = 0
-    """Number of steps between two rollouts that are printed (≥ 0); 0 prints none."""
+    show_every: NonNegativeInt = 0
+    """Number of steps between two rollouts that are printed; 0 prints none."""
 
     @property
     def groups(self) -> int:
@@ -472,29 +491,20 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         """Check the settings before any work is done.
 
         Raises:
-            ConfigError: A setting is out of range, or two contradict each other.
+            ConfigError: Settings contradict each other, or one has no effect.
         """
-        if self.rollouts_per_example < 2:
-            raise ConfigError(f"rollouts_per_example is {self.rollouts_per_example}; a group needs at least 2 rollouts")
-        if self.batch_size < 1 or self.batch_size % self.rollouts_per_example:
+        if self.batch_size % self.rollouts_per_example:
             raise ConfigError(
                 f"batch_size is {self.batch_size}; expected a multiple of rollouts_per_example ({self.rollouts_per_example})"
             )
         if self.truncated not in ("keep", "zero", "mask"):
             raise ConfigError(f"truncated is '{self.truncated}'; expected keep, zero or mask")
-        if self.temperature <= 0:
-            raise ConfigError(f"temperature is {self.temperature}; RL needs sampling, so expected more than 0")
-        self._check_shared("steps", "max_tokens", "checkpoint_every", "keep_checkpoints", "num_iterations")
-        for name in ("log_token_stats", "show_every"):
-            if getattr(self, name) < 0:
-                raise ConfigError(f"{name} is {getattr(self, name)}; expected 0 (off) or more")
+        self._check_shared()
         self.loss.check()
         check_estimator(self.advantage_estimator)
-        check_gamma(self.gamma)
         self.curriculum.check()
         self.filter.check()
         self._check_off_policy()
-        self.isolation.check()
         self._check_backend()
         check_evaluations(self.evaluation, self.environment_isolation)
         self.goal.check(self.evaluation)
@@ -504,19 +514,12 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
         if self.lr_backoff is None:
             return
         given = f"lr_backoff is {self.lr_backoff}"
-        if not 0 < self.lr_backoff < 1:
-            raise ConfigError(f"{given}; expected more than 0 and less than 1")
         if not (self.keep_best or "").endswith("/reward/mean"):
             raise ConfigError(f"{given}, but keep_best is {self.keep_best!r}; expected eval/NAME/reward/mean")
         if self.max_off_policy_steps > 1:
             raise ConfigError(f"{given} and max_off_policy_steps {self.max_off_policy_steps}; lr_backoff needs 0 or 1")
 
     def _check_off_policy(self) -> None:
-        if self.max_off_policy_steps < 0:
-            raise ConfigError(
-                f"max_off_policy_steps is {self.max_off_policy_steps}; expected 0 (sample with the newest weights), 1 (sample "
-                "while the step before trains) or more (sample continuously)"
-            )
         if self.max_off_policy_steps > 1 and self.loss.kind == "reinforce":
             raise ConfigError(
                 f"max_off_policy_steps is {self.max_off_policy_steps} and loss is reinforce, which has no ratio to the older "
@@ -539,7 +542,7 @@ class RLConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=
             raise ConfigError(f"vllm.{name} is set, but backend is 'embedded': leave it out, or set backend = \"vllm\"")
 
 
-class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class SFTConfig(TrainingConfig, frozen=True, kw_only=True):
     """Settings of an SFT run.
 
     Example:
@@ -548,27 +551,27 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
 
     data: str
     """Run folder that contains the rollouts to train on."""
-    min_reward: float | None = None
+    min_reward: FiniteFloat | None = None
     """Minimum reward of the rollouts to train on; by default, all scored rollouts are used."""
-    max_examples: int = -1
-    """Maximum number of rollouts (≥ 1); -1 uses all."""
-    epochs: int = 10
-    """Maximum number of passes over the data (≥ 1); training stops earlier if the validation loss no longer falls."""
-    batch_size: int = 32
-    """Conversations per optimizer step (≥ 1)."""
-    learning_rate: float = 1e-3
-    """Peak learning rate of AdamW (> 0)."""
-    warmup_steps: int = 20
+    max_examples: CountOrAll = -1
+    """Maximum number of rollouts to train on."""
+    epochs: PositiveInt = 10
+    """Maximum number of passes over the data; training stops earlier if the validation loss no longer falls."""
+    batch_size: PositiveInt = 32
+    """Conversations per optimizer step."""
+    learning_rate: PositiveFloat = 1e-3
+    """Peak learning rate of AdamW."""
+    warmup_steps: NonNegativeInt = 20
     """Number of steps over which the learning rate rises linearly to its peak."""
-    final_lr_fraction: float = 0.05
+    final_lr_fraction: Fraction = 0.05
     """Fraction of the peak learning rate that remains at the last step of the last epoch; the decay is linear."""
-    validation_fraction: float = 0.05
-    """Fraction of the examples to hold out for validation (more than 0 and less than 1); at least one example is held out."""
-    validate_every: int = 50
-    """Number of optimizer steps between two measurements of the validation loss (≥ 1); a checkpoint is saved at each
+    validation_fraction: InnerFraction = 0.05
+    """Fraction of the examples to hold out for validation; at least one example is held out."""
+    validate_every: PositiveInt = 50
+    """Number of optimizer steps between two measurements of the validation loss; a checkpoint is saved at each
     measurement."""
-    patience: int = 4
-    """Stop after this many measurements (≥ 1) without a new best `keep_best` or a fall of the validation loss by 0.1%."""
+    patience: PositiveInt = 4
+    """Stop after this many measurements without a new best `keep_best` or a fall of the validation loss by 0.1%."""
     keep_best: str = VALIDATION_LOSS
     """Metric used to select the final weights: `validation_loss`, or a metric such as "eval/NAME/reward/mean". rove keeps the
     weights with the best value of this metric, and of equal values the last."""
@@ -576,24 +579,16 @@ class SFTConfig(TrainingConfig, frozen=True, kw_only=True, forbid_unknown_fields
     """Environment in which the trained model is evaluated; by default, the environment of the run in `data`."""
     env_args: dict[str, Any] = {}
     """Arguments for the environment, in addition to those that the run in `data` used."""
-    final_eval_rollouts: int = 64
-    """Number of evaluation rollouts after training (≥ 0) for the trained model and for each scripted policy; 0 skips this
+    final_eval_rollouts: NonNegativeInt = 64
+    """Number of evaluation rollouts after training for the trained model and for each scripted policy; 0 skips this
     evaluation."""
 
     def check(self) -> None:
         """Check the settings before any work is done.
 
         Raises:
-            ConfigError: A setting is out of range.
+            ConfigError: Settings contradict each other, or one has no effect.
         """
-        self._check_shared("epochs", "validate_every", "patience")
-        if not 0 < self.validation_fraction < 1:
-            raise ConfigError(
-                f"validation_fraction is {self.validation_fraction}; expected more than 0 and less than 1"
-            )
-        if self.final_eval_rollouts < 0:
-            raise ConfigError(
-                f"final_eval_rollouts is {self.final_eval_rollouts}; expected a number of rollouts, or 0 to skip the evaluation"
-            )
+        self._check_shared()
         check_evaluations(self.evaluation)
         self.goal.check(self.evaluation, [VALIDATION_LOSS])

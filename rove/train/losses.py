@@ -9,7 +9,6 @@ Three policies appear: π is being trained, π_old is π at the start of the ste
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -17,8 +16,10 @@ from typing import Any, NamedTuple, cast
 
 import torch
 
+from rove.core.checks import checked
 from rove.core.config import import_function
 from rove.core.errors import ConfigError, nearest
+from rove.core.ranges import FloatAbove1, FloatFrom1, NonNegativeFloat, PositiveFloat, PositiveFraction
 
 MAX_LOG_RATIO = 20.0
 """Upper bound of log r, so that no ratio is infinite: infinity times an advantage of 0 is NaN."""
@@ -94,10 +95,7 @@ def cispo(max_ratio: float = 5.0) -> PolicyLoss:
     Raises:
         ConfigError: `max_ratio` is not above 1, which would scale down every on-policy token.
     """
-    if not max_ratio > 1:
-        raise ConfigError(
-            f"max_ratio is {max_ratio}; it is the absolute ceiling of the ratio, expected more than 1 (5 is defaults)"
-        )
+    checked("max_ratio", max_ratio, FloatAbove1)
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
         ratio = _ratio(logprobs - tokens.start).detach().clamp(max=max_ratio)
@@ -140,10 +138,8 @@ def gspo(clip_low: float = 3e-4, clip_high: float = 4e-4) -> PolicyLoss:
 def _clipped_surrogate(
     log_ratio: Callable[[torch.Tensor, LossTokens], torch.Tensor], clip_low: float, clip_high: float
 ) -> PolicyLoss:
-    if not 0 < clip_low <= 1:
-        raise ConfigError(f"clip_low is {clip_low}; the ratio is clipped below 1 − clip_low, expected more than 0 to 1")
-    if not clip_high > 0:
-        raise ConfigError(f"clip_high is {clip_high}; the ratio is clipped above 1 + clip_high, expected more than 0")
+    checked("clip_low", clip_low, PositiveFraction)
+    checked("clip_high", clip_high, PositiveFloat)
     low, high = 1 - clip_low, 1 + clip_high
 
     def loss(logprobs: torch.Tensor, tokens: LossTokens) -> torch.Tensor:
@@ -252,10 +248,8 @@ def make_loss(
         loss = make_loss("grpo", clip_high=0.28)
         per_token = loss(logprobs, LossTokens(sampler_logprobs, advantages, sequence_index))
     """
-    if not (kl_penalty >= 0 and math.isfinite(kl_penalty)):
-        raise ConfigError(f"kl_penalty is {kl_penalty}; expected 0 (no reference model) or more")
-    if not importance_cap >= 1:
-        raise ConfigError(f"importance_cap is {importance_cap}; it is the ceiling of a ratio, expected 1 or more")
+    checked("kl_penalty", kl_penalty, NonNegativeFloat)
+    checked("importance_cap", importance_cap, FloatFrom1)
     if ":" in name:
         loss = _import_loss(name, with_reference=kl_penalty > 0)
     elif name in PRESETS:
@@ -348,6 +342,6 @@ def token_weights(
         return [1 / max(1, sum(counts))] * len(counts)
     if aggregation == "sequence":
         return [1 / max(1, trained * lengths[rollout]) for rollout in of]
-    if constant is None or not constant > 0:
-        raise ConfigError(f"the aggregation 'constant' divides by {constant}; expected a positive number")
+    checked("constant", constant, PositiveFloat)
+    assert constant is not None
     return [1 / (max(1, trained) * constant)] * len(counts)

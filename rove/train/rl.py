@@ -8,7 +8,9 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from typing import Any
 
+from rove.core.config import as_settings
 from rove.core.digest import derive_seed
 from rove.core.records import RolloutRecord
 from rove.envs.environment import Environment
@@ -37,7 +39,7 @@ History = Sequence[Mapping[str, float]]
 
 
 async def train_rl(
-    config: RLConfig,
+    config: RLConfig | Mapping[str, Any],
     env: Environment,
     loaded: LoadedModel,
     run: Run,
@@ -51,7 +53,7 @@ async def train_rl(
     """Train a model in an environment, from the run's last checkpoint if it has one.
 
     Args:
-        config: Settings.
+        config: Settings, or a dict of them.
         env: Environment that `config.env` names.
         loaded: Model to train, in place.
         run: Started run folder.
@@ -64,10 +66,11 @@ async def train_rl(
         Folder of the final model or adapter: the last weights, or the best by `keep_best`.
 
     Raises:
-        ConfigError: A setting is out of range.
+        ConfigError: A setting is unknown, out of range, or contradicts another.
         RunError: Every rollout of a step failed.
         TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
     """
+    config = as_settings(RLConfig, config)
     config.check()
     loaded = add_lora(config, loaded)
     loop = _Loop(config, env, loaded, run, ranks, on_progress)

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rove.core.config import as_settings
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.records import RolloutRecord, TrajectoryStep
@@ -128,7 +129,7 @@ def split(
 
 
 def train_sft(
-    config: SFTConfig,
+    config: SFTConfig | Mapping[str, Any],
     records: Iterable[RolloutRecord],
     loaded: LoadedModel,
     run: Run,
@@ -141,6 +142,7 @@ def train_sft(
     """Fine-tune a model on the rollouts that pass the filter, from the run's last checkpoint if it has one.
 
     Args:
+        config: Settings, or a dict of them.
         records: Rollouts to train on.
         loaded: Model to train, in place.
         on_step: Called with the number of every step, the maximum number of steps, and its metrics.
@@ -151,9 +153,10 @@ def train_sft(
         Folder of the final model or adapter: the best weights by `keep_best`.
 
     Raises:
-        ConfigError: A setting is out of range, or too few conversations pass the filter.
+        ConfigError: A setting is unknown, out of range, or contradicts another, or too few conversations pass the filter.
         TrainingError: Loss or gradient were not finite in `max_non_finite_steps` steps in a row.
     """
+    config = as_settings(SFTConfig, config)
     config.check()
     loaded = add_lora(config, loaded)
     group = WorkerGroup(ranks, Learner(config, OBJECTIVE, loaded, ranks, on_progress))

@@ -15,6 +15,7 @@ import torch
 import torch.distributed as dist
 
 from rove.core.errors import ConfigError, Error
+from rove.models.device import check_device_of_processes, choose_device
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -61,24 +62,29 @@ class Ranks(NamedTuple):
 SINGLE_PROCESS = Ranks()
 
 
-def join_process_group() -> Ranks:
+def join_process_group(device: str = "auto") -> Ranks:
     """Join the processes that torchrun started, if it did.
 
     On GPUs they communicate over NCCL, each with the GPU of its local rank; on CPUs over gloo.
 
+    Args:
+        device: The setting `device`: "auto", "cpu", or "cuda" if there are several processes.
+
     Raises:
-        ConfigError: This machine has fewer GPUs than processes, but at least one.
+        ConfigError: The device is not available, the setting names one device for several processes, or this machine has fewer
+            GPUs than processes, but at least one.
     """
     size = int(os.environ.get("WORLD_SIZE", "1"))
+    check_device_of_processes(device, size)
     if size == 1:
         return SINGLE_PROCESS
-    has_gpus = torch.cuda.is_available()
+    has_gpus = choose_device(device).type == "cuda"
     if has_gpus:
         processes, gpus = int(os.environ.get("LOCAL_WORLD_SIZE", size)), torch.cuda.device_count()
         if processes > gpus:
             raise ConfigError(
                 f"torchrun started {processes} processes on a machine with {gpus} GPU(s); expected at most one process per GPU: "
-                f"use --nproc-per-node {gpus}, or train on the CPU with the environment variable CUDA_VISIBLE_DEVICES=''"
+                f"use --nproc-per-node {gpus}, or train on the CPU with --device cpu"
             )
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
     dist.init_process_group("cpu:gloo,cuda:nccl" if has_gpus else "gloo", timeout=CALL_TIMEOUT)

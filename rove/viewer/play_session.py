@@ -53,7 +53,7 @@ class PlayerPrompt(NamedTuple):
     board: Rendering | None
     role: str = ""
     """The model role that the person plays; "" for the opponent or the model itself."""
-    messages: list[dict[str, Any]] = []  # noqa: RUF012  never changed
+    messages: list[dict[str, Any]] = []  # never changed
     """The conversation of that role."""
 
 

@@ -25,9 +25,10 @@ from urllib.request import ProxyHandler, Request, build_opener
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import Settings
 from rove.core.errors import ConfigError, InfraError, ModelError
 from rove.core.protocols import Generation, SamplingParams
+from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
 from rove.engine.stop_checker import StopChecker
 
 MIN_LOGPROB = -9998.0
@@ -164,7 +165,7 @@ LOG_HINTS = {
 """Text in the log → advice."""
 
 
-class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+class VLLMConfig(Settings, frozen=True, kw_only=True):
     """Settings of the `[vllm]` table: vLLM servers for sampling (`backend = "vllm"`)."""
 
     urls: list[str] = []
@@ -175,20 +176,20 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
     args: list[str] = []
     """Additional arguments for the command, such as "--tensor-parallel-size", "2". Weights are in fp32 unless you pass
     "--dtype"."""
-    servers: int = 1
+    servers: PositiveInt = 1
     """Number of servers to start; requests are distributed among them."""
     gpus: list[str] = []
     """GPUs for each server, such as "1" or "2,3" (the value of CUDA_VISIBLE_DEVICES); by default, each server can use all
     GPUs."""
-    start_seconds: float = 600.0
+    start_seconds: Seconds = 600.0
     """Maximum seconds that a server may take to start."""
-    hang_seconds: float = 120.0
+    hang_seconds: Seconds = 120.0
     """Number of seconds after which a server is restarted if requests wait and its engine does not respond. Long requests are
     not affected, because rove polls the version of the weights, which the engine reports between two tokens."""
     merge_adapter: bool = False
     """Send merged weights to the servers instead of only the LoRA adapter. This option writes more data after every step but
     halves the response time on a CPU."""
-    tolerance: float = 1e-3
+    tolerance: PositiveFloat = 1e-3
     """Maximum difference between the trainer's and the servers' log-probabilities in the parity check after every update; a
     larger difference stops the run. The default is meant for fp32; if servers compute in bf16, expect differences of about
     0.1."""
@@ -197,9 +198,8 @@ class VLLMConfig(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_field
         """Check the settings before anything is started.
 
         Raises:
-            ConfigError: A setting is out of range, two contradict each other, or the command does not exist.
+            ConfigError: Two settings contradict each other, or the command does not exist.
         """
-        check_positive(self, "servers", "start_seconds", "hang_seconds", "tolerance")
         wrong = [url for url in self.urls if not url.startswith(("http://", "https://"))]
         if wrong:
             raise ConfigError(f'vllm.urls has "{wrong[0]}"; expected addresses like "http://localhost:8000"')

@@ -116,6 +116,20 @@ def test_missing_policies_folders_and_keys_are_errors():
         make_client("gpt", env(), "http://other/v1", "QWEN_KEY")
 
 
+@pytest.mark.parametrize(
+    ("model", "base_url", "message"),
+    [
+        ("scripted:teacher", None, "device is 'cpu', but scripted:teacher is a scripted policy, so no device is used"),
+        ("qwen3-4b", None, "device is 'cpu', but qwen3-4b runs at an endpoint"),
+        ("some-model", "http://localhost:1/v1", "device is 'cpu', but some-model runs at an endpoint"),
+    ],
+)
+def test_a_device_of_a_model_that_runs_elsewhere_is_an_error(model: str, base_url: str | None, message: str):
+    Path("endpoints.toml").write_text(FILE, encoding="utf-8")
+    with pytest.raises(ConfigError, match=message):
+        make_client(model, env(), base_url, device="cpu")
+
+
 def test_missing_torch_error_shows_the_install_command_of_the_readme():
     expected = r"needs the package 'torch'.*pip install 'rove\[train\]'"
     with pytest.raises(ConfigError, match=expected) as refused, needs_train_extra():

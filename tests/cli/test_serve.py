@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import re
 import shutil
@@ -16,6 +17,11 @@ from urllib.request import ProxyHandler, Request, build_opener
 import pytest
 from commands import Rove, environment, in_its_own, in_this_process
 from fakes import tiny_model
+from rich.console import Console
+
+from rove.cli.options import settings
+from rove.cli.serve import ServeConfig, served_client
+from rove.cli.serve import command as serve_command
 
 SLOW_ENV = """
 import asyncio
@@ -160,6 +166,37 @@ def test_the_printed_command_works(tmp_path: Path, model: Path):
 
 @pytest.mark.broad
 @pytest.mark.skipif(shutil.which("curl") is None, reason="no curl here")
+def test_the_model_is_named_as_in_every_other_command():
+    for words in (["-m", "models/tiny"], ["--model", "models/tiny"], ["models/tiny"]):
+        context = serve_command.make_context("serve", [*words])
+        named = {name: value for name, value in context.params.items() if name != "openenv"}
+        config = settings(ServeConfig, context, bare="model", **named)
+        assert config.model == "models/tiny"
+
+
+def test_a_model_is_served_on_the_device_that_is_printed(tmp_path: Path, model: Path):
+    console = Console(file=io.StringIO(), width=200)
+    client = served_client(ServeConfig(model=str(model), device="cpu"), console)
+    assert client.engine.model.device.type == "cpu"
+    assert "device: cpu" in console.file.getvalue()
+
+
+@pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["-m", "models/none", "--device", "gpu"], "device is 'gpu'; expected auto, cpu, cuda, cuda:N, or mps"),
+        (["-m", "scripted:teacher", "--env", "tictactoe", "--device", "cpu"], "is a scripted policy, so no device"),
+        (["-m", "models/tiny", "--openenv", "tictactoe"], "--openenv serves an environment, but -m models/tiny"),
+        (["-m", "models/tiny", "--port", "70000"], "'--port': 70000; expected an integer, 0 to 65535"),
+        (["-m", "models/tiny", "--drain-seconds", "nan"], "nan; expected a finite number, 0 or more and at most 1e9"),
+    ],
+)
+def test_wrong_devices_and_numbers_are_errors(rove: Rove, words: list[str], message: str):
+    done = rove("serve", *words)
+    assert done.status != 0
+    assert message in done.err
+
+
 def test_running_requests_finish_after_ctrl_c(tmp_path: Path):
     environment(tmp_path / "environments", "slow", SLOW_ENV)
     with server(tmp_path, "scripted:slow", "--env", "slow") as (url, process):

@@ -46,7 +46,7 @@ def test_help_all_lists_every_setting_with_its_meaning_and_default(rove: Rove, c
 def test_nested_tables_are_listed_under_dotted_names():
     settings = {one.name: one for one in settings_of(RLConfig)}
     assert settings["env"].default == "required"
-    assert (settings["lora.rank"].type, settings["lora.rank"].default) == ("int", "0")
+    assert (settings["lora.rank"].type, settings["lora.rank"].default) == ("integer, 0 or more", "0")
 
 
 def test_the_docstring_below_a_field_is_its_meaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

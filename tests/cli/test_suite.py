@@ -269,8 +269,11 @@ def test_later_files_override_earlier_ones(rove: Rove):
             "[[eval]]\n[eval.sweep]\ntemprature = [0.1, 1]",
             "[[eval]] 1 (temprature = 0.1): unknown setting 'temprature'",
         ),
-        ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: settings: seed is 'x': expected `int`, got `str`"),
-        ("[[eval]]\n[[eval]]\nnum_examples = 0", "suite.toml, [[eval]] 2: num_examples is 0; expected 1 or more"),
+        ("[[eval]]\n[[eval]]\nseed = 'x'", "suite.toml, [[eval]] 2: seed is 'x'; expected an integer, 0 or more"),
+        (
+            "[[eval]]\n[[eval]]\nnum_examples = 0",
+            "suite.toml, [[eval]] 2: num_examples is 0; expected an integer, 1 or more",
+        ),
         ("[[eval]]\n[[eval]]\nenv = 'tictactoo'", "suite.toml, [[eval]] 2: no environment 'tictactoo'"),
         ("[[eval]]\n[[eval]]\nenv_args = {sed = 1}", "suite.toml, [[eval]] 2: environment 'tictactoe' has no argument"),
         (
@@ -446,8 +449,8 @@ def test_a_resumed_run_uses_its_original_settings(rove: Rove):
     [
         ({"num_exampels": 3}, "[tool.rove.eval]: unknown setting 'num_exampels'; did you mean 'num_examples'?"),
         ({"base_url": "http://elsewhere"}, "[tool.rove.eval]: unknown setting 'base_url'; known: "),
-        ({"num_examples": "many"}, "[tool.rove.eval]: settings: num_examples is 'many': expected `int`, got `str`"),
-        ({"num_examples": 0}, "[tool.rove.eval]: num_examples is 0; expected 1 or more"),
+        ({"num_examples": "many"}, "[tool.rove.eval]: num_examples is 'many'; expected an integer"),
+        ({"num_examples": 0}, "[tool.rove.eval]: num_examples is 0; expected an integer, 1 or more"),
     ],
 )
 def test_invalid_defaults_are_refused_with_the_file_name(rove: Rove, table: dict[str, Any], message: str):

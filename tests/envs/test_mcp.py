@@ -265,7 +265,7 @@ def test_tools_to_include_must_exist() -> None:
         ({"mcp_servers": [{"name": "a", "url": "x", "args": ["y"]}]}, "has args, which a url does not take"),
         ({"mcp_servers": [command(), command()]}, "two servers named 'test'"),
         ({"scope": "group"}, "scope is 'group'"),
-        ({"call_timeout": 0}, "call_timeout is 0; expected more than 0"),
+        ({"call_timeout": 0}, "call_timeout is 0; expected a number, more than 0"),
         ({"scope": "rollout", "mcp_servers": [{"name": "a", "server": object()}]}, "pass a function that creates it"),
     ],
 )

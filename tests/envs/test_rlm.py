@@ -648,7 +648,7 @@ def test_the_benchmark_runs_and_leaves_no_resources():
         ({"code_execution_timeout": 3}, "pass timeout_per_command_seconds"),
         ({"max_sub_call": 3}, "did you mean 'max_sub_calls'"),
         ({"max_depth": 0}, "max_depth is 0"),
-        ({"max_sub_calls": -1}, "max_sub_calls is -1; expected 0 or more"),
+        ({"max_sub_calls": -1}, "max_sub_calls is -1; expected an integer, 0 or more"),
         ({"max_parallel_calls": 0}, "max_parallel_calls is 0"),
         ({"code_in": "xml"}, "code_in is 'xml'; expected one of tool, fence"),
     ],

@@ -141,8 +141,8 @@ def test_arguments_set_the_sandbox_limits():
 @pytest.mark.parametrize(
     ("options", "complaint"),
     [
-        ({"memory_gb": 0}, "memory_bytes is 0; expected more than 0"),
-        ({"timeout_per_command_seconds": -1}, "seconds is -1"),
+        ({"memory_gb": 0}, "memory_gb is 0; expected a number, more than 0"),
+        ({"timeout_per_command_seconds": -1}, "timeout_per_command_seconds is -1"),
         (
             {"pip_install_packages": "nonesuch"},
             "packages has 'nonesuch', which is not installed; pip install none",
@@ -151,7 +151,7 @@ def test_arguments_set_the_sandbox_limits():
         ({"unsafe": True, "backend": Counting()}, "unsafe and backend are both given"),
         ({"pip_install_packages": "json", "backend": Counting()}, "pip_install_packages and backend are both given"),
         ({"environment_vars": {"A": "1"}, "backend": Counting()}, "environment_vars and backend are both given"),
-        ({"max_sandboxes": 0}, "max_sessions is 0"),
+        ({"max_sandboxes": 0}, "max_sandboxes is 0"),
         ({"memry_gb": 1}, "SandboxEnv has no argument 'memry_gb'; did you mean 'memory_gb'"),
         *[({name: 1}, f"SandboxEnv has no argument '{name}': ") for name in UNSUPPORTED_ARGUMENTS],
     ],

@@ -34,7 +34,7 @@ class Search(smolagents.Tool):
 
     name = "search"
     description = "Searches."
-    inputs = {  # noqa: RUF012  smolagents requires it
+    inputs = {
         "query": {"type": "string", "description": "what for", "enum": ["cats", "dogs"]},
         "most": {"type": "integer", "description": "how many", "nullable": True},
         "filters": {"type": "object", "description": "which", "nullable": True},

@@ -586,7 +586,7 @@ def test_a_run_is_not_rescored_into_itself(tmp_path, started):
 @pytest.mark.parametrize("name", ["max_concurrent", "max_scoring"])
 def test_numbers_out_of_range_are_rejected_before_a_folder_is_created(tmp_path, name):
     source = evaluated_run(tmp_path / "a", Quiz(1), says(right))
-    with pytest.raises(vf.ConfigError, match=f"{name} is 0; expected 1 or more"):
+    with pytest.raises(vf.ConfigError, match=f"{name} is 0; expected an integer, 1 or more"):
         rescore(Quiz(1), source, tmp_path / "b", **{name: 0})
     assert not (tmp_path / "b").exists()
 

@@ -199,7 +199,7 @@ def test_cost_requires_a_price():
 
 @pytest.mark.parametrize("price", [(-1.0, 2.0), (1.0, -2.0), (math.nan, 1.0)])
 def test_a_price_is_no_less_than_nothing(price: tuple[float, float]):
-    with pytest.raises(ConfigError, match="price is .*; expected 0 or more per million tokens"):
+    with pytest.raises(ConfigError, match="put is .*; expected a .*number, 0 or more"):
         Price(*price)
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import msgspec
 
-from rove.cli.settings_help import documented_fields
+from rove.cli.settings_help import documented_fields, type_text
 from rove.cli.suite import EvalConfig
 from rove.games.exhaustive import Goals
 from rove.remote.loading import IsolationConfig, RayConfig
@@ -53,8 +53,10 @@ BEGINNING = """# Settings of training
 
 This page lists every setting of `rove rl` and `rove sft` with its default. You can set each of them in a settings file
 (`@ rl.toml`, [an example](training.md#a-settings-file)) or with a flag. The flag is `--key value` or, for a setting in a table,
-`--table.key value` (for example, `--lora.rank 8`). In the second column, – means "not set". [training.md](training.md) explains
-most of the settings. A test checks that this page matches the docstrings in the code.
+`--table.key value` (for example, `--lora.rank 8`). In the second column, – means "not set". The third column states the range of
+each number. A value outside its range is an error before any work begins, also in settings that Python code creates; so are nan
+and infinity, for every setting. [training.md](training.md) explains most of the settings. A test checks that this page matches
+the types and docstrings in the code.
 """
 
 
@@ -75,12 +77,23 @@ def rows(kind: type[msgspec.Struct]) -> list[str]:
     words = documented_fields(kind.__module__, kind.__name__)
     fields = msgspec.structs.fields(kind)
     assert list(words) == [field.name for field in fields]
-    return [f"| `{f.name}` | {default_of(f)} | {words[f.name].replace('|', chr(92) + '|')} |" for f in fields]
+    return [f"| `{f.name}` | {default_of(f)} | {value_of(f)} | {as_cell(words[f.name])} |" for f in fields]
+
+
+def value_of(field: Any) -> str:
+    """What a field may be; "" for a table, which is described below."""
+    is_table = isinstance(None if field.required else _value(field), msgspec.Struct)
+    return "" if is_table else as_cell(type_text(field.type))
+
+
+def as_cell(text: str) -> str:
+    """Text for a cell of a table."""
+    return text.replace("|", chr(92) + "|")
 
 
 def page() -> str:
     """The whole page."""
-    head = "| setting | default | meaning |\n|---|---|---|\n"
+    head = "| setting | default | type and range | meaning |\n|---|---|---|---|\n"
     return BEGINNING + "".join(
         f"\n## {title}\n\n{head}" + "\n".join(rows(kind)) + "\n" for title, kind in TABLES.items()
     )

@@ -108,7 +108,7 @@ def test_sft_has_alerts_and_loggers(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     [
         ({"show_every": -1}, "show_every is -1"),
         ({"loggers": ["csv"]}, "no logger 'csv'"),
-        ({"alerts": AlertLimits(window=0)}, "window is 0"),
+        ({"alerts": {"window": 0}}, "alerts.window is 0"),
     ],
 )
 def test_invalid_settings_are_rejected(wrong: dict[str, Any], message: str):

@@ -492,11 +492,11 @@ def test_an_unknown_keep_best_metric_is_an_error_at_the_first_evaluation(tmp_pat
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
-        ({"num_examples": 0}, "evaluation 'let': num_examples is 0"),
-        ({"rollouts_per_example": 0}, "evaluation 'let': rollouts_per_example is 0; expected more than 0"),
-        ({"temperature": -1.0}, "evaluation 'let': temperature is -1"),
-        ({"every": 0}, "evaluation 'let': every is 0"),
-        ({"max_tokens": 0}, "evaluation 'let': max_tokens is 0"),
+        ({"num_examples": 0}, "num_examples is 0; expected an integer, 1 or more, or -1"),
+        ({"rollouts_per_example": 0}, "rollouts_per_example is 0; expected an integer, 1 or more"),
+        ({"temperature": -1.0}, "temperature is -1.0; expected a number, 0 or more"),
+        ({"every": 0}, "every is 0; expected an integer, 1 or more"),
+        ({"max_tokens": 0}, "max_tokens is 0; expected an integer, 1 or more"),
         ({"name": "../up"}, "letters, digits"),
         ({"goals": {"never": ["lost"]}}, "evaluation 'let' has goals, which need a kind"),
     ],
@@ -512,8 +512,8 @@ def test_invalid_tables_are_rejected(wrong: dict[str, Any], message: str):
         ({"keep_best": "eval/lex/reward/mean"}, f"did you mean '{REWARD}'"),
         ({"patience": 3}, "patience is 3, but keep_best is not set"),
         ({"target": 0.5}, "target is 0.5, but keep_best is not set"),
-        ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected more than 0"),
-        ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected more than 0 and less than 1"),
+        ({"keep_best": REWARD, "patience": 0}, "patience is 0; expected an integer, 1 or more"),
+        ({"keep_best": REWARD, "lr_backoff": 0.0}, "lr_backoff is 0.0; expected a number, more than 0 and less than 1"),
         ({"lr_backoff": 0.5}, "lr_backoff is 0.5, but keep_best is None; expected eval/NAME/reward/mean"),
         (
             {"keep_best": REWARD, "lr_backoff": 0.5, "max_off_policy_steps": 2},

@@ -274,9 +274,9 @@ def test_a_local_base_is_saved_as_an_absolute_path(tmp_path: Path, monkeypatch: 
 @pytest.mark.parametrize(
     ("fields", "said"),
     [
-        ({"lora_rank": -1}, "lora.rank is -1; expected 1 or more, or 0"),
-        ({"lora_rank": 2, "lora_alpha": 0.0}, "lora.alpha is 0.0; expected more than 0"),
-        ({"lora_rank": 2, "lora_dropout": 1.0}, "lora.dropout is 1.0; expected a probability from 0"),
+        ({"lora_rank": -1}, "rank is -1; expected an integer, 0 or more"),
+        ({"lora_rank": 2, "lora_alpha": 0.0}, "alpha is 0.0; expected a number, more than 0"),
+        ({"lora_rank": 2, "lora_dropout": 1.0}, "dropout is 1.0; expected a number, 0 or more and less than 1"),
         ({"lora_rank": 2, "lora_dropout": -0.1}, "lora.dropout is -0.1"),
         ({"lora_dropout": 0.1}, "lora.dropout is 0.1, but lora.rank is 0"),
         ({"lora_targets": ["q_proj"]}, r"lora.targets is \['q_proj'\], but lora.rank is 0"),

@@ -128,7 +128,7 @@ def test_importance_correction_matches_values_computed_by_hand():
     assert gradient == pytest.approx([-2.0, 0.5 * 3.0, 0.0])
     _, gradient = values_and_gradient(make_loss("cispo", max_ratio=2.5), ADVANTAGES, old=OLD_LOGPROBS)
     assert gradient == pytest.approx([-2.0, 0.5 * 2.5, 2 * -0.5 * 2])
-    _, gradient = values_and_gradient(make_loss("reinforce", importance_cap=math.inf), ADVANTAGES, old=OLD_LOGPROBS)
+    _, gradient = values_and_gradient(make_loss("reinforce", importance_cap=1e30), ADVANTAGES, old=OLD_LOGPROBS)
     assert gradient == pytest.approx([-2.0, 0.5, 4 * -0.5])
 
 
@@ -232,7 +232,7 @@ TRL_RESULTS: dict[str, tuple[Loss, str, float, list[float]]] = {
         [-0.326401293, -0.326401293, -0.326401293, 0.150623896, 0.150623896],
     ),
     "loss_type=dapo epsilon_high=.28 beta=.1 use_bias_correction_kl=True": (
-        make_loss("dapo", kl_penalty=0.1, importance_cap=math.inf),
+        make_loss("dapo", kl_penalty=0.1, importance_cap=1e30),
         "token",
         -0.709823759,
         [-0.32492025, -0.247256687, -0.024596031, 0.122809613, 0.126677239],
@@ -421,9 +421,9 @@ def test_all_losses_and_aggregations_differ():
 
 @pytest.mark.parametrize("ceiling", [1.0, 0.2, 0.0, -3.0, math.nan])
 def test_a_ceiling_that_scales_down_on_policy_tokens_is_rejected(ceiling: float):
-    with pytest.raises(ConfigError, match="absolute ceiling"):
+    with pytest.raises(ConfigError, match="max_ratio is .*; expected a .*number, more than 1"):
         cispo(ceiling)
-    with pytest.raises(ConfigError, match="absolute ceiling"):
+    with pytest.raises(ConfigError, match="max_ratio is .*; expected a .*number, more than 1"):
         make_loss("cispo", max_ratio=ceiling)
 
 
@@ -581,7 +581,7 @@ def test_invalid_aggregations_are_rejected():
     with pytest.raises(ConfigError, match="did you mean 'token'"):
         token_weights("tokens", [1])
     for wrong in (None, 0.0, -1.0, math.nan):
-        with pytest.raises(ConfigError, match="divides by"):
+        with pytest.raises(ConfigError, match="constant is .*; expected a .*number, more than 0"):
             token_weights("constant", [1], constant=wrong)
     with pytest.raises(ValueError):
         token_weights("token", [1, 2], [0])

@@ -409,7 +409,7 @@ def test_an_example_drawn_twice_in_a_step_has_two_groups():
         ({"batch_size": 18}, "multiple"),
         ({"truncated": "drop"}, "keep, zero or mask"),
         ({"temperature": 0.0}, "temperature"),
-        ({"steps": 0}, "more than 0"),
+        ({"steps": 0}, "steps is 0; expected an integer, 1 or more"),
         ({"loss": "ppo"}, "no loss"),
         ({"max_ratio": 0.2}, "max_ratio"),
         ({"gamma": 1.5}, "gamma"),

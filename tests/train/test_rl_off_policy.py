@@ -125,7 +125,7 @@ def test_a_loss_without_importance_ratios_is_rejected_for_off_policy_training():
 
 
 def test_negative_max_off_policy_steps_are_rejected():
-    with pytest.raises(ConfigError, match="max_off_policy_steps is -1; expected 0"):
+    with pytest.raises(ConfigError, match="max_off_policy_steps is -1; expected an integer, 0"):
         settings(max_off_policy_steps=-1).check()
 
 

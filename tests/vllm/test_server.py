@@ -57,8 +57,8 @@ def command_arguments(command: str, **settings: Any) -> list[str]:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"servers": 0}, "servers is 0; expected more than 0"),
-        ({"tolerance": 0.0}, "tolerance is 0.0; expected more than 0"),
+        ({"servers": 0}, "servers is 0; expected an integer, 1 or more"),
+        ({"tolerance": 0.0}, "tolerance is 0.0; expected a number, more than 0"),
         ({"start_seconds": -1.0}, "start_seconds is -1.0"),
         ({"hang_seconds": 0.0}, "hang_seconds is 0.0"),
         ({"urls": ["localhost:8000"]}, 'vllm.urls has "localhost:8000"; expected addresses like'),

@@ -1,6 +1,10 @@
-"""Size limits of packages and their parts."""
+"""Size limits of packages and their parts, and limits of a hub."""
 
 from __future__ import annotations
+
+from typing import Annotated
+
+from msgspec import Meta
 
 MIB = 1 << 20
 
@@ -37,3 +41,11 @@ MAX_ITEMS = 200
 """Length of each list in a manifest, such as authors, dependencies or metrics."""
 MAX_PARENTHESES = 20
 """Opening parentheses in a dependency; the parser recurses at each."""
+
+ConcurrentUploads = Annotated[int, Meta(ge=1, le=64)]
+TokenDays = Annotated[float, Meta(gt=0, le=36500)]
+"""Lifetime of an API token in days."""
+TokenDaysOrNever = Annotated[float, Meta(ge=0, le=36500)]
+"""The same on the command line, where 0 means that the token never expires."""
+SearchLimit = Annotated[int, Meta(ge=1, le=1000)]
+"""Number of results of a search."""

@@ -10,7 +10,9 @@ from typing import Any, NamedTuple
 
 import msgspec
 
+from rove.core.checks import checked
 from rove.core.errors import ConfigError, RejectedError
+from rove.hub.package.limits import TokenDays
 from rove.hub.package.names import check_name, check_owner
 from rove.hub.server.database import TIME, Database, now
 
@@ -82,8 +84,7 @@ def make_token(
     """
     check_owner(owner)
     scopes = tuple(dict.fromkeys(check_scope(scope) for scope in scopes)) or (READ, f"{UPLOAD}{owner}/*")
-    if days is not None and not 0 < days <= 36500:
-        raise ConfigError(f"days is {days:g}; expected more than 0 and at most 36500")
+    checked("days", days, TokenDays | None)
     if len(note) > MAX_NOTE_CHARS or not note.isprintable():
         raise ConfigError(f"the token's note must have at most {MAX_NOTE_CHARS} printable characters")
     for needed in [owner, *(scope.removeprefix(UPLOAD).partition("/")[0] for scope in scopes if UPLOAD in scope)]:

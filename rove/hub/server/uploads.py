@@ -11,11 +11,12 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-import msgspec
 from aiohttp import BodyPartReader, ClientPayloadError, MultipartReader, web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from rove.core.checks import Settings
 from rove.core.errors import RejectedError
+from rove.core.ranges import NonNegativeInt, Seconds
 from rove.hub.package import limits
 from rove.hub.package.archives import MANIFEST
 from rove.hub.package.manifest import read_manifest
@@ -40,16 +41,16 @@ MALFORMED_BODY = (ValueError, RuntimeError, EOFError, AssertionError, HttpProces
 CHUNK_BYTES = 256 << 10
 
 
-class UploadLimits(msgspec.Struct, frozen=True):
+class UploadLimits(Settings, frozen=True, kw_only=True):
     """Limits of concurrent and slow uploads."""
 
-    uploads: int = 8
+    uploads: limits.ConcurrentUploads = 8
     """Number of uploads read concurrently; others wait."""
-    waiting: int = 256
+    waiting: NonNegativeInt = 256
     """Number of uploads that may wait; further ones are rejected."""
-    seconds: float = 300.0
+    seconds: Seconds = 300.0
     """Time limit for the body of a request."""
-    idle_seconds: float = 20.0
+    idle_seconds: Seconds = 20.0
     """Time limit for the next bytes of a body."""
 
 

@@ -13,10 +13,11 @@ from typing import Any
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, UserMessage, text_of
+from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.state import State
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
@@ -81,8 +82,9 @@ class GymEnv(MultiTurnEnv):
         **kwargs: Any,
     ):
         self.num_train_episodes, self.num_eval_episodes = num_train_episodes, num_eval_episodes
-        self.max_episode_steps = max_episode_steps
-        check_positive(self, "num_train_episodes", "num_eval_episodes", "max_episode_steps")
+        self.max_episode_steps, self.invalid_penalty = max_episode_steps, invalid_penalty
+        check_values(self, num_train_episodes=PositiveInt, num_eval_episodes=PositiveInt)
+        check_values(self, max_episode_steps=PositiveInt | None, invalid_penalty=FiniteFloat)
         if isinstance(env_cls, str):
             require_library("gymnasium", "gym", type(self).__name__)
         game = game_of(env_cls) if isinstance(env_cls, str) else None
@@ -92,7 +94,6 @@ class GymEnv(MultiTurnEnv):
         self.make = functools.partial(_make, env_cls, dict(env_kwargs or {}))
         self.actions = list(actions) if actions is not None else list(game.actions) if game else None
         self.action_parser, self.obs_to_text = action_parser, obs_to_text
-        self.invalid_penalty = invalid_penalty
         self._threads = Threads(MAX_CONCURRENT_STEPS)
         if description is None:
             description = game.about if game else "Play this game."

@@ -15,10 +15,11 @@ from typing import Any
 import aiohttp
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
+from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
@@ -91,7 +92,8 @@ class OpenEnvEnv(MultiTurnEnv):
     ):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.call_seconds, self.capacity_seconds = call_seconds, capacity_seconds
-        check_positive(self, "num_train_examples", "num_eval_examples", "call_seconds", "capacity_seconds")
+        check_values(self, num_train_examples=PositiveInt, num_eval_examples=PositiveInt)
+        check_values(self, call_seconds=Seconds, capacity_seconds=Seconds)
         if as_tool and action_parser is not None:
             raise ConfigError(
                 "action_parser parses text, but with as_tool actions are tool calls; pass only one of them"

@@ -10,10 +10,11 @@ from typing import Any
 
 import msgspec
 
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import Messages
+from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Scores
 from rove.core.state import State
 from rove.envs.environment import teardown
@@ -99,7 +100,8 @@ class ReasoningGymEnv(SingleTurnEnv):
     ):
         self.num_train_examples, self.num_eval_examples = num_train_examples, num_eval_examples
         self.score_seconds, self.max_workers = score_seconds, max_workers
-        check_positive(self, "num_train_examples", "num_eval_examples", "score_seconds", "max_workers")
+        check_values(self, num_train_examples=PositiveInt, num_eval_examples=PositiveInt)
+        check_values(self, score_seconds=Seconds, max_workers=PositiveInt | None)
         if python is None:
             require_library("reasoning_gym", "reasoning-gym", type(self).__name__)
         self.families = _families(gym, config)

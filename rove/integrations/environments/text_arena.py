@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from rove.clients.scripted import ScriptedClient, ScriptedPolicy
-from rove.core.config import check_positive
+from rove.core.checks import check_values
 from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, nearest
 from rove.core.messages import AssistantMessage, Messages, UserMessage, text_of
 from rove.core.model_roles import query
 from rove.core.protocols import Client
+from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
@@ -83,7 +84,7 @@ class TextArenaEnv(MultiTurnEnv):
         **kwargs: Any,
     ):
         self.num_train_examples, self.num_players, self.call_seconds = num_train_examples, num_players, call_seconds
-        check_positive(self, "num_train_examples", "num_players", "call_seconds")
+        check_values(self, num_train_examples=PositiveInt, num_players=PositiveInt | None, call_seconds=Seconds)
         if python is None:
             require_library("textarena", "textarena", type(self).__name__)
         warn_of_known_defects("textarena", game)

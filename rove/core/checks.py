@@ -1,0 +1,193 @@
+"""Check values against types: the fields of settings, and the arguments of constructors.
+
+msgspec checks types and ranges only when it reads a file. `Settings` and `check_values` apply the same types to values that
+Python code passes, with the same messages.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from functools import cache
+from types import UnionType
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin
+
+import msgspec
+
+from rove.core.errors import ConfigError, SettingError, nearest
+from rove.core.ranges import form_of, range_of
+from rove.core.renamed_settings import rename_hint
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Base class of settings: checks types and ranges, also of settings that Python code creates.
+
+    Example:
+        class ListenSettings(Settings, frozen=True, kw_only=True):
+            port: Port = 8000
+
+    Raises:
+        ConfigError: A setting has another type or is out of range.
+    """
+
+    def __post_init__(self) -> None:
+        check_fields(self)
+
+
+def check_fields(settings: msgspec.Struct) -> None:
+    """Check every field of a struct against its type; a dict becomes a struct, and an integer becomes a float.
+
+    Call this in `__post_init__` of structs that are not `Settings`.
+
+    Raises:
+        ConfigError: A field has another type or is out of range.
+    """
+    for name, annotation, default in _fields(type(settings)):
+        value = getattr(settings, name)
+        if value is default:
+            continue
+        result = checked(name, value, annotation)
+        if result is not value:
+            msgspec.structs.force_setattr(settings, name, result)
+
+
+@cache
+def _fields(kind: type[msgspec.Struct]) -> list[tuple[str, Any, Any]]:
+    """Return the name, the type, and the default of each field."""
+    return [(field.name, field.type, field.default) for field in msgspec.structs.fields(kind)]
+
+
+def check_values(values: Any, **types: Any) -> None:
+    """Check attributes of an object, such as those that a constructor has set.
+
+    Example:
+        check_values(self, timeout=Seconds, max_retries=NonNegativeInt)
+
+    Raises:
+        ConfigError: A value has another type or is out of range.
+    """
+    for name, annotation in types.items():
+        checked(name, getattr(values, name), annotation)
+
+
+def checked(name: str, value: Any, annotation: Any) -> Any:
+    """Return a value as a type.
+
+    Raises:
+        ConfigError: The value has another type or is out of range.
+    """
+    try:
+        result = msgspec.convert(value, annotation)
+    except msgspec.ValidationError as error:
+        raise_explained(error, value, annotation, name)
+    allowed = range_of(annotation)
+    if allowed is not None and result is not None and result == allowed.excluded:
+        raise SettingError(f"{name} is {value!r}; expected {allowed.expected(value)}")
+    return result
+
+
+def raise_explained(error: msgspec.ValidationError, value: Any, annotation: Any, name: str = "") -> NoReturn:
+    """Raise the ConfigError that explains why a value cannot be converted to a type.
+
+    Args:
+        error: msgspec's error.
+        value: The value.
+        annotation: The type.
+        name: Name of the value; "" for the settings as a whole.
+
+    Raises:
+        ConfigError: Always. The message names the setting, the value given, and what is expected.
+    """
+    problem, _, path = str(error).partition(" - at `")
+    is_key = path.startswith("key` in `")
+    path = path.removeprefix("key` in `").removeprefix("$")
+    for step in re.findall(r"\.\.\.|[^.\[\]`]+", path):
+        annotation = type_below(annotation, step)
+        if step == "..." and isinstance(value, Mapping):  # msgspec does not name the key of a table
+            step = _first_wrong_key(value, annotation)
+        if isinstance(value, list):
+            name, value = f"{name}[{step}]", value[int(step)]
+        else:
+            name, value = f"{name}.{step}".lstrip("."), value[step]
+    cause = error.__cause__  # raised in `__post_init__` of a struct
+    if isinstance(cause, SettingError):
+        raise SettingError(f"{name}.{cause}".lstrip(".")) from None
+    if isinstance(cause, ConfigError):
+        raise cause from None
+    if is_key:
+        raise SettingError(f"{name} has the keys {list(value)}: {problem[:1].lower()}{problem[1:]}") from error
+    raise SettingError(_explanation(problem, name, value, annotation)) from error
+
+
+def _first_wrong_key(table: Mapping[str, Any], annotation: Any) -> str:
+    for key, value in table.items():
+        try:
+            msgspec.convert(value, annotation, strict=False)
+        except msgspec.ValidationError:
+            return key
+    raise AssertionError("every value of the table can be converted")
+
+
+def _explanation(problem: str, name: str, value: Any, annotation: Any) -> str:
+    """Return msgspec's message with the name, the value, and the range, or with a suggestion for an unknown name."""
+    unknown = re.search(r"unknown field `(.*)`", problem)
+    if unknown is not None:
+        if (hint := rename_hint(unknown[1])) is not None:
+            return f"{name} has the unknown setting '{unknown[1]}': {hint}"
+        fields = [field for member in _members(annotation) for field in getattr(member, "__struct_fields__", ())]
+        return f"{name} has the unknown setting '{unknown[1]}'; {nearest(unknown[1], fields)}"
+    allowed = None if annotation is None else range_of(annotation)
+    if allowed is not None:
+        return f"{name} is {value!r}; expected {allowed.expected(value)}"
+    if annotation is not None and (form := form_of(annotation)):
+        return f"{name} is {value!r}; expected {form}"
+    advice = f": write [[{name}]]" if isinstance(value, dict) and "`array`" in problem else ""
+    if isinstance(value, str) and is_text_list(annotation):
+        advice = f": write {text_list(value)}"
+    if "`object`" in problem and (hint := rename_hint(name)) is not None:
+        advice = f": {hint}"
+    return f"{name} is {value!r}: {problem[:1].lower()}{problem[1:]}{advice}"
+
+
+def type_below(annotation: Any, step: str) -> Any:
+    """Return the type of a struct's field `step`, or of the items of a list or a dict; None if it is unknown."""
+    for member in _members(annotation):
+        arguments = get_args(member)
+        if get_origin(member) in (list, tuple):
+            return arguments[0]
+        if get_origin(member) is dict:
+            return arguments[1]
+        if isinstance(member, type) and issubclass(member, msgspec.Struct):
+            types = {name: annotation for name, annotation, _ in _fields(member)}
+            return types.get(step)
+    return None
+
+
+def _members(annotation: Any) -> list[Any]:
+    """Return the types of a union, or the type itself; without ranges."""
+    if get_origin(annotation) is Annotated:
+        return _members(get_args(annotation)[0])
+    if get_origin(annotation) in (Union, UnionType):
+        return [member for option in get_args(annotation) for member in _members(option)]
+    return [annotation]
+
+
+def is_bool(annotation: Any) -> bool:
+    """Return whether a type is bool."""
+    return annotation is bool
+
+
+def is_text(annotation: Any) -> bool:
+    """Return whether a type is a text or an optional text."""
+    return [member for member in _members(annotation) if member is not type(None)] == [str]
+
+
+def is_text_list(annotation: Any) -> bool:
+    """Return whether a type is a list of texts, perhaps among others."""
+    lists = [member for member in _members(annotation) if get_origin(member) is list]
+    return any(str in _members(get_args(member)[0]) for member in lists)
+
+
+def text_list(text: str) -> str:
+    """Return a text as a JSON list in quotation marks."""
+    return f"'{msgspec.json.encode([text]).decode()}'"

@@ -1,0 +1,133 @@
+"""Number types with ranges.
+
+The type of a setting states its range: `epochs: PositiveInt`. The check, the error message, `--help`, and docs/settings.md all
+read the range from the type (see `rove.core.checks`), so that no module states it a second time.
+
+Rule: every number has a range, and no number may be nan or infinite. "No limit" is None, or -1 where the type says so; it is
+never infinity.
+"""
+
+from __future__ import annotations
+
+import math
+import sys
+from functools import cache
+from typing import Annotated, Any, NamedTuple
+
+import msgspec.inspect
+from msgspec import Meta
+
+MAX_INT = 2**63 - 1
+"""Largest integer of TOML. Messages do not show it as an upper bound."""
+MAX_FLOAT = sys.float_info.max
+"""Largest finite number: as an upper bound it refuses infinity and nan. Messages do not show it."""
+MAX_SECONDS = 1e9
+"""Largest time limit, 31 years; timers overflow at 292 years."""
+
+AnyInt = Annotated[int, Meta(ge=-MAX_INT, le=MAX_INT)]
+NonNegativeInt = Annotated[int, Meta(ge=0, le=MAX_INT)]
+PositiveInt = Annotated[int, Meta(ge=1, le=MAX_INT)]
+IntFrom2 = Annotated[int, Meta(ge=2, le=MAX_INT)]
+CountOrAll = Annotated[int, Meta(ge=-1, le=MAX_INT, extra={"excluded": 0, "range": "1 or more, or -1 for all"})]
+CountOrUnlimited = Annotated[
+    int, Meta(ge=-1, le=MAX_INT, extra={"excluded": 0, "range": "1 or more, or -1 for no limit"})
+]
+Port = Annotated[int, Meta(ge=0, le=65535)]
+
+FiniteFloat = Annotated[float, Meta(ge=-MAX_FLOAT, le=MAX_FLOAT)]
+NonNegativeFloat = Annotated[float, Meta(ge=0, le=MAX_FLOAT)]
+PositiveFloat = Annotated[float, Meta(gt=0, le=MAX_FLOAT)]
+FloatFrom1 = Annotated[float, Meta(ge=1, le=MAX_FLOAT)]
+FloatAbove1 = Annotated[float, Meta(gt=1, le=MAX_FLOAT)]
+Fraction = Annotated[float, Meta(ge=0, le=1)]
+PositiveFraction = Annotated[float, Meta(gt=0, le=1)]
+FractionBelow1 = Annotated[float, Meta(ge=0, lt=1)]
+InnerFraction = Annotated[float, Meta(gt=0, lt=1)]
+Seconds = Annotated[float, Meta(gt=0, le=MAX_SECONDS, extra={"range": "more than 0 and at most 1e9"})]
+
+
+SecondsOrZero = Annotated[float, Meta(ge=0, le=MAX_SECONDS, extra={"range": "0 or more and at most 1e9"})]
+
+Device = Annotated[
+    str, Meta(pattern=r"^(auto|cpu|cuda|cuda:[0-9]{1,4}|mps)$", extra={"expected": "auto, cpu, cuda, cuda:N, or mps"})
+]
+"""Device that a model computes on; see `rove.models.device`."""
+
+
+class Range(NamedTuple):
+    """The numbers that a type allows."""
+
+    number: type[int] | type[float]
+    gt: float | None = None
+    ge: float | None = None
+    lt: float | None = None
+    le: float | None = None
+    excluded: int | None = None
+    """A number within the bounds that is refused."""
+    own_text: str = ""
+    """The range in words; by default, the bounds."""
+
+    @property
+    def low(self) -> float | None:
+        """The lower bound, inclusive or not; None if there is none besides the smallest number."""
+        bound = self.ge if self.gt is None else self.gt
+        return bound if bound is not None and bound > -MAX_INT else None
+
+    @property
+    def high(self) -> float | None:
+        """The upper bound, inclusive or not; None if there is none besides the largest number."""
+        bound = self.le if self.lt is None else self.lt
+        return bound if bound is not None and bound < MAX_INT else None
+
+    def __str__(self) -> str:
+        """Return the range in words; "" if every finite number is allowed."""
+        if self.own_text:
+            return self.own_text
+        if self.ge is not None and self.le is not None and self.low is not None and self.high is not None:
+            return f"{self.low:.10g} to {self.high:.10g}"
+        bounds: list[str] = []
+        if self.low is not None:
+            bounds.append(f"more than {self.low:.10g}" if self.ge is None else f"{self.low:.10g} or more")
+        if self.high is not None:
+            bounds.append(f"less than {self.high:.10g}" if self.le is None else f"at most {self.high:.10g}")
+        return " and ".join(bounds)
+
+    @property
+    def description(self) -> str:
+        """The type and the range in words, for help texts."""
+        noun = "integer" if self.number is int else "number"
+        return f"{noun}, {self}" if str(self) else f"{noun}"
+
+    def expected(self, value: Any = None) -> str:
+        """Return what an error message says that it expects instead of `value`."""
+        if isinstance(value, int) and abs(value) > MAX_INT:
+            return f"an {self.description}, of at most 64 bits" if self.number is int else f"a {self.description}"
+        if self.number is int:
+            return f"an {self.description}"
+        is_finite = not isinstance(value, float) or math.isfinite(value)
+        return f"a {self.description}" if is_finite and str(self) else f"a finite {self.description}"
+
+
+@cache
+def range_of(annotation: Any) -> Range | None:
+    """Return the numbers that a type such as `PositiveInt | None` allows; None if it is not a number type."""
+    return _range(msgspec.inspect.type_info(annotation))
+
+
+def _range(info: Any) -> Range | None:
+    extra: dict[str, Any] = {}
+    if isinstance(info, msgspec.inspect.Metadata):
+        extra, info = info.extra or {}, info.type
+    if isinstance(info, msgspec.inspect.UnionType):
+        ranges = [_range(option) for option in info.types]
+        return next((found for found in ranges if found is not None), None)
+    if not isinstance(info, (msgspec.inspect.IntType, msgspec.inspect.FloatType)):
+        return None
+    number = int if isinstance(info, msgspec.inspect.IntType) else float
+    return Range(number, info.gt, info.ge, info.lt, info.le, extra.get("excluded"), extra.get("range", ""))
+
+
+def form_of(annotation: Any) -> str:
+    """Return in words what a text type such as `Device` expects; "" if every text is allowed."""
+    info = msgspec.inspect.type_info(annotation)
+    return (info.extra or {}).get("expected", "") if isinstance(info, msgspec.inspect.Metadata) else ""

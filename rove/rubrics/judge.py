@@ -21,7 +21,7 @@ from rove.core.model_roles import record_query
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
-from rove.parsers.parser import Completion, Parser
+from rove.parsers.parser import Completion, Parser, visible_response
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.rubrics.verdicts import (
     Agreement,
@@ -213,8 +213,8 @@ class JudgeRubric(Rubric):
 
     Both take `(prompt, completion, answer, state)` and are injected into reward functions, as are `judge_client`,
     `judge_model`, `judge_prompt` and `judge_sampling_args`. `verdict` is itself a reward function. Judges see the
-    last user message of `prompt`, the answer as the parser reads it, and the right answer. Equal questions share one
-    call. If a judge fails, or its reply cannot be read, the rollout fails; it does not count as 0.
+    last user message of `prompt`, the answer as the parser reads it (never its reasoning), and the right answer. Equal
+    questions share one call. If a judge fails, or its reply cannot be read, the rollout fails; it does not count as 0.
 
     The record keeps the replies in `extras[name]` and their tokens in `model_roles[name]`. Several judges add the
     metric `<name>_agreement`, the share of pairs of judges that agree.
@@ -373,8 +373,8 @@ class JudgeRubric(Rubric):
             await client.close()
 
     def _response(self, completion: Completion) -> str:
-        found = self.parser.parse_answer(completion)
-        return "" if found is None else str(found)
+        answer = self.parser.parse_answer(completion)
+        return "" if answer is None else visible_response(str(answer))  # the base class `Parser` keeps reasoning
 
     def _question(self, prompt: Any, response: str, answer: Any) -> str:
         return filled_in(self.judge_prompt, question=question_of(prompt), answer=answer, response=response)

@@ -54,7 +54,7 @@ class QuestionsEnv(SingleTurnEnv):
         question_column: column of the question. Default: "question", else "prompt".
         answer_column: column of the answer.
         choices_column: for "choice": column of the options, a list or its JSON.
-        tolerance: for "numeric": largest relative difference (absolute for right numbers below 1).
+        tolerance: for "numeric": largest difference, relative to the right number; 0 is equal only to 0.
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
         held_out: fraction of the rows, chosen at random, that are only for evaluation (0 to below 1). With 0, all rows are for

@@ -21,12 +21,14 @@ TAKEN_BACK = re.compile(
     re.IGNORECASE,
 )
 """What takes an answer back, in the text after it: "or maybe not", "is wrong", "no, wait", "but that is not right"."""
+MAX_AFTER_CHARS = 200
+"""Characters after a labeled line in which the label's answer may be taken back."""
 MAX_WRAPPERS = 8
 """Formatting in formatting that is removed; each layer takes time in proportion to the text."""
 _TEXT = MaybeThinkParser()
-_TAG = re.compile(r"<(/?)answer(?:\s[^<>]*)?>", re.IGNORECASE)
+_TAG = re.compile(r"<\s*(/?)\s*answer(?:\s[^<>]*)?>", re.IGNORECASE)
 _LABEL = re.compile(
-    r"[\s#>*_`]*(?:(?:my|the|so|correct|final|right)\s+){0,3}answer[\s*_`]*[:：][\s*_`]*", re.IGNORECASE
+    r"[\s#>*_`]*(?:(?:my|the|so|correct|final|right)\s+){0,3}answer[\s*_`]*[:：][*_`]*\s*", re.IGNORECASE
 )
 _HASHES = re.compile(r"\s*####\s*(?=\W{0,3}\d)")
 _ONLY_MARKS = re.compile(r"\s*(?:```\w*|~~~\w*|\$\$|\\\[|\\\]|[-*_=]{3,})\s*")
@@ -41,6 +43,7 @@ _WRAPPERS = [
     ("\\(", "\\)"),
     ("\\[", "\\]"),
 ]
+_ELEMENT = re.compile(r"<(?P<name>answer|b|strong|i|em|code)\s*>(?P<inner>[^<>]*)</(?P=name)\s*>", re.IGNORECASE)
 _COMMAND = re.compile(
     r"\\(?:boxed|fbox|text|textbf|textit|textrm|texttt|textsf|mathrm|mathbf|mathit|mathsf|operatorname)\s*\{"
 )
@@ -53,7 +56,8 @@ def read_answer(completion: Completion) -> str:
 
     1. the content of the last `<answer>…</answer>`, in any case; a `\\boxed{…}` in it counts;
     2. the content of the last `\\boxed{…}`;
-    3. the text after the last "Answer:", "Final answer:" or, before a number, "####" at the beginning of a line;
+    3. the text after the last "Answer:", "Final answer:" or, before a number, "####" at the beginning of a line, unless the
+       next words take it back;
     4. the last line that is not empty.
     """
     text = str(_TEXT.parse_answer(completion) or "")
@@ -62,7 +66,11 @@ def read_answer(completion: Completion) -> str:
     boxed = extract_boxed_answer(answer, strict=True).strip()
     if boxed:
         return unwrapped(boxed)
-    return unwrapped(_last_line(text) if tagged is None else answer)
+    if tagged is None:
+        return unwrapped(_last_line(text))
+    answer = unwrapped(answer)
+    label = _LABEL.match(answer)
+    return unwrapped(answer[label.end() :]) if label else answer
 
 
 def tagged_answer(text: str) -> str | None:
@@ -100,6 +108,8 @@ def _last_line(text: str) -> str:
         label = _LABEL.match(line) or _HASHES.match(line)
         if label is None:
             continue
+        if TAKEN_BACK.search(" ".join(lines[number + 1 :])[:MAX_AFTER_CHARS]):
+            break
         rest = line[label.end() :]
         if rest:
             return _without_closing_marks(line[: label.end()], rest)
@@ -112,8 +122,7 @@ def _without_closing_marks(label: str, rest: str) -> str:
     """Return the rest of a labeled line without marks that the label opens: "**Answer: Paris**"."""
     for mark in ("**", "__", "*", "_", "`"):
         if label.lstrip(" #>").startswith(mark):
-            is_closed = label.rstrip().endswith(mark)
-            return rest if is_closed else rest.removesuffix(mark)
+            return rest if label.count(mark) > 1 else rest.removesuffix(mark)
     return rest
 
 
@@ -128,8 +137,8 @@ def _inner(text: str) -> str | None:
     if command and text.endswith("}"):
         inner = text[command.end() : -1]
         return inner if _is_balanced(inner) else None
-    if tagged := re.fullmatch(r"<answer(?:\s[^<>]*)?>([^<>]*)</answer\s*>", text, re.IGNORECASE):
-        return tagged[1]
+    if element := _ELEMENT.fullmatch(text):
+        return element["inner"]
     return None
 
 

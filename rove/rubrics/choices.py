@@ -32,9 +32,10 @@ _STATED = re.compile(
 _MENTION = re.compile(
     rf"\b(?i:{_NOUN})\s+\(?([A-Za-z])\b\)?|\(([A-Za-z])\)|(?<![\w'’])([A-Z])"
     r"(?=\s+(?:is|must be|seems|would be)\s+(?:the\s+|my\s+)?(?:\w+ly\s+|most\s+)?(?:correct|right|best|true|only|answer)\b)"
-    r"|\b(?i:it\s+is|it's|think|maybe|probably|definitely|surely)\s+\(?([B-HJ-Z])\)?(?=[\s.!?]*$)"
+    r"|\b(?i:it\s+(?:is|must be|has to be|should be)|it's|think|maybe|probably|definitely|surely)\s+"
+    r"\(?([B-HJ-Z])\)?(?=[.!?,;]|\s*$)"
 )
-_MARKED_LETTER = re.compile(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|\([A-Za-z]\))")
+_MARKED_LETTER = re.compile(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|[a-z]\)(?=\s)|\([A-Za-z]\))")
 _DENIED_BEFORE = re.compile(
     r"(?:\b(?:not|never|neither|nor|cannot|except|rather than|instead of|other than|over|unlike)"
     r"|\b(?:anything|everything|all) but|n't)"

@@ -57,8 +57,21 @@ OTHERS = {
     "sterling": {"1": "£"},
     "degree": {"1": "° degree degrees"},
     "radian": {"1": "rad rads radian radians"},
+    "celsius": {"1": "°C"},
+    "fahrenheit": {"1": "°F"},
+    "kelvin": {"1": "K kelvin kelvins"},
+    "force": {"1": "N newton newtons", "1000": "kN"},
+    "energy": {"1": "J joule joules", "1000": "kJ kilojoule kilojoules"},
+    "power": {"1": "W watt watts", "1000": "kW kilowatt kilowatts", "1000000": "MW megawatt megawatts"},
+    "pressure": {"1": "Pa pascal pascals", "1000": "kPa"},
+    "voltage": {"1": "V volt volts", "1000": "kV"},
+    "current": {"1": "A amp amps ampere amperes", "1/1000": "mA"},
+    "resistance": {"1": "Ω ohm ohms"},
+    "frequency": {"1": "Hz hertz", "1000": "kHz", "1000000": "MHz", "1000000000": "GHz"},
+    "amount": {"1": "mol mole moles"},
     "kitchen": {"1": "cup cups", "2": "pint pints", "4": "quart quarts", "16": "gallon gallons"},
 }
+SPEEDS = {"1609344/3600000": "mph", "1000/3600": "kph kmh"}
 LITERS = {"1/1000": "L l liter liters litre litres", "1/1000000": "mL ml milliliter milliliters millilitre millilitres"}
 
 
@@ -71,7 +84,8 @@ class Unit(NamedTuple):
 
 
 def _units() -> dict[str, Unit]:
-    groups = [({"length": 1}, LENGTHS), ({"mass": 1}, MASSES), ({"time": 1}, TIMES), ({"length": 3}, LITERS)]
+    groups = [({"length": 1}, LENGTHS), ({"mass": 1}, MASSES), ({"time": 1}, TIMES)]
+    groups += [({"length": 3}, LITERS), ({"length": 1, "time": -1}, SPEEDS)]
     groups += [({name: 1}, sizes) for name, sizes in OTHERS.items()]
     units: dict[str, Unit] = {}
     for dimension, sizes in groups:
@@ -83,11 +97,11 @@ def _units() -> dict[str, Unit]:
 
 UNITS = _units()
 _TEXT_COMMAND = re.compile(r"\\(?:text|textrm|textbf|mathrm|mathbf|operatorname)\s*\{([^{}]*)\}")
-_SPACE = r"(?:\\[,;:! ]|~|\s)"
+_SPACE = r"(?:\\[,;:! ]|\\thinspace\b|\{\\[,;:!]\}|~|\s)"
 _END = re.compile(rf"(?:{_SPACE}|[.,;:])+$")
 _THOUSANDS = re.compile(rf"(?<![\d.,])(\d{{1,3}})((?:{_SPACE}+\d{{3}})+)(?!\d)")
 _RATIO = re.compile(r"[^:=]*\d[^:=]*(?::[^:=]*\d[^:=]*)+")
-_QUANTITY = re.compile(r"(?P<value>.*?[\d)}])\s*(?P<unit>[A-Za-zµ°¢€£][A-Za-zµ°¢€£\d\s/^{}*·-]*)")
+_QUANTITY = re.compile(r"(?P<value>.*?[\d)}])\s*(?P<unit>[A-Za-zµΩ°¢€£][A-Za-zµΩ°¢€£\d\s/^{}*·-]*)")
 _FACTOR = re.compile(
     r"(?P<before>square|sq|cubic)?\s*(?P<name>[^\s\d^*·/]+)\s*(?:\^\s*\{?(?P<power>-?\d)\}?)?\s*(?P<after>squared|cubed)?"
 )
@@ -133,7 +147,7 @@ def _parsed(text: str) -> list[Any]:
 
 def _tidied(text: str) -> str:
     """Return an answer without punctuation at its end and without spaces between thousands."""
-    text = text.strip()
+    text = re.sub(r"\\colon\b|\\mathbin\s*\{:\}", ":", text).strip()
     text = text if text.endswith("..") else _END.sub("", text)
     return _THOUSANDS.sub(lambda number: number[1] + re.sub(r"\D", "", number[2]), text)
 
@@ -174,7 +188,7 @@ def _differ(right: Any, given: Any) -> bool:
 def _quantity(text: str) -> tuple[str, Unit] | None:
     """Return the value and the unit of a quantity; None if the text is none, or its unit is not in `UNITS`."""
     plain = _TEXT_COMMAND.sub(r" \1 ", text)
-    plain = re.sub(r"\^\s*\{?\s*\\circ\s*\}?", "°", plain)
+    plain = re.sub(r"(?:\^\s*\{?\s*\\circ\s*\}?|°)\s*(?:([CF])\b)?", r"°\1", plain)
     plain = re.sub(r"\\cdot\b", "·", re.sub(_SPACE, " ", plain)).strip()
     if money := re.fullmatch(r"\\?([$€£])\s*(.+)", plain):
         return money[2], UNITS[money[1]]

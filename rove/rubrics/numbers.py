@@ -68,8 +68,8 @@ _JOINED_AFTER = re.compile(
 )
 _LINK = re.compile(
     r"\s+|\s*[?;/&]\s*|\s*\.{2,}\s*|\s*-\s*"
-    r"|\s*%?\s*,?\s*(?:and|or|to|through|until|till|by|of|out of|over|per|times|plus|minus|vs\.?|versus|multiplied by|divided by"
-    r"|to the power of|mod|modulo)\s+(?:the\s+)?",
+    r"|\s*%?\s*,?\s*(?:and|or|to|through|until|till|by|in|of|out of|over|per|times|plus|minus|vs\.?|versus"
+    r"|multiplied by|divided by|to the power of|mod|modulo)\s+(?:the\s+)?",
     re.IGNORECASE,
 )
 _COMMA = re.compile(r"\s*,\s*")
@@ -198,6 +198,7 @@ _MARKS: list[tuple[str, str]] = [
     (r"\\[A-Za-z]+", "√"),  # any other command makes a formula
     (r"[{]", "("),
     (r"[}]", ")"),
+    (r"([-+])\s*\(\s*(?=[\d.,]+\s*\))", r"\1"),  # -(5)
     (r"</?[A-Za-z][^<>]*>", " "),
     (rf"(?<![{_LETTER}])(?:US|AU|CA|NZ|HK|SG|NT|[ACRS])?\$|[€£¥₹₩₽₺₫₪฿₴₦₱¢]", ""),
     (r"\b(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|AUD|CAD|Rs\.?)\s*(?=[-+]?\s?\d)", ""),

@@ -72,6 +72,7 @@ CHOSEN = {
             "B is correct.",
             "A is wrong, so option B is right",
             "It is B.",
+            "It must be B, since it is green.",
             "maybe B",
         ),
         *("Option A is wrong, the answer is B", "So B is the right answer."),
@@ -104,7 +105,7 @@ CHOSEN = {
             "The answer is B or C",
             "Either A or B",
         ),
-        *("A) no B) yes", "A. B. C. are all wrong", "B) green C) blue", "Option A or option B"),
+        *("A) no B) yes", "A. B. C. are all wrong", "B) green C) blue", "Option A or option B", "a) yes, b) no"),
         *(
             "It is not option B",
             "not B",

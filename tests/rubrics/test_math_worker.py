@@ -45,6 +45,15 @@ CASES: list[tuple[str, str, bool]] = [
     ("3:4", "6:8", True),
     ("5m", "5m", True),
     ("13", r"\text{13}", True),
+    (r"20^\circ\text{C}", r"20^{\circ}\text{F}", False),
+    (r"20^\circ C", "20 °C", True),
+    ("60 mph", "60 km/h", False),
+    ("60 mph", r"60\text{ miles per hour}", True),
+    (r"5\text{ N}", r"5\text{ J}", False),
+    ("5V", "5A", False),
+    ("2:3", r"2 \colon 3", True),
+    (r"\frac{2}{3}", r"2 \colon 3", False),
+    ("12345", r"12{\,}345", True),
 ]
 
 

@@ -58,7 +58,7 @@ class QuestionsEnv(SingleTurnEnv):
         question_column: column of the question. Default: "question", else "prompt".
         answer_column: column of the answer; a list contains the accepted answers, any of which is right.
         choices_column: for "choice": column of the options, a list or its JSON.
-        tolerance: for "numeric": largest relative difference (absolute for right numbers below 1).
+        tolerance: for "numeric": largest difference, relative to the right number; 0 is equal only to 0.
         judge_model: for "judge": a name in endpoints.toml, or a model at `OPENAI_BASE_URL`.
         system_prompt: "" for none. Default: a prompt that requests the format of the scorer.
         held_out: fraction of the different questions that are only for evaluation (0 to below 1). A hash of the question

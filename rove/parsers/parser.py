@@ -14,15 +14,44 @@ Completion = str | Iterable[Mapping[str, Any]]
 """The messages of a model (dicts or `Message`), or a text, which counts as one assistant message."""
 
 
+_REASONING_TAG = re.compile(
+    r"<(?P<end>/?)\s*(?P<name>think|thinking|reasoning)\s*>|\[(?P<end_mistral>/?)THINK\]", re.IGNORECASE
+)
+
+
 def identity(text: str) -> str:
     """Return the text unchanged."""
     return text
 
 
+def visible_response(text: str) -> str:
+    """Return the part of a reply that is its response, without the reasoning and without surrounding white space.
+
+    Reasoning stands between `<think>` and `</think>` (or `<thinking>`, `<reasoning>`, `[THINK]`; case does not matter). The
+    response is the text after the last closing tag: chat templates may write the opening one. A reply that opens its
+    reasoning and does not close it, for example because it ended at its token limit, has no response: "".
+    """
+    start, unfinished = _reasoning(text)
+    return "" if unfinished else text[start:].strip()
+
+
+def _reasoning(text: str) -> tuple[int, bool]:
+    """Return where the text after the last closing tag starts, and whether some reasoning is not closed."""
+    start = 0
+    is_open: dict[str, bool] = {}
+    for tag in _REASONING_TAG.finditer(text):
+        closes = bool(tag["end"] or tag["end_mistral"])
+        is_open[(tag["name"] or "[think]").lower()] = not closes
+        if closes:
+            start = tag.end()
+    return start, any(is_open.values())
+
+
 class Parser:
     """Extracts the answer from a completion; this class returns the whole last assistant message.
 
-    Subclasses override `parse`, `parse_answer` or `format_score`.
+    No parser reads an answer out of reasoning that is not finished: see `visible_response`. This class then returns "", and
+    keeps finished reasoning; `MaybeThinkParser` removes it. Subclasses override `parse`, `parse_answer` or `format_score`.
 
     Args:
         extract_fn: applied to the text of the answer, e.g. to extract a number.
@@ -42,7 +71,11 @@ class Parser:
     def parse_answer(self, completion: Completion) -> Any:
         """Return the answer in the last assistant message, or None without such a message."""
         messages = self.get_assistant_messages(completion)
-        return self.parse(text_of(messages[-1])) if messages else None
+        if not messages:
+            return None
+        text = text_of(messages[-1])
+        _, unfinished = _reasoning(text)
+        return self.parse("" if unfinished else text)
 
     def format_score(self, text: str) -> float:
         """Return how well one text follows the format, 0 to 1; 1.0 without a format."""
@@ -91,8 +124,9 @@ class ThinkParser(Parser):
     """
 
     def parse(self, text: str) -> Any:
-        """Return the stripped text after the last `</think>`; "" without one."""
-        return self.extract_fn(text.rpartition("</think>")[2].strip() if "</think>" in text else "")
+        """Return the stripped text after the last `</think>`; "" without one, or if more reasoning begins after it."""
+        start, _ = _reasoning(text)
+        return self.extract_fn(visible_response(text) if start else "")
 
     def format_score(self, text: str) -> float:
         """Return 1.0 for one `<think>` at the start, one `</think>` and an answer after it; else 0.0."""
@@ -102,11 +136,15 @@ class ThinkParser(Parser):
 
 
 class MaybeThinkParser(Parser):
-    """Reads the text after an optional `<think>…</think>`."""
+    """Reads the text after an optional `<think>…</think>`.
+
+    Example:
+        rove.MaybeThinkParser().parse("42")  # "42", as of "<think>6 * 7</think>42"
+    """
 
     def parse(self, text: str) -> Any:
-        """Return the stripped text after the last `</think>`, or the whole text."""
-        return self.extract_fn(text.rpartition("</think>")[2].strip())
+        """Return the stripped text after the last `</think>`, or the whole text; "" if its reasoning is not finished."""
+        return self.extract_fn(visible_response(text))
 
 
 class XMLParser(Parser):
@@ -147,7 +185,9 @@ class XMLParser(Parser):
         return SimpleNamespace(**{name: raw.strip() if raw and strip else raw for name, raw in found.items()})
 
     def parse_answer(self, completion: Completion) -> Any:
-        """Return the last complete `answer_field` in the last assistant message, or None.
+        """Return the last complete `answer_field` after the reasoning in the last assistant message, or None.
+
+        If the answer field is itself the reasoning (`answer_field="reasoning"`), the whole message is read.
 
         Raises:
             ConfigError: `answer_field` is not one of the fields.
@@ -155,7 +195,9 @@ class XMLParser(Parser):
         messages = self.get_assistant_messages(completion)
         if not messages:
             return None
-        parsed = self.parse(text_of(messages[-1]), last=True)
+        text = text_of(messages[-1])
+        is_reasoning = _REASONING_TAG.fullmatch(f"<{self.answer_field}>") is not None
+        parsed = self.parse(text if is_reasoning else visible_response(text), last=True)
         if not hasattr(parsed, self.answer_field):
             hint = nearest(self.answer_field, vars(parsed))
             raise ConfigError(f"answer_field='{self.answer_field}' of this XMLParser is not one of its fields: {hint}")

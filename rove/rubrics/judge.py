@@ -23,7 +23,7 @@ from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.ranges import Seconds
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
-from rove.parsers.parser import Completion, MaybeThinkParser, Parser
+from rove.parsers.parser import Completion, Parser, visible_response
 from rove.rubrics.rubric import RewardFunc, Rubric
 from rove.rubrics.verdicts import (
     Agreement,
@@ -216,7 +216,7 @@ class JudgeRubric(Rubric):
 
     Both take `(prompt, completion, answer, state)` and are injected into reward functions, as are `judge_client`,
     `judge_model`, `judge_prompt` and `judge_sampling_args`. `verdict` is itself a reward function. Judges see the
-    last user message of `prompt`, the answer as the parser reads it, without reasoning, and the right answer. Equal
+    last user message of `prompt`, the answer as the parser reads it (never its reasoning), and the right answer. Equal
     questions share one call. If a judge fails, or its reply cannot be read, the rollout fails; it does not count as 0.
 
     The record keeps the replies in `extras[name]` and their tokens in `model_roles[name]`. Several judges add the
@@ -376,9 +376,8 @@ class JudgeRubric(Rubric):
             await client.close()
 
     def _response(self, completion: Completion) -> str:
-        """Return the answer that the parser finds; reasoning around it is no part of the response."""
         answer = self.parser.parse_answer(completion)
-        return "" if answer is None else str(MaybeThinkParser().parse(str(answer)))
+        return "" if answer is None else visible_response(str(answer))  # the base class `Parser` keeps reasoning
 
     def _question(self, prompt: Any, response: str, answer: Any) -> str:
         return filled_in(self.judge_prompt, question=question_of(prompt), answer=answer, response=response)

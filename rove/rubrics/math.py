@@ -29,9 +29,12 @@ class MathRubric(Rubric):
     """Rewards answers that are mathematically equal to the right one: 1/2, 0.5 and \\frac{1}{2} (function
     `correct_answer`, weight 1).
 
+    A unit counts if both have one: 1000 m is 1 km, and 10 m is not 10 km. A ratio (3:4) is equal only to a ratio. Values are
+    equal only if their ratio is 1, however small they are. Punctuation at the end and separators of thousands do not count.
+
     math-verify compares them in worker processes without API keys and with at most 2 GiB of memory. A response is
-    wrong if it has no answer, is longer than `max_verify_chars`, or cannot be compared within `timeout_seconds`. The
-    rollout fails if the right answer itself cannot be compared.
+    wrong if it has no answer (also if its reasoning is not finished), is longer than `max_verify_chars`, or cannot be
+    compared within `timeout_seconds`. The rollout fails if the right answer itself cannot be compared.
 
     Args:
         funcs, weights: further reward functions, as for `Rubric`.
@@ -92,10 +95,13 @@ class MathPool:
     Args:
         max_workers: concurrent comparisons.
         timeout_seconds: wall time of one comparison, without the wait for a worker and its start.
+        strict: apply the rules for units, ratios, punctuation and small values, which `MathRubric` lists; False leaves the
+            decision to math-verify, as verifiers v0 does.
     """
 
-    def __init__(self, max_workers: int, timeout_seconds: float):
+    def __init__(self, max_workers: int, timeout_seconds: float, strict: bool = True):
         self.timeout_seconds = timeout_seconds
+        self.strict = strict
         program = Path(__file__).with_name("math_worker.py")
         self.workers = Workers(program, max_workers=max_workers, memory_bytes=MEMORY_BYTES, name="math-verify")
         self._times_closed = 0
@@ -112,7 +118,8 @@ class MathPool:
         except (RemoteError, WorkerError) as error:
             raise InfraError(f"math-verify cannot be used: {error}; try pip install 'rove[math]'") from error
         async with self.workers.acquire() as worker:
-            is_equal = await worker.call("compare", self.timeout_seconds, answer=answer, response=response)
+            arguments = {"answer": answer, "response": response, "strict": self.strict}
+            is_equal = await worker.call("compare", self.timeout_seconds, **arguments)
         if is_equal is None:
             shown = repr(answer if len(answer) <= MAX_QUOTED_CHARS else answer[:MAX_QUOTED_CHARS] + "…")
             raise Error(

@@ -4,13 +4,12 @@ Each compares the answer in a reply with the right one and returns 1.0 or 0.0. T
 
     rubric = rove.Rubric([scorers.numeric], [1.0])
 
-`read_answer` defines where in a reply the answer is.
+`read_answer` defines where in a reply the answer is, `rove.rubrics.numbers` and `rove.rubrics.choices` how a number and a
+choice are read from it.
 """
 
 from __future__ import annotations
 
-import math
-import re
 import string
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,85 +17,64 @@ from pathlib import Path
 from rove.core.checks import check_values
 from rove.core.errors import Error, WorkerError
 from rove.core.ranges import PositiveInt, Seconds
-from rove.parsers.parser import Completion, MaybeThinkParser, XMLParser, extract_boxed_answer
+from rove.parsers.parser import Completion, MaybeThinkParser, extract_boxed_answer
+from rove.rubrics.answers import normalized, read_answer, tagged_answer
+from rove.rubrics.choices import read_choice
+from rove.rubrics.numbers import count_numbers, read_number
 from rove.rubrics.rubric import Rubric
 from rove.workers import Workers
 
 REGEX_MEMORY_BYTES = 256 << 20
 MAX_REGEX_WORKERS = 2
-_TAGGED = XMLParser(["answer"])
 _TEXT = MaybeThinkParser()
-_LABEL = re.compile(r"(?:final )?answer\s*:\s*", re.IGNORECASE)
-_THOUSANDS = "[,_'\u00a0\u2009\u202f]"
-_NUMBER = re.compile(
-    rf"(?:(?<![\w)])[-+])?(?:\d{{1,3}}(?:{_THOUSANDS}\d{{3}})+(?!\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?"
-    r"|(?:(?<![\w)])[-+])?\.\d+"
-)
-_LETTER = re.compile(r"\(?([A-Za-z])(?:\)|[.:](?=\s|$)|$)")
-_NAMED_LETTER = re.compile(r"\b(?i:answer|option|choice)(?i:\s+is)?\s*:?\s*(?:\(([A-Za-z])\)|([A-Z])\b)")
-
-
-def read_answer(completion: Completion) -> str:
-    """Return the answer in the last assistant message, without surrounding white space.
-
-    It is the content of the last `<answer>…</answer>`; without one, of the last `\\boxed{…}`; without one, the last line
-    that is not empty, without a leading "Answer:". A leading `<think>…</think>` is ignored. "" if there is no answer.
-    """
-    text = str(_TEXT.parse_answer(completion) or "")
-    tagged = _TAGGED.parse_answer(text)
-    if tagged is not None:
-        return str(tagged).strip()
-    boxed = extract_boxed_answer(text, strict=True).strip()
-    if boxed:
-        return boxed
-    lines = [line.strip() for line in text.splitlines() if line.strip()]
-    if not lines:
-        return ""
-    label = _LABEL.match(lines[-1])
-    return lines[-1][label.end() :] if label else lines[-1]
 
 
 def has_answer_tag(completion: Completion) -> float:
     """Return 1.0 if the last assistant message has an `<answer>` or a `\\boxed{…}`, else 0.0."""
     text = str(_TEXT.parse_answer(completion) or "")
-    return float(_TAGGED.parse_answer(text) is not None or extract_boxed_answer(text, strict=True) != "")
+    return float(tagged_answer(text) is not None or extract_boxed_answer(text, strict=True) != "")
 
 
 def exact(completion: Completion, answer: str) -> float:
-    """Return 1.0 if the answer is the right one, ignoring case and runs of white space."""
-    return float(_normalized(read_answer(completion)) == _normalized(answer))
+    """Return 1.0 if the answer is the right one, ignoring case, white space, formatting and Unicode form.
+
+    Formatting is Markdown or a LaTeX command around the whole answer, and invisible characters. An empty right answer gives 0.
+    """
+    right = normalized(answer)
+    return float(right != "" and normalized(read_answer(completion)) == right)
 
 
 def numeric(completion: Completion, answer: str, tolerance: float = 1e-6) -> float:
-    """Return 1.0 if the last number in the answer is the right one.
+    """Return 1.0 if the number that the answer gives is the right one.
 
-    "1,234.5", "$1234.50" and "1.2345e3" are the same number. A comma separates thousands, never decimals.
+    It is the last number of the answer, if it stands alone: `rove.rubrics.numbers` states the rule. "1,234.5", "$1234.50"
+    and "1.2345 × 10^3" are the same number. A comma separates thousands, never decimals.
 
     Args:
         answer: text with one number; of "reasoning #### 42", the part after the last "####" counts.
-        tolerance: largest difference, relative to the right number (absolute if that is below 1).
+        tolerance: largest difference, relative to the right number; 0 is equal only to 0.
 
     Raises:
         Error: the right answer has no number, or several.
     """
     right = right_number(answer)
-    given = _last_number(read_answer(completion))
-    return float(given is not None and abs(given - right) <= tolerance * max(1.0, abs(right)))
+    number = read_number(read_answer(completion))
+    return float(number is not None and abs(number - right) <= tolerance * abs(right))
 
 
 def right_number(answer: str) -> float:
     """Return the number of the right answer to a question that `numeric` scores.
 
     Raises:
-        Error: the answer has no number, or several ("1/2", "2^10").
+        Error: the answer has no number that stands alone, or several ("1/2", "2^10").
     """
     text = answer.rpartition("####")[2]
-    number = _last_number(text)
-    count = len(_NUMBER.findall(text))
+    number = read_number(text)
+    count = count_numbers(text)
     if number is None or count > 1:
-        found = f"{count} numbers" if count > 1 else "no number"
+        numbers = f"{count} numbers" if count > 1 else "no number"
         raise Error(
-            f"the right answer {answer!r} has {found}; the scorer 'numeric' expects one. Use the scorer 'math' for fractions "
+            f"the right answer {answer!r} has {numbers}; the scorer 'numeric' expects one. Use the scorer 'math' for fractions "
             "and expressions, 'exact' for text"
         )
     return number
@@ -105,11 +83,14 @@ def right_number(answer: str) -> float:
 def choice(completion: Completion, answer: str, choices: Sequence[str] = ()) -> float:
     """Return 1.0 if the reply chooses the right option, by its letter or by its text.
 
+    `rove.rubrics.choices` states which texts choose an option.
+
     Args:
         answer: letter of the right option.
         choices: texts of the options A, B, C, …; without them only letters count.
     """
-    return float(_chosen_letter(read_answer(completion), choices) == answer.strip().upper())
+    right = answer.strip().upper()
+    return float(right != "" and read_choice(read_answer(completion), choices) == right)
 
 
 def choice_letter(answer: object, choices: Sequence[str]) -> str:
@@ -125,8 +106,8 @@ def choice_letter(answer: object, choices: Sequence[str]) -> str:
     letters = string.ascii_uppercase[: len(choices)]
     if isinstance(answer, int) and 0 <= answer < len(choices):
         return letters[answer]
-    text = _normalized(str(answer))
-    texts = [_normalized(one) for one in choices]
+    text = normalized(str(answer))
+    texts = [normalized(choice) for choice in choices]
     if texts.count(text) == 1:
         return letters[texts.index(text)]
     if len(text) == 1 and text.upper() in letters:
@@ -163,40 +144,20 @@ class RegexRubric(Rubric):
         """Return 1.0 if the pattern `answer` is found in the answer of the reply, else 0.0.
 
         Raises:
-            Error: the pattern is not a regular expression.
+            Error: the pattern is empty (it would reward every reply), or not a regular expression.
             WorkerError: the worker process could not be started.
         """
         await self._workers.ensure_started()
         text = read_answer(completion)[: self.max_chars]
         async with self._workers.acquire() as worker:
             try:
-                found = await worker.call("search", self.timeout_seconds, pattern=answer, text=text)
+                matches = await worker.call("search", self.timeout_seconds, pattern=answer, text=text)
             except WorkerError:  # it took too long, or too much memory
                 return 0.0
-        if found is None:
+        if matches is None or not answer.strip():
             raise Error(f"the right answer {answer!r} is not a regular expression; correct it, or use another scorer")
-        return float(found)
+        return float(matches)
 
     async def teardown(self) -> None:
         """End the worker processes."""
         await self._workers.aclose()
-
-
-def _normalized(text: str) -> str:
-    return " ".join(text.split()).casefold()
-
-
-def _last_number(text: str) -> float | None:
-    found = _NUMBER.findall(text.replace("\u2212", "-"))  # the minus sign of typeset text
-    value = float(re.sub(_THOUSANDS, "", found[-1])) if found else math.nan
-    return value if math.isfinite(value) else None
-
-
-def _chosen_letter(text: str, choices: Sequence[str]) -> str:
-    texts = [_normalized(one) for one in choices]
-    if texts.count(_normalized(text)) == 1:
-        return string.ascii_uppercase[texts.index(_normalized(text))]
-    if found := _LETTER.match(text.strip("*_ ")):
-        return found[1].upper()
-    named = _NAMED_LETTER.findall(text)
-    return "".join(named[-1]).upper() if named else ""

@@ -33,6 +33,7 @@ from rove.audit.reward_checks import (
 )
 from rove.audit.search import search
 from rove.audit.subject import Subject
+from rove.rubrics import scorers
 
 PARSER = vf.XMLParser(["answer"], answer_field="answer")
 COUNT = 25
@@ -127,6 +128,12 @@ async def test_blind_replies(grade: Any, severities: list[Severity]) -> None:
 )
 async def test_hedging(grade: Any, is_found: bool) -> None:
     assert [one.severity for one in await findings(check_hedging, sums(grade))] == [Severity.HIGH] * is_found
+
+
+@pytest.mark.parametrize("check", [check_hedging, check_monotonicity, check_own_answer])
+@pytest.mark.parametrize("scorer", [scorers.numeric, scorers.exact])
+async def test_the_scorers_of_rove_have_no_defect(check: Any, scorer: Any) -> None:
+    assert await findings(check, sums(scorer)) == []
 
 
 @pytest.mark.parametrize(

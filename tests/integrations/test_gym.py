@@ -185,6 +185,7 @@ def test_a_slow_step_times_out_and_ends_before_close() -> None:
         ("7", ["left", "right"], None),
         ("left? no: right", ["left", "right"], 1),
         ("<think>left</think> go", ["left", "right"], None),
+        ("<think>maybe <action>right</action> but", ["left", "right"], None),
         ("<think>left</think><action>\nright\n</action> not left", ["left", "right"], 1),
         ("bright", ["left", "right"], None),
         ("", ["left", "right"], None),

@@ -19,6 +19,7 @@ from rove.parsers.parser import (
     XMLParser,
     extract_boxed_answer,
     extract_hash_answer,
+    visible_response,
 )
 
 CONVERSATION = [
@@ -107,7 +108,10 @@ def test_a_parser_without_a_format_rewards_any_text():
         ("<think>a</think> 4 ", "4", "4"),
         ("a</think>4", "4", "4"),
         ("<think>a</think>b</think>4", "4", "4"),
-        ("<think>never done", "", "<think>never done"),
+        ("<think>never done", "", ""),
+        ("<think>a</think>b<think>4", "", ""),
+        ("<THINKING>a</Thinking>4", "4", "4"),
+        ("[THINK]a[/THINK]4", "4", "4"),
         (" 4 ", "", "4"),
         ("", "", ""),
     ],
@@ -116,6 +120,44 @@ def test_think_parsers_return_the_text_after_the_last_think_tag(text, think, may
     assert ThinkParser().parse_answer(text) == think
     assert MaybeThinkParser().parse_answer(text) == maybe
     assert ThinkParser(lambda t: t + "!").parse(text) == think + "!"
+
+
+UNFINISHED = [
+    "<think>It could be <answer>4</answer> or \\boxed{4} but let me",
+    "<Think >4 \\boxed{4}<answer>4</answer>",
+    "<reasoning>a <answer>4</answer> \\boxed{4}",
+    "<think>a</think>b<think><answer>4</answer> \\boxed{4}",
+    "<think>a<reasoning>b</reasoning><answer>4</answer> \\boxed{4}",
+]
+
+
+@pytest.mark.parametrize("text", UNFINISHED)
+def test_no_parser_reads_an_answer_out_of_unfinished_reasoning(text: str):
+    assert visible_response(text) == ""
+    assert XMLParser(["think", "answer"]).parse_answer(text) is None
+    assert (
+        Parser().parse_answer(text) == MaybeThinkParser().parse_answer(text) == ThinkParser().parse_answer(text) == ""
+    )
+    assert Parser(lambda reply: extract_boxed_answer(reply, strict=True)).parse_answer(text) == ""
+
+
+def test_an_answer_within_finished_reasoning_does_not_count():
+    text = "<think>It could be <answer>4</answer></think>I give up"
+    assert XMLParser(["think", "answer"]).parse_answer(text) is None
+    assert visible_response(text) == "I give up"
+    assert Parser().parse_answer(text) == text
+
+
+def test_the_reasoning_itself_can_be_the_answer_field():
+    parser = XMLParser(["reasoning", "answer"], answer_field="reasoning")
+    assert parser.parse_answer("<reasoning>a</reasoning><answer>4</answer>") == "a"
+
+
+@given(st.text(st.characters(exclude_characters="<>[]", exclude_categories=["Cs"])))
+def test_a_reply_without_reasoning_tags_is_its_own_response(text: str):
+    assert visible_response(text) == text.strip()
+    assert visible_response(f"<think>{text}</think>{text}") == text.strip()
+    assert visible_response(f"{text}<think>{text}") == ""
 
 
 @pytest.mark.parametrize(

@@ -465,3 +465,20 @@ def test_reward_functions_can_judge_against_dataset_columns() -> None:
     judge = Asked("yes")
     env = Quiz(dataset=rows(1, reference="the book says so"), rubric=vf.JudgeRubric(judge_client=judge, funcs=[graded]))
     assert roll(env, says("0"))[0].reward == 1.0 and "the book says so" in judge.last_text
+
+
+@pytest.mark.parametrize(
+    ("reply", "response"),
+    [
+        ("<think>It may be 5.</think>4", "4"),
+        ("It may be 5.</think>4", "4"),
+        ("<think>It may be 5, so", ""),
+        ("<think>a</think>b<think>It may be 5, so", ""),
+    ],
+)
+def test_the_judge_does_not_see_reasoning_as_the_response(reply: str, response: str) -> None:
+    judge = Asked()
+    for parser in (None, vf.Parser(), vf.MaybeThinkParser()):
+        score(judge_rubric(judge, parser=parser), make_state(reply, {"prompt": "2 + 2?", "answer": "4"}))
+        assert f"Response:\n```\n{response}\n```" in judge.last_text
+        assert "It may be 5" not in judge.last_text

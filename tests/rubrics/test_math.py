@@ -40,13 +40,14 @@ UNEQUAL_PAIRS = [
     ("7", r"\boxed{}"),
     ("7", ""),
     ("7", r"\boxed{seven or so, (((}"),
+    ("7", r"<think>It could be \boxed{7} but let me"),
 ]
 
 
 def test_only_mathematically_equal_answers_are_right() -> None:
     records = graded_records(EQUAL_PAIRS + UNEQUAL_PAIRS)
-    assert [record.error for record in records] == [None] * 10
-    assert [record.reward for record in records] == [1.0] * 5 + [0.0] * 5
+    assert [record.error for record in records] == [None] * 11
+    assert [record.reward for record in records] == [1.0] * 5 + [0.0] * 6
     assert all(record.scores.weights == {"correct_answer": 1.0} for record in records if record.scores)
 
 
@@ -128,6 +129,14 @@ async def test_a_failed_comparison_is_wrong_unless_the_right_answer_causes_the_f
     for answer, response in (("bad", "7"), ("7", "closed")):
         with pytest.raises((RemoteError, WorkerError)):
             await pool.grade(answer, response)
+
+
+def test_a_strict_pool_compares_units_and_another_leaves_that_to_math_verify(
+    pool: MathPool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert not asyncio.run(pool.grade("10 km", "10 m"))
+    monkeypatch.setattr(pool, "strict", False)
+    assert asyncio.run(pool.grade("10 km", "10 m"))
 
 
 def test_a_right_answer_that_cannot_be_parsed_is_an_error(pool: MathPool) -> None:

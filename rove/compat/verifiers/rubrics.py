@@ -448,7 +448,7 @@ class MathRubric(Rubric):
         super().__init__(funcs=funcs, weights=weights, parser=parser or _default_math_parser(version))
         self.max_verify_chars = max_verify_chars
         self.timeout_seconds = timeout_seconds
-        self._pool = MathPool(max(1, min(max_workers, os.cpu_count() or 1)), timeout_seconds)
+        self._pool = MathPool(max(1, min(max_workers, os.cpu_count() or 1)), timeout_seconds, strict=False)
         self.add_reward_func(self.correct_answer if version >= _SHORT_NAME else self.correct_answer_reward_func)
         if version < _NO_TAGS:
             self.add_reward_func(self.parser.get_format_reward_func(), weight=0.2)

@@ -22,6 +22,7 @@ from rove.core.state import State
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
+from rove.parsers.parser import visible_response
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
 from rove.utils.threads import PendingCalls, Threads
@@ -354,9 +355,10 @@ def _taxi(env: Any, observation: int) -> str:
 def read_action(text: str, names: Sequence[str]) -> int | None:
     """Return the number of the action in a text: the whole text as name or number, else the last name in it.
 
-    Only the text after the last `</think>` counts, and within it the content of the last `<action>` tags, if there are any.
+    Only the response after the reasoning counts (see `rove.parsers.parser.visible_response`), and within it the content of
+    the last `<action>` tags, if there are any.
     """
-    text = text.rpartition("</think>")[2]
+    text = visible_response(text)
     tagged = re.findall(r"<action>(.*?)</action>", text, flags=re.DOTALL)
     answer = (tagged[-1] if tagged else text).strip().strip(".!\"'`*").lower()
     lowered = [name.lower() for name in names]

@@ -23,6 +23,7 @@ from rove.core.ranges import PositiveInt, Seconds
 from rove.core.state import State
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
+from rove.parsers.parser import visible_response
 from rove.rubrics import Rubric
 from rove.tools.tool import call_arguments, call_id, call_name
 
@@ -248,7 +249,7 @@ class _Server:
         Raises:
             ValueError: there is none.
         """
-        text = text.rpartition("</think>")[2].strip()
+        text = visible_response(text)
         if self.field is not None:
             return {self.field: text}
         fenced = re.findall(r"```(?:json)?\s*(.*?)```", text, flags=re.DOTALL)

@@ -1,0 +1,152 @@
+"""Read the option that a text chooses.
+
+A text chooses an option if it is
+
+1. the option's text, or its letter: "B", "(b)", "option B", in any Markdown, LaTeX or quotation marks;
+2. the letter followed by a mark or by the option's text: "B) green", "B - green", "B (green)", "B green", "B: it is green",
+   unless more letters with marks follow ("A) no B) yes"), or the text is that of another option;
+3. a sentence that names it: "the answer is …" followed by 1. or 2., "I choose B", "B is correct", or, if no other option is
+   named, "option B" or "(B)".
+
+An option that is denied ("not B", "B is wrong") is not chosen, and of two that are offered ("B or C") none is.
+"""
+
+from __future__ import annotations
+
+import re
+import string
+import unicodedata
+from collections.abc import Sequence
+
+from rove.rubrics.answers import INVISIBLE, TAKEN_BACK, normalized
+
+MAX_CHARS = 2_000
+"""Characters at the end of a text in which an option is looked for."""
+_EDGES = " \t\r\n.,;:!?\"'“”„«»‘’…"
+_NOUN = r"(?:option|choice|answer|letter)"
+_STATED = re.compile(
+    r"\b(?:answer|option|choice|solution)(?:\s+letter)?\s*(?:\s(?:is|should be|would be|must be|will be)\b|[:=])\s*:?\s*"
+    r"|\b(?:i(?:'d|'ll| would| will)?\s+)(?:(?:choose|pick|select|say|chose|picked|selected)|go with)\s+",
+    re.IGNORECASE,
+)
+_MENTION = re.compile(
+    rf"\b(?i:{_NOUN})\s+\(?([A-Za-z])\b\)?|\(([A-Za-z])\)|(?<![\w'’])([A-Z])"
+    r"(?=\s+(?:is|must be|seems|would be)\s+(?:the\s+|my\s+)?(?:\w+ly\s+|most\s+)?(?:correct|right|best|true|only|answer)\b)"
+    r"|\b(?i:it\s+(?:is|must be|has to be|should be)|it's|think|maybe|probably|definitely|surely)\s+"
+    r"\(?([B-HJ-Z])\)?(?=[.!?,;]|\s*$)"
+)
+_MARKED_LETTER = re.compile(r"(?<![\w'’])(?:[A-Z][.):](?=\s|$)|[a-z]\)(?=\s)|\([A-Za-z]\))")
+_DENIED_BEFORE = re.compile(
+    r"(?:\b(?:not|never|neither|nor|cannot|except|rather than|instead of|other than|over|unlike)"
+    r"|\b(?:anything|everything|all) but|n't)"
+    r"(?:\s+(?:be|is|the|a|an|to|choose|pick|select|correct|right|answer|option|choice))*\s*\(?$",
+    re.IGNORECASE,
+)
+_DENIED_AFTER = re.compile(
+    r"\)?[^.;\n]{0,40}?\b(?:is|are|was|seems|can|could|would|must|does)(?:\s+(?:clearly|definitely|also|be))*"
+    r"(?:\s+not|n't|not|\s+(?:wrong|incorrect|false|impossible|out|too))\b",
+    re.IGNORECASE,
+)
+_OTHERS_AFTER = re.compile(
+    r"\W*(?:or|and|nor|/|&|,)\W*(?:(?:maybe|perhaps|possibly|option|also|even)\s+)*\(?(?:[A-Z]|[a-z]\))(?!\w)"
+)
+_END_OF_STATEMENT = re.compile(
+    r"(?<=[\w)])[.;](?:\s|$)|,?\s+(?:not|because|since|as|over|rather than|instead of)\s", re.IGNORECASE
+)
+_DENIED_STATEMENT = re.compile(r"\b(?:not|n't|never)\s+(?:that\s+)?(?:the\s+)?(?:correct\s+|right\s+)?$", re.IGNORECASE)
+_REJECTED = re.compile(r"\W*(?:no|not|wrong|incorrect|false)\b", re.IGNORECASE)
+
+
+def read_choice(text: str, choices: Sequence[str]) -> str:
+    """Return the letter of the option that a text chooses; "" without one (see the top of this module).
+
+    Args:
+        text: the answer.
+        choices: texts of the options A, B, C, …; without them only letters count.
+    """
+    if letter := _option_with_text(text, choices):
+        return letter
+    plain = _plain(text[-MAX_CHARS:])
+    letters = string.ascii_uppercase[: len(choices)] if choices else string.ascii_uppercase
+    letter = _leading_letter(plain, choices) or _stated_letter(plain, choices) or _mentioned_letter(plain)
+    return letter if letter and letter in letters else ""
+
+
+def _option_with_text(text: str, choices: Sequence[str]) -> str:
+    """Return the letter of the only option with a text; marks at its ends count only if two options differ in them."""
+    for key in (normalized, _bare):
+        texts = [key(choice) for choice in choices]
+        if key(text) and texts.count(key(text)) == 1:
+            return string.ascii_uppercase[texts.index(key(text))]
+    return ""
+
+
+def _bare(text: str) -> str:
+    return normalized(normalized(text).strip(_EDGES))
+
+
+def _plain(text: str) -> str:
+    """Return a text without Markdown and LaTeX commands."""
+    text = unicodedata.normalize("NFKC", INVISIBLE.sub("", text))
+    text = re.sub(r"\\(?:text|math|operatorname|boxed|fbox)\w*\s*\{([^{}]*)\}", r"\1", text)
+    text = re.sub(r"\\(?:[()\[\] ,;:!]|q?quad\b)", " ", text)
+    return " ".join(re.sub(r"[*`$#{}]|__", "", text).split())
+
+
+def _leading_letter(text: str, choices: Sequence[str]) -> str:
+    """Return the letter with which a text begins, if the text names this option (rules 1 and 2)."""
+    text = text.strip("\"'“”„«»‘’ ")
+    named = re.match(rf"(?:the\s+)?(?:{_NOUN})\s+(?=\(?[A-Za-z]\b)", text, re.IGNORECASE)
+    text = text[named.end() :] if named else text
+    found = re.match(r"[(\[]?([A-Za-z])(?![\w'’])[)\]]?", text)
+    if found is None:
+        return ""
+    letter, rest = found[1].upper(), text[found.end() :]
+    if not rest.strip(_EDGES + ")]"):
+        return letter
+    is_marked = re.match(r"[.:)\]]|\s*[-–—(,:=→]", rest) or found[0][-1] in ")]"
+    option = _option_with_text(re.sub(r"^[\s.:)\]–—,=→-]+", "", rest), choices) or _option_with_text(
+        re.sub(r"^[\s.:]*\((.*)\)[\s.]*$", r"\1", rest), choices
+    )
+    if option:
+        return letter if option == letter else ""
+    has_others = _MARKED_LETTER.search(rest) or _OTHERS_AFTER.match(rest)
+    is_denied = _REJECTED.match(rest) or TAKEN_BACK.search(rest) or _DENIED_AFTER.match(rest)
+    if not is_marked or has_others or is_denied:
+        return ""
+    return letter if found[1].isupper() or found[0][-1] in ")]" or rest[0] in ".:)]" else ""
+
+
+def _stated_letter(text: str, choices: Sequence[str]) -> str:
+    """Return the letter that follows the last "the answer is" (rule 3)."""
+    statements = list(_STATED.finditer(text))
+    if not statements:
+        return ""
+    rest = text[statements[-1].end() :]
+    if re.match(r"not\b", rest, re.IGNORECASE):  # "not B but C"
+        rest = re.split(r"\bbut\s+(?:rather\s+)?", rest, maxsplit=1)[-1] if re.search(r"\bbut\s", rest) else ""
+    before = text[: statements[-1].start()]
+    if TAKEN_BACK.search(rest) or _DENIED_STATEMENT.search(before):
+        return ""
+    first = _END_OF_STATEMENT.split(rest, maxsplit=1)[0]
+    if letter := _option_with_text(rest, choices) or _option_with_text(first, choices):
+        return letter
+    found = re.match(rf"(?:{_NOUN}\s+)?\(?([A-Za-z])(?![\w'’])", first, re.IGNORECASE)
+    if found and found[1].islower() and first[found.end() :].strip(_EDGES + ")"):
+        return ""
+    return _leading_letter(first, choices)
+
+
+def _mentioned_letter(text: str) -> str:
+    """Return the only letter that a text names as an option and does not deny (rule 3)."""
+    letters: set[str] = set()
+    for mention in _MENTION.finditer(text):
+        before, after = text[: mention.start()][-60:], text[mention.end() :][:80]
+        if _OTHERS_AFTER.match(after):
+            return ""
+        if _DENIED_BEFORE.search(before) or _DENIED_AFTER.match(after):
+            continue
+        if _REJECTED.match(after) or TAKEN_BACK.search(after):
+            return ""
+        letters.add(next(group for group in mention.groups() if group).upper())
+    return letters.pop() if len(letters) == 1 else ""

@@ -1,0 +1,224 @@
+"""Read the number that a text gives as its answer.
+
+The last number of a text is its answer, if it stands alone. Signs, currency marks, separators of thousands, percent signs,
+units, Markdown, LaTeX, quotation marks and brackets belong to it or do not change it. It does not stand alone
+
+- within another expression: a power, product, sum, root, range, time, date, formula, identifier, ordinal, decimal comma or
+  version ("2^10", "5-6", "12:30", "H2O", "3,14"); a plain fraction is the number that it is equal to;
+- in a list or next to an alternative ("5, 6", "5 and 6", "5 or 6");
+- if the text denies it or takes it back ("not 22", "22 or maybe not").
+
+Then the text has no number, except that a number before a denied one counts: "22, not 23".
+"""
+
+from __future__ import annotations
+
+import math
+import re
+import unicodedata
+
+from rove.rubrics.answers import INVISIBLE, TAKEN_BACK
+
+MAX_CHARS = 2_000
+"""Characters at the end of a text that are read: denied numbers make reading take quadratic time."""
+_PLAIN_NUMBER = (
+    r"(?:\d{1,3}(?:[, ]\d{3})+(?!\d|\s*/\s*\d)|\d+)(?:\.\d+)?(?:[eE][-+]?\d+)?|(?<![\w.])\.\d+(?:[eE][-+]?\d+)?"
+)
+_NUMBER = re.compile(
+    rf"(?P<mantissa>{_PLAIN_NUMBER})\s*[×x]\s*10\s*\^\s*\(?(?P<exponent>[-+]?\d+)\)?"
+    r"|(?<![\d.,])(?:(?P<whole>\d+)\s+)?(?P<above>\d+)\s*/\s*(?P<below>\d+)(?!\d|\s*[.,/]\d)"
+    rf"|(?P<plain>{_PLAIN_NUMBER})"
+)
+_SCALES = {
+    "hundred": 1e2,
+    "thousand": 1e3,
+    "million": 1e6,
+    "billion": 1e9,
+    "trillion": 1e12,
+    "万": 1e4,
+    "亿": 1e8,
+}
+_SCALE = re.compile(rf"\s*({'|'.join(_SCALES)})", re.IGNORECASE)
+
+_LETTER = "A-Za-zÀ-ɏͰ-ϿЀ-ӿ"
+_MONTH = (
+    r"(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|sep(?:t(?:ember)?)?|oct(?:ober)?"
+    r"|nov(?:ember)?|dec(?:ember)?)\.?"
+)
+_UNIT_WITH_PARTS = (
+    r"(?:hours?|hrs?|h|minutes?|mins?|feet|foot|ft|pounds?|lbs?|dollars?|euros?|years?|months?|weeks?|days?)"
+)
+
+_SIGN = re.compile(r"([-+])(\s*)$")
+_OPERAND_BEFORE_SIGN = re.compile(rf"(?:[\w)\]%°!]|[\d)\]%°!]\s+|(?:^|[^{_LETTER}])[b-zB-HJ-Z]\s+)$")
+_JOINED_BEFORE = re.compile(
+    rf"[{_LETTER}_\d]$"  # an identifier: H2O, GPT4
+    r"|\d[.,:]$"  # a version, a decimal comma, a time
+    rf"|[{_LETTER}\d)_]\($"  # an argument: f(5)
+    r"|[×÷*/^+±≤≥≠√]\s*\(?$"
+    r"|\d\s*[x<>]\s*$|\d\s+:\s+$"
+    r"|[\w)]\s*[<>]\s*=?\s*$"  # an inequality; a ">" at the beginning of a line is a quotation in Markdown
+)
+_JOINED_AFTER = re.compile(
+    rf"(?:st|nd|rd|th)(?![{_LETTER}])"  # an ordinal
+    r"|(?:sin|cos|tan|log|ln|pi|sqrt|exp)(?![a-z])"
+    r"|[A-Zbceikn-rt-z](?<![CFJLNVW])(?![A-Za-z])"  # a variable or a factor: 5x, 5k; "5m" and "5 kg" have a unit
+    r"|[Α-ΡΣ-Ψα-λν-ω√(_]"
+    r"|\s*[\^×÷*+±<>≤≥≠]|\s*/\s*(?:[\d(]|[xyzn]\b)|\s*-\s*(?:\d|[A-Za-z]\b)|\s+[xyz]\b|\s+:\s+\d"
+)
+_LINK = re.compile(
+    r"\s+|\s*[?;/&]\s*|\s*\.{2,}\s*|\s*-\s*"
+    r"|\s*%?\s*,?\s*(?:and|or|to|through|until|till|by|in|of|out of|over|per|times|plus|minus|vs\.?|versus"
+    r"|multiplied by|divided by|to the power of|mod|modulo)\s+(?:the\s+)?",
+    re.IGNORECASE,
+)
+_COMMA = re.compile(r"\s*,\s*")
+_ALTERNATIVE = re.compile(
+    r"\b(?:or|nor|maybe|perhaps|possibly|alternatively|either)\b[^.,;:!?\n]{0,30}$", re.IGNORECASE
+)
+_LISTED = re.compile(r"\s*[\w ]{0,20},?\s+and\s+", re.IGNORECASE)
+_END = re.compile(r"[\s)\]}.!\"]*$")
+_DENIED = re.compile(
+    r"(?:\b(?:not|never|neither|nor|no longer|cannot|rather than|instead of|other than|except|(?:anything|everything|all) but)"
+    r"|n't)\s+(?:(?:be|equals?|equal to|is|exactly|just|simply|about|the (?:number|answer)|[a-z]\s*=)\s*)*$",
+    re.IGNORECASE,
+)
+_ASIDE = re.compile(r"(?<=[^=\s(])(?<!=)\s+\([^()]*\)(?=\W*$)")
+
+
+def read_number(text: str) -> float | None:
+    """Return the number that a text gives as its answer; None without one (see the top of this module)."""
+    plain = _without_aside(_plain_text(text[-MAX_CHARS:]))
+    denied: list[float | None] = []
+    while True:
+        numbers = list(_NUMBER.finditer(plain))
+        if not numbers:
+            return None
+        before = plain[: numbers[-1].start()]
+        denial = _DENIED.search(_unsigned(before)[-60:])
+        if denial is None:
+            break
+        denied.append(_value(numbers[-1], before, ""))
+        plain = plain[: len(_unsigned(before)[:-60]) + denial.start()]
+    value = _stand_alone(plain, numbers)
+    return None if value in denied else value
+
+
+def count_numbers(text: str) -> int:
+    """Return how many numbers a text has; a fraction has two, a power of ten in scientific notation belongs to its factor."""
+    numbers = list(_NUMBER.finditer(_plain_text(text)))
+    return len(numbers) + sum(number["above"] is not None for number in numbers)
+
+
+def _stand_alone(text: str, numbers: list[re.Match[str]]) -> float | None:
+    """Return the value of the last number if it stands alone."""
+    number = numbers[-1]
+    before, after = text[: number.start()], text[number.end() :]
+    unsigned = _unsigned(before)
+    is_operation = unsigned != before and _OPERAND_BEFORE_SIGN.search(unsigned[-20:]) is not None
+    if is_operation or _JOINED_BEFORE.search(unsigned[-20:]) or _JOINED_AFTER.match(after):
+        return None
+    if len(numbers) > 1 and _is_linked(text, numbers, len(unsigned), after):
+        return None
+    if TAKEN_BACK.search(after):
+        return None
+    return _value(number, before, after)
+
+
+def _is_linked(text: str, numbers: list[re.Match[str]], start: int, after: str) -> bool:
+    """Return whether the number before the last one belongs to the same range, list, date or quantity."""
+    previous = numbers[-2]
+    between = text[previous.end() : start]
+    is_alternative = _ALTERNATIVE.search(between[-80:]) is not None
+    if is_alternative and _value(previous, "", between) == _value(numbers[-1], "", after):
+        return False  # the same in other words: "180 rings, or 180 years"
+    if is_alternative or _LINK.fullmatch(between):
+        return True
+    if _COMMA.fullmatch(between) and _END.match(after):
+        return True
+    if len(numbers) > 2 and _LISTED.fullmatch(between):
+        gap = text[numbers[-3].end() : previous.start()]
+        return re.fullmatch(r"\s*[\w ]{0,20},\s*", gap) is not None
+    month_before = re.search(rf"\b{_MONTH}\s+$", text[: previous.start()][-12:], re.IGNORECASE)
+    if re.fullmatch(rf"(?:st|nd|rd|th)?\s+(?:of\s+)?{_MONTH},?\s+", between, re.IGNORECASE):
+        return True
+    if month_before and re.fullmatch(r"(?:st|nd|rd|th)?,?\s+", between):
+        return True
+    has_parts = re.fullmatch(rf"\s*{_UNIT_WITH_PARTS},?\s+(?:and\s+)?", between, re.IGNORECASE)
+    return has_parts is not None and re.match(rf"\s*[{_LETTER}]+[\s.!]*$", after) is not None
+
+
+def _unsigned(before: str) -> str:
+    """Return the text before a number without the sign of the number; "--" is a dash."""
+    sign = _SIGN.search(before)
+    return before[: sign.start()] if sign and not before[: sign.start()].endswith("-") else before
+
+
+def _value(number: re.Match[str], before: str, after: str) -> float | None:
+    if number["above"] is not None:
+        below = float(number["below"])
+        value = math.nan if below == 0 else float(number["above"]) / below + float(number["whole"] or 0)
+    elif number["mantissa"] is not None:
+        value = float(f"{re.sub('[, ]', '', number['mantissa'])}e{number['exponent']}")
+    else:
+        value = float(re.sub("[, ]", "", number["plain"]))
+    if scale := _SCALE.match(after):
+        value *= _SCALES[scale[1].lower()]
+    is_negative = before[len(_unsigned(before)) :].startswith("-")
+    return (-value if is_negative else value) if math.isfinite(value) else None
+
+
+def _without_aside(text: str) -> str:
+    """Return a text without a parenthesis at its end that repeats a number in other words: "0.25 (or 25%)"."""
+    aside = _ASIDE.search(text)
+    return text[: aside.start()] if aside and re.search(r"\d", text[: aside.start()]) else text
+
+
+_SUPERSCRIPTS = {ord(mark): plain for mark, plain in zip("⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺", "0123456789-+", strict=True)}
+_MARKS: list[tuple[str, str]] = [
+    (r"[\u2010\u2011\u2012\u2013\u2212\ufe63\uff0d]", "-"),
+    (r"\\[dt]?frac\s*\{([^{}]*)\}\s*\{([^{}]*)\}", r" \1/\2 "),
+    (r"\\[dt]?frac\s*(\d)\s*(\d)", r" \1/\2 "),
+    (r"\\sqrt\s*\[[^\]]*\]", "√"),
+    (r"\\(?:text|math|operatorname|boxed|fbox)\w*\s*", ""),
+    (r"\{,\}", ","),
+    (r"\\!", ""),
+    (r"\\(?:[,;: ()\[\]]|q?quad\b|left\b|right\b|displaystyle\b)|~", " "),
+    (r"\^\s*\{?\s*(?:\\circ|∘)\s*\}?|\\degree(?![A-Za-z])", "°"),
+    (r"\\(?:times|cdot)(?![A-Za-z])|[·⋅✕]", "×"),
+    (r"\\div(?![A-Za-z])", "÷"),
+    (r"\\pm(?![A-Za-z])", "±"),
+    (r"\\(?:approx|simeq|sim)(?![A-Za-z])", "≈"),
+    (r"\\leq?(?:slant)?(?![A-Za-z])", "≤"),
+    (r"\\geq?(?:slant)?(?![A-Za-z])", "≥"),
+    (r"\\neq?(?![A-Za-z])", "≠"),
+    (r"\\(?:to|rightarrow|Rightarrow|implies|longrightarrow)(?![A-Za-z])|[-=]>|[→⇒]", "="),
+    (r"\\pi(?![A-Za-z])", "π"),
+    (r"\\([$%&#_])", r"\1"),
+    (r"\\[A-Za-z]+", "√"),  # any other command makes a formula
+    (r"[{]", "("),
+    (r"[}]", ")"),
+    (r"([-+])\s*\(\s*(?=[\d.,]+\s*\))", r"\1"),  # -(5)
+    (r"</?[A-Za-z][^<>]*>", " "),
+    (rf"(?<![{_LETTER}])(?:US|AU|CA|NZ|HK|SG|NT|[ACRS])?\$|[€£¥₹₩₽₺₫₪฿₴₦₱¢]", ""),
+    (r"\b(?:USD|EUR|GBP|JPY|CNY|RMB|INR|CHF|AUD|CAD|Rs\.?)\s*(?=[-+]?\s?\d)", ""),
+    (r"(?<=\d)['’_](?=\d{3}(?!\d))", ","),
+    (r"(?<=[\w)])\*\*(?=[\d(-])|\s\*\*\s", "^"),
+    (r"(?<=[\d)])\*(?=[\d(])|(?<=\S)[ \t]\*[ \t]", " × "),
+    (r"\*|`|__|#", ""),
+    (r"[‘’]", "'"),
+    (r"[\"“”„«»]|(?<![A-Za-z])'|'(?![A-Za-z])", " "),
+    (rf"(?<=[{_LETTER}])\s*\^\s*\(?-?\d+\)?", ""),  # the exponent of a unit: m^2
+    (r"\b(?:minus|negative)\s+(?=\d)", " - "),
+]
+_MARK_PATTERNS = [(re.compile(pattern), replacement) for pattern, replacement in _MARKS]
+
+
+def _plain_text(text: str) -> str:
+    """Return a text without Markdown, LaTeX, quotation marks and currency marks, and with one form of each sign."""
+    text = re.sub(r"[⁰¹²³⁴⁵⁶⁷⁸⁹⁻⁺]+", lambda power: "^" + power[0].translate(_SUPERSCRIPTS), INVISIBLE.sub("", text))
+    text = re.sub(r"[¼½¾⅐-⅞]", lambda fraction: f" {fraction[0]}", text)
+    text = unicodedata.normalize("NFKC", text).replace("\u2044", "/")
+    for pattern, replacement in _MARK_PATTERNS:
+        text = pattern.sub(replacement, text)
+    return text.strip()

@@ -23,7 +23,7 @@ from rove.core.errors import (
 from rove.core.messages import AssistantMessage, Message, Messages, as_messages, text_of
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping, prompt_of
 from rove.envs.environment import Environment, Turn, teardown
 from rove.envs.multi_turn import num_turns
 from rove.rubrics import Rubric
@@ -158,15 +158,20 @@ class AgentEnv(Environment):
 
     async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
         """Run a sync function of the rollout in a thread and return its result."""
-        return await self._threads.run(call, state.setdefault("agent_threads", PendingCalls()))
+        own = bookkeeping(state)
+        if own.agent_threads is None:
+            own.agent_threads = PendingCalls()
+        return await self._threads.run(call, own.agent_threads)
 
     async def run(self, state: State, turn: Turn) -> None:
         """Give the agent access to the model and run it."""
-        state["completion"] = []
+        own = bookkeeping(state)
+        own.completion = []
         with phase("setup_state"):
             returned = await self.setup_state(state)
             if returned is not None and returned is not state:
                 state.update(returned)
+            own.prompt = as_messages(state["prompt"])
         proxy = await self._started_proxy()
         turns = AgentTurns(self._limited(turn), state, self.agent_sampling, self._stops_hold)
         result: tuple[Any, BaseException | None] = (None, None)
@@ -179,10 +184,10 @@ class AgentEnv(Environment):
             raise
         finally:
             _set_completion(result[0], state)
-            if threads := state.get("agent_threads"):  # threads fail at their next request
+            if threads := own.agent_threads:  # threads fail at their next request
                 await asyncio.wait(threads, timeout=CANCEL_TIMEOUT_S)
         _raise_failure(result[1], turns, state)
-        state["stop_condition"] = state["stop_condition"] or "agent_finished"
+        own.stop_condition = own.stop_condition or "agent_finished"
 
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
@@ -260,7 +265,7 @@ class AgentEnv(Environment):
 
 def task_of(state: State) -> str:
     """Return the last user message of the prompt."""
-    texts = [text_of(message) for message in as_messages(state["prompt"]) if message["role"] == "user"]
+    texts = [text_of(message) for message in as_messages(prompt_of(state)) if message["role"] == "user"]
     return texts[-1] if texts else ""
 
 
@@ -290,19 +295,20 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
 
 def _set_completion(result: Any, state: State) -> None:
     """Set the completion: the conversation, then the agent's answer."""
-    messages = conversation(state["trajectory"])
+    messages = conversation(bookkeeping(state).trajectory)
     answer = "" if result is None else as_content(result)
     last = messages[-1] if messages else Message(role="user")
     if answer and (last["role"] != "assistant" or text_of(last) != answer):
         messages.append(AssistantMessage(answer))
-    state.update(agent_result=result, completion=messages)
+    state["agent_result"] = result
+    bookkeeping(state).completion = messages
 
 
 def _raise_failure(error: BaseException | None, turns: AgentTurns, state: State) -> None:
     """Raise the failure of the rollout, if any; a failure of the model comes before the agent's reaction to it."""
     if turns.failure is not None:
         raise turns.failure
-    if error is None or state["stop_condition"]:
+    if error is None or bookkeeping(state).stop_condition:
         return
     if turns.overlong is not None:
         raise turns.overlong

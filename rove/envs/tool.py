@@ -23,8 +23,8 @@ from rove.core.errors import (
     phase,
 )
 from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
-from rove.core.state import State
-from rove.envs.environment import Turn, stop
+from rove.core.state import State, bookkeeping
+from rove.envs.environment import Turn, offered_tools, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
 from rove.rubrics import Rubric
@@ -213,12 +213,18 @@ class ToolEnv(MultiTurnEnv):
         `setup_state` may change that list; the model can call only the tools in it.
         """
         state["tools"] = copy.deepcopy(self.tool_defs)
-        state["sync_calls"] = PendingCalls()
-        token = _sync_calls.set(state["sync_calls"])
+        own = bookkeeping(state)
+        own.reads_tools, own.sync_calls = True, PendingCalls()
+        token = _sync_calls.set(own.sync_calls)
         try:
             await super().run(state, turn)
         finally:
             _sync_calls.reset(token)
+
+    async def post_rollout(self, state: State) -> Any:
+        """Wait up to `CLEANUP_GRACE_S` for sync tools that still run. An override must call this."""
+        if calls := bookkeeping(state).sync_calls:
+            await asyncio.wait(calls, timeout=CLEANUP_GRACE_S)
 
     async def clean_up(self, state: State) -> None:
         """Run the cleanup methods once no sync tool of the rollout is running.
@@ -226,7 +232,7 @@ class ToolEnv(MultiTurnEnv):
         A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
         the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
-        calls: PendingCalls = state.get("sync_calls") or PendingCalls()
+        calls: PendingCalls = bookkeeping(state).sync_calls or PendingCalls()
         is_late = bool(calls)
         try:
             if calls:
@@ -265,7 +271,7 @@ class ToolEnv(MultiTurnEnv):
     @stop
     def no_tools_called(self, state: State) -> bool:
         """Stop when the model answers without a tool call, unless it wrote a call that cannot be parsed."""
-        steps = state["trajectory"]
+        steps = bookkeeping(state).trajectory
         if not steps or steps[-1].completion[-1].get("tool_calls"):
             return False
         return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(steps[-1].completion[-1]))
@@ -283,7 +289,7 @@ class ToolEnv(MultiTurnEnv):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
         if not calls and (how := unparsed_call_format(text)):
-            steps = state["trajectory"]
+            steps = bookkeeping(state).trajectory
             if steps and steps[-1].tokens is None and read_calls(text, how, self._tools_by_name)[1]:
                 raise ToolParseError(
                     "the reply has a tool call in its text but no tool_calls: the server does not parse tool calls. Enable its "
@@ -350,13 +356,13 @@ class ToolEnv(MultiTurnEnv):
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         return arguments
 
-    def _tool(self, name: str | None, state: Mapping[str, Any] | None = None) -> Tool:
+    def _tool(self, name: str | None, state: State | None = None) -> Tool:
         """Return a tool by name, among those in `state["tools"]` if there is a state."""
         if name is None:
             raise ToolParseError('a tool call names no function; expected {"function": {"name": …, "arguments": …}}')
         known = self._tools_by_name
-        if state is not None and "tools" in state:
-            shown = {call_name(definition) for definition in state["tools"] or ()}
+        if state is not None and bookkeeping(state).reads_tools:
+            shown = {call_name(definition) for definition in offered_tools(state) or ()}
             known = {one: tool for one, tool in known.items() if one in shown}
         if name not in known:
             given = name[:QUOTED]

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -30,7 +32,7 @@ from rove.rubrics import Rubric
 from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
 from rove.tools.tool import as_content
 from rove.utils.functions import is_async, maybe_await, unwrapped
-from rove.utils.processes import run_command
+from rove.utils.processes import hidden_command, run_command, safe_environment
 from rove.utils.threads import PendingCalls, Threads
 
 Agent = Callable[[Access, State], Any]
@@ -71,7 +73,11 @@ class AgentEnv(Environment):
             temperature) fails its rollout.
         grace_seconds: seconds for the agent to end after the model's last reply.
         cwd: working directory of the command.
-        environment_vars: additional variables of the command.
+        environment_vars: additional variables of the command, which inherits only those in
+            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME: no keys.
+        hide_processes: keep the command from reading the environment and memory of other processes, where the keys of other
+            rollouts and of this user are. Needs Linux with Landlock; elsewhere it has no effect. Setuid programs such as sudo,
+            and for root what needs CAP_SYS_ADMIN, then do not work in the command.
         max_chars: characters of the command's stdout and stderr that are kept.
         max_threads: concurrent sync agents.
         **kwargs: see `Environment`.
@@ -98,6 +104,7 @@ class AgentEnv(Environment):
         grace_seconds: float = 5.0,
         cwd: str | os.PathLike[str] | None = None,
         environment_vars: Mapping[str, str] | None = None,
+        hide_processes: bool = True,
         max_chars: int = 100_000,
         max_threads: int = 256,
         **kwargs: Any,
@@ -120,6 +127,7 @@ class AgentEnv(Environment):
         self.grace_seconds = grace_seconds
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.environment_vars = dict(environment_vars or {})
+        self.hide_processes = hide_processes
         self.max_chars = max_chars
         self.max_threads = max_threads
         check_positive(self, "grace_seconds", "max_chars", "max_threads")
@@ -234,11 +242,15 @@ class AgentEnv(Environment):
 
     async def _run_command(self, command: str | list[str], access: Access, state: State) -> str:
         task = task_of(state)
-        env = {**os.environ, **access.environment, "ROVE_TASK": task, **self.environment_vars}
+        env = {**safe_environment(), **access.environment, "ROVE_TASK": task, **self.environment_vars}
         for name in ("NO_PROXY", "no_proxy"):  # a proxy for outside must not handle requests to this process
             env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
         try:
-            ended = await run_command(command, env=env, cwd=self.cwd, stdin=task, max_chars=self.max_chars)
+            words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+            if self.hide_processes:
+                _check_program(words[0], env.get("PATH"), self.cwd)
+                words = hidden_command(words)
+            ended = await run_command(words, env=env, cwd=self.cwd, stdin=task, max_chars=self.max_chars)
         except (OSError, ValueError) as error:
             raise AgentError(f"the agent's command cannot be started: {error}") from error
         state.update(agent_output=ended.output, agent_errors=ended.errors, agent_exit_code=ended.exit_code)
@@ -261,6 +273,14 @@ class AgentEnv(Environment):
         proxy, self._proxy = self._proxy, None
         if proxy is not None and proxy.loop is asyncio.get_running_loop():
             await proxy.close()
+
+
+def _check_program(program: str, path: str | None, cwd: str | None) -> None:
+    """Raise the error that starting a missing program raises; `hidden_command` could only report it as an exit code."""
+    place = os.path.join(cwd or "", program) if os.sep in program else program
+    if shutil.which(place, path=path) is None:
+        code = errno.EACCES if os.path.exists(place) else errno.ENOENT
+        raise OSError(code, os.strerror(code), program)
 
 
 def task_of(state: State) -> str:

@@ -1,9 +1,9 @@
 """Run a program that cannot read the memory and the environment of other processes: python hidden_exec.py PROGRAM [ARGUMENTS].
 
-On Linux, every process of a user can read /proc/PID/environ of the user's other processes. A process in a Landlock domain can do
-so only for processes of its own domain. The domain made here restricts nothing else that programs use: it has to name one right to
-files, and names the one to make block devices. Two capabilities of root overrule the domain (since Linux 6.14), so the program loses
-them. Without Landlock (Linux before 5.13), the program runs as it is.
+On Linux, every process of a user can read /proc/PID/environ of the user's other processes. A process in a Landlock domain
+can do so only for processes of its own domain. The domain made here restricts nothing else that programs use: it has to name
+one right to files, and names the one to make block devices. Two capabilities of root overrule the domain (since Linux 6.14),
+so the program loses them. Without Landlock (Linux before 5.13), the program runs as it is.
 
 This file is run as a script and imports nothing of rove, so that it starts fast.
 """

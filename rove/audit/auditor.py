@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import json
 import os
+import shutil
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +49,7 @@ from rove.audit.reward_checks import (
 from rove.audit.search import search
 from rove.audit.subject import OutOfTime, RolloutsFail, Subject
 from rove.core.checks import Settings
+from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
 from rove.envs.loading import environment_file
@@ -122,12 +126,33 @@ async def audit(
         checks=[name for name in CHECKS if name in checks],
     )
     before = os.times()
-    with tempfile.TemporaryDirectory(prefix="rove-audit-") as name:
-        await _Auditor(report, env_dir, options, Path(name), on_check, learner, judge).run()
+    with _folder_of(env, env_args or {}, options.seed) as folder:
+        await _Auditor(report, env_dir, options, folder, on_check, learner, judge).run()
     report.findings.sort(key=lambda finding: -finding.severity)
     after = os.times()
     report.cpu_seconds = round(sum(after[:4]) - sum(before[:4]), 1)
     return report
+
+
+@contextmanager
+def _folder_of(env: str, env_args: Mapping[str, Any], seed: int) -> Iterator[Path]:
+    """Create an empty folder, and delete it at the end.
+
+    Replies that create a file if they are executed name a file in it, and rewards may depend on every character of a reply.
+    Therefore, audits of one environment with one seed use the same name; audits that run at the same time get other ones.
+    """
+    name = f"rove-audit-{derive_seed(env, sorted(map(str, env_args.items())), seed):016x}"
+    for number in itertools.count(1):
+        folder = Path(tempfile.gettempdir()) / (name if number == 1 else f"{name}-{number}")
+        try:
+            folder.mkdir(mode=0o700)
+        except FileExistsError:  # never used: another user may have made it
+            continue
+        try:
+            yield folder
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
+        return
 
 
 class _Auditor:

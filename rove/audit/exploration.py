@@ -15,7 +15,7 @@ from rove.audit.replies import blind_replies, from_answer, hedges, last_message,
 from rove.audit.search import vocabulary
 from rove.audit.subject import Policy, Subject
 from rove.core.messages import AssistantMessage, Messages, text_of
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.tools.examples import example_call
 
 WEIGHTS = {"right": 0.05, "guess": 0.20, "known": 0.15, "policy": 0.15, "scrambled": 0.10, "random": 0.35}
@@ -50,7 +50,7 @@ def exploration(subject: Subject, base: Baseline, chosen: Collection[str] = tupl
     kinds = {kind: policies for kind, policies in kinds.items() if policies and kind in chosen}
 
     async def policy(messages: Messages, state: State, rng: random.Random) -> Any:
-        of_rollout = random.Random(state["seed"])
+        of_rollout = random.Random(bookkeeping(state).seed)
         [kind] = of_rollout.choices(list(kinds), [WEIGHTS[kind] for kind in kinds])
         reply = of_rollout.choice(kinds[kind])(messages, state, rng)
         reply = await reply if inspect.isawaitable(reply) else reply
@@ -101,10 +101,10 @@ def _random_actions(base: Baseline, actions: Sequence[str]) -> Policy:
     """Return a policy of random actions; some rollouts repeat a short cycle of actions."""
 
     def policy(messages: Messages, state: State, rng: random.Random) -> Any:
-        of_rollout = random.Random(state["seed"] + 1)
-        turn = len(state["trajectory"])
-        if state.get("tools") and rng.random() < 0.7:
-            return _random_call(state["tools"], messages, rng)
+        of_rollout = random.Random(bookkeeping(state).seed + 1)
+        turn = len(bookkeeping(state).trajectory)
+        if bookkeeping(state).tools and rng.random() < 0.7:
+            return _random_call(bookkeeping(state).tools, messages, rng)
         choices = [*actions, *observed_actions(last_message(messages))] or ["1"]
         if of_rollout.random() < 0.4:
             cycle = of_rollout.choices(actions or choices, k=of_rollout.randint(1, 3))

@@ -15,7 +15,7 @@ from rove.audit.replies import Form, constant, last_message, observed_actions, s
 from rove.audit.subject import TRIED_EXAMPLES, Measured, Policy, Subject, evidence, highest, measure_promising
 from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.records import RolloutRecord
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.tools.examples import example_call
 
 MAX_PAIRED = 5
@@ -65,7 +65,7 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
     chosen = list(actions)[:MAX_ACTIONS] or ["1"]
 
     def cycle(messages: Messages, state: State, rng: random.Random) -> str:
-        return form(chosen[len(state["trajectory"]) % len(chosen)])
+        return form(chosen[len(bookkeeping(state).trajectory) % len(chosen)])
 
     def first_listed(messages: Messages, state: State, rng: random.Random) -> str:
         return form(next(iter(observed_actions(last_message(messages))), chosen[0]))
@@ -89,8 +89,8 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
         "last listed action": last_listed,
         "last bracket": last_bracket,
         "give up": constant(form("give up")),
-        "count up from 0": lambda messages, state, rng: form(str(len(state["trajectory"]))),
-        "count up from 1": lambda messages, state, rng: form(str(len(state["trajectory"]) + 1)),
+        "count up from 0": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory))),
+        "count up from 1": lambda messages, state, rng: form(str(len(bookkeeping(state).trajectory) + 1)),
         "all actions at once": constant("\n".join(map(form, chosen))),
     }
     pairs = [(a, b) for a in chosen[:MAX_PAIRED] for b in chosen[:MAX_PAIRED] if a != b]
@@ -99,7 +99,7 @@ def blind_policies(form: Form, actions: Sequence[str]) -> dict[str, Policy]:
 
 
 def _in_turns(form: Form, *actions: str) -> Policy:
-    return lambda messages, state, rng: form(actions[len(state["trajectory"]) % len(actions)])
+    return lambda messages, state, rng: form(actions[len(bookkeeping(state).trajectory) % len(actions)])
 
 
 async def check_blind_games(subject: Subject, base: Baseline) -> AsyncIterator[Finding]:
@@ -236,8 +236,8 @@ async def check_message_leaks(subject: Subject, base: Baseline) -> AsyncIterator
 
 def each_tool(messages: Messages, state: State, rng: random.Random) -> str | Message:
     """Call each tool once with values that fit its schema, then reply nonsense."""
-    tools = state.get("tools") or []
-    turn = len(state["trajectory"])
+    tools = bookkeeping(state).tools or []
+    turn = len(bookkeeping(state).trajectory)
     if turn >= min(MAX_ACTIONS, len(tools)):
         return "qxzj"
     return AssistantMessage(None, tool_calls=[example_call(tools[turn], f"call_{turn}")])

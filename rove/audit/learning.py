@@ -29,7 +29,7 @@ from rove.core.checks import Settings
 from rove.core.messages import Messages, text_of
 from rove.core.ranges import Device, NonNegativeInt, PositiveFloat, PositiveInt
 from rove.core.records import RolloutRecord, Scores
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.engine.client import EngineClient
 from rove.envs.environment import Environment
 from rove.models.device import choose_device
@@ -522,8 +522,10 @@ def _moved(measured: Measured) -> Policy:
         if not texts:
             return ""
         own = by_example.get(state["example_id"], 0)
-        replies = texts[(own + random.Random(state["seed"]).randint(len(texts) // 4, 3 * len(texts) // 4)) % len(texts)]
-        turn = len(state["trajectory"])
+        replies = texts[
+            (own + random.Random(bookkeeping(state).seed).randint(len(texts) // 4, 3 * len(texts) // 4)) % len(texts)
+        ]
+        turn = len(bookkeeping(state).trajectory)
         return replies[min(turn, len(replies) - 1)] if replies else ""
 
     return policy

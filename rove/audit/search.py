@@ -13,7 +13,7 @@ from rove.audit.replies import Form, constant, forms
 from rove.audit.reward_checks import severity_of
 from rove.audit.subject import Measured, Policy, Subject
 from rove.core.messages import Messages
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 
 ROUNDS = ((48, 6), (12, 20), (4, 60))
 """Successive halving: (candidates, examples). Jamieson and Talwalkar 2016, https://arxiv.org/abs/1502.07943."""
@@ -104,6 +104,6 @@ def _policy(candidate: Candidate, known: dict[str, Form], base: Baseline) -> Pol
         return constant(form(" ".join(parts)))
 
     def cycle(messages: Messages, state: State, rng: random.Random) -> str:
-        return form(parts[len(state["trajectory"]) % len(parts)])
+        return form(parts[len(bookkeeping(state).trajectory) % len(parts)])
 
     return cycle

@@ -20,7 +20,7 @@ from rove.core.messages import AssistantMessage, Message, Messages, text_of
 from rove.core.protocols import Limits
 from rove.core.ranges import PositiveInt, Seconds
 from rove.core.records import Outcome, RolloutRecord
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.remote import IsolatedEnv
 from rove.rollouts.evaluate import generate
 from rove.rollouts.runner import plan
@@ -61,8 +61,8 @@ def junk(messages: Messages, state: State, rng: Any) -> str:
 
 def tools(messages: Messages, state: State, rng: Any) -> str | Message:
     """Call each tool once, with values that fit its schema, then answer."""
-    known: Sequence[Mapping[str, Any]] = state.get("tools") or []
-    turn = len(state["trajectory"])
+    known: Sequence[Mapping[str, Any]] = bookkeeping(state).tools or []
+    turn = len(bookkeeping(state).trajectory)
     if turn >= min(MAX_TOOL_CALLS, len(known)):
         return answer(messages, state, rng)
     return AssistantMessage(None, tool_calls=[example_call(known[turn], f"call_{turn}")])
@@ -191,7 +191,7 @@ async def _run(env: IsolatedEnv, results: RolloutResults, limited: CheckLimits) 
                 swallowed[found[1]] = None
 
     def respond(messages: Messages, state: State, rng: Random) -> Any:
-        return policies[names[seeds[state["seed"]]]](messages, state, rng)
+        return policies[names[seeds[bookkeeping(state).seed]]](messages, state, rng)
 
     given: dict[str, Any] = {"num_examples": limited.num_examples, "rollouts_per_example": len(names)}
     limits = Limits(max_turns=limited.max_turns, timeout_seconds=limited.play_seconds / 2)

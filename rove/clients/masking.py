@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import html
 import json
+import os
 import re
 import traceback
 from collections.abc import Iterator, Mapping
@@ -27,6 +28,19 @@ MIN_RESPONSE_SECRET_CHARS = 12
 """Shorter secrets are not masked in responses: they may be ordinary words, like the "ollama" that a local server expects."""
 _CREDENTIAL = re.compile("auth|cookie|credential|key|password|secret|token", re.IGNORECASE)
 """Names of headers that hold credentials. Values of other headers, such as a team name, may be ordinary words."""
+SECRET_FIELD = re.compile(
+    r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",
+    re.IGNORECASE,
+)
+"""Names of settings and arguments that hold secrets."""
+_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
+_MIN_VARIABLE_CHARS = 8
+"""Shorter values of environment variables are not masked."""
+_SECRET_VALUE = re.compile(
+    r"\b(?:sk|pk|rk|rove|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}|\bAKIA[0-9A-Z]{16}\b"
+    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
+)
+"""API keys in the formats of common providers, and credentials in URLs."""
 _URL_SAFE = str.maketrans("+/", "-_")
 _URL_ENCODED = re.compile("%[0-9A-F]{2}")
 
@@ -84,6 +98,51 @@ class Secrets:
         if self.mask_text(str(error)) == str(error):
             return error
         return InfraError(self.mask_text(f"{type(error).__name__}: {error}"))
+
+
+def without_secrets(value: Any, settings: Any = None, by_field: bool = True) -> Any:
+    """Return a copy of a JSON value with secrets masked.
+
+    A string is masked if its field name suggests a secret. In every string, what has the format of an API key is masked, and the
+    values of environment variables and of `settings` whose names suggest a secret.
+
+    Args:
+        value: Settings, records or texts that are shown or shared.
+        settings: Settings of the run that they are from.
+        by_field: Whether field names count. Records have fields such as "example_key", which are no secrets.
+    """
+    known = {
+        name: text
+        for name, text in os.environ.items()
+        if _SECRET_VARIABLE.search(name.upper()) and len(text) >= _MIN_VARIABLE_CHARS and not text.isalpha()
+    }
+    known |= {str(place): text for place, text in enumerate(_secret_settings(settings, False))}
+    return _mask_values(value, Secrets(NO_KEY, known), "", by_field)
+
+
+def _secret_settings(value: Any, is_secret: bool) -> Iterator[str]:
+    """Yield the strings of settings whose names suggest a secret."""
+    if isinstance(value, Mapping):
+        for name, item in value.items():
+            yield from _secret_settings(item, is_secret or bool(SECRET_FIELD.search(str(name))))
+    elif isinstance(value, list | tuple):
+        for item in value:
+            yield from _secret_settings(item, is_secret)
+    elif is_secret and isinstance(value, str) and len(value) >= MIN_SECRET_CHARS:
+        yield value
+
+
+def _mask_values(value: Any, secrets: Secrets, field: str, by_field: bool) -> Any:
+    if isinstance(value, Mapping):
+        inside = field if SECRET_FIELD.search(field) else None
+        return {str(key): _mask_values(item, secrets, inside or str(key), by_field) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [_mask_values(item, secrets, field, by_field) for item in value]
+    if isinstance(value, str):
+        if by_field and value and SECRET_FIELD.search(field):
+            return MASK
+        return _SECRET_VALUE.sub(MASK, secrets.mask_text(value))
+    return value
 
 
 def _secrets(key: str, headers: Mapping[str, str]) -> Iterator[str]:

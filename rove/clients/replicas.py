@@ -20,6 +20,7 @@ from rove.core.errors import (
     unanswered_attempts,
 )
 from rove.core.protocols import Request, Response
+from rove.core.state import bookkeeping
 
 AVOID_S = 30.0
 """Seconds without requests to a replica that failed to respond; then one request checks whether it is back."""
@@ -99,7 +100,7 @@ class Replicas:
         """
         tried: list[_Replica] = []
         attempts: list[str] = []
-        seed = None if request.state is None else request.state.get("seed")
+        seed = None if request.state is None else bookkeeping(request.state).seed or None
         while True:
             replica = self._choose(seed, tried)
             tried.append(replica)

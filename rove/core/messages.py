@@ -6,6 +6,7 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rove.core.errors import ConfigError
+from rove.utils.functions import short_repr
 
 FIELDS = frozenset({"role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content", "refusal"})
 ROLES = frozenset({"system", "developer", "user", "assistant", "tool"})
@@ -70,8 +71,9 @@ def as_message(value: Mapping[str, Any] | str, role: str = "user") -> Message:
         return value
     if isinstance(value, str):
         return Message(role=role, content=value)
-    if not isinstance(value, Mapping) or value.get("role") not in ROLES:
-        raise ConfigError(f"not a chat message: {value!r}; expected a dict with a 'role' in {sorted(ROLES)}")
+    given_role = value.get("role") if isinstance(value, Mapping) else None
+    if not isinstance(given_role, str) or given_role not in ROLES:
+        raise ConfigError(f"not a chat message: {short_repr(value)}; expected a dict with a 'role' in {sorted(ROLES)}")
     return Message(value)
 
 
@@ -84,7 +86,9 @@ def as_messages(value: str | Mapping[str, Any] | Iterable[Mapping[str, Any] | st
     if isinstance(value, (str, Mapping)):
         return [as_message(value, role)]  # pyright: ignore[reportArgumentType]  pyright does not narrow Mapping here
     if not isinstance(value, Iterable):
-        raise ConfigError(f"not chat messages: {value!r}; expected a text, a dict with a 'role', or a list of these")
+        raise ConfigError(
+            f"not chat messages: {short_repr(value)}; expected a text, a dict with a 'role', or a list of these"
+        )
     return [as_message(item, role) for item in value]
 
 

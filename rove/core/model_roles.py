@@ -13,7 +13,7 @@ from rove.core.errors import phase
 from rove.core.messages import Message, as_messages
 from rove.core.protocols import Client, Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 
 
 class RoleClients(Protocol):
@@ -38,8 +38,8 @@ async def query(
 
     The step is recorded in `state["model_roles"][role]` and in the record's `model_roles`, in the order of the queries. It is not
     part of the trajectory: rove does not train on it and counts its tokens by role. The request's seed is derived
-    from the rollout's seed, the role and the number of earlier queries. `state["role_clients"]`, if set, replaces the client:
-    for example when a rollout is rescored, or with `--model-role`.
+    from the rollout's seed, the role and the number of earlier queries. Another client replaces `client` with `--model-role`,
+    and when a rollout is rescored.
 
     Example:
         >>> reply = await rove.query(state, "Is 7 prime? Answer yes or no.", judge, role="judge")
@@ -67,7 +67,8 @@ async def query(
         sampling = (
             sampling_args if isinstance(sampling_args, SamplingParams) else SamplingParams.from_args(sampling_args)
         )
-        before = state.setdefault("model_roles", {}).get(role, [])
+        own = bookkeeping(state)
+        before = own.model_roles.get(role, [])
         number = _next_number(state, role)
         request = Request(
             messages=conversation,
@@ -75,11 +76,11 @@ async def query(
             model=model,
             tools=tools,
             previous=before[-1].tokens if before else None,
-            seed=derive_seed(state.get("seed", 0), role, number),
+            seed=derive_seed(own.seed, role, number),
             state=state,
         )
         started = time.perf_counter()
-        role_clients: RoleClients = state.get("role_clients") or {}
+        role_clients: RoleClients = own.role_clients or {}
         response = await role_clients.get(role, client).respond(request)
         record_query(state, role, request, response, time.perf_counter() - started, number)
     return response.message
@@ -106,7 +107,7 @@ def record_query(
     number = _next_number(state, role) if number is None else number
     position = bisect(answered, number)  # responses may arrive out of order
     answered.insert(position, number)
-    state.setdefault("model_roles", {}).setdefault(role, []).insert(position, step)
+    bookkeeping(state).model_roles.setdefault(role, []).insert(position, step)
 
 
 @dataclass(slots=True)
@@ -118,7 +119,7 @@ class _Numbers:
 
 
 def _numbers(state: State, role: str) -> _Numbers:
-    return state.setdefault("role_numbers", {}).setdefault(role, _Numbers())
+    return bookkeeping(state).role_numbers.setdefault(role, _Numbers())
 
 
 def _next_number(state: State, role: str) -> int:

@@ -1,16 +1,94 @@
-"""The mutable state of a rollout."""
+"""The mutable state of a rollout: the author's keys, and beside them rove's own bookkeeping."""
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass, field, fields
 from typing import Any
 
+from rove.core.records import ErrorInfo, TrajectoryStep
+from rove.core.renderings import Rendering
+
 INPUT_FIELDS = frozenset({"prompt", "answer", "info", "example_id", "task"})
+
+
+@dataclass(slots=True)
+class Bookkeeping:
+    """What rove records of a running rollout; `bookkeeping(state)` returns it.
+
+    It is not in the author's mapping, so no key that an author sets can change it. rove reads only these fields. The mapping
+    reads them too where the author has not set a key of the same name.
+    """
+
+    input: dict[str, Any] | None = None
+    """The dataset row."""
+    prompt: Any = None
+    """The prompt with which the rollout has begun: messages, or a text in completion mode; None before that."""
+    completion: Any = None
+    """Messages after the prompt, or a text in completion mode; None if nothing has set it."""
+    trajectory: list[TrajectoryStep] = field(default_factory=list)
+    model_roles: dict[str, list[TrajectoryStep]] = field(default_factory=dict)
+    tools: list[dict[str, Any]] | None = None
+    """Tools that the model was offered."""
+    reads_tools: bool = False
+    """Whether `state["tools"]` has to be a list of tool definitions, as in a `ToolEnv`."""
+    seed: int = 0
+    env_seed: int = 0
+    stop_condition: str | None = None
+    is_truncated: bool = False
+    error: ErrorInfo | None = None
+    renderings: dict[int, Rendering] = field(default_factory=dict)
+    env_id: str = ""
+    """Path of the member of a group of environments."""
+    env_depth: int = 0
+    """Position in this path."""
+    seconds: float = 0.0
+    scoring_seconds: float = 0.0
+    turn_numbers: Any = None
+    """Counts model turns, see `rove.rollouts.runner`."""
+    role_numbers: dict[str, Any] = field(default_factory=dict)
+    role_clients: Any = None
+    """Clients that replace those of the environment by role, see `rove.query`."""
+    conversations: list[list[TrajectoryStep]] | None = None
+    """Steps of all conversations of the rollout if there are several."""
+    conversation: int = 0
+    """Number of this conversation in a worker."""
+    remote: Any = None
+    """The rollout's counterpart in a worker, see `rove.remote`."""
+    rlm: Any = None
+    sandbox: Any = None
+    mcp_servers: Any = None
+    sync_calls: Any = None
+    agent_threads: Any = None
+    given: frozenset[str] = frozenset()
+    """Names of the fields that the state was made with; the mapping reads these even if they are empty."""
+
+    def __deepcopy__(self, memo: dict[int, Any]) -> Bookkeeping:
+        """Return a copy with containers of its own; steps are shared, and clients and processes cannot be copied."""
+        copied = copy.copy(self)
+        for item in fields(self):
+            value = getattr(self, item.name)
+            if type(value) in (list, dict):
+                setattr(copied, item.name, value.copy())
+        return copied
+
+
+_FIELDS = frozenset(item.name for item in fields(Bookkeeping)) - {"given"}
+_AUTHORS_FIELDS = frozenset({"prompt", "tools"})
+"""Fields that authors may set in the mapping, where `State(…)` therefore puts them."""
+READABLE = frozenset(
+    {
+        *("input", "prompt", "completion", "trajectory", "model_roles", "tools", "seed", "env_seed", "stop_condition"),
+        *("is_truncated", "error", "renderings", "env_id", "rlm", "sandbox"),
+    }
+)
+"""Fields of the bookkeeping that the mapping reads."""
 
 
 class State(dict[str, Any]):
     """Mutable state of one rollout, written by `setup_state` and `env_response` and read by rubrics.
 
-    `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. rove sets:
+    `state["input"]` is the dataset row; reads of prompt, answer, info, example_id and task fall through to it. You can read:
 
     - `trajectory`: steps so far; their `reward` may be set
     - `model_roles`: steps of other models by role, see `rove.query`
@@ -20,23 +98,72 @@ class State(dict[str, Any]):
     - `stop_condition`, `is_truncated`, `error`
     - `renderings`: see `MultiTurnEnv.render`
 
-    Environments add any other key.
+    Environments add any other key, and may use the names above for values of their own: rove keeps its own values elsewhere, so
+    the record, the scores and the run do not change. You then read your value. rove reads four keys that you set: `prompt`
+    (at the end of `setup_state`), `tools` (tool definitions), `final_env_response`, and, if `run` is your own, `completion`.
 
     Example:
         >>> state["guesses"] = state.get("guesses", 0) + 1
         >>> state["answer"]  # of the dataset row
     """
 
+    def __init__(self, *mappings: Any, **values: Any):
+        """Make a state: names of `Bookkeeping` go there, except for those that authors set; all others into the mapping."""
+        own = {name: values.pop(name) for name in (_FIELDS - _AUTHORS_FIELDS) & values.keys()}
+        super().__init__(*mappings, **values)
+        source = mappings[0] if mappings else None
+        self._bookkeeping = copy.copy(source._bookkeeping) if isinstance(source, State) else Bookkeeping()
+        for name, value in own.items():
+            setattr(self._bookkeeping, name, value)
+        self._bookkeeping.given = self._bookkeeping.given.union(own)
+
     def __missing__(self, key: str) -> Any:
-        if key in INPUT_FIELDS:
-            row = super().get("input") or {}
-            if key in row:
-                return row[key]
-        raise KeyError(f"{key!r} is not in this rollout's state; it has {sorted(self)}")
+        own = self._bookkeeping
+        if self._is_recorded(key):
+            value = getattr(own, key)
+            return [] if key == "completion" and value is None else value
+        if key in INPUT_FIELDS and key in (own.input or {}):
+            return own.input[key]  # pyright: ignore[reportOptionalSubscript]
+        recorded = {name for name in READABLE if self._is_recorded(name)}
+        raise KeyError(f"{key!r} is not in this rollout's state; it has {sorted({*self, *recorded}, key=str)}")
 
     def __contains__(self, key: object) -> bool:
-        return super().__contains__(key) or (key in INPUT_FIELDS and key in (super().get("input") or {}))
+        if super().__contains__(key) or self._is_recorded(key):
+            return True
+        return key in INPUT_FIELDS and key in (self._bookkeeping.input or {})
+
+    def __bool__(self) -> bool:
+        """Return whether this is the state of a rollout or has keys."""
+        return len(self) > 0 or bool(self._bookkeeping.given)
+
+    def _is_recorded(self, key: object) -> bool:
+        """Return whether the bookkeeping has a value that the mapping reads."""
+        own = self._bookkeeping
+        return isinstance(key, str) and key in READABLE and (key in own.given or bool(getattr(own, key)))
 
     def get(self, key: str, default: Any = None) -> Any:
-        """Return the value under `key`, falling through to the dataset row, or `default`."""
+        """Return the value under `key`, falling through to rove's values and the dataset row, or `default`."""
         return self[key] if key in self else default  # noqa: SIM401  dict.get would not read the input row
+
+    def setdefault(self, key: str, default: Any = None) -> Any:
+        """Return the value under `key` as `get` does; set `default` if there is none."""
+        if key not in self:
+            self[key] = default
+        return self[key]
+
+
+def bookkeeping(state: State) -> Bookkeeping:
+    """Return rove's own record of a rollout, which the author's keys cannot change."""
+    return state._bookkeeping
+
+
+def prompt_of(state: State) -> Any:
+    """Return the prompt of a rollout: the one that it has begun with; before that, the author's or the row's."""
+    begun = bookkeeping(state).prompt
+    return state["prompt"] if begun is None else begun
+
+
+def completion_of(state: State) -> Any:
+    """Return the completion of a rollout; in an environment with a `run` of its own, the one that it has set."""
+    recorded = bookkeeping(state).completion
+    return state["completion"] if recorded is None else recorded

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import functools
 import os
+import shutil
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
@@ -24,14 +26,14 @@ from rove.core.messages import AssistantMessage, Message, Messages, as_messages,
 from rove.core.protocols import Request, SamplingParams
 from rove.core.ranges import CountOrUnlimited, PositiveInt, Seconds
 from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping, prompt_of
 from rove.envs.environment import Environment, Turn, teardown
 from rove.envs.multi_turn import num_turns
 from rove.rubrics import Rubric
 from rove.server.proxy import Access, AgentTurns, ModelTurn, Proxy
 from rove.tools.tool import as_content
 from rove.utils.functions import is_async, maybe_await, unwrapped
-from rove.utils.processes import run_command
+from rove.utils.processes import hidden_command, run_command, safe_environment
 from rove.utils.threads import PendingCalls, Threads
 
 Agent = Callable[[Access, State], Any]
@@ -72,7 +74,11 @@ class AgentEnv(Environment):
             temperature) fails its rollout.
         grace_seconds: seconds for the agent to end after the model's last reply.
         cwd: working directory of the command.
-        environment_vars: additional variables of the command.
+        environment_vars: additional variables of the command, which inherits only those in
+            `rove.utils.processes.SAFE_VARIABLES`, such as PATH and HOME: no keys.
+        hide_processes: keep the command from reading the environment and memory of other processes, where the keys of other
+            rollouts and of this user are. Needs Linux with Landlock; elsewhere it has no effect. Setuid programs such as sudo,
+            and for root what needs CAP_SYS_ADMIN, then do not work in the command.
         max_chars: characters of the command's stdout and stderr that are kept.
         max_threads: concurrent sync agents.
         **kwargs: see `Environment`.
@@ -99,6 +105,7 @@ class AgentEnv(Environment):
         grace_seconds: float = 5.0,
         cwd: str | os.PathLike[str] | None = None,
         environment_vars: Mapping[str, str] | None = None,
+        hide_processes: bool = True,
         max_chars: int = 100_000,
         max_threads: int = 256,
         **kwargs: Any,
@@ -121,6 +128,7 @@ class AgentEnv(Environment):
         self.grace_seconds = grace_seconds
         self.cwd = None if cwd is None else os.fspath(cwd)
         self.environment_vars = dict(environment_vars or {})
+        self.hide_processes = hide_processes
         self.max_chars = max_chars
         self.max_threads = max_threads
         check_values(self, max_turns=CountOrUnlimited, timeout_seconds=Seconds | None, grace_seconds=Seconds)
@@ -160,15 +168,20 @@ class AgentEnv(Environment):
 
     async def in_thread(self, call: Callable[[], Any], state: State) -> Any:
         """Run a sync function of the rollout in a thread and return its result."""
-        return await self._threads.run(call, state.setdefault("agent_threads", PendingCalls()))
+        own = bookkeeping(state)
+        if own.agent_threads is None:
+            own.agent_threads = PendingCalls()
+        return await self._threads.run(call, own.agent_threads)
 
     async def run(self, state: State, turn: Turn) -> None:
         """Give the agent access to the model and run it."""
-        state["completion"] = []
+        own = bookkeeping(state)
+        own.completion = []
         with phase("setup_state"):
             returned = await self.setup_state(state)
             if returned is not None and returned is not state:
                 state.update(returned)
+            own.prompt = as_messages(state["prompt"])
         proxy = await self._started_proxy()
         turns = AgentTurns(self._limited(turn), state, self.agent_sampling, self._stops_hold)
         result: tuple[Any, BaseException | None] = (None, None)
@@ -181,10 +194,10 @@ class AgentEnv(Environment):
             raise
         finally:
             _set_completion(result[0], state)
-            if threads := state.get("agent_threads"):  # threads fail at their next request
+            if threads := own.agent_threads:  # threads fail at their next request
                 await asyncio.wait(threads, timeout=CANCEL_TIMEOUT_S)
         _raise_failure(result[1], turns, state)
-        state["stop_condition"] = state["stop_condition"] or "agent_finished"
+        own.stop_condition = own.stop_condition or "agent_finished"
 
     async def _run_until_over(
         self, access: Access, turns: AgentTurns, state: State
@@ -231,11 +244,15 @@ class AgentEnv(Environment):
 
     async def _run_command(self, command: str | list[str], access: Access, state: State) -> str:
         task = task_of(state)
-        env = {**os.environ, **access.environment, "ROVE_TASK": task, **self.environment_vars}
+        env = {**safe_environment(), **access.environment, "ROVE_TASK": task, **self.environment_vars}
         for name in ("NO_PROXY", "no_proxy"):  # a proxy for outside must not handle requests to this process
             env[name] = ",".join(filter(None, (env.get(name), "127.0.0.1")))
         try:
-            ended = await run_command(command, env=env, cwd=self.cwd, stdin=task, max_chars=self.max_chars)
+            words = ["/bin/sh", "-c", command] if isinstance(command, str) else command
+            if self.hide_processes:
+                _check_program(words[0], env.get("PATH"), self.cwd)
+                words = hidden_command(words)
+            ended = await run_command(words, env=env, cwd=self.cwd, stdin=task, max_chars=self.max_chars)
         except (OSError, ValueError) as error:
             raise AgentError(f"the agent's command cannot be started: {error}") from error
         state.update(agent_output=ended.output, agent_errors=ended.errors, agent_exit_code=ended.exit_code)
@@ -260,9 +277,17 @@ class AgentEnv(Environment):
             await proxy.close()
 
 
+def _check_program(program: str, path: str | None, cwd: str | None) -> None:
+    """Raise the error that starting a missing program raises; `hidden_command` could only report it as an exit code."""
+    place = os.path.join(cwd or "", program) if os.sep in program else program
+    if shutil.which(place, path=path) is None:
+        code = errno.EACCES if os.path.exists(place) else errno.ENOENT
+        raise OSError(code, os.strerror(code), program)
+
+
 def task_of(state: State) -> str:
     """Return the last user message of the prompt."""
-    texts = [text_of(message) for message in as_messages(state["prompt"]) if message["role"] == "user"]
+    texts = [text_of(message) for message in as_messages(prompt_of(state)) if message["role"] == "user"]
     return texts[-1] if texts else ""
 
 
@@ -292,19 +317,20 @@ def conversation(steps: Sequence[TrajectoryStep]) -> Messages:
 
 def _set_completion(result: Any, state: State) -> None:
     """Set the completion: the conversation, then the agent's answer."""
-    messages = conversation(state["trajectory"])
+    messages = conversation(bookkeeping(state).trajectory)
     answer = "" if result is None else as_content(result)
     last = messages[-1] if messages else Message(role="user")
     if answer and (last["role"] != "assistant" or text_of(last) != answer):
         messages.append(AssistantMessage(answer))
-    state.update(agent_result=result, completion=messages)
+    state["agent_result"] = result
+    bookkeeping(state).completion = messages
 
 
 def _raise_failure(error: BaseException | None, turns: AgentTurns, state: State) -> None:
     """Raise the failure of the rollout, if any; a failure of the model comes before the agent's reaction to it."""
     if turns.failure is not None:
         raise turns.failure
-    if error is None or state["stop_condition"]:
+    if error is None or bookkeeping(state).stop_condition:
         return
     if turns.overlong is not None:
         raise turns.overlong

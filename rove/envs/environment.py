@@ -12,14 +12,13 @@ from typing import Any, ClassVar, NamedTuple, Protocol
 
 from rove.core.digest import digest_files
 from rove.core.errors import ConfigError, ends_task, nearest
-from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, text_of
+from rove.core.messages import AssistantMessage, Message, Messages, UserMessage, as_messages, text_of
 from rove.core.protocols import Request
-from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping, completion_of, prompt_of
 from rove.envs.dataset import DatasetSource, Rows, build_example
 from rove.parsers.parser import Parser
 from rove.rubrics import Rubric, RubricGroup
-from rove.utils.functions import maybe_await
+from rove.utils.functions import maybe_await, short_repr
 
 
 class Turn(Protocol):
@@ -70,7 +69,11 @@ def stop(priority: Any = 0) -> Any:
 
 
 def cleanup(priority: Any = 0) -> Any:
-    """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first."""
+    """Mark a method `(self, state)` to run after every rollout, even a failed one, highest `priority` first.
+
+    It runs after the rollout's reward functions, which may use what it closes, and before group rewards. What reward functions
+    need belongs into `Environment.post_rollout`.
+    """
     return _mark("rove_cleanup", priority)
 
 
@@ -187,7 +190,7 @@ class Environment(ABC):
         """Run one rollout: call `turn` for every model turn and keep everything else in `state`.
 
         Args:
-            state: the rollout; `state["prompt"]` is its prompt, `state["completion"]` the result.
+            state: the rollout; `state["prompt"]` is its prompt. Set `state["completion"]` to the result: messages, or a text.
             turn: queries the model.
         """
 
@@ -275,9 +278,15 @@ class Environment(ABC):
         """Check the stop conditions; the first that holds becomes `state["stop_condition"]`."""
         for method in self._stops:
             if await maybe_await(method(state)):
-                state["stop_condition"] = method.__name__
+                bookkeeping(state).stop_condition = method.__name__
                 return True
         return False
+
+    async def post_rollout(self, state: State) -> Any:  # noqa: B027  a hook that authors may override
+        """Prepare what reward functions need, before scoring. May be sync.
+
+        Called when the rollout has ended, also by a limit or an error; its resources are still open.
+        """
 
     async def clean_up(self, state: State) -> None:
         """Run every `@cleanup` method, even if one fails, then raise the first failure."""
@@ -319,18 +328,73 @@ def messages_of(state: State) -> tuple[list[dict[str, Any]], list[dict[str, Any]
     The model's pieces become assistant messages, all others user messages. If an environment replaced the completion
     by a text that does not start with what the last turn recorded, that text becomes one assistant message.
     """
-    prompt, completion = state["prompt"], state["completion"]
+    prompt, completion = prompt_of(state), completion_of(state)
     if not isinstance(prompt, str):
         return prompt, completion
     if not isinstance(completion, str):
         return [UserMessage(prompt)], completion
-    steps: list[TrajectoryStep] = state["trajectory"]
+    steps = bookkeeping(state).trajectory
     pieces = [*steps[-1].prompt, *steps[-1].completion][1:] if steps else []
     known = "".join(map(text_of, pieces))
     if not completion.startswith(known):
         return [UserMessage(prompt)], [AssistantMessage(completion)]
     added = completion[len(known) :]
     return [UserMessage(prompt)], [*pieces, UserMessage(added)] if added else pieces
+
+
+def take_result(state: State) -> None:
+    """Record what a `run` of its own has set in the state: prompt, completion and stop condition.
+
+    Called when `run` has ended; what is set later does not change the rollout. `MultiTurnEnv` and `AgentEnv` record these
+    themselves.
+
+    Raises:
+        ConfigError: the prompt or the completion is neither a text nor messages.
+    """
+    own = bookkeeping(state)
+    if own.stop_condition is None and isinstance(state.get("stop_condition"), str):
+        own.stop_condition = state["stop_condition"]
+    prompt, completion = prompt_of(state), completion_of(state)
+    own.prompt, own.completion = (own.input or {}).get("prompt", []), []  # if the checks fail
+    own.prompt = _text_or_messages(prompt, "prompt")
+    own.completion = _text_or_messages(completion, "completion")
+
+
+def _text_or_messages(value: Any, name: str) -> Any:
+    if isinstance(value, str):
+        return value
+    try:
+        return as_messages(value)
+    except (ConfigError, TypeError) as error:
+        kind = type(value).__name__
+        raise ConfigError(
+            f"state['{name}'] is a {kind}: {short_repr(value)}; set it to a text or to messages"
+        ) from error
+
+
+def offered_tools(state: State) -> list[dict[str, Any]] | None:
+    """Return the tools that the next request offers: `state["tools"]` if these are tool definitions.
+
+    Raises:
+        ConfigError: they are not, in a `ToolEnv`. Elsewhere an author may use this key for other values.
+    """
+    own = bookkeeping(state)
+    tools = state.get("tools")
+    if tools is None and not own.reads_tools:
+        return own.tools
+    if tools is None or (isinstance(tools, list) and all(map(_is_tool_definition, tools))):
+        return tools
+    if own.reads_tools:
+        raise ConfigError(
+            f"state['tools'] is {short_repr(tools)}; expected a list of tool definitions "
+            '({"type": "function", "function": {"name": …}}), for example a part of env.tool_defs'
+        )
+    return own.tools
+
+
+def _is_tool_definition(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, Mapping) else None
+    return isinstance(function, Mapping) and isinstance(function.get("name"), str)
 
 
 async def _run_all(methods: Sequence[Callable[..., Any]], *args: Any) -> None:

@@ -8,10 +8,11 @@ from typing import Any
 
 from rove.core.errors import ConfigError, nearest
 from rove.core.records import Scores
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.rubrics import Rubric
 from rove.rubrics.rubric import merge_scores
+from rove.utils.functions import maybe_await
 
 
 class EnvGroup(Environment):
@@ -90,12 +91,18 @@ class EnvGroup(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Run the rollout in the member of its example."""
-        path = state["input"]["env_id"]
-        state["env_id"] = path
+        own = bookkeeping(state)
+        assert own.input is not None
+        path = own.env_id = own.input["env_id"]
         route = path.split("/")
-        state["input"]["info"]["env_id"] = route if len(route) > 1 else path
+        own.input["info"]["env_id"] = route if len(route) > 1 else path
         with self.at_member(state) as env:
             await env.run(state, turn)
+
+    async def post_rollout(self, state: State) -> None:
+        """Call `post_rollout` of the member."""
+        with self.at_member(state) as env:
+            await maybe_await(env.post_rollout(state))
 
     async def clean_up(self, state: State) -> None:
         """Run the `@cleanup` methods of the member."""
@@ -119,22 +126,23 @@ class EnvGroup(Environment):
     def at_member(self, state: State) -> Iterator[Environment]:
         """Return a context manager with the member of a rollout's example.
 
-        Inside of it, `state["env_depth"]` is the position of nested groups in the path.
+        Inside of it, the bookkeeping's `env_depth` is the position of nested groups in the path.
 
         Raises:
             ConfigError: the example is not from this group.
         """
-        depth, path = state.get("env_depth", 0), str(state["input"].get("env_id"))
+        own = bookkeeping(state)
+        depth, path = own.env_depth, str((own.input or {}).get("env_id"))
         name = path.split("/")[depth : depth + 1]
         if not name or name[0] not in self.members:
             raise ConfigError(
                 f"the example's env_id is {path!r}; expected a member of this group: {nearest(path, self.members)}"
             )
-        state["env_depth"] = depth + 1
+        own.env_depth = depth + 1
         try:
             yield self.members[name[0]]
         finally:
-            state["env_depth"] = depth
+            own.env_depth = depth
 
     def _common_policies(self) -> dict[str, ScriptedPolicy]:
         """Return the scripted policies that every member ships; each call goes to the member of the example."""
@@ -143,7 +151,7 @@ class EnvGroup(Environment):
         def delegate(name: str) -> ScriptedPolicy:
             def policy(messages: Any, state: State, rng: Any) -> Any:
                 env: Environment = self
-                for part in state["input"]["env_id"].split("/"):
+                for part in str((bookkeeping(state).input or {})["env_id"]).split("/"):
                     assert isinstance(env, EnvGroup)
                     env = env.members[part]
                 return env.policies[name](messages, state, rng)

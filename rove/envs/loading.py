@@ -9,8 +9,9 @@ import inspect
 import re
 import sys
 import traceback
+import warnings
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from importlib.metadata import EntryPoint
 from pathlib import Path
 from types import ModuleType, NoneType, UnionType
@@ -77,6 +78,7 @@ def load_environment(env_id: str, env_dir: str | Path | None = None, **env_args:
         return external.load(env_args)
     name, env_dir = _module_name(env_id), _folder_of(env_id, env_dir)
     _check_version(env_id, *_locate(name, env_dir))
+    _note_replacement(name, env_dir)
     module = _import(name, env_dir)
     load = getattr(module, "load_environment", None)
     if load is None:
@@ -220,16 +222,65 @@ def environment_file(env_id: str, env_dir: str | Path | None = None) -> Path:
 
 
 def _check_version(env_id: str, file: Path, installed: str | None) -> None:
-    """Raise ConfigError if the version of a module is known and differs from that in the name."""
+    """Raise ConfigError if a name has a version and the module has another or an unknown one."""
+    _, separator, wanted = env_id.partition("@")
+    if not separator:
+        return
     from packaging.version import InvalidVersion, Version  # slow to import; only names with "@" need it
 
-    with suppress(InvalidVersion):
-        wanted, here = Version(env_id.partition("@")[2]), Version(_version(file, installed))
-        if wanted != here:
-            raise ConfigError(
-                f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {here}: install the other one "
-                f"(rove install {env_id}), or omit '@{wanted}'"
-            )
+    try:
+        asked = Version(wanted)
+    except InvalidVersion as error:
+        raise ConfigError(
+            f"'{wanted}' in '{env_id}' is not a version; expected for example '{env_id.partition('@')[0]}@0.1.0', or the name "
+            "without '@'"
+        ) from error
+    here = _version(file, installed)
+    try:
+        is_same = Version(here) == asked
+    except InvalidVersion as error:
+        raise ConfigError(
+            f"the version of '{_module_name(env_id)}' in {file} is unknown, so '@{wanted}' cannot be checked: "
+            f"{f'its version is {here!r}' if here else 'it has no pyproject.toml with a version'}. Add one, or omit '@{wanted}'"
+        ) from error
+    if not is_same:
+        raise ConfigError(
+            f"{env_id} is not installed; '{_module_name(env_id)}' in {file} is version {here}: install the other one "
+            f"(rove install {env_id}), or omit '@{wanted}'"
+        )
+
+
+def _note_replacement(name: str, env_dir: str | Path | None) -> None:
+    """Warn if a name means another file than one would expect: not that of rove's example or of ./environments.
+
+    A file in a folder that the caller names, with `env_dir`, is always the expected one.
+    """
+    if env_dir is not None and _file_in([Path(env_dir)], name) is not None:
+        return
+    file, module = _locate(name, env_dir)
+    others = [_file_in([folder], name) for folder in (Path("environments"), _examples_dir())]
+    if module not in (None, name):
+        others.append(_installed(name))
+    replaced = next((other for other in others if other is not None and other.resolve() != file.resolve()), None)
+    if replaced is None:
+        return
+    if module is None:
+        origin = "in ./environments"
+    elif _entry_point_module(name):
+        origin = f"by the entry point of {_packages_of(name)}"
+    else:
+        origin = "a module on the import path"
+    warnings.warn(
+        f"environment '{name}' is loaded from {file} ({origin}), not from {replaced}; name the folder of the one that you mean "
+        "with --env-dir (env_dir in Python)",
+        stacklevel=3,
+    )
+
+
+def _packages_of(name: str) -> str:
+    """Return names and versions of the packages whose entry points provide an environment."""
+    points = _entry_points().get(name, [])
+    return " and ".join(sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points))
 
 
 def _version(file: Path, installed: str | None) -> str:
@@ -239,7 +290,8 @@ def _version(file: Path, installed: str | None) -> str:
         return str(read_toml(project).get("project", {}).get("version", ""))
     for name in importlib.metadata.packages_distributions().get(installed or "", []):
         return importlib.metadata.version(name)
-    return ""
+    points = [point for points in _entry_points().values() for point in points if point.module == installed]
+    return next((point.dist.version for point in points if point.dist), "")
 
 
 def _module_name(env_id: str) -> str:
@@ -327,11 +379,8 @@ def _entry_point_module(name: str) -> str | None:
     points = _entry_points().get(name, [])
     modules = {point.module for point in points}
     if len(modules) > 1:
-        packages = " and ".join(
-            sorted(f"{point.dist.name} {point.dist.version}" if point.dist else "?" for point in points)
-        )
         raise ConfigError(
-            f"{packages} both provide an environment '{name}'; uninstall one of them, or name its folder with --env-dir"
+            f"{_packages_of(name)} both provide an environment '{name}'; uninstall one of them, or name its folder with --env-dir"
         )
     return next(iter(modules), None)
 

@@ -12,7 +12,7 @@ from rove.core.checks import check_values
 from rove.core.errors import ConfigError, MCPServerError, ToolCallError, nearest, phase
 from rove.core.messages import Messages
 from rove.core.ranges import NonNegativeInt, PositiveInt, Seconds
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, cleanup, teardown
 from rove.envs.tool import ToolEnv
 from rove.mcp import Servers, ServerSettings, read_servers
@@ -20,8 +20,6 @@ from rove.mcp.sdk import check_installed, content_of, text_of_result
 from rove.tools.tool import Arguments, Tool
 
 SCOPES = ("shared", "rollout")
-STATE_KEY = "mcp_servers"
-"""State key of a rollout's servers."""
 
 
 class MCPEnv(ToolEnv):
@@ -122,15 +120,16 @@ class MCPEnv(ToolEnv):
                 slot = self._slot()
                 await slot.acquire()
                 servers = self._servers(0)
-                state[STATE_KEY] = (servers, slot)
+                bookkeeping(state).mcp_servers = (servers, slot)
                 self._add_server_tools(await servers.start())
         await super().run(state, turn)
 
     @cleanup(priority=-100)
     async def close_rollout_servers(self, state: State) -> None:
         """End the rollout's own servers."""
-        servers, slot = state.pop(STATE_KEY, (None, None))
-        if servers is not None:
+        own = bookkeeping(state)
+        if own.mcp_servers is not None:
+            (servers, slot), own.mcp_servers = own.mcp_servers, None
             try:
                 await servers.close()
             finally:
@@ -200,7 +199,7 @@ class MCPEnv(ToolEnv):
         arguments = await super()._prepared(tool, arguments, messages, state)
         if tool.name not in self._server_tool_names:
             return arguments
-        servers = state[STATE_KEY][0] if self.scope == "rollout" else self._shared
+        servers = self._shared if self.scope == "shared" else bookkeeping(state).mcp_servers[0]
         return {"arguments": arguments, "servers": servers}
 
     async def _call_server(self, server: str, tool: str, *, arguments: Arguments, servers: Servers | None) -> Any:

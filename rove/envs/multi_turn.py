@@ -12,7 +12,7 @@ from rove.core.errors import ConfigError, phase
 from rove.core.messages import Messages, as_messages, text_of
 from rove.core.ranges import CountOrUnlimited, Seconds
 from rove.core.renderings import Rendering
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, stop
 from rove.rubrics import Rubric
 from rove.utils.functions import maybe_await
@@ -53,7 +53,7 @@ def env_with_opponent(env: GameEnv, opponent: Opponent | None) -> GameEnv:
 
 def num_turns(state: State) -> int:
     """Model turns in the rollout."""
-    return len(state["trajectory"])
+    return len(bookkeeping(state).trajectory)
 
 
 class MultiTurnEnv(Environment):
@@ -128,12 +128,13 @@ class MultiTurnEnv(Environment):
     async def run(self, state: State, turn: Turn) -> None:
         """Set up the state, then alternate turns until a stop condition or limit applies."""
         await self._set_up(state)
-        messages: Messages = as_messages(state["prompt"])
+        own = bookkeeping(state)
+        messages: Messages = as_messages(own.prompt)
         start = len(messages)
         self._store_rendering(state, messages)
         while True:
             messages.append(await turn(state, messages))
-            state["completion"] = self._visible(messages[start:])
+            own.completion = self._visible(messages[start:])
             with phase("stop"):
                 if await self.check_stops(state):
                     return
@@ -141,24 +142,24 @@ class MultiTurnEnv(Environment):
                 reply = as_messages(await maybe_await(self.env_response(self._visible(messages), state)) or [])
                 final = state.get("final_env_response")
                 messages.extend(as_messages(final) if final is not None else reply)
-                state["completion"] = self._visible(messages[start:])
+                own.completion = self._visible(messages[start:])
             self._store_rendering(state, messages)
             with phase("stop"):
                 if await self.check_stops(state) or self._limit_reached(state):
                     return
 
     async def _set_up(self, state: State) -> None:
-        state["completion"] = self._visible([])
+        own = bookkeeping(state)
+        own.completion = self._visible([])
         with phase("setup_state"):
             returned = await maybe_await(self.setup_state(state))
             if returned is not None and returned is not state:
                 state.update(returned)
-            is_text = isinstance(state["prompt"], str)
-            if self.message_type == "completion" and not is_text:
-                kind = type(state["prompt"]).__name__
+            prompt = state["prompt"]
+            if self.message_type == "completion" and not isinstance(prompt, str):
+                kind = type(prompt).__name__
                 raise ConfigError(f"state['prompt'] is a {kind}; message_type 'completion' needs a text")
-            if self.message_type == "chat" and is_text:
-                state["prompt"] = as_messages(state["prompt"])
+            own.prompt = prompt if self.message_type == "completion" else as_messages(prompt)
 
     def _store_rendering(self, state: State, messages: Messages) -> None:
         """Store the rendering of the state with the last message.
@@ -172,21 +173,21 @@ class MultiTurnEnv(Environment):
                 return
             if not isinstance(rendering, Rendering):
                 raise ConfigError(f"render() returned a {type(rendering).__name__}; expected a rove.Rendering or None")
-            state.setdefault("renderings", {})[len(messages) - 1] = rendering
+            bookkeeping(state).renderings[len(messages) - 1] = rendering
 
     def _visible(self, messages: Messages) -> Any:
         """Return messages as environments and rubrics see them: in completion mode, their concatenated text."""
         return messages if self.message_type == "chat" else "".join(map(text_of, messages))
 
     def _limit_reached(self, state: State) -> bool:
-        steps = state["trajectory"]
-        if 0 <= self.max_turns <= len(steps):
-            state["stop_condition"] = "max_turns_reached"
+        own = bookkeeping(state)
+        if 0 <= self.max_turns <= len(own.trajectory):
+            own.stop_condition = "max_turns_reached"
             return True
-        generated = sum(step.usage.completion_tokens for step in steps)
+        generated = sum(step.usage.completion_tokens for step in own.trajectory)
         if 0 <= self.max_total_completion_tokens <= generated:
-            state["stop_condition"] = "max_total_completion_tokens_reached"
-            state["is_truncated"] = True
+            own.stop_condition = "max_total_completion_tokens_reached"
+            own.is_truncated = True
             return True
         return False
 
@@ -227,9 +228,10 @@ class SingleTurnEnv(MultiTurnEnv):
     async def run(self, state: State, turn: Turn) -> None:
         """Set up the state and query the model once."""
         await self._set_up(state)
-        state["completion"] = self._visible([await turn(state, as_messages(state["prompt"]))])
+        own = bookkeeping(state)
+        own.completion = self._visible([await turn(state, as_messages(own.prompt))])
         if not await self.check_stops(state):
-            state["stop_condition"] = "answered"
+            own.stop_condition = "answered"
 
     async def env_response(self, messages: Messages, state: State, **kwargs: Any) -> Messages:
         """Return nothing; a single-turn environment never replies."""

@@ -20,7 +20,7 @@ from rove.core.model_roles import query
 from rove.core.protocols import Client
 from rove.core.ranges import CountOrUnlimited, NonNegativeInt, PositiveInt
 from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn, stop, teardown
 from rove.envs.sandbox import PythonEnv, use_of
 from rove.rubrics import Rubric
@@ -71,17 +71,19 @@ RECURSION_INSTRUCTIONS = """\
 
 def answer_ready(state: State) -> float:
     """1 if the model has marked its answer as final."""
-    return float(state["rlm"].ready)
+    return float(bookkeeping(state).rlm.ready)
 
 
 def sub_calls(state: State) -> float:
     """Replies of sub-models."""
-    return float(len(state["rlm"].calls.steps))
+    return float(len(bookkeeping(state).rlm.calls.steps))
 
 
 def sub_tokens(state: State) -> float:
     """Tokens that sub-models read and generated."""
-    return float(sum(step.usage.prompt_tokens + step.usage.completion_tokens for step in state["rlm"].calls.steps))
+    return float(
+        sum(step.usage.prompt_tokens + step.usage.completion_tokens for step in bookkeeping(state).rlm.calls.steps)
+    )
 
 
 @dataclass(slots=True)
@@ -123,10 +125,10 @@ class Exploration:
 
 def steps_of(state: State) -> Iterator[TrajectoryStep]:
     """Yield all steps of a conversation, each followed by those of the conversations that it started."""
-    own: list[TrajectoryStep] = state["trajectory"]
+    own = bookkeeping(state).trajectory
     for number in range(len(own) + 1):
         yield from own[number - 1 : number] if number else ()
-        for after, branch in state["rlm"].branches:
+        for after, branch in bookkeeping(state).rlm.branches:
             if after == number:
                 yield from steps_of(branch)
 
@@ -292,18 +294,20 @@ class RLMEnv(PythonEnv):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Run as `PythonEnv`; with `train_sub_calls`, then add the sub-calls to the trajectory in order."""
-        parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [state["trajectory"]]
-        exploration = Exploration(SubCalls(turn, parallel, state["model_roles"], conversations))
-        state.update(rlm=exploration, final_answer="", conversations=conversations)
+        own = bookkeeping(state)
+        parallel, conversations = asyncio.Semaphore(self.max_parallel_calls), [own.trajectory]
+        own.rlm = Exploration(SubCalls(turn, parallel, own.model_roles, conversations))
+        own.conversations = conversations
+        state["final_answer"] = ""
         try:
             await super().run(state, turn)
         finally:
             if self.train_sub_calls:
-                state["trajectory"][:] = list(steps_of(state))
+                own.trajectory[:] = list(steps_of(state))
 
     async def setup_state(self, state: State, **kwargs: Any) -> Any:
         """Load the context and append its preview to the prompt. An override must call this."""
-        state["rlm"].context = context = await self._context_of(state)
+        bookkeeping(state).rlm.context = context = await self._context_of(state)
         if self.code_in == "fence":
             state["tools"] = None
         state["prompt"] = with_preview(state["prompt"], context, self.preview_chars)
@@ -312,7 +316,7 @@ class RLMEnv(PythonEnv):
     async def _context_of(self, state: State) -> Any:
         if not isinstance(self.context, str):
             return await maybe_await(self.context(state))
-        for columns in (state["info"], state["input"]):
+        for columns in (state["info"], bookkeeping(state).input or {}):
             if self.context in columns:
                 return columns[self.context]
         raise ConfigError(
@@ -322,14 +326,14 @@ class RLMEnv(PythonEnv):
     @stop
     def answer_is_ready(self, state: State) -> bool:
         """Stop when the model has marked `answer` as final."""
-        return state["rlm"].ready
+        return bookkeeping(state).rlm.ready
 
     @stop
     def no_tools_called(self, state: State) -> bool:
         """Stop when the model answers without code."""
         if self.code_in == "tool":
             return super().no_tools_called(state)
-        steps = state["trajectory"]
+        steps = bookkeeping(state).trajectory
         return bool(steps) and not self._has_code(steps[-1].completion[-1])
 
     def _has_code(self, message: Mapping[str, Any]) -> bool:
@@ -344,12 +348,12 @@ class RLMEnv(PythonEnv):
 
     def backend_of(self, state: State) -> Backend:
         """Return the backend for the depth of this conversation."""
-        return self.backends[state["rlm"].depth]
+        return self.backends[bookkeeping(state).rlm.depth]
 
     async def setup_sandbox(self, session: Session, state: State) -> None:
         """Put the context and `answer` into a new sandbox; see `SandboxEnv.setup_sandbox`."""
         await super().setup_sandbox(session, state)
-        name, data = context_file(state["rlm"].context)
+        name, data = context_file(bookkeeping(state).rlm.context)
         await session.put(name, data)
         await self._load(session, name)
 
@@ -360,7 +364,7 @@ class RLMEnv(PythonEnv):
 
     async def python(self, code: str, state: State) -> str:
         """Run Python; see `PythonEnv.python`. It can call sub-models."""
-        exploration: Exploration = state["rlm"]
+        exploration: Exploration = bookkeeping(state).rlm
         session = await self.sandbox(state)
         result = await session.run_python(code, functions=self.functions(state))
         output = [self.format_result(result, state)]
@@ -408,7 +412,7 @@ class RLMEnv(PythonEnv):
             await asyncio.gather(*tasks, return_exceptions=True)  # none may still run when the rollout cleans up
 
     def _check_budget(self, state: State, name: str, count: int) -> None:
-        left = self.max_sub_calls - state["rlm"].calls.made
+        left = self.max_sub_calls - bookkeeping(state).rlm.calls.made
         if left < count:
             raise ValueError(f"{name}() asks for {count}, but {left} of {self.max_sub_calls} sub-calls are left")
         if 0 <= self.max_sub_tokens <= (used := sub_tokens(state)):
@@ -416,36 +420,37 @@ class RLMEnv(PythonEnv):
 
     def _branch(self, state: State, prompt: str, context: Any) -> State:
         """Create the state of a new sub-model conversation."""
-        parent: Exploration = state["rlm"]
+        own = bookkeeping(state)
+        parent: Exploration = own.rlm
         is_deep = context is not None and parent.depth + 1 < self.max_depth
         messages = as_messages(prompt if context is None or is_deep else f"{prompt}\n\n{as_text(context)}")
         if is_deep:
             messages = with_preview(messages, context, self.preview_chars)
             messages = [SystemMessage(self.system_prompt), *messages] if self.system_prompt else messages
         branch = State(
-            input=state["input"],
-            prompt=messages,
+            input=own.input,
+            tools=state["tools"] if is_deep else None,
             trajectory=[],
             completion=[],
             is_truncated=False,
-            seed=derive_seed(state["seed"], ROLE, len(parent.branches)) if self.train_sub_calls else state["seed"],
-            tools=state["tools"] if is_deep else None,
+            seed=derive_seed(own.seed, ROLE, len(parent.branches)) if self.train_sub_calls else own.seed,
+            env_seed=own.env_seed,
             rlm=Exploration(parent.calls, parent.depth + 1, context if is_deep else None),
-            **{
-                name: state[name]
-                for name in ("env_seed", "conversations", "model_roles", "role_clients")
-                if name in state
-            },
-            role_numbers=state.setdefault("role_numbers", {}),
+            reads_tools=True,
+            conversations=own.conversations,
+            model_roles=own.model_roles,
+            role_clients=own.role_clients,
+            role_numbers=own.role_numbers,
         )
-        parent.branches.append((len(state["trajectory"]), branch))
-        parent.calls.conversations.append(branch["trajectory"])
+        bookkeeping(branch).prompt = messages
+        parent.branches.append((len(own.trajectory), branch))
+        parent.calls.conversations.append(bookkeeping(branch).trajectory)
         return branch
 
     async def _answer_of(self, branch: State) -> str:
         """Return the final reply of a sub-model."""
-        exploration: Exploration = branch["rlm"]
-        messages: Messages = list(branch["prompt"])
+        exploration: Exploration = bookkeeping(branch).rlm
+        messages: Messages = list(bookkeeping(branch).prompt)
         if exploration.context is None:
             return text_of(await self._query(branch, messages))
         try:
@@ -462,7 +467,7 @@ class RLMEnv(PythonEnv):
 
     async def _query(self, branch: State, messages: Messages) -> Message:
         """Return one reply of a sub-model."""
-        calls: SubCalls = branch["rlm"].calls
+        calls: SubCalls = bookkeeping(branch).rlm.calls
         async with calls.parallel:
             self._check_budget(branch, "llm", 1)
             calls.made += 1

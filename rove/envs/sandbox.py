@@ -16,13 +16,12 @@ from rove.core.checks import checked
 from rove.core.errors import ConfigError, SandboxError, phase
 from rove.core.messages import Messages
 from rove.core.ranges import PositiveFloat, PositiveInt, Seconds
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.tool import StatefulToolEnv
 from rove.rubrics import MathRubric, Rubric, RubricGroup
 from rove.sandbox import Backend, Functions, LocalBackend, Result, SandboxLimits, Session
 from rove.tools.tool import Arguments, make_tool
-from rove.utils.functions import maybe_await
 
 CALL_TIMEOUT_S = 30.0
 """Default wall time of one call."""
@@ -65,7 +64,10 @@ class SandboxUse:
 
 def use_of(state: State) -> SandboxUse:
     """Return the sandbox use of a rollout."""
-    return state.setdefault("sandbox", SandboxUse())
+    own = bookkeeping(state)
+    if own.sandbox is None:
+        own.sandbox = SandboxUse()
+    return own.sandbox
 
 
 def sandbox_ready_wait_time(state: State) -> float:
@@ -184,12 +186,6 @@ class SandboxEnv(StatefulToolEnv):
             if not result.ok:
                 raise SandboxError(f"start_command failed: {result.text()}")
 
-    async def post_rollout(self, state: State) -> Any:
-        """Fetch what is to be scored while the sandbox is still open. May be sync.
-
-        `await self.sandbox(state)` returns the session, and opens it if needed.
-        """
-
     async def sandbox(self, state: State) -> Session:
         """Return the session of the rollout, opened and set up.
 
@@ -244,13 +240,8 @@ class SandboxEnv(StatefulToolEnv):
 
     @cleanup
     async def close_sandbox(self, state: State) -> None:
-        """Call `post_rollout`, then close the sandbox."""
-        use = use_of(state)
-        try:
-            with phase("post_rollout"):
-                await maybe_await(self.post_rollout(state))
-        finally:
-            await use.end()
+        """Close the sandbox, after scoring."""
+        await use_of(state).end()
 
     @teardown
     async def close_backend(self) -> None:

@@ -25,8 +25,8 @@ from rove.core.errors import (
 )
 from rove.core.messages import Message, Messages, ToolMessage, UserMessage, as_message, text_of
 from rove.core.ranges import NonNegativeInt
-from rove.core.state import State
-from rove.envs.environment import Turn, stop
+from rove.core.state import State, bookkeeping
+from rove.envs.environment import Turn, offered_tools, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.rendering.calls_in_text import call_left_in
 from rove.rendering.tool_calls import Call, read_calls, unparsed_call_format
@@ -218,12 +218,18 @@ class ToolEnv(MultiTurnEnv):
         `setup_state` may change that list; the model can call only the tools in it.
         """
         state["tools"] = copy.deepcopy(self.tool_defs)
-        state["sync_calls"] = PendingCalls()
-        token = _sync_calls.set(state["sync_calls"])
+        own = bookkeeping(state)
+        own.reads_tools, own.sync_calls = True, PendingCalls()
+        token = _sync_calls.set(own.sync_calls)
         try:
             await super().run(state, turn)
         finally:
             _sync_calls.reset(token)
+
+    async def post_rollout(self, state: State) -> Any:
+        """Wait up to `CLEANUP_GRACE_S` for sync tools that still run. An override must call this."""
+        if calls := bookkeeping(state).sync_calls:
+            await asyncio.wait(calls, timeout=CLEANUP_GRACE_S)
 
     async def clean_up(self, state: State) -> None:
         """Run the cleanup methods once no sync tool of the rollout is running.
@@ -231,7 +237,7 @@ class ToolEnv(MultiTurnEnv):
         A time limit cannot stop a thread. After `CLEANUP_GRACE_S` the rollout continues without its cleanup, which runs when
         the tool returns, unless the event loop has ended. Override this method to interrupt what a tool waits for.
         """
-        calls: PendingCalls = state.get("sync_calls") or PendingCalls()
+        calls: PendingCalls = bookkeeping(state).sync_calls or PendingCalls()
         is_late = bool(calls)
         try:
             if calls:
@@ -270,7 +276,7 @@ class ToolEnv(MultiTurnEnv):
     @stop
     def no_tools_called(self, state: State) -> bool:
         """Stop when the model answers without a tool call, unless its text has a call: `env_response` explains why."""
-        steps = state["trajectory"]
+        steps = bookkeeping(state).trajectory
         if not steps or steps[-1].completion[-1].get("tool_calls") or self._left_call(state):
             return False
         return steps[-1].finish_reason == "length" or not unparsed_call_format(text_of(steps[-1].completion[-1]))
@@ -281,7 +287,7 @@ class ToolEnv(MultiTurnEnv):
         A reply with tokens comes from a model whose own format was parsed, so that a call in another format is the model's
         mistake.
         """
-        steps = state["trajectory"]
+        steps = bookkeeping(state).trajectory
         if not steps or steps[-1].tokens is not None:
             return None
         reply = steps[-1].completion[-1]
@@ -301,7 +307,7 @@ class ToolEnv(MultiTurnEnv):
             raise ToolParseError(f"tool_calls is {type(calls).__name__}; expected a list of calls")
         text = text_of(messages[-1])
         how = None if calls else unparsed_call_format(text)
-        steps = state["trajectory"]
+        steps = bookkeeping(state).trajectory
         left_call = self._left_call(state)
         if left_call is None and how is not None and steps and steps[-1].tokens is None:
             parsed = read_calls(text, how, self._tools_by_name)[1]
@@ -373,13 +379,13 @@ class ToolEnv(MultiTurnEnv):
     async def _prepared(self, tool: Tool, arguments: Arguments, messages: Messages, state: State) -> Arguments:
         return arguments
 
-    def _tool(self, name: str | None, state: Mapping[str, Any] | None = None) -> Tool:
+    def _tool(self, name: str | None, state: State | None = None) -> Tool:
         """Return a tool by name, among those in `state["tools"]` if there is a state."""
         if name is None:
             raise ToolParseError('a tool call names no function; expected {"function": {"name": …, "arguments": …}}')
         known = self._tools_by_name
-        if state is not None and "tools" in state:
-            shown = {call_name(definition) for definition in state["tools"] or ()}
+        if state is not None and bookkeeping(state).reads_tools:
+            shown = {call_name(definition) for definition in offered_tools(state) or ()}
             known = {one: tool for one, tool in known.items() if one in shown}
         if name not in known:
             given = name[:QUOTED]

@@ -23,7 +23,7 @@ from rove.envs.environment import Environment
 from rove.envs.multi_turn import MultiTurnEnv, env_with_opponent
 from rove.rollouts.evaluation_kinds import EVALUATION_KINDS, EvaluationKind
 from rove.rollouts.groups import RolloutError
-from rove.rollouts.runner import Job, make_turn, run_rollout, score, try_record
+from rove.rollouts.runner import Job, finished_rollout, make_turn, score, scores_after_cleanup, try_record
 
 
 @runtime_checkable
@@ -208,8 +208,9 @@ async def play_all_games(
     async def play(path: _Path) -> None:
         example = examples[path.opening]
         job = Job(example, example_key(example), 0, seed)
-        state = await run_rollout(env_with_opponent(game, path.opponent), job, turn)
-        record = try_record(job, state, await score(env, state), sampling.temperature, None)
+        async with finished_rollout(env_with_opponent(game, path.opponent), job, turn) as state:
+            scores = await score(env, state)
+        record = try_record(job, state, scores_after_cleanup(state, scores), sampling.temperature, None)
         if record.error is not None:
             raise RolloutError(record)
         lines.append(Line(path.opening, tuple(path.taken), path.probability / len(examples), record))

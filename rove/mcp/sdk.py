@@ -15,6 +15,7 @@ import msgspec
 from rove.core.errors import ConfigError, MCPServerError
 from rove.mcp.process import ServerProcess
 from rove.mcp.settings import ServerSettings
+from rove.utils.processes import safe_environment
 
 Part = dict[str, Any]
 
@@ -193,9 +194,8 @@ async def start_process(settings: ServerSettings) -> ServerProcess:
     else:
         decode = lambda line: wrap(types.JSONRPCMessage.model_validate_json(line))  # noqa: E731
         unset = {"exclude_none": True}
-    env = importlib.import_module("mcp.client.stdio").get_default_environment()
     return await ServerProcess.start(
-        settings, env, decode, lambda sent: sent.message.model_dump_json(by_alias=True, **unset).encode()
+        settings, safe_environment(), decode, lambda sent: sent.message.model_dump_json(by_alias=True, **unset).encode()
     )
 
 

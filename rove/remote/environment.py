@@ -14,7 +14,7 @@ from typing import Any
 from rove.core.errors import ConfigError, RemoteError, WorkerError
 from rove.core.messages import Message, Messages
 from rove.core.records import Scores
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, ScriptedPolicy, Turn
 from rove.envs.multi_turn import Opponent
 from rove.remote.rollout import RemoteRollout, score_in_one_worker
@@ -92,10 +92,17 @@ class RemoteEnv(Environment):
         """Wait until a slot for one more rollout is free."""
         return self.pools.slot()
 
+    async def post_rollout(self, state: State) -> None:
+        """Call `post_rollout` in the worker."""
+        rollout: RemoteRollout | None = bookkeeping(state).remote
+        if rollout is not None:
+            await rollout.finish()
+
     async def clean_up(self, state: State) -> None:
         """Clean up in the worker and copy the rollout's result into the state."""
-        if "isolated" in state:
-            await state["isolated"].clean_up()
+        rollout: RemoteRollout | None = bookkeeping(state).remote
+        if rollout is not None:
+            await rollout.clean_up(keep=self.description["has_group_rewards"])
 
     async def tear_down(self) -> None:
         """Run the environment's `@teardown` methods, then end the workers."""
@@ -103,7 +110,8 @@ class RemoteEnv(Environment):
 
     def _remote_policy(self, name: str) -> ScriptedPolicy:
         async def answer(messages: Messages, state: State, rng: Any) -> Any:
-            return await state["isolated"].call_policy(name, messages, rng.getstate(), state.get("conversation", 0))
+            own = bookkeeping(state)
+            return await own.remote.call_policy(name, messages, rng.getstate(), own.conversation)
 
         return answer
 
@@ -221,14 +229,8 @@ class _RemoteRubric(Rubric):
 
     async def score_rollout(self, state: State) -> Scores:
         """Score in the worker; see `Rubric.score_rollout`."""
-        rollout: RemoteRollout = state["isolated"]
-        try:
-            scores = await rollout.score()
-        except BaseException:
-            rollout.release()
-            raise
-        if not self.env.description["has_group_rewards"]:
-            rollout.release()
+        rollout: RemoteRollout = bookkeeping(state).remote
+        scores = await rollout.score()
         own = await super().score_rollout(state)
         # Merge only if there is something to merge: v0 environments sum rewards in another order, which can change the last bit.
         return merge_scores([scores, own]) if own.rewards or own.metrics or own.extras else scores
@@ -237,7 +239,7 @@ class _RemoteRubric(Rubric):
         """Score a group in one worker; see `Rubric.score_group`."""
         given = [await self.score_rollout(state) for state in states] if scores is None else list(scores)
         if states and self.env.description["has_group_rewards"]:
-            rollouts: list[RemoteRollout] = [state["isolated"] for state in states]
+            rollouts: list[RemoteRollout] = [bookkeeping(state).remote for state in states]
             try:
                 given = await score_in_one_worker(rollouts, given)
             finally:

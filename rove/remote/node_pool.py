@@ -15,7 +15,7 @@ from contextlib import asynccontextmanager, suppress
 from typing import Any, Protocol
 
 from rove.core.errors import Error, WorkerError
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.remote.worker_pool import WorkerPool
 from rove.workers import Worker
 from rove.workers.worker import CallHandler
@@ -174,12 +174,12 @@ class NodePool:
                     await self._changed.wait()
             except TimeoutError as error:
                 raise WorkerError(f"no node is left, and no new one started within {self.wait_seconds:g} s") from error
-        pool_of_group = self._group_pools.get(state["env_seed"]) if self.keep_groups_together else None
+        pool_of_group = self._group_pools.get(bookkeeping(state).env_seed) if self.keep_groups_together else None
         if pool_of_group is not None and pool_of_group in self._pools.values():
             return pool_of_group
         pool = min(self._pools.values(), key=lambda one: one.load)
         if self.keep_groups_together:
-            self._group_pools[state["env_seed"]] = pool
+            self._group_pools[bookkeeping(state).env_seed] = pool
             while len(self._group_pools) > MAX_GROUPS:
                 del self._group_pools[next(iter(self._group_pools))]
         return pool

@@ -25,7 +25,7 @@ from rove.core.messages import Message
 from rove.core.protocols import Request, SamplingParams
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.renderings import Rendering
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Turn
 from rove.envs.multi_turn import Opponent
 from rove.remote.worker_pool import WorkerPool, WorkerPools
@@ -57,11 +57,13 @@ class RemoteRollout:
         self.pool: WorkerPool | None = None
         self.worker: Worker | None = None
         self.number = -1
-        state["isolated"] = self
+        self.own = bookkeeping(state)
+        self.own.remote = self
         self._requests = ModelRequests(state, turn, opponent)
         self._has_opponent = opponent is not None
         self._is_registered = False
         self._ran_alone = False
+        self._is_scored = False
         self._lost_nodes = 0
 
     async def time_limit(self) -> float | None:
@@ -69,7 +71,7 @@ class RemoteRollout:
         while True:
             worker = await self._acquire_worker()
             try:
-                return await worker.request("time_limit", example=self.state["input"])
+                return await worker.request("time_limit", example=self.own.input)
             except WorkerError:
                 if not await self._may_change_node():
                     raise
@@ -99,25 +101,43 @@ class RemoteRollout:
         finally:
             await self._requests.end()
 
-    async def clean_up(self) -> None:
+    async def clean_up(self, keep: bool = False) -> None:
         """Clean up in the worker and copy the rollout's result into the state.
+
+        Args:
+            keep: Do not leave the worker yet if the rollout has scores, because group rewards follow.
 
         Raises:
             RemoteError: A `@cleanup` method raised.
         """
-        if self.worker is None or (self.worker.is_closed and self.state["error"] is not None):
-            self.release()
-            return
-        reply = await self._call_with_replay("clean_up", self._replay, **self._end_reasons())
-        self._apply(reply)
-        if self.state["error"] is not None or reply["failed"] is not None:
-            self.release()
-        if reply["failed"] is not None:
-            raise RemoteError(**reply["failed"])
+        failed: dict[str, Any] | None = None
+        try:
+            if self._is_gone or (self.worker is not None and self.worker.is_closed and self._is_scored):
+                return  # what there was to clean up has ended with the worker
+            reply = await self._call_with_replay("clean_up", self._replay_finished, **self._end_reasons())
+            self._apply(reply)
+            failed = reply["failed"]
+        finally:
+            if failed is not None or self.own.error is not None or not (keep and self._is_scored):
+                self.release()
+        if failed is not None:
+            raise RemoteError(**failed)
+
+    @property
+    def _is_gone(self) -> bool:
+        """Whether the rollout has never had a worker, or has failed with the end of its worker."""
+        return self.worker is None or (self.worker.is_closed and self.own.error is not None)
+
+    async def finish(self) -> None:
+        """Stop the rollout in the worker if it still runs, and call the environment's `post_rollout`."""
+        if not self._is_gone:
+            await self._call_with_replay("finish", self._replay, **self._end_reasons())
 
     async def score(self) -> Scores:
         """Return the scores of the environment's rubric, without group rewards."""
-        return self.apply_scores(await self._call_with_replay("score", self.replay_finished))
+        scores = self.apply_scores(await self._call_with_replay("score", self._replay_finished))
+        self._is_scored = True
+        return scores
 
     def apply_scores(self, reply: dict[str, Any]) -> Scores:
         """Copy a worker's reply into the state and return its scores."""
@@ -133,9 +153,15 @@ class RemoteRollout:
         self._requests.begin(worker)
         await self._run()
 
-    async def replay_finished(self, worker: Worker) -> None:
-        """Replay a finished rollout in `worker`, including its cleanup."""
+    async def _replay_finished(self, worker: Worker) -> None:
+        """Replay a finished rollout in `worker`, without its cleanup."""
         await self._replay(worker)
+        with suppress(RemoteError):  # post_rollout fails as it did before
+            await self._call("finish", **self._end_reasons())
+
+    async def replay_cleaned_up(self, worker: Worker) -> None:
+        """Replay a finished rollout in `worker`, including its cleanup."""
+        await self._replay_finished(worker)
         await self._call("clean_up", **self._end_reasons())
 
     async def score_with(self, rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[dict[str, Any]]:
@@ -199,10 +225,10 @@ class RemoteRollout:
 
     async def _run(self) -> None:
         assert self.pool is not None
-        seeds = {"seed": self.state["seed"], "env_seed": self.state["env_seed"]}
+        seeds = {"seed": self.own.seed, "env_seed": self.own.env_seed}
         try:
             options = {"has_opponent": self._has_opponent, "forget": self.pool.take_finished()}
-            await self._call("run", example=self.state["input"], **seeds, **options)
+            await self._call("run", example=self.own.input, **seeds, **options)
         except RemoteError as error:
             own = self._requests.failure
             if own is not None and (error.type, error.args[0]) == (type(own).__name__, str(own)):
@@ -235,26 +261,25 @@ class RemoteRollout:
 
     def _end_reasons(self) -> dict[str, Any]:
         """Return how the rollout ended as far as this process knows."""
-        return {"stop_condition": self.state["stop_condition"], "is_truncated": self.state["is_truncated"]}
+        return {"stop_condition": self.own.stop_condition, "is_truncated": self.own.is_truncated}
 
     def _apply(self, reply: dict[str, Any]) -> None:
-        state = self.state
+        own = self.own
         for name in ("prompt", "completion"):
             value = reply[name]
-            state[name] = value if isinstance(value, str) else [Message(message) for message in value]
-        state["stop_condition"] = state["stop_condition"] or reply["stop_condition"]
-        state["is_truncated"] = state["is_truncated"] or reply["is_truncated"]
-        state["tools"] = reply["tools"]
-        state["renderings"] = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
+            setattr(own, name, value if isinstance(value, str) else [Message(message) for message in value])
+        own.stop_condition = own.stop_condition or reply["stop_condition"]
+        own.is_truncated = own.is_truncated or reply["is_truncated"]
+        own.tools = reply["tools"]
+        own.renderings = msgspec.convert(reply["renderings"], dict[int, Rendering], strict=False)
         requests = self._requests
-        state["model_roles"] = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
-        if reply["env_id"]:
-            state["env_id"] = reply["env_id"]
+        own.model_roles = {role: requests.steps(steps) for role, steps in reply["model_roles"].items()}
+        own.env_id = reply["env_id"] or own.env_id
         steps = requests.steps(reply["trajectory"])
         for step, reward in zip(steps, reply["step_rewards"], strict=True):
             if reward is not None:
                 step["reward"] = reward
-        state["trajectory"][:] = [*steps, *requests.missing(reply["trajectory"])]
+        own.trajectory[:] = [*steps, *requests.missing(reply["trajectory"])]
 
 
 async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequence[Scores]) -> list[Scores]:
@@ -268,7 +293,7 @@ async def score_in_one_worker(rollouts: Sequence[RemoteRollout], scores: Sequenc
                 for rollout in rollouts:
                     rollout.release()
                     rollout.join_pool(first.pool)
-                    await rollout.replay_finished(worker)
+                    await rollout.replay_cleaned_up(worker)
             reply = await first.score_with(rollouts, scores)
             return [rollout.apply_scores(one) for rollout, one in zip(rollouts, reply, strict=True)]
         except WorkerError:
@@ -337,7 +362,8 @@ class ModelRequests:
         """Whether new requests are refused."""
         self.failure: Error | None = None
         """The last error of the model's client."""
-        state["conversations"] = [state["trajectory"]]
+        self.own = bookkeeping(state)
+        self.own.conversations = [self.own.trajectory]
 
     def begin(self, worker: Worker) -> None:
         """Start or restart the rollout in this worker."""
@@ -357,7 +383,7 @@ class ModelRequests:
         """
         one = self._match(call_id, conversation, ModelRequest(**request))
         if one is None:
-            return {"limit": str(self.state["stop_condition"]), "truncated": False}
+            return {"limit": str(self.own.stop_condition), "truncated": False}
         assert one.task is not None
         try:
             message = await asyncio.shield(one.task)
@@ -435,7 +461,7 @@ class ModelRequests:
         waiting = [one for one in self._sent if not one.is_matched]
         one = next((one for one in waiting if one.request == request), None)
         if one is not None:
-            self._conversations.setdefault(number, one.state)["conversation"] = number
+            bookkeeping(self._conversations.setdefault(number, one.state)).conversation = number
             one.is_matched, one.call_id = True, call_id
             one.repeated.set()
             return one
@@ -446,23 +472,34 @@ class ModelRequests:
             return None
         one = _PendingRequest(next(self._numbers), request, self._conversation(number, request.seed), call_id, is_own)
         self._sent.append(one)
-        one.state["tools"] = request.tools
+        bookkeeping(one.state).tools = request.tools
         if request.prompt is not None:
-            self.state["prompt"] = request.prompt
+            self.own.prompt = request.prompt
         one.task = asyncio.create_task(self._respond(one))
         return one
 
     def _conversation(self, number: int, seed: int) -> State:
         """Return the state of a conversation; it shares some values with the rollout's state."""
-        root = self.state
+        root = self.own
         if number not in self._conversations:
-            shared_worker = {
-                name: root[name] for name in ("input", "env_seed", "model_roles", "conversations", "isolated")
-            }
-            role_numbers = root.setdefault("role_numbers", {})
-            own = {"trajectory": [], "completion": [], "is_truncated": False, "stop_condition": None, "error": None}
-            inner = State(**shared_worker, **own, seed=seed, role_numbers=role_numbers, conversation=number)
-            root["conversations"].append(inner["trajectory"])
+            inner = State(
+                input=root.input,
+                trajectory=[],
+                completion=[],
+                is_truncated=False,
+                stop_condition=None,
+                error=None,
+                seed=seed,
+                env_seed=root.env_seed,
+                model_roles=root.model_roles,
+                role_clients=root.role_clients,
+                role_numbers=root.role_numbers,
+                conversations=root.conversations,
+                conversation=number,
+                remote=root.remote,
+            )
+            assert root.conversations is not None
+            root.conversations.append(bookkeeping(inner).trajectory)
             self._conversations[number] = inner
         return self._conversations[number]
 
@@ -480,7 +517,8 @@ class ModelRequests:
             self.failure = error
             raise
         role = one.request.role
-        steps = one.state["trajectory"] if role is None else one.state["model_roles"][role]
+        own = bookkeeping(one.state)
+        steps = own.trajectory if role is None else own.model_roles[role]
         one.step = next(step for step in reversed(steps) if step.completion[-1] is message)
         return message
 

@@ -14,20 +14,31 @@ import random
 import socket
 import struct
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
 
 from rove.core import errors
-from rove.core.errors import Error, LimitReachedError, RemoteError, ends_task, mark_phase, phase_of, traceback_text
+from rove.core.errors import (
+    ConfigError,
+    Error,
+    LimitReachedError,
+    RemoteError,
+    ends_task,
+    mark_phase,
+    phase,
+    phase_of,
+    traceback_text,
+)
 from rove.core.messages import Message, Messages, as_message
 from rove.core.model_roles import query
 from rove.core.protocols import Request, Response
 from rove.core.records import Scores, TrajectoryStep, Usage
 from rove.core.renderings import Rendering
-from rove.core.state import State
-from rove.envs.environment import Environment, Turn
+from rove.core.state import State, bookkeeping, completion_of, prompt_of
+from rove.envs.environment import Environment, Turn, offered_tools, take_result
 from rove.envs.loading import load_environment
 from rove.envs.multi_turn import TwoPlayer, env_with_opponent
 from rove.rollouts.runner import error_info
@@ -92,22 +103,22 @@ class WorkerRollout:
 
     def result(self) -> dict[str, Any]:
         """Return what the parent needs of the rollout. A step that the parent has recorded is represented by its number."""
-        state, numbers = self.state, {id(step): number for step, number in self.answers}
+        own, numbers = bookkeeping(self.state), {id(step): number for step, number in self.answers}
 
         def encode_steps(steps: Sequence[TrajectoryStep]) -> list[Any]:
             return [numbers[id(step)] if id(step) in numbers else msgspec.to_builtins(step) for step in steps]
 
         return {
-            "prompt": state["prompt"],
-            "completion": state["completion"],
-            "stop_condition": None if state["stop_condition"] is None else str(state["stop_condition"]),
-            "is_truncated": bool(state["is_truncated"]),
-            "tools": state.get("tools"),
-            "model_roles": {role: encode_steps(steps) for role, steps in (state.get("model_roles") or {}).items()},
-            "trajectory": encode_steps(state["trajectory"]),
-            "renderings": msgspec.to_builtins(state.get("renderings") or {}, str_keys=True),
-            "step_rewards": [step.reward for step in state["trajectory"]],
-            "env_id": state.get("env_id", ""),
+            "prompt": prompt_of(self.state),
+            "completion": completion_of(self.state),
+            "stop_condition": own.stop_condition,
+            "is_truncated": own.is_truncated,
+            "tools": own.tools,
+            "model_roles": {role: encode_steps(steps) for role, steps in own.model_roles.items()},
+            "trajectory": encode_steps(own.trajectory),
+            "renderings": msgspec.to_builtins(own.renderings, str_keys=True),
+            "step_rewards": [step.reward for step in own.trajectory],
+            "env_id": own.env_id,
         }
 
 
@@ -196,7 +207,7 @@ class _RpcServer:
             input=example,
             trajectory=[],
             model_roles={},
-            completion=[],
+            completion=None,
             seed=seed,
             env_seed=env_seed,
             stop_condition=None,
@@ -228,7 +239,7 @@ class _RpcServer:
         play = self.tasks_by_rollout.pop(number, None)  # None if `clean_up` has taken it
         failure = play.result() if play is not None and not play.cancelled() else None
         if failure is not None:
-            state["error"] = error_info(failure)
+            bookkeeping(state).error = error_info(failure)
             raise failure
 
     async def _run(self, env: Environment, number: int, state: State, turn: Turn) -> BaseException | None:
@@ -236,6 +247,7 @@ class _RpcServer:
         _rollout_number.set(number)
         try:
             await env.run(state, turn)
+            take_result(state)
         except BaseException as error:
             if ends_task(error):
                 raise
@@ -259,7 +271,8 @@ class _RpcServer:
             }
         reply = await self.query_parent(rollout, state, messages, **options)
         message = as_message(reply["message"])
-        tools = state.get("tools") if agent_request is None else agent_request.tools
+        own = bookkeeping(state)
+        tools = own.tools if agent_request is None else agent_request.tools
         step = TrajectoryStep(
             prompt=list(messages),
             completion=[message],
@@ -267,12 +280,12 @@ class _RpcServer:
             usage=Usage(*reply["usage"]),
             seconds=reply["seconds"],
             attempts=reply["attempts"],
-            tools=None if tools == state.get("tools") else tools or [],
+            tools=None if tools == own.tools else tools or [],
         )
-        state["trajectory"].append(step)
+        own.trajectory.append(step)
         rollout.answers.append((step, reply["answer"]))
         if reply["finish_reason"] == "length":
-            state["is_truncated"] = True
+            own.is_truncated = True
         return message
 
     async def role(
@@ -280,8 +293,8 @@ class _RpcServer:
     ) -> Message:
         """Let the parent query the model in another role."""
         client = _ParentClient(self, rollout, options)
-        message = await query(state, messages, client, role=role, tools=state.get("tools"))
-        step = next(step for step in reversed(state["model_roles"][role]) if step.completion[-1] is message)
+        message = await query(state, messages, client, role=role, tools=bookkeeping(state).tools)
+        step = next(step for step in reversed(bookkeeping(state).model_roles[role]) if step.completion[-1] is message)
         rollout.answers.append((step, client.answer))
         return message
 
@@ -290,7 +303,8 @@ class _RpcServer:
     ) -> dict[str, Any]:
         """Send a model request to the parent; cancelling this call cancels the request there."""
         call_id = self.count + 1
-        prompt = rollout.state["prompt"]
+        prompt, own = prompt_of(rollout.state), bookkeeping(state)
+        own.tools = offered_tools(state)
         try:
             reply = await self.call_parent(
                 "respond",
@@ -298,9 +312,9 @@ class _RpcServer:
                 call_id=call_id,
                 conversation=rollout.conversation(state),
                 messages=messages,
-                tools=state.get("tools"),
+                tools=own.tools,
                 prompt=prompt if isinstance(prompt, str) else None,
-                seed=state["seed"],
+                seed=own.seed,
                 **options,
             )
         except asyncio.CancelledError:
@@ -320,20 +334,32 @@ class _RpcServer:
             "opponent_move", number=_rollout_number.get(), view=view, legal=legal, rendering=rendering
         )
 
-    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, Any]:
-        """Stop a rollout if it still runs, clean up, and return its result. The parent may give a stop condition of its own."""
+    async def _end(self, number: int, stop_condition: str | None, is_truncated: bool) -> WorkerRollout:
+        """Stop a rollout if it still runs, and return it. The parent may give a stop condition of its own."""
         rollout = self.rollouts[number]
-        state = rollout.state
+        own = bookkeeping(rollout.state)
         play = self.tasks_by_rollout.pop(number, None)
         if play is not None:
             play.cancel()
             await asyncio.wait([play])
-        if stop_condition is not None:
-            state["stop_condition"] = stop_condition
-        state["is_truncated"] = state["is_truncated"] or is_truncated
+        own.stop_condition = own.stop_condition if stop_condition is None else stop_condition
+        own.is_truncated = own.is_truncated or is_truncated
+        with suppress(ConfigError):  # then the rollout has failed with this error
+            take_result(rollout.state)
+        return rollout
+
+    async def finish(self, number: int, stop_condition: str | None, is_truncated: bool) -> None:
+        """Stop a rollout if it still runs, and prepare its scoring."""
+        rollout = await self._end(number, stop_condition, is_truncated)
+        with phase("post_rollout"):
+            await maybe_await(self.env.post_rollout(rollout.state))
+
+    async def clean_up(self, number: int, stop_condition: str | None, is_truncated: bool) -> dict[str, Any]:
+        """Stop a rollout if it still runs, clean up, and return its result."""
+        rollout = await self._end(number, stop_condition, is_truncated)
         failed: dict[str, Any] | None = None
         try:
-            await self.env.clean_up(state)
+            await self.env.clean_up(rollout.state)
         except BaseException as error:
             if ends_task(error):
                 raise

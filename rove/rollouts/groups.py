@@ -16,7 +16,16 @@ from rove.core.protocols import Client, SamplingParams
 from rove.core.records import RolloutRecord, Scores
 from rove.core.state import State
 from rove.envs.environment import Environment
-from rove.rollouts.runner import Allowance, Job, make_turn, run_rollout, score, score_group, try_record
+from rove.rollouts.runner import (
+    Allowance,
+    Job,
+    finished_rollout,
+    make_turn,
+    score,
+    score_group,
+    scores_after_cleanup,
+    try_record,
+)
 
 
 async def run_groups(
@@ -66,9 +75,11 @@ async def run_groups(
 
     async def play(unit: _Unit, position: int, place: _Place) -> None:
         turn = make_turn(client, model, sampling, allowance, place.give_up, for_training)
-        state = await run_rollout(env, unit.jobs[position], turn, allowance.limits.timeout_seconds, model_roles)
+        job, seconds = unit.jobs[position], allowance.limits.timeout_seconds
+        async with finished_rollout(env, job, turn, seconds, model_roles) as state, scoring:
+            scores = await score(env, state)
         async with scoring:
-            records = await unit.add(position, env, state, sampling.temperature, step)
+            records = await unit.add(position, env, state, scores, sampling.temperature, step)
         for record in records:
             keep(record)
         failed = next((record for record in records if record.error), None)
@@ -194,14 +205,20 @@ class _Unit(msgspec.Struct):
     finished: dict[int, tuple[State, Scores | None]] = {}
 
     async def add(
-        self, position: int, env: Environment, state: State, temperature: float | None, step: int | None
+        self,
+        position: int,
+        env: Environment,
+        state: State,
+        scores: Scores | None,
+        temperature: float | None,
+        step: int | None,
     ) -> list[RolloutRecord]:
-        """Score a finished rollout, and the group after its last rollout; return the records that are final then."""
-        self.finished[position] = state, await score(env, state)
+        """Add a scored rollout, and score the group after its last one; return the records that are final then."""
+        self.finished[position] = state, scores_after_cleanup(state, scores)
         if len(self.finished) < len(self.jobs):
             return []
-        states, scores = zip(*(self.finished[i] for i in range(len(self.jobs))), strict=True)
-        made = zip(self.jobs, states, await score_group(env, states, list(scores)), strict=True)
+        states, members = zip(*(self.finished[i] for i in range(len(self.jobs))), strict=True)
+        made = zip(self.jobs, states, await score_group(env, states, list(members)), strict=True)
         return [try_record(job, state, given, temperature, step) for job, state, given in made]
 
 

@@ -22,13 +22,14 @@ from rove.core.messages import Message, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.ranges import FiniteFloat, PositiveInt
 from rove.core.records import Outcome, RolloutRecord, Timing
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import Environment, Turn, messages_of
 from rove.rollouts.groups import run_groups
 from rove.rollouts.runner import Job, make_turn, plan
 from rove.runs.run import Run, are_consecutive
 from rove.runs.serialization import decode_record, encode_record
 from rove.statistics import Price, Tally
+from rove.utils.functions import maybe_await
 
 DEFAULT_MAX_CONCURRENT = 32
 """Default number of concurrent replays."""
@@ -260,9 +261,10 @@ class _Replay(Environment):
 
     async def run(self, state: State, turn: Turn) -> None:
         """Replay one rollout with its recorded answers; `turn` is not used."""
-        answers = _Answers(self._expected[state["seed"]])
+        own = bookkeeping(state)
+        answers = _Answers(self._expected[own.seed])
         others = answers.record.model_roles.items()
-        state["role_clients"] = {
+        own.role_clients = {
             role: _Answers(msgspec.structs.replace(answers.record, steps=steps, stop_condition=None))
             for role, steps in others
         }
@@ -272,12 +274,16 @@ class _Replay(Environment):
         except LimitReachedError as reached:
             limit = reached
         finally:
-            del state["role_clients"]  # a rubric queries its judge again
-            steps = zip(state["trajectory"], answers.record.steps)
-            state["trajectory"][:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
+            own.role_clients = None  # a rubric queries its judge again
+            steps = zip(own.trajectory, answers.record.steps)
+            own.trajectory[:] = [msgspec.structs.replace(step, seconds=old.seconds) for step, old in steps]
         answers.check_end(state, limit is not None)
         if limit is not None:
             raise limit
+
+    async def post_rollout(self, state: State) -> None:
+        """See `Environment.post_rollout`."""
+        await maybe_await(self.env.post_rollout(state))
 
     async def clean_up(self, state: State) -> None:
         """See `Environment.clean_up`."""
@@ -339,7 +345,7 @@ class _Answers:
             if self._failure is not None:  # the environment may have caught the error
                 raise self._failure
             if self._given < turns:
-                stop = state["stop_condition"]
+                stop = bookkeeping(state).stop_condition
                 self._fail(
                     f"after turn {self._given}: the rollout ends ({stop}); the recorded rollout has {turns} turns"
                 )
@@ -349,7 +355,8 @@ class _Answers:
                 self._fail(f"after turn {turns}: it was cut off there, in the middle of the environment's own work")
             self._compare("in its last messages", completion, record.completion)
         if record.stop_condition in LIMITS:
-            state.update(stop_condition=record.stop_condition, is_truncated=record.is_truncated)
+            own = bookkeeping(state)
+            own.stop_condition, own.is_truncated = record.stop_condition, record.is_truncated
 
     @property
     def _given(self) -> int:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import asyncio
 import copy
 import time
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from itertools import takewhile
 from typing import Any
@@ -31,10 +31,12 @@ from rove.core.messages import Message, Messages, text_of
 from rove.core.model_roles import RoleClients, query
 from rove.core.protocols import Client, Limits, Request, Response, SamplingParams
 from rove.core.records import ErrorInfo, RolloutRecord, Scores, Timing, TrajectoryStep, Usage
-from rove.core.state import State
+from rove.core.state import Bookkeeping, State, bookkeeping, prompt_of
 from rove.envs.dataset import example_key
-from rove.envs.environment import Environment, Turn, messages_of
+from rove.envs.environment import Environment, Turn, messages_of, offered_tools, take_result
+from rove.runs.serialization import check_storable
 from rove.statistics import Price
+from rove.utils.functions import maybe_await
 
 
 class Job(msgspec.Struct, frozen=True):
@@ -218,7 +220,7 @@ def make_turn(
         on_request: called before each request.
         for_training: refuse what `check_trainable` refuses.
     """
-    own = model
+    default_model = model
 
     async def turn(
         state: State,
@@ -229,14 +231,19 @@ def make_turn(
         sampling_args: Mapping[str, Any] | None = None,
         agent_request: Request | None = None,
     ) -> Message:
-        shown = state.get("tools")
+        own = bookkeeping(state)
+        shown = own.tools = offered_tools(state)
         if role is not None:
             args = sampling if sampling_args is None else sampling_args
             tools = shown if agent_request is None else agent_request.tools
-            return await query(state, messages, client, role=role, model=model or own, sampling_args=args, tools=tools)
-        trajectory: list[TrajectoryStep] = state["trajectory"]
-        turns: _Turns = state.setdefault("turn_numbers", _Turns())
-        allowance.check(trajectory, state.get("conversations"), turns.under_way)
+            return await query(
+                state, messages, client, role=role, model=model or default_model, sampling_args=args, tools=tools
+            )
+        if own.turn_numbers is None:
+            own.turn_numbers = _Turns()
+        turns: _Turns = own.turn_numbers
+        trajectory = own.trajectory
+        allowance.check(trajectory, own.conversations, turns.under_way)
         how = sampling if agent_request is None else merge_sampling(sampling, agent_request.sampling_params)
         if for_training:
             check_trainable(sampling, how)
@@ -244,12 +251,12 @@ def make_turn(
         request = Request(
             messages=[*known, *messages[len(known) :]],
             sampling_params=how,
-            model=own,
+            model=default_model,
             tools=shown if agent_request is None else agent_request.tools,
             previous=before.tokens if before else None,
-            seed=derive_seed(state["seed"], turns.begun),
+            seed=derive_seed(own.seed, turns.begun),
             state=state,
-            text="".join(map(text_of, messages)) if isinstance(state.get("prompt"), str) else None,
+            text="".join(map(text_of, messages)) if isinstance(prompt_of(state), str) else None,
             on_text=None if agent_request is None else agent_request.on_text,
         )
         started = time.perf_counter()
@@ -258,16 +265,19 @@ def make_turn(
             response = await client.respond(request)
         trajectory.append(_step(request, response, time.perf_counter() - started, shown))
         if response.finish_reason == "length":
-            state["is_truncated"] = True
+            own.is_truncated = True
         return response.message
 
     return turn
 
 
-async def run_rollout(
+@asynccontextmanager
+async def finished_rollout(
     env: Environment, job: Job, turn: Turn, timeout_seconds: float | None = None, model_roles: RoleClients | None = None
-) -> State:
-    """Run one rollout. Errors are recorded in `state["error"]` instead of raised.
+) -> AsyncIterator[State]:
+    """Run one rollout; score it in the `async with` block. Its `@cleanup` methods run at the end of the block.
+
+    Errors of the rollout and of the cleanup are recorded in its state instead of raised; see `scores_after_cleanup`.
 
     Args:
         env: The environment.
@@ -276,53 +286,76 @@ async def run_rollout(
         timeout_seconds: Time limit, if shorter than the environment's.
         model_roles: Clients that replace the environment's by role.
     """
-    started = time.perf_counter()
     state = State(
         input=job.example,
         trajectory=[],
         model_roles={},
-        completion=[],
+        completion=None,
         seed=derive_seed(job.seed, job.key, job.index),
         env_seed=derive_seed(job.seed, job.key),
         stop_condition=None,
         is_truncated=False,
         error=None,
-        **({} if model_roles is None else {"role_clients": model_roles}),
+        role_clients=model_roles,
     )
+    own = bookkeeping(state)
     try:
-        with _contained(state):
-            state["input"] = _own_copy(
-                job.example
-            )  # the group shares the example; a rollout must not change it for others
-            limits = (env.time_limit(state), timeout_seconds)
-            limit = min((limit for limit in limits if limit is not None), default=None)
-            await run_with_limits(limit, state, lambda: env.run(state, turn))
+        with _timed(own):
+            await _run(env, job, state, turn, timeout_seconds)
+        yield state
     finally:  # clean up also after a cancellation
-        with _contained(state), phase("cleanup"):
+        with _timed(own), _contained(state), phase("cleanup"):
             await env.clean_up(state)
-    state["seconds"] = time.perf_counter() - started
-    return state
+
+
+async def _run(env: Environment, job: Job, state: State, turn: Turn, timeout_seconds: float | None) -> None:
+    own = bookkeeping(state)
+    with _contained(state):
+        own.input = _own_copy(job.example)  # the group shares the example; a rollout must not change it for others
+        limits = (env.time_limit(state), timeout_seconds)
+        limit = min((limit for limit in limits if limit is not None), default=None)
+        await run_with_limits(limit, state, lambda: env.run(state, turn))
+    with _contained(state):
+        take_result(state)
+    with _contained(state), phase("post_rollout"):
+        await maybe_await(env.post_rollout(state))
+
+
+@contextmanager
+def _timed(own: Bookkeeping) -> Iterator[None]:
+    """Add the wall time of this block to that of the rollout."""
+    started = time.perf_counter()
+    try:
+        yield
+    finally:
+        own.seconds += time.perf_counter() - started
+
+
+def scores_after_cleanup(state: State, scores: Scores | None) -> Scores | None:
+    """Return the scores of a rollout that has been cleaned up; None if its cleanup failed."""
+    return scores if bookkeeping(state).error is None else None
 
 
 async def run_with_limits(timeout_seconds: float | None, state: State, run: Callable[[], Awaitable[None]]) -> None:
     """Run a rollout until it ends or reaches a limit of turns, tokens or time, and set its stop condition."""
+    own = bookkeeping(state)
     limit = asyncio.timeout(timeout_seconds)
     try:
         async with limit:
             await run()
     except OverlongPromptError:
-        state.update(stop_condition="prompt_too_long", is_truncated=True)
+        own.stop_condition, own.is_truncated = "prompt_too_long", True
     except LimitReachedError as reached:
-        state.update(stop_condition=str(reached), is_truncated=state["is_truncated"] or reached.truncated)
+        own.stop_condition, own.is_truncated = str(reached), own.is_truncated or reached.truncated
     except TimeoutError as error:
         if not limit.expired():
             raise
         # A rollout without an answer from its endpoint must not get a score.
         unanswered = unanswered_attempts(error.__cause__)
-        if unanswered or not state["trajectory"]:
+        if unanswered or not own.trajectory:
             problem = f"no answer within the rollout's time limit of {timeout_seconds:g} s"
             raise InfraError(f"{problem}: {unanswered[-1]}" if unanswered else problem, unanswered or ()) from error
-        state.update(stop_condition="timeout_reached", is_truncated=True)
+        own.stop_condition, own.is_truncated = "timeout_reached", True
 
 
 def _own_copy(value: Any) -> Any:
@@ -346,7 +379,8 @@ def _contained(*states: State) -> Iterator[None]:
         if ends_task(error):
             raise
         for state in states:
-            state["error"] = state["error"] or error_info(error)
+            own = bookkeeping(state)
+            own.error = own.error or error_info(error)
 
 
 def error_info(error: BaseException) -> ErrorInfo:
@@ -358,14 +392,15 @@ def error_info(error: BaseException) -> ErrorInfo:
 
 
 async def score(env: Environment, state: State) -> Scores | None:
-    """Return the scores of a finished rollout; None, with `state["error"]` set, if the rollout or its scoring failed."""
-    if state["error"] is not None:
+    """Return the scores of a finished rollout; None, with its error recorded, if the rollout or its scoring failed."""
+    own = bookkeeping(state)
+    if own.error is not None:
         return None
     started = time.perf_counter()
     scores: Scores | None = None
     with _contained(state), phase("scoring"):
         scores = await env.rubric.score_rollout(state)
-    state["scoring_seconds"] = time.perf_counter() - started
+    own.scoring_seconds = time.perf_counter() - started
     return scores
 
 
@@ -387,46 +422,52 @@ def make_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
     """Return the frozen record of a finished, scored rollout."""
-    steps: list[TrajectoryStep] = state["trajectory"]
+    own = bookkeeping(state)
     prompt, completion = messages_of(state)
     return RolloutRecord(
         example_key=job.key,
         example_id=job.example["example_id"],
         rollout_index=job.index,
-        seed=state["seed"],
+        seed=own.seed,
         prompt=prompt,
         completion=completion,
         answer=job.example["answer"],
         info=job.example["info"],
-        steps=steps,
-        stop_condition=None if state["stop_condition"] is None else str(state["stop_condition"]),
-        is_truncated=bool(state["is_truncated"]),
+        steps=own.trajectory,
+        stop_condition=own.stop_condition,
+        is_truncated=own.is_truncated,
         scores=scores,
-        error=state["error"],
-        usage=sum((s.usage for s in steps), Usage()),
-        timing=Timing(state["seconds"], sum(s.seconds for s in steps), state.get("scoring_seconds", 0.0)),
+        error=own.error,
+        usage=sum((s.usage for s in own.trajectory), Usage()),
+        timing=Timing(own.seconds, sum(s.seconds for s in own.trajectory), own.scoring_seconds),
         temperature=temperature,
         step=step,
-        env_id=state.get("env_id", ""),
-        model_roles=state.get("model_roles") or {},
-        renderings=state.get("renderings") or {},
-        tools=state.get("tools") or None,
+        env_id=own.env_id,
+        model_roles=own.model_roles,
+        renderings=own.renderings,
+        tools=own.tools or None,
     )
 
 
 def try_record(
     job: Job, state: State, scores: Scores | None, temperature: float | None, step: int | None
 ) -> RolloutRecord:
-    """Return the record of a rollout; if its state is invalid, a record of that error."""
+    """Return the record of a rollout; if it cannot be written to a run folder and read back, a record of that error."""
     with _contained(state), phase("rollout"):
-        return make_record(job, state, scores, temperature, step)
+        record = make_record(job, state, scores, temperature, step)
+        check_storable(record)
+        return record
+    own = bookkeeping(state)
     empty = State(
-        state,
-        trajectory=[],
-        model_roles={},
-        renderings={},
-        completion=[],
+        input=job.example,
         prompt=job.example["prompt"],
-        error=state["error"],
+        seed=own.seed,
+        stop_condition=own.stop_condition,
+        is_truncated=own.is_truncated,
+        completion=[],
+        error=own.error,
+        seconds=own.seconds,
+        scoring_seconds=own.scoring_seconds,
+        env_id=own.env_id,
     )
     return make_record(job, empty, None, temperature, step)

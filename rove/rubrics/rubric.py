@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import reprlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
@@ -14,9 +13,9 @@ from typing import Any, TypeVar
 from rove.core.digest import digest_code
 from rove.core.errors import ConfigError, Error, nearest, phase
 from rove.core.records import Scores
-from rove.core.state import INPUT_FIELDS, State
+from rove.core.state import INPUT_FIELDS, READABLE, State, bookkeeping, completion_of, prompt_of
 from rove.parsers.parser import Parser
-from rove.utils.functions import function_name, maybe_await, unwrapped
+from rove.utils.functions import function_name, maybe_await, short_repr, unwrapped
 
 RewardFunc = Callable[..., Any]
 """A reward function takes arguments by name and returns a number, or one number per state if marked with `group_reward`."""
@@ -258,7 +257,7 @@ class Rubric:
             result = await maybe_await(function.func(**arguments))
             if not isinstance(result, Iterable):
                 raise Error(
-                    f"group reward function '{function.name}' returned {reprlib.repr(result)}; "
+                    f"group reward function '{function.name}' returned {short_repr(result)}; "
                     f"expected a list of {len(states)} numbers, one per state"
                 )
             values = [_number(function.name, value) for value in result]
@@ -276,7 +275,9 @@ class Rubric:
         return Scores(_weighted_sum(rewards, weights), rewards, weights, metrics)
 
     def _available(self, state: State) -> set[str]:
-        return {"state", "parser", *_FALLBACKS, *self.class_objects, *(state.get("input") or ()), *state}
+        row = bookkeeping(state).input or {}
+        recorded = {name for name in READABLE if name in state}
+        return {"state", "parser", *_FALLBACKS, *self.class_objects, *row, *recorded, *map(str, state)}
 
     def _find(self, name: str, state: State) -> Any:
         if name == "state":
@@ -285,10 +286,13 @@ class Rubric:
             return self.parser
         if name in self.class_objects:
             return self.class_objects[name]
-        if name not in _STATE_FIRST:
-            row = state.get("input") or {}
-            if name in row:
-                return row[name]
+        if name == "prompt" and "prompt" in state:
+            return prompt_of(state)
+        if name == "completion" and "completion" in state:
+            return completion_of(state)
+        row = bookkeeping(state).input or {}
+        if name not in _STATE_FIRST and name in row:
+            return row[name]
         value = state.get(name, _ABSENT)
         return _FALLBACKS[name]() if value is _ABSENT and name in _FALLBACKS else value
 
@@ -422,7 +426,7 @@ def _number(name: str, value: Any) -> float:
     except (TypeError, ValueError, OverflowError, RuntimeError):
         number = math.nan
     if not math.isfinite(number):
-        raise Error(f"reward function '{name}' returned {reprlib.repr(value)}; expected a finite number")
+        raise Error(f"reward function '{name}' returned {short_repr(value)}; expected a finite number")
     return number
 
 

@@ -11,10 +11,11 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from rove.core.errors import RunError
+from rove.core.errors import ConfigError, RunError
 from rove.core.messages import Message
 from rove.core.records import SCHEMA_VERSION, Outcome, RolloutRecord, StepTokens, TrajectoryStep, Usage
 from rove.runs.upgrade import upgrade_line
+from rove.utils.functions import short_repr
 
 
 def _extends(longer: list[Any], shorter: list[Any]) -> bool:
@@ -160,19 +161,33 @@ def _restore(stored: list[_StoredStep]) -> list[TrajectoryStep]:
     return steps
 
 
-def _storable(value: Any) -> Any:
-    """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?"."""
+MAX_DEPTH = 100
+"""Levels of nesting that are written; deeper values become texts."""
+MAX_INTEGER = 1 << 63
+"""Larger integers become texts."""
+
+
+def _storable(value: Any, parents: tuple[int, ...] = ()) -> Any:
+    """Return a value that JSON can represent: numpy and torch values as plain ones, lone surrogates as "?".
+
+    Huge integers, structures that contain themselves and what is nested more deeply than `MAX_DEPTH` become texts.
+    """
     if isinstance(value, str):
         return value.encode("utf-8", "replace").decode()
+    if isinstance(value, int) and not -MAX_INTEGER <= value < MAX_INTEGER:
+        return hex(value)  # str() refuses integers of more than 4,300 digits
     if value is None or type(value) in (bool, int, float):
         return value
+    if id(value) in parents or len(parents) == MAX_DEPTH:
+        return short_repr(value)
+    inside = (*parents, id(value))
     if isinstance(value, msgspec.Struct):
-        return {name: _storable(getattr(value, name)) for name in value.__struct_fields__}
+        return {name: _storable(getattr(value, name), inside) for name in value.__struct_fields__}
     if isinstance(value, Mapping):
-        return {_storable(str(key)): _storable(item) for key, item in value.items()}
+        return {_storable(str(key)): _storable(item, inside) for key, item in value.items()}
     if isinstance(value, (list, tuple, set, frozenset)):
-        return [_storable(item) for item in value]
-    return _storable(value.tolist() if hasattr(value, "tolist") else str(value))
+        return [_storable(item, inside) for item in value]
+    return _storable(value.tolist() if hasattr(value, "tolist") else str(value), inside)
 
 
 _StoredT = TypeVar("_StoredT", _StoredRecord, _StoredOutcome, _StoredListed, _StoredVersion, _StoredPlace)
@@ -191,8 +206,23 @@ def encode_record(record: RolloutRecord) -> bytes:
     stored = _StoredRecord(bare, _store(record.steps), {role: _store(steps) for role, steps in roles})
     try:
         return _encoder.encode(stored)
-    except (TypeError, UnicodeEncodeError):
+    except (TypeError, ValueError, OverflowError, RecursionError, msgspec.MsgspecError):
         return _encoder.encode(_storable(stored))
+
+
+def check_storable(record: RolloutRecord) -> None:
+    """Check that a record can be written and read back.
+
+    Raises:
+        ConfigError: a value has another type than the schema says, so that the run folder could not be opened.
+    """
+    try:
+        _decoder.decode(encode_record(record))
+    except (msgspec.MsgspecError, ValueError, TypeError, RecursionError) as error:
+        raise ConfigError(
+            f"the rollout's record cannot be written: {error}. Check the messages, rewards of turns and renderings that the "
+            "environment makes: they have to be plain JSON values of the documented types"
+        ) from error
 
 
 def decode_record(line: bytes) -> RolloutRecord:

@@ -28,7 +28,7 @@ from rove.core.errors import (
 from rove.core.messages import Message, Messages, as_message, as_messages, text_of
 from rove.core.protocols import Request, Response, SamplingParams
 from rove.core.records import TrajectoryStep
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.server.app import APIS, api_handler, key_of, model_body
 from rove.server.handlers import json_response
 from rove.server.listen import base_url_of, listening
@@ -129,7 +129,8 @@ class AgentTurns:
         """
         if self.over.is_set():
             raise RejectedError(403, f"the rollout is over: {self._why}; no further responses", "rollout_over")
-        self._state.setdefault("tools", request.tools)
+        own = bookkeeping(self._state)
+        own.tools = own.tools or request.tools
         agent_request = msgspec.structs.replace(request, sampling_params=self._allowed(request.sampling_params))
         messages = self._as_recorded(as_messages(request.messages))
         try:
@@ -146,7 +147,7 @@ class AgentTurns:
             self._end_with(error)
             raise
         self.unanswered = []
-        recorded = [self._state["trajectory"], *self._state.get("model_roles", {}).values()]
+        recorded = [own.trajectory, *own.model_roles.values()]
         step = next(step for steps in recorded for step in reversed(steps) if step.completion[-1] is message)
         self._recorded.setdefault(_fingerprint(message), []).append(step)
         return Response(message, step.usage, step.finish_reason, step.tokens)
@@ -157,7 +158,7 @@ class AgentTurns:
 
     @property
     def _why(self) -> str:
-        stopped = self._state.get("stop_condition")
+        stopped = bookkeeping(self._state).stop_condition
         return excerpt(self.failure or stopped or "it has ended")
 
     def _end_with(self, error: BaseException) -> None:

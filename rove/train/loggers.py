@@ -9,6 +9,7 @@ import uuid
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypedDict
 
+from rove.clients.masking import without_secrets
 from rove.core.errors import ConfigError, nearest
 from rove.runs.run import Run
 from rove.runs.schema import decoded
@@ -97,12 +98,14 @@ class HostedLogger:
 def _wandb(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     project = os.environ.get("WANDB_PROJECT", PROJECT)
     arguments = {"project": project, "name": run.path.name, "id": _id(run), "dir": str(run.path)}
-    return HostedLogger("wandb", {**arguments, "config": dict(config), "resume": "allow"})
+    return HostedLogger("wandb", {**arguments, "config": without_secrets(dict(config)), "resume": "allow"})
 
 
 def _trackio(run: Run, config: Mapping[str, Any], step: int) -> Logger:
     name = f"{run.path.name}-{_id(run)}"
-    return HostedLogger("trackio", {"project": PROJECT, "name": name, "config": dict(config), "resume": "allow"})
+    return HostedLogger(
+        "trackio", {"project": PROJECT, "name": name, "config": without_secrets(dict(config)), "resume": "allow"}
+    )
 
 
 OPENERS: dict[str, Callable[[Run, Mapping[str, Any], int], Logger]] = {

@@ -10,8 +10,9 @@ import signal
 import sys
 import time
 import weakref
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from pathlib import Path
 from typing import Any, NamedTuple
 
 try:
@@ -84,6 +85,36 @@ def signal_group(group: int, number: signal.Signals) -> None:
     send = os.killpg if hasattr(os, "killpg") else os.kill
     with suppress(ProcessLookupError, PermissionError):
         send(group, number)
+
+
+SAFE_VARIABLES = (
+    *("HOME", "LOGNAME", "PATH", "SHELL", "TERM", "USER", "LANG", "LC_ALL", "LC_CTYPE", "TZ", "TMPDIR"),
+    *(
+        "APPDATA",
+        "HOMEDRIVE",
+        "HOMEPATH",
+        "LOCALAPPDATA",
+        "PATHEXT",
+        "PROCESSOR_ARCHITECTURE",
+        "SYSTEMDRIVE",
+        "SYSTEMROOT",
+    ),
+    *("TEMP", "USERNAME", "USERPROFILE"),
+)
+"""Environment variables that programs which rove does not trust inherit: what programs need to run, and no keys."""
+HIDDEN_EXEC = Path(__file__).with_name("hidden_exec.py")
+
+
+def safe_environment() -> dict[str, str]:
+    """Return the environment for a program that must not see this process's keys; see `SAFE_VARIABLES`."""
+    return {name: os.environ[name] for name in SAFE_VARIABLES if name in os.environ}
+
+
+def hidden_command(words: Sequence[str]) -> list[str]:
+    """Return the command that runs `words` without access to the memory and environment of other processes, on Linux."""
+    if sys.platform != "linux":
+        return list(words)
+    return [sys.executable, "-I", "-S", str(HIDDEN_EXEC), *words]
 
 
 async def start_group(*words: str, **options: Any) -> asyncio.subprocess.Process:

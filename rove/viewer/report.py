@@ -18,6 +18,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
 from rove.runs.run import Run
 from rove.statistics import Price, Tally
@@ -145,6 +146,9 @@ def write_report(run: Run, path: Path, rollouts: int = MAX_ROLLOUTS) -> Path:
         lines = {one["example_key"]: one["line"] for one in reversed(data["rollouts"])}
         for example in data["examples"]:
             example["line"] = lines.get(example["key"])
+        data = without_secrets(
+            data, run.config()["config"], by_field=False
+        )  # error messages and tracebacks repeat arguments
         page = whole_page(report.title, _to_markdown(report), data)
     finally:
         index.close()

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 import tomli_w
 
+from rove.clients.masking import without_secrets
 from rove.core.errors import RunError
 from rove.runs.run import Run
 
@@ -38,12 +39,16 @@ def _first_of(value: Any) -> Any:
 
 
 def masked(value: Any) -> Any:
-    """Return a setting with passwords in URLs masked."""
+    """Return a setting with secrets masked: passwords in URLs, and what `without_secrets` masks."""
+    return without_secrets(_without_passwords(value))
+
+
+def _without_passwords(value: Any) -> Any:
     if isinstance(value, str):
         return _PASSWORD.sub("://…@", value)
     if isinstance(value, dict):
-        return {key: masked(item) for key, item in value.items()}
-    return [masked(item) for item in value] if isinstance(value, list) else value
+        return {key: _without_passwords(item) for key, item in value.items()}
+    return [_without_passwords(item) for item in value] if isinstance(value, list) else value
 
 
 def settings_of(run: Run) -> list[dict[str, Any]]:

@@ -317,3 +317,13 @@ def test_an_environment_written_for_verifiers_is_audited_unchanged(tmp_path: Pat
     assert done.returncode == 0, done.stderr
     report = json.loads(done.stdout)
     assert (report["findings"], report["skipped"]) == ([], {})
+
+
+async def test_two_audits_with_one_seed_give_the_same_rewards(tmp_path: Path) -> None:
+    """The reward depends on every character, so that any difference between the replies shows."""
+    grade = "import hashlib; return int(hashlib.sha256(text.encode()).hexdigest(), 16) % 997 / 997"
+    options = AuditOptions(num_examples=4, only=("execution", "grader-robustness"), hang_seconds=5.0)
+    first = await audited(tmp_path, grade, options)
+    second = await audit("sums", str(tmp_path), options=options)
+    assert len([name for name in first.rewards if name.startswith("code: ")]) >= 10
+    assert first.rewards == second.rewards

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import ctypes
 import os
 import subprocess
 import sys
@@ -20,6 +21,8 @@ from rove.engine.client import EngineClient
 from rove.envs.agent import conversation, task_of
 from rove.server.proxy import Access
 from rove.train.sequences import sequences_from_record
+from rove.utils.hidden_exec import CREATE_RULESET
+from rove.utils.processes import SAFE_VARIABLES
 from tests.server.test_server import until
 
 PROGRAM = [sys.executable, str(Path(__file__).parents[1].joinpath("support", "agent_program.py"))]
@@ -488,3 +491,62 @@ def test_agent_rollouts_can_be_rescored(tmp_path: Path):
 
     summary = asyncio.run(evaluate_and_rescore())
     assert (summary["rescored"]["failed"], summary["reward"]["mean"]) == (0, 1.0)
+
+
+# What a command can see
+
+
+def test_a_command_does_not_get_the_environment_of_the_user(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("MY_SECRET_KEY", "sk-mine")
+    monkeypatch.setenv("LANG", "C.UTF-8")
+    env = vf.AgentEnv(command="env", environment_vars={"ASKED_FOR": "yes"}, dataset=ROWS[:1], rubric=vf.Rubric())
+    [record] = env.generate_sync(vf.ScriptedClient(echo))
+    assert record.error is None
+    names = {line.partition("=")[0] for line in str(record.completion[-1]["content"]).splitlines()}
+    assert "MY_SECRET_KEY" not in names
+    assert {"ASKED_FOR", "OPENAI_API_KEY", "ROVE_TASK", "PATH", "LANG"} <= names
+    assert names <= {*SAFE_VARIABLES, *("ASKED_FOR", "ROVE_TASK", "NO_PROXY", "no_proxy", "PWD", "SHLVL", "_")} | {
+        *("OPENAI_BASE_URL", "OPENAI_API_BASE", "OPENAI_API_KEY", "ANTHROPIC_BASE_URL", "ANTHROPIC_API_KEY")
+    }
+
+
+def has_landlock() -> bool:
+    """Return whether the kernel has Landlock: the call returns its version."""
+    return sys.platform == "linux" and ctypes.CDLL(None).syscall(CREATE_RULESET, None, 0, 1) > 0
+
+
+SPY = """
+import glob, os, time
+
+def content_of(path):
+    try:
+        return open(path, "rb").read().decode(errors="replace")
+    except OSError:
+        return ""
+
+here = os.getpid()
+open("started." + str(here), "w").close()
+deadline = time.monotonic() + 20
+while len(glob.glob("started.*")) < 2 and time.monotonic() < deadline:
+    time.sleep(0.01)
+keys = set()
+for path in glob.glob("/proc/[0-9]*/environ"):
+    keys |= {line for line in content_of(path).split(chr(0)) if line.startswith("OPENAI_API_KEY=")}
+others = keys - {"OPENAI_API_KEY=" + os.environ["OPENAI_API_KEY"]}
+print("reads parent" if content_of("/proc/%d/environ" % os.getppid()) else "-", "and", len(others), "keys")
+open("done." + str(here), "w").close()
+while len(glob.glob("done.*")) < 2 and time.monotonic() < deadline:
+    time.sleep(0.01)
+"""
+
+
+@pytest.mark.skipif(not has_landlock(), reason="needs Linux with Landlock")
+@pytest.mark.parametrize("hide", [True, False])
+def test_a_command_cannot_read_the_keys_of_other_rollouts(hide: bool, tmp_path: Path):
+    (tmp_path / "spy.py").write_text(SPY)
+    command = [sys.executable, "spy.py"]
+    env = vf.AgentEnv(command=command, cwd=tmp_path, hide_processes=hide, dataset=ROWS[:2], rubric=vf.Rubric())
+    records = env.generate_sync(vf.ScriptedClient(echo))
+    assert [record.error for record in records] == [None, None]
+    answers = [record.completion[-1]["content"] for record in records]
+    assert answers == ["- and 0 keys" if hide else "reads parent and 1 keys"] * 2

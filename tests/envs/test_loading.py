@@ -115,8 +115,8 @@ def test_shipped_environments_are_found_from_any_directory():
     assert process.stdout == "reverse_text\n", process.stderr
 
 
-@pytest.mark.parametrize("env_id", ["my_toy", "my-toy", "ann/my-toy", "ann/my-toy@1.0", "my_toy@latest"])
-def test_owner_version_and_dashes_in_the_name_are_ignored(env_id, workplace):
+@pytest.mark.parametrize("env_id", ["my_toy", "my-toy", "ann/my-toy"])
+def test_owner_and_dashes_in_the_name_are_ignored(env_id, workplace):
     write_environment(workplace, "my_toy", "here")
     env = load_environment(env_id, env_dir=workplace, num_examples=2)
     assert (env.env_id, env.env_args) == ("my_toy", {"num_examples": 2})
@@ -358,3 +358,59 @@ def test_an_environment_named_like_a_standard_module_does_not_replace_it(tmp_pat
     assert sys.modules["math"] is math
     with pytest.raises(ConfigError, match="no environment 'random'"):
         load_environment("random", tmp_path)
+
+
+def write_version(folder: Path, version: str) -> None:
+    (folder / "pyproject.toml").write_text(f'[project]\nname = "toy"\nversion = "{version}"\n')
+
+
+@pytest.mark.parametrize(
+    ("written", "asked", "message"),
+    [
+        ("1.0", "1.0", ""),
+        ("1.0", "1.0.0", ""),
+        ("1.0", "1.1", "is version 1.0: install the other one"),
+        (None, "1.0", "is unknown, so '@1.0' cannot be checked: it has no pyproject.toml with a version"),
+        ("today", "1.0", "is unknown, so '@1.0' cannot be checked: its version is 'today'"),
+        ("1.0", "latest", "'latest' in 'toy@latest' is not a version"),
+        ("1.0", "", "'' in 'toy@' is not a version"),
+    ],
+)
+def test_a_version_that_differs_or_cannot_be_checked_is_an_error(
+    workplace, written: str | None, asked: str, message: str
+):
+    file = write_environment(workplace, "toy", "here")
+    if written is not None:
+        write_version(file.parent, written)
+    if not message:
+        assert origin(load_environment(f"toy@{asked}", env_dir=workplace)) == "here"
+        return
+    with pytest.raises(ConfigError) as caught:
+        load_environment(f"toy@{asked}", env_dir=workplace)
+    assert message in str(caught.value)
+
+
+def test_a_module_that_replaces_an_example_is_named(workplace, recwarn: pytest.WarningsRecorder):
+    install_module(workplace / "site", "reverse_text", "a module")
+    assert origin(load_environment("reverse_text")) == "a module"
+    [note] = [str(one.message) for one in recwarn if "is loaded from" in str(one.message)]
+    assert str(workplace / "site" / "reverse_text.py") in note and "a module on the import path" in note
+    assert str(example_environments()["reverse_text"]) in note
+
+
+def test_an_entry_point_that_replaces_an_example_is_named(workplace, recwarn: pytest.WarningsRecorder):
+    install_module(workplace / "other", "toys_inside", "an entry point")
+    install_entry_point(workplace / "other", "toys", "reverse-text", "toys_inside")
+    assert origin(load_environment("reverse_text")) == "an entry point"
+    [note] = [str(one.message) for one in recwarn if "is loaded from" in str(one.message)]
+    assert "by the entry point of toys 1.0" in note
+
+
+def test_the_obvious_file_is_not_named(workplace, recwarn: pytest.WarningsRecorder):
+    load_environment("double_check")
+    write_environment(workplace / "given", "reverse_text", "--env-dir")
+    install_module(workplace / "site", "reverse_text", "a module")
+    assert origin(load_environment("reverse_text", env_dir=workplace / "given")) == "--env-dir"
+    install_module(workplace / "site", "own_toy", "a module")
+    load_environment("own_toy")
+    assert not [one for one in recwarn if "is loaded from" in str(one.message)]

@@ -160,7 +160,7 @@ def test_errors_fail_only_their_rollout(reversal: TasksetEnv) -> None:
 @library
 def test_a_simulated_user_has_a_role() -> None:
     env = load_taskset("reversal_v1", env={"id": "user-sim"}, agent="assistant", num_examples=2)
-    assert env.told["model_roles"] == ["user"]
+    assert env.description["model_roles"] == ["user"]
 
     def user_or_model(messages: vf.Messages, state: vf.State, rng: Any) -> str:
         if "role-playing a USER" in str(messages[0]["content"]):

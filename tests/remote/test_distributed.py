@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 import rove as vf
 from rove.core.errors import ConfigError, WorkerError
 from rove.core.protocols import Request, Response
+from rove.core.state import bookkeeping
 from rove.remote import node as node_module
 from rove.remote import node_pool
 from rove.remote.environment import RemoteEnv
@@ -277,7 +278,7 @@ def test_groups_with_group_rewards_share_a_pool(grouped: tuple[node_module.NodeA
 
     def record_pool(count: int, request: Request) -> None:
         assert request.state is not None
-        prompt_pools.setdefault(request.messages[0]["content"], set()).add(request.state["isolated"].pool)
+        prompt_pools.setdefault(request.messages[0]["content"], set()).add(bookkeeping(request.state).remote.pool)
 
     records = env.generate_sync(Fateful(record_pool), rollouts_per_example=3)
     assert list(map(facts, records)) == as_here(grouped[1], 3)

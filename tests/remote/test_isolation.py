@@ -343,8 +343,7 @@ def test_calls_outside_of_the_trajectory_are_recorded_separately(tmp_path: Path)
     code = "await self.asked(state, messages)"
     more = """
 async def asked(self, state, messages):
-    aside = vf.State(state)
-    aside["trajectory"] = list(state["trajectory"])
+    aside = vf.State(state, trajectory=list(state["trajectory"]))
     said = await self.turn(aside, [vf.UserMessage(f"aside {messages[-1].content}")])
     state["model_roles"].setdefault("user", []).append(aside["trajectory"][-1])
 

@@ -53,8 +53,7 @@ class Subs(vf.Environment):
         again = await turn(inner, [*messages, said, vf.UserMessage("again")])
         return str(again["content"])
 
-    @vf.cleanup
-    def join(self, state):
+    def post_rollout(self, state):
         for inner in state.get("inner", ()):
             state["trajectory"] += inner["trajectory"]
 

@@ -568,7 +568,7 @@ def test_a_state_that_cannot_become_a_record_is_an_error_of_its_rollout():
     class Vandal(Quiz):
         async def setup_state(self, state, **kwargs):
             if state["example_id"] == 1:
-                state["trajectory"] = None
+                state["trajectory"].append(None)
 
     records = roll(Vandal(3), says(right))
     assert [record.error is None for record in records] == [True, False, True]

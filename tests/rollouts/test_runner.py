@@ -572,15 +572,6 @@ def test_keyboard_interrupt_and_generator_exit_are_not_caught(kind: type[BaseExc
         env.generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
 
 
-def test_is_truncated_of_another_type_in_the_state_becomes_a_bool() -> None:
-    class Odd(vf.SingleTurnEnv):
-        async def setup_state(self, state: vf.State, **kwargs: object) -> None:
-            state["is_truncated"] = 1
-
-    [record] = Odd(dataset=[{"question": "?"}]).generate_sync(vf.ScriptedClient(lambda messages, state, rng: "x"))
-    assert record.is_truncated is True
-
-
 # Turns of an external agent
 
 

@@ -136,11 +136,11 @@ class SQLAgentEnv(vf.StatefulToolEnv):
     ) -> dict[str, Any]:
         return {**tool_args, "db": state["db"]}
 
-    async def clean_up(self, state: vf.State) -> None:
-        """Interrupt a query that is still running after a time limit, then clean up as `ToolEnv` does."""
+    async def post_rollout(self, state: vf.State) -> None:
+        """Interrupt a query that is still running after a time limit, then wait for it as `ToolEnv` does."""
         if "db" in state:
             state["db"].interrupt()
-        await super().clean_up(state)
+        await super().post_rollout(state)
 
     @vf.cleanup
     def close(self, state: vf.State) -> None:

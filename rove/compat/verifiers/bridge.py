@@ -24,6 +24,7 @@ from rove.core.messages import Message, UserMessage
 from rove.core.protocols import Response as RoveResponse
 from rove.core.records import Scores, TrajectoryStep
 from rove.core.state import State as RoveState
+from rove.core.state import bookkeeping
 from rove.envs.environment import Environment, Turn
 from rove.rubrics import Rubric
 from rove.utils.functions import function_name, unwrapped
@@ -68,7 +69,8 @@ class TurnClient(Client[Any, Any, Any, Any]):
         """Return the model's response. Calls with their own `model` or `sampling_args` are recorded under a model role."""
         steps, _ = self.steps()
         recorded = list(steps)  # a list per call, since calls may be concurrent
-        self.inner.update(trajectory=recorded, tools=[wire_tool(tool) for tool in tools or []] or None)
+        own = bookkeeping(self.inner)
+        own.trajectory, own.tools = recorded, [wire_tool(tool) for tool in tools or []] or None
         prompt_messages = _pieces(prompt) if self.raw else _as_sampled(to_rove(prompt), steps)
         is_turn = not model and (
             self.state is None or not sampling_args or sampling_args is self.state["sampling_args"]
@@ -80,7 +82,7 @@ class TurnClient(Client[Any, Any, Any, Any]):
             reply = await self.turn(
                 self.inner, prompt_messages, role=ROLE, model=model, sampling_args=_sampling(sampling_args)
             )
-            step = next(one for one in self.inner["model_roles"][ROLE] if one.completion[-1] is reply)
+            step = next(one for one in own.model_roles[ROLE] if one.completion[-1] is reply)
         response = as_response(RoveResponse(Message(step.completion[-1]), step.usage, step.finish_reason, step.tokens))
         self._steps[id(response)] = (response, step)
         return response
@@ -190,9 +192,7 @@ class BridgedEnvironment(Environment):
         """Run the rollout with v0's loop, and raise the error that v0 records in its state."""
         client = TurnClient(turn, state, raw=self.message_type == "completion")
         try:
-            inner = client.state = await self.inner.rollout(
-                state["input"]["v0_row"], client, "", dict(self.inner.sampling_args)
-            )
+            inner = client.state = await self.inner.rollout(_row_of(state), client, "", dict(self.inner.sampling_args))
         finally:
             if client.state is not None:
                 self._copy_result(state, client)
@@ -204,19 +204,19 @@ class BridgedEnvironment(Environment):
         assert inner is not None
         mine, others = client.steps()
         completion = inner.get("completion") or []
-        state.update(
-            {_V0_STATE: inner},
-            trajectory=mine,
-            model_roles={**(state.get("model_roles") or {}), **({ROLE: others} if others else {})},
-            prompt=raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"])),
-            completion=_raw_completion(mine, completion) if client.raw else list(to_rove(completion)),
-            tools=[wire_tool(tool) for tool in inner.get("tool_defs") or []] or None,
-            stop_condition=inner.get("stop_condition"),
-            is_truncated=bool(inner.get("is_truncated")),
-        )
-        route = self.inner.env_route(state["input"]["v0_row"])
+        state[_V0_STATE] = inner
+        own = bookkeeping(state)
+        own.trajectory = mine
+        own.model_roles = {**own.model_roles, **({ROLE: others} if others else {})}
+        own.prompt = raw_text(inner["prompt"]) if client.raw else list(to_rove(inner["prompt"]))
+        own.completion = _raw_completion(mine, completion) if client.raw else list(to_rove(completion))
+        own.tools = [wire_tool(tool) for tool in inner.get("tool_defs") or []] or None
+        stop_condition = inner.get("stop_condition")
+        own.stop_condition = None if stop_condition is None else str(stop_condition)
+        own.is_truncated = bool(inner.get("is_truncated"))
+        route = self.inner.env_route(_row_of(state))
         if route:
-            state["env_id"] = "/".join(route)
+            own.env_id = "/".join(route)
 
     async def tear_down(self) -> None:
         """Run v0's teardown methods, including those of the rubric."""
@@ -292,6 +292,10 @@ class BridgedRubric(Rubric):
         rubric = self.inner.member_of(state).rubric
         scores = as_scores(state, rubric._get_reward_func_names(), rubric._get_reward_weights())
         return msgspec.structs.replace(scores, extras=reward_errors(state))
+
+
+def _row_of(state: RoveState) -> dict[str, Any]:
+    return (bookkeeping(state).input or {})["v0_row"]
 
 
 def _state_of(state: RoveState) -> State:

@@ -3,17 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-import os
-import re
 import tempfile
 import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from rove.clients.masking import MASK, NO_KEY, Secrets
+from rove.clients.masking import without_secrets
 from rove.core.digest import digest_files
 from rove.core.errors import RunError
 from rove.core.records import RolloutRecord
@@ -25,17 +23,6 @@ EXAMPLES = 3
 """Number of rollouts published with the scores."""
 PRIVATE_SETTINGS = ("run_dir", "env_dir", "base_url", "endpoints", "isolation", "api_key_var")
 """Settings that describe the machine rather than the result; they are not published."""
-_SECRET_FIELD = re.compile(
-    r"(^|[_-])(key|api[_-]?keys|token|secrets?|passwords?|passwd|credentials?|authorization|cookies?)([_-]?\d+)?$",
-    re.IGNORECASE,
-)
-_SECRET_VARIABLE = re.compile(r"KEY|TOKEN|SECRET|PASSWORD|CREDENTIAL")
-_MIN_SECRET_CHARS = 8
-_SECRET_VALUE = re.compile(
-    r"\b(?:sk|pk|rk|rove|hf|ghp|gho|github_pat|xox[abp]|glpat)[-_][\w-]{12,}|\bAKIA[0-9A-Z]{16}\b"
-    r"|(?<=Bearer )[\w.~+/=-]{8,}|(?<=://)[^\s/@:]*:[^\s/]+(?=@)"
-)
-"""API keys in the formats of common providers, and credentials in URLs."""
 
 
 def collect_results(folder: str | Path, manifest: Manifest, wheel: Path, examples: int = EXAMPLES) -> dict[str, Any]:
@@ -83,33 +70,6 @@ def code_digest(wheel: Path, module: str) -> str:
             if name == f"{module}.py" or (name.startswith(f"{module}/") and name.endswith(".py")):
                 archive.extract(name, folder)
         return digest_files(Path(folder).rglob("*.py"))
-
-
-def without_secrets(value: Any) -> Any:
-    """Return a copy of a JSON value with secrets masked.
-
-    A string is masked if its field name suggests a secret, if it has the format of an API key, or if it is the value of an
-    environment variable whose name suggests a secret.
-    """
-    own = {
-        name: text
-        for name, text in os.environ.items()
-        if _SECRET_VARIABLE.search(name.upper()) and len(text) >= _MIN_SECRET_CHARS and not text.isalpha()
-    }
-    return _masked(value, Secrets(NO_KEY, own), "")
-
-
-def _masked(value: Any, secrets: Secrets, field: str) -> Any:
-    if isinstance(value, Mapping):
-        inside = field if _SECRET_FIELD.search(field) else None
-        return {str(key): _masked(item, secrets, inside or str(key)) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_masked(item, secrets, field) for item in value]
-    if isinstance(value, str):
-        if value and _SECRET_FIELD.search(field):
-            return MASK
-        return _SECRET_VALUE.sub(MASK, secrets.mask_text(value))
-    return value
 
 
 def _public_fields(record: RolloutRecord) -> dict[str, Any]:

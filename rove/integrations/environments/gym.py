@@ -18,7 +18,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError
 from rove.core.messages import Messages, UserMessage, text_of
 from rove.core.ranges import FiniteFloat, PositiveInt
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, stop
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.integrations import require_library
@@ -185,7 +185,7 @@ class GymEnv(MultiTurnEnv):
 
     def invalid_actions(self, state: State) -> float:
         """Share of turns without a valid action."""
-        return state["gym_invalid"] / max(1, len(state["trajectory"]))
+        return state["gym_invalid"] / max(1, len(bookkeeping(state).trajectory))
 
     async def _run_in_thread(self, state: State, call: Callable[[], Any]) -> Any:
         running: PendingCalls = state["gym_calls"]

@@ -20,7 +20,7 @@ from rove.core.digest import derive_seed
 from rove.core.errors import ConfigError, Error, InfraError, ToolParseError
 from rove.core.messages import Messages, ToolMessage, UserMessage, text_of
 from rove.core.ranges import PositiveInt, Seconds
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.environment import cleanup, teardown
 from rove.envs.multi_turn import MultiTurnEnv
 from rove.parsers.parser import visible_response
@@ -297,7 +297,7 @@ def finished(state: State) -> float:
 
 def invalid_actions(state: State) -> float:
     """Invalid actions as a share of the turns, at most 1."""
-    return min(1.0, state["openenv_invalid"] / max(1, len(state["trajectory"])))
+    return min(1.0, state["openenv_invalid"] / max(1, len(bookkeeping(state).trajectory)))
 
 
 def _to_text(value: Any) -> str:

@@ -16,7 +16,7 @@ from rove.core.errors import AgentError, ConfigError, Error, LimitReachedError, 
 from rove.core.messages import Message, Messages, as_messages
 from rove.core.protocols import Request
 from rove.core.records import Scores
-from rove.core.state import State
+from rove.core.state import State, bookkeeping
 from rove.envs.agent import AgentEnv, longest_conversation
 from rove.envs.environment import Turn, teardown
 from rove.remote.worker_pool import WorkerPool
@@ -132,8 +132,8 @@ class TasksetEnv(AgentEnv):
         try:
             await super().run(state, turn)
         finally:
-            if steps := longest_conversation(state["trajectory"]):
-                state["prompt"] = as_messages(steps[0].prompt)
+            if steps := longest_conversation(bookkeeping(state).trajectory):
+                bookkeeping(state).prompt = as_messages(steps[0].prompt)
 
     async def run_agent(self, access: Access, state: State) -> Any:
         """Have the worker run and score the episode; return the agent's last message.
@@ -158,8 +158,9 @@ class TasksetEnv(AgentEnv):
             failed = RemoteError(**result["error"])
             raise AgentError(f"{failed.type}: {failed.args[0]}") from failed
         state["verifiers"] = result
-        state["stop_condition"] = state["stop_condition"] or result["stop_condition"]
-        state["is_truncated"] = state["is_truncated"] or result["is_truncated"]
+        own = bookkeeping(state)
+        own.stop_condition = own.stop_condition or result["stop_condition"]
+        own.is_truncated = own.is_truncated or bool(result["is_truncated"])
         return result["reply"]
 
     def _limited(self, turn: Turn) -> ModelTurn:
@@ -180,7 +181,7 @@ class TasksetEnv(AgentEnv):
     async def _stops_hold(self, state: State) -> bool:
         holds = await super()._stops_hold(state)
         if holds:
-            await _stop(state, str(state["stop_condition"]))
+            await _stop(state, str(bookkeeping(state).stop_condition))
         return holds
 
     @teardown
@@ -209,7 +210,7 @@ class _TasksetRubric(Rubric):
         """
         result = state.get("verifiers")
         if result is None:
-            reason = state["stop_condition"]
+            reason = bookkeeping(state).stop_condition
             raise AgentError(f"the rollout was ended ({reason}) before verifiers could score it; raise its time limits")
         used = {*result["rewards"], "num_turns"}
         metrics = {f"{name} (v1)" if name in used else name: value for name, value in result["metrics"].items()}

@@ -61,6 +61,10 @@ class EvaluableEnvironment(ABC):
         """Return the evaluation rows; None if there are none."""
 
     @abstractmethod
+    def get_dataset(self, n: int = -1, seed: int | None = None) -> Any:
+        """Return the first `n` training rows."""
+
+    @abstractmethod
     def get_eval_dataset(self, n: int = -1, seed: int | None = None) -> Any:
         """Return the first `n` evaluation rows."""
 
@@ -71,6 +75,10 @@ class EvaluableEnvironment(ABC):
     @abstractmethod
     async def rollout(self, input: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
         """Run one rollout without scoring it."""
+
+    async def run_row(self, row: Any, client: Any, model: str, sampling_args: SamplingArgs | None = None) -> State:
+        """Run one rollout of a row without scoring it, whichever arguments the package's own `rollout` takes."""
+        return await self.rollout(row, client, model, sampling_args)
 
     @abstractmethod
     async def score_states(self, states: list[State]) -> None:
@@ -139,7 +147,7 @@ class EvaluableEnvironment(ABC):
 
     async def _run_state(self, row: Any, client: Any, model: str, sampling_args: Any) -> State:
         try:
-            return await self.rollout(row, client, model, sampling_args)
+            return await self.run_row(row, client, model, sampling_args)
         except Exception as error:  # in a stop condition or cleanup
             state = await self.init_state(row, client, model, sampling_args)
             state.update(error=error, is_completed=True, completion=[], stop_condition="has_error")
@@ -259,7 +267,7 @@ class EvaluableEnvironment(ABC):
         if num_samples is not None:
             outdated("evaluate(num_samples=…)", "call it num_examples")
             num_examples = num_samples
-        rows = self.get_eval_dataset()
+        rows = self.evaluation_rows()
         if shuffle:
             rows = rows.shuffle(seed=shuffle_seed or 0)
         if num_examples > 0:
@@ -268,6 +276,10 @@ class EvaluableEnvironment(ABC):
             rows = rows.repeat(rollouts_per_example)
         options |= {"shuffle": shuffle, "shuffle_seed": shuffle_seed}
         return await self.generate(rows, client, model, sampling_args, *args, **options)
+
+    def evaluation_rows(self) -> Any:
+        """Return the evaluation rows, and without any the training rows, as the package's own methods return them."""
+        return self.get_dataset() if self.build_eval_dataset() is None else self.get_eval_dataset()
 
     def generate_sync(self, inputs: Any, client: Any = None, *args: Any, **options: Any) -> Any:
         """Run `generate` from synchronous code."""

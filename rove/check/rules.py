@@ -123,7 +123,6 @@ RULES = (
         "`n: 1` is not sent; `max_tokens` is sent unchanged, except to OpenAI",
         ("sampling:n", "sampling:max_tokens"),
     ),
-    Rule("`results_path` of an earlier run", "resumes its own runs", ("keyword:results_path",)),
     Rule(
         "`start_server`, `vf-eval`, `vf-tui`, GEPA",
         "not available; use `rove eval`",

@@ -89,6 +89,9 @@ class _File(ast.NodeVisitor):
                 self.note("module", alias.name)
 
     def visit_ImportFrom(self, node: ast.ImportFrom) -> None:
+        if node.level or _library(node.module or "") is None:
+            for alias in node.names:
+                self.note("imports", alias.asname or alias.name)
         if node.level or not node.module:
             return
         self._imported(node.module)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib
-import inspect
 import json
 import logging
 import os
@@ -73,10 +72,10 @@ async def run_real(env: Any, server: ScriptedServer) -> list[Any]:
         )
     else:
         client = importlib.import_module("openai").AsyncOpenAI(base_url=server.url, api_key="EMPTY", max_retries=0)
-    if inspect.iscoroutinefunction(env.evaluate):
-        results = await env.evaluate(client, MODEL, **options)
-    else:
+    if hasattr(env, "a_generate"):  # 0.1.2, whose `evaluate` is synchronous
         results = await asyncio.to_thread(env.evaluate, client, MODEL, **options)
+    else:
+        results = await env.evaluate(client, MODEL, **options)
     if hasattr(env, "_teardown"):
         await env._teardown()
     results = results if isinstance(results, dict) else vars(results)

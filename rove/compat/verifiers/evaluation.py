@@ -9,7 +9,7 @@ import random
 import time
 import warnings
 from abc import ABC, abstractmethod
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import AsyncGenerator, Callable, Mapping, Sequence
 from contextlib import aclosing, nullcontext
 from copy import deepcopy
@@ -19,6 +19,8 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 from uuid import uuid4
+
+from packaging.version import Version
 
 from rove.compat.verifiers.clients import ClientConfig, resolve_client
 from rove.compat.verifiers.data import make_table
@@ -32,6 +34,10 @@ from rove.core.records import REWARD_ERRORS
 from rove.statistics.summary import broken_reward
 
 MAX_RETRY_DELAY_S = 60.0
+_ASYNC = Version("0.1.3")
+"""Release in which `evaluate` became asynchronous."""
+_MEAN_SUFFIX = "_avg"
+"""Ending of the keys under which README of 0.1.0 reads means: "rewards_avg"."""
 _COLUMNS = frozenset({"prompt", "completion", "answer", "info", "task", "state", "reward", "metrics", "example_id"})
 
 
@@ -45,6 +51,7 @@ class EvaluableEnvironment(ABC):
     rubric: Rubric
     pass_threshold: float
     tool_defs: list[Tool] | None
+    written_for: Version
     dataset_source: Callable[[], Any] | None
     eval_dataset_source: Callable[[], Any] | None
     client: Any = None
@@ -179,9 +186,12 @@ class EvaluableEnvironment(ABC):
         Args:
             client: a `vf.Client`, a `ClientConfig`, an `openai.AsyncOpenAI` or a rove client.
             max_concurrent: maximum groups (or rollouts) at a time; -1 = no limit.
-            results_path: folder for `save_results`.
+            results_path: folder for `save_results`. With saved results, their rollouts are kept and only missing ones run.
             on_start: called with the rows and the groups.
             on_progress: called with all outputs so far, the new ones, and the metadata.
+
+        Raises:
+            ValueError: the saved results are of another environment or model, or of more rows.
         """
         client, model = self._client_and_model(client, model)
         rows = inputs.to_list() if hasattr(inputs, "to_list") else list(inputs)
@@ -198,7 +208,8 @@ class EvaluableEnvironment(ABC):
             "path_to_save": folder,
         }
         callbacks = on_progress if isinstance(on_progress, list) else [on_progress] if on_progress else []
-        started, outputs = time.time(), []
+        started, outputs = time.time(), saved_outputs(folder, metadata) if results_path else []
+        groups = _without_saved(groups, outputs)
         options = {"max_retries": max_retries, "state_columns": state_columns}
         async with aclosing(self._run_groups(client, model, sampling, groups, max_concurrent, options)) as finished:
             async for new in finished:
@@ -245,7 +256,24 @@ class EvaluableEnvironment(ABC):
                 for one in clients:
                     await one.close()
 
-    async def evaluate(
+    def evaluate(self, *args: Any, **options: Any) -> Any:
+        """Run and score the evaluation rows; see `generate` for the other arguments.
+
+        Returns an awaitable of the results. For a package or a script that is written for 0.1.0 to 0.1.2, where no event loop
+        runs, it returns the results themselves.
+
+        Args:
+            client, model, sampling_args: see `generate`.
+            num_examples: number of rows, from the first one; -1 = all.
+            rollouts_per_example: rollouts of each row.
+        """
+        evaluation = self._evaluate(*args, **options)
+        if self.written_for >= _ASYNC or _is_in_event_loop():
+            return evaluation
+        outdated("evaluate() without await", "call evaluate_sync, or await it")
+        return asyncio.run(evaluation)
+
+    async def _evaluate(
         self,
         client: Any = None,
         model: str | None = None,
@@ -258,12 +286,6 @@ class EvaluableEnvironment(ABC):
         num_samples: int | None = None,
         **options: Any,
     ) -> GenerateOutputs:
-        """Run and score the evaluation rows; see `generate` for the other arguments.
-
-        Args:
-            num_examples: number of rows, from the first one; -1 = all.
-            rollouts_per_example: rollouts of each row.
-        """
         if num_samples is not None:
             outdated("evaluate(num_samples=…)", "call it num_examples")
             num_examples = num_samples
@@ -287,7 +309,7 @@ class EvaluableEnvironment(ABC):
 
     def evaluate_sync(self, client: Any = None, model: str | None = None, *args: Any, **options: Any) -> Any:
         """Run `evaluate` from synchronous code."""
-        return asyncio.run(self.evaluate(client, model, *args, **options))
+        return asyncio.run(self._evaluate(client, model, *args, **options))
 
     def _warn_of_broken_rewards(self, outputs: Sequence[Mapping[str, Any]]) -> None:
         """Warn of weighted functions that raised in every rollout: their mean of 0.0 is meaningless."""
@@ -319,6 +341,58 @@ class EvaluableEnvironment(ABC):
             "tools": self.tool_defs,
             "version_info": {"vf_version": "0.3.1+rove", "vf_commit": None, "env_version": None, "env_commit": None},
         }
+
+
+_RESUMED_SETTINGS = ("env_id", "model", "rollouts_per_example", "shuffle", "shuffle_seed")
+_RESULTS_FILE, _METADATA_FILE = "results.jsonl", "metadata.json"
+
+
+def saved_outputs(folder: Path, metadata: Mapping[str, Any]) -> list[Any]:
+    """Return the outputs that an earlier run saved in a folder; none if it has no results.
+
+    Raises:
+        ValueError: they are of another environment or model, or of more rows, so saving would lose them.
+    """
+    if not (folder / _RESULTS_FILE).is_file():
+        return []
+    try:
+        saved = json.loads((folder / _METADATA_FILE).read_text(encoding="utf-8"))
+        lines = (folder / _RESULTS_FILE).read_text(encoding="utf-8").splitlines()
+        outputs = [RolloutOutput(json.loads(line)) for line in lines if line.strip()]
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{folder} has results that cannot be read ({error}); choose another results_path") from error
+    saved = {"shuffle": False, **saved}
+    different = [name for name in _RESUMED_SETTINGS if saved.get(name) != metadata[name]]
+    if different:
+        pairs = ", ".join(f"{name} {saved.get(name)!r} instead of {metadata[name]!r}" for name in different)
+        raise ValueError(f"{folder} has results with {pairs}; choose another results_path")
+    if (saved.get("num_examples") or 0) > metadata["num_examples"]:
+        raise ValueError(
+            f"{folder} has results of {saved['num_examples']} examples, and this run has only {metadata['num_examples']}; "
+            "choose another results_path, or at least as many examples"
+        )
+    return outputs
+
+
+def _without_saved(groups: Sequence[list[Any]], outputs: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
+    """Return the groups without the rollouts that are among the outputs."""
+    saved = Counter(output["example_id"] for output in outputs)
+    remaining = []
+    for group in groups:
+        example_id = group[0]["example_id"]
+        finished = min(saved[example_id], len(group))
+        saved[example_id] -= finished
+        if group[finished:]:
+            remaining.append(group[finished:])
+    return remaining
+
+
+def _is_in_event_loop() -> bool:
+    try:
+        asyncio.get_running_loop()
+    except RuntimeError:
+        return False
+    return True
 
 
 def _group_by_example(rows: Sequence[Mapping[str, Any]]) -> list[list[Any]]:
@@ -437,6 +511,8 @@ class GenerateOutputs(dict[str, Any]):
 
     def __missing__(self, key: str) -> Any:
         outputs = self["outputs"]
+        if key.endswith(_MEAN_SUFFIX):
+            return self._mean_of(key)
         if key not in _COLUMNS and not any(key in output for output in outputs):
             raise KeyError(f"{key!r}; results have 'outputs' and 'metadata', and the columns {sorted(_COLUMNS)}")
         outdated(f"results[{key!r}]", f"read [output[{key!r}] for output in results['outputs']]")
@@ -444,6 +520,19 @@ class GenerateOutputs(dict[str, Any]):
             names = dict.fromkeys(name for output in outputs for name in output["metrics"] or {})
             return {name: [(output["metrics"] or {}).get(name) for output in outputs] for name in names}
         return [output.get(key) for output in outputs]
+
+    def _mean_of(self, key: str) -> float:
+        """Return the mean reward for "rewards_avg", and the mean of a metric for its name followed by "_avg"."""
+        name = key.removesuffix(_MEAN_SUFFIX)
+        metadata = self["metadata"]
+        if name in ("reward", "rewards"):
+            mean = metadata["avg_reward"]
+        elif name in metadata["avg_metrics"]:
+            mean = metadata["avg_metrics"][name]
+        else:
+            raise KeyError(f"{key!r}; means are rewards_avg, and <metric>_avg of {sorted(metadata['avg_metrics'])}")
+        outdated(f"results[{key!r}]", "read results['metadata']['avg_reward'] or ['avg_metrics']")
+        return mean
 
     def __getattr__(self, name: str) -> Any:
         if name.startswith("__"):
@@ -506,9 +595,9 @@ def write_results(results: GenerateOutputs, folder: Path) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     rows = [{name: value for name, value in plain(one).items() if name != "trajectory"} for one in results["outputs"]]
     lines = [json.dumps(row, default=str) for row in rows]
-    (folder / "results.jsonl").write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
+    (folder / _RESULTS_FILE).write_text("".join(f"{line}\n" for line in lines), encoding="utf-8")
     metadata = json.dumps(plain(results["metadata"]), default=str, indent=2)
-    (folder / "metadata.json").write_text(metadata, encoding="utf-8")
+    (folder / _METADATA_FILE).write_text(metadata, encoding="utf-8")
 
 
 def push_to_hub(results: GenerateOutputs, name: str | None) -> None:

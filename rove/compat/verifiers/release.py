@@ -89,9 +89,9 @@ def _release_of(module: str, file: str) -> Version:
         return NEWEST
     requirements = _distribution_requirements(module) or project_requirements(Path(file))
     allowed = allowed_releases(requirements)
-    features = read(_package_texts(module, Path(file))).features
-    is_recognizable = module == "__main__" or "defines:load_environment" in features
-    span = recognized_releases(features) if is_recognizable else None
+    texts = _package_texts(module, Path(file))
+    is_environment = module == "__main__" or _has_load_environment(texts, file)
+    span = recognized_releases(read(texts).features) if is_environment else None
     newest = allowed[-1]
     if span is None or newest < span.end:
         return newest
@@ -115,10 +115,19 @@ class Releases(NamedTuple):
     """What the package uses, which later releases lack."""
 
 
+def _has_load_environment(texts: Mapping[str, str], file: str) -> bool:
+    """Return whether a file, or the `__init__` of its package, has a `load_environment`."""
+    entry_points = [text for path, text in texts.items() if path in (file, Path(file).name)]
+    entry_points += [text for path, text in list(texts.items())[:1] if Path(path).name == "__init__.py"]
+    names = {feature for text in entry_points for feature in read({"entry": text}).features}
+    return bool(names & {"defines:load_environment", "imports:load_environment"})
+
+
 def release_within(span: Releases, allowed: Sequence[Version]) -> Version:
     """Return the release of a generation that a package is written for, given the releases that its requirement allows."""
     generation = [release for release in RELEASES if span.start <= release < span.end]
-    return allowed[0] if allowed[0] in generation else generation[-1]
+    has_lower_bound = allowed[0] > RELEASES[0]
+    return allowed[0] if has_lower_bound and allowed[0] in generation else generation[-1]
 
 
 _GENERATIONS = {
@@ -166,8 +175,10 @@ def _package_texts(module: str, file: Path) -> dict[str, str]:
     """Return the texts of a package's Python files; those of a single module if it is none."""
     folder = next((parent for parent in file.parents if parent.name == module), None)
     is_package = folder is not None and (folder / "__init__.py").is_file()
-    files = sorted(folder.rglob("*.py"))[:_MAX_FILES] if folder is not None and is_package else [file]
-    texts = {}
+    files = [file]
+    if folder is not None and is_package:
+        files = [folder / "__init__.py", *sorted(folder.rglob("*.py"))[:_MAX_FILES]]
+    texts: dict[str, str] = {}
     for path in files:
         try:
             texts[path.name if not is_package else str(path)] = path.read_text(encoding="utf-8")
